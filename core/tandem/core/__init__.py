@@ -1,0 +1,1 @@
+"""Types and rules that every Tandem component shares. Standard library only; no torch, grpc, ray or redis."""

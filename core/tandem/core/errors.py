@@ -1,0 +1,147 @@
+"""The one tree of errors. Each says what went wrong, why, and what to do; each has a stable `code`.
+
+    TandemError
+    ├── InvalidRequestError        the client's request is wrong (names the field)
+    │   ├── UnknownModelError
+    │   ├── ContextLengthError
+    │   └── UnsupportedParameterError
+    ├── AuthError                  a missing or wrong key or cluster secret
+    ├── CapacityError              no room now; waiting helps
+    ├── UnavailableError           no worker can take it now; waiting helps
+    ├── WorkerLostError            a worker died or stalled while it held the request
+    ├── TransferError              a KV transfer failed; its attempt is over
+    ├── CancelledError             the client left or a deadline passed
+    ├── DeadlineError
+    ├── StartupError               wrong configuration, model, port, memory …
+    │   ├── ConfigError
+    │   └── ModelError
+    └── InternalError              our own fault
+
+`STATUS` maps every code to HTTP and gRPC once, for all front doors.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TandemError(Exception):
+    """Base: `what` happened, `why`, and what `todo`; `retryable` = the same request may succeed later or elsewhere."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, what: str, *, why: str = "", todo: str = "", param: str | None = None) -> None:
+        self.what, self.why, self.todo, self.param = what, why, todo, param
+        super().__init__(self.message)
+
+    @property
+    def message(self) -> str:
+        """One line: what, why and what to do."""
+        text = self.what.rstrip(".")
+        if self.why:
+            text += f": {self.why.rstrip('.')}"
+        return f"{text}. {self.todo.rstrip('.')}." if self.todo else f"{text}."
+
+
+class InvalidRequestError(TandemError):
+    code = "invalid_request"
+
+
+class UnknownModelError(InvalidRequestError):
+    code = "model_not_found"
+
+
+class ContextLengthError(InvalidRequestError):
+    code = "context_length_exceeded"
+
+
+class UnsupportedParameterError(InvalidRequestError):
+    code = "unsupported_parameter"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    code = "request_too_large"
+
+
+class AuthError(TandemError):
+    code = "invalid_api_key"
+
+
+class CapacityError(TandemError):
+    code = "overloaded"
+    retryable = True
+
+
+class UnavailableError(TandemError):
+    code = "unavailable"
+    retryable = True
+
+
+class WorkerLostError(TandemError):
+    code = "worker_lost"
+    retryable = True
+
+
+class TransferError(TandemError):
+    code = "transfer_failed"
+    retryable = True
+
+
+class CancelledError(TandemError):
+    code = "cancelled"
+
+
+class DeadlineError(TandemError):
+    code = "deadline_exceeded"
+
+
+class StartupError(TandemError):
+    code = "startup"
+
+
+class ConfigError(StartupError):
+    code = "config"
+
+
+class ModelError(StartupError):
+    code = "model"
+
+
+class InternalError(TandemError):
+    code = "internal"
+
+
+STATUS: dict[str, tuple[int, str]] = {
+    "invalid_request": (400, "INVALID_ARGUMENT"),
+    "model_not_found": (404, "NOT_FOUND"),
+    "context_length_exceeded": (400, "INVALID_ARGUMENT"),
+    "unsupported_parameter": (400, "INVALID_ARGUMENT"),
+    "request_too_large": (413, "INVALID_ARGUMENT"),
+    "invalid_api_key": (401, "UNAUTHENTICATED"),
+    "overloaded": (503, "RESOURCE_EXHAUSTED"),
+    "unavailable": (503, "UNAVAILABLE"),
+    "worker_lost": (502, "UNAVAILABLE"),
+    "transfer_failed": (502, "UNAVAILABLE"),
+    "cancelled": (499, "CANCELLED"),
+    "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
+    "startup": (500, "INTERNAL"),
+    "config": (500, "INTERNAL"),
+    "model": (500, "INTERNAL"),
+    "internal": (500, "INTERNAL"),
+}
+"""code → (HTTP status, gRPC status name)."""
+
+_BY_CODE: dict[str, type[TandemError]] = {
+    cls.code: cls
+    for cls in (
+        InvalidRequestError, UnknownModelError, ContextLengthError, UnsupportedParameterError, RequestTooLargeError,
+        AuthError, CapacityError, UnavailableError, WorkerLostError, TransferError, CancelledError, DeadlineError,
+        StartupError, ConfigError, ModelError, InternalError,
+    )
+}  # fmt: skip
+
+
+def from_code(code: str, message: str) -> TandemError:
+    """The error of that `code` with a finished message, as it came over the wire; unknown codes are internal."""
+    return _BY_CODE.get(code, InternalError)(message)

@@ -1,0 +1,40 @@
+"""What a decode worker needs besides KV blocks to continue a request, and how long each part of a hand-off took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.ids import ChoiceIndex
+from tandem.core.lifecycle import FinishReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """Log-probability of the chosen token and of the `top` alternatives, as (token id, logprob), best first."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceState:
+    """One choice of a request as it stands: all output tokens so far. Stop and penalty state follow from them."""
+
+    choice: ChoiceIndex
+    tokens: tuple[int, ...]
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandoffTiming:
+    """Seconds; see ARCHITECTURE §3. `overhead_s` = ticket wait + sample-to-first-step − wire − rest of the step."""
+
+    ticket_wait_s: float
+    sample_to_step_s: float
+    last_wire_s: float
+    step_rest_s: float
+
+    @property
+    def overhead_s(self) -> float:
+        return max(0.0, self.ticket_wait_s + self.sample_to_step_s - self.last_wire_s - self.step_rest_s)

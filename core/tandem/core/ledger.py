@@ -1,0 +1,238 @@
+"""Who owns each KV block of one group: free, cached, or held by requests, reservations and pushes.
+
+    free ──allocate──▶ held by one or more holders ──last release──▶ cached (its hash is known) or free
+                            ▲                                            │
+                            └───────────────── share ────────────────────┘   cached ──evicted by allocate──▶ held
+
+A block is *published* when its content is complete and known by hash; only then can another request share it.
+Not thread-safe: one thread (the step loop) owns a ledger. Nothing here moves bytes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.ids import BlockId, GroupId
+
+
+class HoldKind(IntEnum):
+    """What a block is held for; a block with several holders counts as the highest kind."""
+
+    REQUEST = 1
+    PUSHING = 2
+    RESERVED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """An owner of blocks: a kind and a key that is unique in the worker, such as a request id and its attempt."""
+
+    kind: HoldKind
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCounts:
+    """Blocks by state; the five always add up to `total`."""
+
+    total: int
+    free: int
+    cached: int
+    request: int
+    pushing: int
+    reserved: int
+
+
+class LedgerError(RuntimeError):
+    """The ledger contradicts itself or was used wrongly: a bug, never a user's mistake."""
+
+
+class BlockLedger:
+    """Ownership of `num_blocks` blocks of one KV group.
+
+    `on_stored(hash)` and `on_removed(hash)` are told when a hash becomes findable here or stops being so; they must
+    not call back into the ledger.
+    """
+
+    def __init__(
+        self,
+        group: GroupId,
+        num_blocks: int,
+        *,
+        on_stored: Callable[[BlockHash], None] | None = None,
+        on_removed: Callable[[BlockHash], None] | None = None,
+    ) -> None:
+        self.group = group
+        self.num_blocks = num_blocks
+        self._on_stored, self._on_removed = on_stored, on_removed
+        self._free: list[BlockId] = [BlockId(b) for b in range(num_blocks - 1, -1, -1)]
+        self._cached: OrderedDict[BlockId, None] = OrderedDict()  # oldest first
+        self._holders: dict[BlockId, set[Holder]] = {}
+        self._held_by: dict[Holder, list[BlockId]] = {}
+        self._hash_of: dict[BlockId, BlockHash] = {}
+        self._block_of: dict[BlockHash, BlockId] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that `allocate` could hand out now: free ones and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    def allocate(self, holder: Holder, count: int) -> list[BlockId] | None:
+        """Give `holder` `count` blocks of unknown content, evicting the least recently used; None if too few."""
+        if count > self.available:
+            return None
+        blocks = [self._take() for _ in range(count)]
+        for block in blocks:
+            self._holders[block] = {holder}
+        self._held_by.setdefault(holder, []).extend(blocks)
+        return blocks
+
+    def share(self, holder: Holder, blocks: Sequence[BlockId]) -> None:
+        """Make `holder` a further holder of blocks that are cached or held; raises LedgerError for a free one."""
+        for block in blocks:
+            holders = self._holders.get(block)
+            if holders is None:
+                if block not in self._cached:
+                    raise LedgerError(f"block {block} of group {self.group} is free and cannot be shared")
+                del self._cached[block]
+                holders = self._holders[block] = set()
+            if holder in holders:
+                raise LedgerError(f"{holder} already holds block {block}")
+            holders.add(holder)
+        self._held_by.setdefault(holder, []).extend(blocks)
+
+    def move(self, source: Holder, target: Holder) -> None:
+        """Hand all of `source`'s blocks to `target`, which must not hold any of them yet (reserved → request)."""
+        blocks = self._held_by.pop(source, [])
+        for block in blocks:
+            holders = self._holders[block]
+            holders.remove(source)
+            if target in holders:
+                raise LedgerError(f"{target} already holds block {block}")
+            holders.add(target)
+        if blocks:
+            self._held_by.setdefault(target, []).extend(blocks)
+
+    def release(self, holder: Holder, blocks: Iterable[BlockId] | None = None) -> None:
+        """Take `holder` off `blocks` (all of its blocks by default). Tails are released first, so evicted first."""
+        held = self._held_by.get(holder)
+        if held is None:
+            return
+        leaving = list(held) if blocks is None else list(blocks)
+        for block in reversed(leaving):
+            holders = self._holders.get(block)
+            if holders is None or holder not in holders:
+                raise LedgerError(f"{holder} does not hold block {block}")
+            holders.remove(holder)
+            if not holders:
+                del self._holders[block]
+                if block in self._hash_of:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+        if blocks is None:
+            del self._held_by[holder]
+        else:
+            gone = set(leaving)
+            rest = [block for block in held if block not in gone]
+            if rest:
+                self._held_by[holder] = rest
+            else:
+                del self._held_by[holder]
+
+    def publish(self, block: BlockId, block_hash: BlockHash) -> bool:
+        """Say that a held block's content is complete and has this hash. False if another block already has it."""
+        if block not in self._holders:
+            raise LedgerError(f"block {block} is published but nobody holds it")
+        known = self._block_of.get(block_hash)
+        if known is not None:
+            return known == block
+        if block in self._hash_of:
+            raise LedgerError(f"block {block} already has another hash")
+        self._hash_of[block] = block_hash
+        self._block_of[block_hash] = block
+        if self._on_stored:
+            self._on_stored(block_hash)
+        return True
+
+    def lookup(self, block_hash: BlockHash) -> BlockId | None:
+        """The block with this content, or None."""
+        return self._block_of.get(block_hash)
+
+    def match(self, hashes: Sequence[BlockHash]) -> list[BlockId]:
+        """Blocks of the longest prefix of `hashes` that is here. Nothing is held: call `share` before anything else."""
+        blocks: list[BlockId] = []
+        for block_hash in hashes:
+            block = self._block_of.get(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def is_shared(self, block: BlockId) -> bool:
+        """True if a write into this block could be seen by somebody else: several holders, or a published hash."""
+        return len(self._holders.get(block, ())) > 1 or block in self._hash_of
+
+    def blocks_of(self, holder: Holder) -> list[BlockId]:
+        """The blocks of a holder, in the order it got them."""
+        return list(self._held_by.get(holder, ()))
+
+    def holders(self) -> dict[Holder, int]:
+        """How many blocks each holder has, for audits."""
+        return {holder: len(blocks) for holder, blocks in self._held_by.items()}
+
+    def hashes(self) -> list[BlockHash]:
+        """All findable hashes."""
+        return list(self._block_of)
+
+    def evict_cached(self) -> int:
+        """Forget every block that is only cached; returns how many."""
+        count = len(self._cached)
+        while self._cached:
+            self._free.append(self._evict())
+        return count
+
+    def counts(self) -> LedgerCounts:
+        by_kind = dict.fromkeys(HoldKind, 0)
+        for holders in self._holders.values():
+            by_kind[max(h.kind for h in holders)] += 1
+        return LedgerCounts(
+            total=self.num_blocks,
+            free=len(self._free),
+            cached=len(self._cached),
+            request=by_kind[HoldKind.REQUEST],
+            pushing=by_kind[HoldKind.PUSHING],
+            reserved=by_kind[HoldKind.RESERVED],
+        )
+
+    def check_integrity(self) -> None:
+        """Raise LedgerError if any two views of the ledger disagree. Called whenever the step loop is idle."""
+        counts = self.counts()
+        in_states = counts.free + counts.cached + counts.request + counts.pushing + counts.reserved
+        distinct = set(self._free) | set(self._cached) | set(self._holders)
+        if in_states != self.num_blocks or len(distinct) != self.num_blocks:
+            raise LedgerError(f"group {self.group}: {counts} does not add up, {len(distinct)} distinct blocks")
+        pairs = {(holder, block) for holder, blocks in self._held_by.items() for block in blocks}
+        if sum(map(len, self._held_by.values())) != len(pairs):
+            raise LedgerError(f"group {self.group}: a holder lists a block twice")
+        if pairs != {(holder, block) for block, holders in self._holders.items() for holder in holders}:
+            raise LedgerError(f"group {self.group}: holders and blocks disagree")
+        if {h: b for b, h in self._hash_of.items()} != self._block_of:
+            raise LedgerError(f"group {self.group}: hashes and blocks disagree")
+        if any(block not in self._hash_of for block in self._cached):
+            raise LedgerError(f"group {self.group}: a cached block has no hash")
+
+    def _take(self) -> BlockId:
+        return self._free.pop() if self._free else self._evict()
+
+    def _evict(self) -> BlockId:
+        block, _ = self._cached.popitem(last=False)
+        block_hash = self._hash_of.pop(block)
+        del self._block_of[block_hash]
+        if self._on_removed:
+            self._on_removed(block_hash)
+        return block

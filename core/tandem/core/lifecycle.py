@@ -1,0 +1,34 @@
+"""One request's life as an enum that logs, metrics and spans share, and the reasons why an answer ends."""
+
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where a request is, in the order it passes through."""
+
+    QUEUED = "queued"
+    PREFILL = "prefill"
+    TRANSFER = "transfer"
+    DECODE = "decode"
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in (Phase.FINISHED, Phase.FAILED, Phase.CANCELLED)
+
+
+class FinishReason(StrEnum):
+    """Why a choice ended, in OpenAI's words."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class RoleName(StrEnum):
+    """What a worker does at the moment."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    MIXED = "mixed"

@@ -1,0 +1,83 @@
+"""How a request wants its tokens chosen. Validated once, at the front door; every component trusts it after."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tandem.core.errors import InvalidRequestError
+
+MAX_CHOICES = 16
+MAX_LOGPROBS = 20
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling settings.
+
+    `temperature` 0 means greedy. `top_k` 0 and `top_p` 1 and `min_p` 0 switch their filters off. `seed` is always
+    fixed by the router; the random number of a token is a function of (seed, choice, output index) alone, so that any
+    worker can continue a request. `logprobs` is the number of alternatives reported besides the chosen token,
+    None for no log-probabilities at all. Presence and frequency penalties count output tokens (OpenAI's formula:
+    logit -= presence·[count > 0] + frequency·count); repetition_penalty counts prompt and output (the formula of
+    Keskar et al. 2019 as in transformers: positive logits are divided, negative ones multiplied).
+    """
+
+    max_tokens: int
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logit_bias: tuple[tuple[int, float], ...] = field(default=())
+    logprobs: int | None = None
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def validate(self, vocab_size: int) -> None:
+        """Raise InvalidRequestError naming the first field that is out of range."""
+        _check("max_tokens", self.max_tokens >= 1, self.max_tokens, "at least 1")
+        _check("n", 1 <= self.n <= MAX_CHOICES, self.n, f"between 1 and {MAX_CHOICES}")
+        _check_range("temperature", self.temperature, 0.0, 2.0)
+        _check("top_p", _finite(self.top_p) and 0.0 < self.top_p <= 1.0, self.top_p, "above 0 and at most 1")
+        _check("top_k", 0 <= self.top_k, self.top_k, "0 (off) or more")
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        ok = _finite(self.repetition_penalty) and 0.0 < self.repetition_penalty <= 2.0
+        _check("repetition_penalty", ok, self.repetition_penalty, "above 0 and at most 2")
+        _check("seed", -(2**63) <= self.seed < 2**63, self.seed, "a 64-bit integer")
+        count = len(self.stop_token_ids)
+        _check("stop_token_ids", count <= MAX_STOP_TOKEN_IDS, f"{count} ids", f"at most {MAX_STOP_TOKEN_IDS} ids")
+        for token in self.stop_token_ids:
+            _check("stop_token_ids", 0 <= token < vocab_size, token, f"below the vocabulary size {vocab_size}")
+        count = len(self.logit_bias)
+        _check("logit_bias", count <= MAX_LOGIT_BIAS, f"{count} entries", f"at most {MAX_LOGIT_BIAS} entries")
+        for token, bias in self.logit_bias:
+            _check("logit_bias", 0 <= token < vocab_size, token, f"a token id below {vocab_size}")
+            _check_range("logit_bias", bias, -100.0, 100.0)
+        if self.logprobs is not None:
+            _check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, self.logprobs, f"between 0 and {MAX_LOGPROBS}")
+
+
+def _finite(value: float) -> bool:
+    return math.isfinite(value)
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    _check(name, _finite(value) and low <= value <= high, value, f"between {low:g} and {high:g}")
+
+
+def _check(name: str, is_ok: bool, value: object, expected: str) -> None:
+    if not is_ok:
+        raise InvalidRequestError(f"{name} is {value}", why=f"it must be {expected}", param=name)

@@ -1,0 +1,1 @@
+"""Parts of ``tools/train_tiny.py``: the corpus, tokenizer, graph, optimiser and export of the bundled model."""
