@@ -1,0 +1,75 @@
+"""What goes into the engine and what comes out of a step. Plain values; no tensors, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.handoff import ChoiceState, TokenLogprob
+from tandem.core.ids import ChoiceIndex
+from tandem.core.lifecycle import FinishReason
+from tandem.core.sampling import SamplingParams
+
+
+class RequestKind(StrEnum):
+    """FULL: prefill and decode here. PREFILL_ONLY: stop after the first token and keep the blocks until `release`."""
+
+    FULL = "full"
+    PREFILL_ONLY = "prefill_only"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One request as the engine sees it. `key` is unique in this engine (request id and attempt)."""
+
+    key: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    hash_root: BlockHash
+    kind: RequestKind = RequestKind.FULL
+    arrival_s: float = 0.0
+    forced: tuple[ChoiceState, ...] = ()
+    """Output tokens that are already fixed (a replay); they are computed like a prompt and not reported again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOutput:
+    """One sampled token. `index` counts output tokens of the choice from 0."""
+
+    key: str
+    choice: ChoiceIndex
+    index: int
+    token: int
+    logprob: TokenLogprob | None = None
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSlice:
+    """The prompt tokens [start, end) of a request that one step computes."""
+
+    key: str
+    start: int
+    end: int
+    is_last: bool
+
+
+LayerHook = Callable[[tuple[PrefillSlice, ...], int, int], None]
+"""hook(slices, first_layer, last_layer): the KV of these slices is in the pool for layers [first, last)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step did. `started_s` and `ended_s` are clock seconds."""
+
+    outputs: tuple[TokenOutput, ...] = ()
+    prefilled: tuple[PrefillSlice, ...] = ()
+    preempted: tuple[str, ...] = ()
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    started_s: float = 0.0
+    ended_s: float = 0.0
+    failed: dict[str, Exception] = field(default_factory=dict)
+    """Requests that can no longer run (by key) and why; they hold nothing any more."""
