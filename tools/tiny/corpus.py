@@ -72,11 +72,13 @@ def build(docs: Path | None, seed: int) -> Corpus:
     answers: list[tuple[str, str]] = []
     for module, docstrings in _library_docstrings(Path(sysconfig.get_path("stdlib"))):
         named_texts.append((f"docstrings/{module}", _module_document(module, docstrings)))
-        answers += [(name, rst.first_paragraphs(text, 700)) for name, _, text in docstrings]
+        if not is_held_out(f"docstrings/{module}"):
+            answers += [(name, rst.first_paragraphs(text, 700)) for name, _, text in docstrings]
     if docs is not None:
         for path, source in _documentation(docs):
             named_texts.append((f"docs/{path}", rst.plain_text(source)))
-            answers += [(e.name, rst.first_paragraphs(e.body, 700)) for e in rst.entries(source)]
+            if not is_held_out(f"docs/{path}"):
+                answers += [(e.name, rst.first_paragraphs(e.body, 700)) for e in rst.entries(source)]
     rng = random.Random(seed)
     chats = _conversations([(n, a) for n, a in answers if 20 <= len(a) <= 1500], rng)
     texts = [text for name, text in named_texts if len(text) > 80 and not is_held_out(name)]
