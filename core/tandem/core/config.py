@@ -1,0 +1,137 @@
+"""What people and launchers configure: frozen dataclasses with every default in one place.
+
+`ClusterConfig` is what `cluster.toml` and the flags of `clusterctl up` say. Launchers derive one `RouterConfig` and one
+`WorkerConfig` a process from it and hand them over as files; processes read nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem.core.lifecycle import RoleName
+
+DEFAULT_CLUSTER = "tandem"
+DEFAULT_PORT = 8000
+
+
+class Disaggregation(StrEnum):
+    """ALWAYS: every answer of more than one token crosses. NEVER: one worker does both. AUTO: what costs least."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    """`[model]`: a local folder or a hub id; "" means the bundled model. `max_model_len` 0 = what the model allows."""
+
+    path: str = ""
+    revision: str = ""
+    served_names: tuple[str, ...] = ()
+    dtype: str = "auto"
+    max_model_len: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSection:
+    """`[pools]`: how many workers of each role."""
+
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSection:
+    """`[worker]`: settings of every worker. `threads` 0 = cores divided by workers, at least 1."""
+
+    device: str = "auto"
+    kv_memory_bytes: int = 256 * 1024 * 1024
+    block_tokens: int = 16
+    is_deterministic: bool = False
+    threads: int = 0
+    max_step_tokens: int = 512
+    chunk_tokens: int = 512
+    max_step_s: float = 0.2
+    max_sequences: int = 64
+    layer_group: int = 0
+    transport: str = "auto"
+    step_watchdog_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSection:
+    """`[router]`: the front door. Ports: 0 = any free one; `grpc_port` and `admin_port` −1 = the port before + 1."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    grpc_port: int = -1
+    admin_port: int = -1
+    disaggregation: Disaggregation = Disaggregation.AUTO
+    max_body_bytes: int = 4 * 1024 * 1024
+    request_timeout_s: float = 600.0
+    slow_reader_backlog_bytes: int = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisSection:
+    """`[redis]`: "" = start a private server. `volatile_url` may be a second server."""
+
+    url: str = ""
+    volatile_url: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory."""
+
+    name: str = DEFAULT_CLUSTER
+    state_dir: str = ""
+    log_level: str = "INFO"
+    model: ModelSection = field(default_factory=ModelSection)
+    pools: PoolSection = field(default_factory=PoolSection)
+    worker: WorkerSection = field(default_factory=WorkerSection)
+    router: RouterSection = field(default_factory=RouterSection)
+    redis: RedisSection = field(default_factory=RedisSection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One worker process, as a launcher starts it. `model_dir` is a resolved local folder."""
+
+    cluster: str
+    worker_id: str
+    role: RoleName
+    pool: str
+    model: str
+    model_dir: str
+    revision: str
+    dtype: str
+    max_model_len: int
+    redis_url: str
+    secret_file: str
+    runtime_dir: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    log_level: str = "INFO"
+    settings: WorkerSection = field(default_factory=WorkerSection)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """One router process, as a launcher starts it."""
+
+    cluster: str
+    router_id: str
+    model: str
+    model_dir: str
+    served_names: tuple[str, ...]
+    redis_url: str
+    secret_file: str
+    admin_key_file: str
+    ready_file: str
+    """Written (atomically, JSON with the actual ports) once the sockets listen."""
+    log_level: str = "INFO"
+    settings: RouterSection = field(default_factory=RouterSection)
