@@ -27,7 +27,7 @@ class HostToRank(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     ROUTER_GONE_FIELD_NUMBER: _builtins.int
     PEER_GONE_FIELD_NUMBER: _builtins.int
-    LEASE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -39,7 +39,7 @@ class HostToRank(_message.Message):
     @_builtins.property
     def peer_gone(self) -> Global___PeerGone: ...
     @_builtins.property
-    def lease(self) -> Global___Lease: ...
+    def incarnation(self) -> Global___NewIncarnation: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
     @_builtins.property
@@ -51,15 +51,15 @@ class HostToRank(_message.Message):
         peer: Global___FromPeer | None = ...,
         router_gone: Global___RouterGone | None = ...,
         peer_gone: Global___PeerGone | None = ...,
-        lease: Global___Lease | None = ...,
+        incarnation: Global___NewIncarnation | None = ...,
         stop: Global___Stop | None = ...,
         peer_unreachable: Global___PeerUnreachable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "lease", b"lease", "peer", b"peer", "peer_gone", b"peer_gone", "peer_unreachable", b"peer_unreachable", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "peer_unreachable", b"peer_unreachable", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "lease", b"lease", "peer", b"peer", "peer_gone", b"peer_gone", "peer_unreachable", b"peer_unreachable", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "peer_unreachable", b"peer_unreachable", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "lease", "stop", "peer_unreachable"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "incarnation", "stop", "peer_unreachable"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -95,8 +95,11 @@ class FromPeer(_message.Message):
     WORKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    RECEIVED_S_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
+    received_s: _builtins.float
+    """CLOCK_MONOTONIC seconds at which the host took it off the channel."""
     @_builtins.property
     def message(self) -> _worker_pb2.PeerMessage: ...
     def __init__(
@@ -105,10 +108,11 @@ class FromPeer(_message.Message):
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         message: _worker_pb2.PeerMessage | None = ...,
+        received_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "message", b"message", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "message", b"message", "received_s", b"received_s", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,28 +187,25 @@ class PeerUnreachable(_message.Message):
 Global___PeerUnreachable: _TypeAlias = PeerUnreachable  # noqa: Y015
 
 @_typing.final
-class Lease(_message.Message):
-    """The worker may push, publish and send until this CLOCK_MONOTONIC time, as this incarnation."""
+class NewIncarnation(_message.Message):
+    """The worker registered anew: everything in flight under the old incarnation is void."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    UNTIL_S_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    until_s: _builtins.float
     incarnation: _builtins.int
     def __init__(
         self,
         *,
-        until_s: _builtins.float = ...,
         incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "until_s", b"until_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Lease: _TypeAlias = Lease  # noqa: Y015
+Global___NewIncarnation: _TypeAlias = NewIncarnation  # noqa: Y015
 
 @_typing.final
 class Stop(_message.Message):
@@ -233,7 +234,6 @@ class RankToHost(_message.Message):
     ROUTER_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
-    TICK_FIELD_NUMBER: _builtins.int
     FATAL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
@@ -245,8 +245,6 @@ class RankToHost(_message.Message):
     def peer(self) -> Global___ToPeer: ...
     @_builtins.property
     def events(self) -> Global___BlockEvents: ...
-    @_builtins.property
-    def tick(self) -> Global___Tick: ...
     @_builtins.property
     def fatal(self) -> Global___Fatal: ...
     @_builtins.property
@@ -260,16 +258,15 @@ class RankToHost(_message.Message):
         router: Global___ToRouter | None = ...,
         peer: Global___ToPeer | None = ...,
         events: Global___BlockEvents | None = ...,
-        tick: Global___Tick | None = ...,
         fatal: Global___Fatal | None = ...,
         load: _worker_pb2.LoadReport | None = ...,
         progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router", "tick", b"tick"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router", "tick", b"tick"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "tick", "fatal", "load", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "fatal", "load", "progress"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -418,30 +415,6 @@ class BlockEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockEvent: _TypeAlias = BlockEvent  # noqa: Y015
-
-@_typing.final
-class Tick(_message.Message):
-    """The step loop is alive: `step` counts up, `in_step_s` is how long the current step has been running."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STEP_FIELD_NUMBER: _builtins.int
-    IN_STEP_S_FIELD_NUMBER: _builtins.int
-    step: _builtins.int
-    in_step_s: _builtins.float
-    def __init__(
-        self,
-        *,
-        step: _builtins.int = ...,
-        in_step_s: _builtins.float = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_step_s", b"in_step_s", "step", b"step"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Tick: _TypeAlias = Tick  # noqa: Y015
 
 @_typing.final
 class Fatal(_message.Message):
