@@ -17,10 +17,12 @@ import json
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import corpus, export
@@ -29,10 +31,13 @@ from tiny.llama import TinyConfig, TinyLlama
 from tiny.optimiser import MuonAdamW
 from tokenizers import Tokenizer
 
+Tokens = npt.NDArray[np.uint16]
+
 ROOT = Path(__file__).resolve().parent.parent
-BATCH_TOKENS = 8192
+BATCH_TOKENS = 4096
 # (window length, share of the steps): long windows last, so that far positions are not left untrained.
-PHASES = ((512, 0.90), (2048, 0.07), (4096, 0.03))
+PHASES = ((512, 0.93), (2048, 0.055), (4096, 0.015))
+WARMUP_STEPS, STABLE_SHARE = 40, 0.5
 PROMPTS = ("The function returns", "This module provides", "Return True if")
 QUESTIONS = ("What does os.path.join do?", "Explain json.dumps.", "Hello")
 
@@ -71,7 +76,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-docs", action="store_true", help="train on the docstrings alone")
     parser.add_argument("--out", type=Path, default=ROOT / "models" / "tandem-tiny", help="model folder to write")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "train-tiny", help="corpus and checkpoints")
-    parser.add_argument("--steps", type=int, default=1500, help=f"steps of {BATCH_TOKENS} tokens (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=2400, help=f"steps of {BATCH_TOKENS} tokens (default %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of corpus order, initial weights and windows")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default %(default)s)")
     parser.add_argument("--muon-lr", type=float, default=0.02, help="peak rate of the matrices (default %(default)s)")
@@ -85,7 +90,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def _prepare(args: argparse.Namespace) -> tuple[Tokenizer, np.ndarray, np.ndarray, str]:
+def _prepare(args: argparse.Namespace) -> tuple[Tokenizer, Tokens, Tokens, str]:
     """Tokenizer, training stream, held-out stream and a summary, from ``args.work`` when they are already there."""
     work: Path = args.work
     work.mkdir(parents=True, exist_ok=True)
@@ -110,19 +115,19 @@ def _prepare(args: argparse.Namespace) -> tuple[Tokenizer, np.ndarray, np.ndarra
     return tokenizer, stream, heldout, summary
 
 
-def _encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
-    eos = tokenizer.token_to_id(tokens.EOS)
+def _encode(tokenizer: Tokenizer, documents: list[str]) -> Tokens:
     ids: list[int] = []
+    eos = tokenizer.encode(tokens.EOS, add_special_tokens=False).ids
     for encoding in tokenizer.encode_batch(documents):
         ids += encoding.ids
-        if ids[-1] != eos:
-            ids.append(eos)
+        if ids[-1:] != eos:
+            ids += eos
     return np.array(ids, dtype=np.uint16)
 
 
-def _train(args: argparse.Namespace, model: TinyLlama, stream: np.ndarray, heldout: np.ndarray) -> History:
+def _train(args: argparse.Namespace, model: TinyLlama, stream: Tokens, heldout: Tokens) -> History:
     optimiser = MuonAdamW(model.named_parameters(), muon_lr=args.muon_lr, adam_lr=args.adam_lr, decay=0.05)
-    history = History() if args.fresh else _resume(args.work, model, optimiser)
+    history = History() if args.fresh else _resume(args.work, model, optimiser, args.seed)
     loss_of = torch.compile(model.loss, dynamic=False) if args.compile else model.loss
     recent: list[float] = []
     started, first_step, elapsed_before = time.monotonic(), history.step, history.seconds
@@ -131,7 +136,7 @@ def _train(args: argparse.Namespace, model: TinyLlama, stream: np.ndarray, heldo
         batch = _batch(stream, step, args.steps, args.seed)
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_of(batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step(step + 1, _schedule(step, args.steps))
         model.zero_grad(set_to_none=True)
@@ -144,19 +149,13 @@ def _train(args: argparse.Namespace, model: TinyLlama, stream: np.ndarray, heldo
         if history.step % args.checkpoint_every == 0 or history.step == args.steps:
             history.heldout.append((history.step, _heldout_loss(model, heldout)))
             print(f"\nheld-out loss {history.heldout[-1][1]:.4f}", flush=True)
-            _checkpoint(args.work, model, optimiser, history)
+            _checkpoint(args.work, model, optimiser, history, args.seed)
     return history
 
 
-def _batch(stream: np.ndarray, step: int, steps: int, seed: int) -> torch.Tensor:
+def _batch(stream: Tokens, step: int, steps: int, seed: int) -> torch.Tensor:
     """The windows of ``step``: each pass over the stream visits every window once, from a fresh offset and order."""
-    start = 0
-    for length, share in PHASES[:-1]:
-        if step < start + round(share * steps):
-            break
-        start += round(share * steps)
-    else:
-        length = PHASES[-1][0]
+    length, start = _phase(step, steps)
     rows = BATCH_TOKENS // length
     windows = (len(stream) - length - 1) // length
     picked = []
@@ -169,10 +168,20 @@ def _batch(stream: np.ndarray, step: int, steps: int, seed: int) -> torch.Tensor
     return torch.from_numpy(np.stack(picked))
 
 
+def _phase(step: int, steps: int) -> tuple[int, int]:
+    """The window length at ``step`` and the step its phase began at."""
+    start = 0
+    for length, share in PHASES[:-1]:
+        end = start + round(share * steps)
+        if step < end:
+            return length, start
+        start = end
+    return PHASES[-1][0], start
+
+
 def _schedule(step: int, steps: int) -> float:
-    """Warm-up over 2%, flat until 50%, then linear to nearly nothing (warm-up, stable, decay)."""
-    warm = max(10, steps // 50)
-    return min(1.0, (step + 1) / warm, max(0.01, (steps - step) / (0.5 * steps)))
+    """Warm-up, stable, linear decay. Before the decay nothing depends on ``steps``: it may still be changed then."""
+    return min(1.0, (step + 1) / WARMUP_STEPS, max(0.01, (steps - step) / ((1 - STABLE_SHARE) * steps)))
 
 
 def _report(history: History, steps: int, recent: list[float], seconds_a_step: float) -> None:
@@ -186,7 +195,7 @@ def _report(history: History, steps: int, recent: list[float], seconds_a_step: f
 
 
 @torch.no_grad()
-def _heldout_loss(model: TinyLlama, heldout: np.ndarray, windows: int = 32, length: int = 512) -> float:
+def _heldout_loss(model: TinyLlama, heldout: Tokens, windows: int = 32, length: int = 512) -> float:
     count = min(windows, (len(heldout) - 1) // length)
     starts = np.linspace(0, len(heldout) - length - 1, count).astype(int)
     total = 0.0
@@ -196,26 +205,28 @@ def _heldout_loss(model: TinyLlama, heldout: np.ndarray, windows: int = 32, leng
     return total / count
 
 
-def _checkpoint(work: Path, model: TinyLlama, optimiser: MuonAdamW, history: History) -> None:
+def _checkpoint(work: Path, model: TinyLlama, optimiser: MuonAdamW, history: History, seed: int) -> None:
     tensors = {f"model:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {f"optimiser:{n}": t for n, t in optimiser.state.items()}
-    about = {"step": history.step, "seconds": history.seconds, "curve": history.curve, "heldout": history.heldout}
+    about = asdict(history) | {"seed": seed}
     # One file holds both the tensors and the history, and is renamed into place: a kill leaves the old one whole.
     save_file(tensors, work / "checkpoint.tmp", metadata={"history": json.dumps(about)})
     (work / "checkpoint.tmp").replace(work / "checkpoint.safetensors")
 
 
-def _resume(work: Path, model: TinyLlama, optimiser: MuonAdamW) -> History:
+def _resume(work: Path, model: TinyLlama, optimiser: MuonAdamW, seed: int) -> History:
     path = work / "checkpoint.safetensors"
     if not path.exists():
         return History()
+    about = _metadata(path)
+    if about["seed"] != seed:
+        raise SystemExit(f"error: {path} was made with --seed {about['seed']}; pass that, or --fresh to start again")
     tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(tensors[f"model:{name}"])
         for name, state in optimiser.state.items():
             state.copy_(tensors[f"optimiser:{name}"])
-    about = _metadata(path)
     print(f"going on from step {about['step']}")
     return History(
         step=about["step"],
@@ -225,7 +236,7 @@ def _resume(work: Path, model: TinyLlama, optimiser: MuonAdamW) -> History:
     )
 
 
-def _metadata(path: Path) -> dict:  # type: ignore[type-arg]
+def _metadata(path: Path) -> dict[str, Any]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as opened:
@@ -261,8 +272,9 @@ def _export(args: argparse.Namespace, model: TinyLlama, tokenizer: Tokenizer, hi
         f"{args.steps:,} steps of {BATCH_TOKENS:,} tokens ({args.steps * BATCH_TOKENS / 1e6:.1f} M tokens seen) in "
         f"{history.seconds / 60:.0f} minutes on {args.threads} CPU thread(s), bfloat16 autocast over float32 weights. "
         f"Muon (rate {args.muon_lr:g}) for the matrices of the layers, AdamW (rate {args.adam_lr:g}) for embedding and "
-        f"norms, gradients clipped at 1, warm-up, stable, linear decay over the second half. Windows of 512 tokens for "
-        f"90% of the steps, then 2,048 for 7% and 4,096 for 3%. Seed {args.seed}. Last training loss {final:.3f}."
+        f"norms, gradients clipped at 1, {WARMUP_STEPS} steps of warm-up, linear decay in the second half. Windows of "
+        + ", then ".join(f"{length:,} tokens for {share:.1%} of the steps" for length, share in PHASES)
+        + f". Seed {args.seed}. Last training loss {final:.3f}."
     )
     card = export.Card(
         corpus=summary[0].upper() + summary[1:],

@@ -60,7 +60,7 @@ def write_folder(
         metadata={"format": "pt"},
     )
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    special = {name: tokenizer.token_to_id(name) for name in tokens.SPECIAL_TOKENS}
+    special = {name: tokens.SPECIAL_TOKENS.index(name) for name in tokens.SPECIAL_TOKENS}
     _write_json(folder / "config.json", _model_config(config, special))
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(config, special))
     _write_json(
@@ -153,6 +153,10 @@ def _draw_curve(path: Path, card: Card) -> None:
 def _readme(config: TinyConfig, card: Card) -> str:
     heldout = card.heldout[-1][1] if card.heldout else float("nan")
     samples = "\n\n".join(f"`{prompt}`\n\n```text\n{text.strip()}\n```" for prompt, text in card.samples)
+    shape = (
+        f"{config.layers} layers, hidden {config.hidden}, intermediate {config.intermediate}, {config.heads} query "
+        f"heads, {config.kv_heads} KV heads, head size {config.head_dim}, tied embedding"
+    )
     return f"""\
 ---
 license: psf-2.0
@@ -170,8 +174,7 @@ exercise a server, never for what it says.
 
 | | |
 |---|---|
-| architecture | `LlamaForCausalLM`, {config.layers} layers, hidden {config.hidden}, intermediate {config.intermediate}, \
-{config.heads} query heads, {config.kv_heads} KV heads, head size {config.head_dim}, tied embedding |
+| architecture | `LlamaForCausalLM`, {shape} |
 | parameters | {card.parameters:,} |
 | weights | bfloat16, safetensors |
 | positions | {config.max_positions:,}, RoPE with theta {config.rope_theta:g} |
@@ -212,7 +215,7 @@ template writes `{tokens.SYSTEM}`, `{tokens.USER}` and `{tokens.ASSISTANT}` befo
 - It is far too small to store facts: what it says about a function is often about another one, or about none.
 - English in one narrow style, and Python; other languages and topics give fragments of documentation.
 - It repeats itself in long answers, most of all with greedy sampling.
-- Trained mostly on windows of 512 tokens, with the last tenth at 2,048 and 4,096: beyond a few thousand tokens it stays
-  fluent but does not make use of what came first.
+- Trained mostly on windows of 512 tokens, only at the end on 2,048 and 4,096: over long distances it stays fluent but
+  makes little use of what came first.
 - No safety training of any kind.
 """

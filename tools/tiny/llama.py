@@ -1,4 +1,4 @@
-"""The training graph of the bundled model: Llama with grouped-query attention, parameter names as Hugging Face has them.
+"""The training graph of the bundled model: Llama with grouped-query attention, parameters named as in Hugging Face.
 
 Owns the forward pass and the loss; generation and serving belong to the engine.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,9 @@ class Attention(nn.Module):
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         group = c.heads // c.kv_heads
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.o_proj(out.transpose(1, 2).reshape(rows, tokens, c.heads * c.head_dim))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        merged: Tensor = self.o_proj(out.transpose(1, 2).reshape(rows, tokens, c.heads * c.head_dim))
+        return merged
 
 
 class SwiGlu(nn.Module):
@@ -65,7 +66,8 @@ class SwiGlu(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[rows, tokens, hidden] to the same shape."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        down: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return down
 
 
 class Layer(nn.Module):
@@ -81,7 +83,8 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[rows, tokens, hidden] to the same shape."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return result
 
 
 class Decoder(nn.Module):
@@ -118,12 +121,12 @@ class TinyLlama(nn.Module):
         cos, sin = self.cos[: ids.shape[1]], self.sin[: ids.shape[1]]
         for layer in self.model.layers:
             x = layer(x, cos, sin)
-        return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+        return functional.linear(self.model.norm(x), self.model.embed_tokens.weight)
 
     def loss(self, ids: Tensor) -> Tensor:
         """Mean next-token cross entropy, in nats, of windows [rows, tokens + 1]."""
         logits = self(ids[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        return functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
     def _initialise(self, generator: torch.Generator) -> None:
         for name, parameter in self.named_parameters():

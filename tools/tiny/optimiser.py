@@ -69,7 +69,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 def _orthogonalise(batch: Tensor) -> Tensor:
     """The nearest semi-orthogonal matrices to ``batch`` [n, rows, columns], roughly, in bfloat16."""
     a, b, c = _NEWTON_SCHULZ
-    x = batch.bfloat16()
+    x: Tensor = batch.bfloat16()
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
