@@ -50,7 +50,7 @@ class SamplingParams:
         _check("n", 1 <= self.n <= MAX_CHOICES, self.n, f"between 1 and {MAX_CHOICES}")
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check("top_p", _finite(self.top_p) and 0.0 < self.top_p <= 1.0, self.top_p, "above 0 and at most 1")
-        _check("top_k", 0 <= self.top_k, self.top_k, "0 (off) or more")
+        _check("top_k", self.top_k >= 0, self.top_k, "0 (off) or more")
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)

@@ -45,7 +45,8 @@ class ClusterSecret:
         try:
             return cls(path.read_bytes().strip())
         except OSError as error:
-            raise ConfigError(f"cannot read the cluster secret {path}", why=str(error), todo="check the path") from error
+            what = f"cannot read the cluster secret {path}"
+            raise ConfigError(what, why=error.strerror or str(error), todo="Check the path") from error
 
     def save(self, path: Path) -> None:
         """Write the secret to a new file of mode 0600."""

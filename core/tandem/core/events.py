@@ -1,0 +1,55 @@
+"""What a cluster did and why: one record for every action of a controller, kept bounded and shown to operators."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Protocol
+
+MAX_EVENTS = 1_000
+
+
+class EventKind(StrEnum):
+    """What happened to a member of the cluster, or to the cluster itself."""
+
+    CLUSTER_STARTED = "cluster_started"
+    CLUSTER_READY = "cluster_ready"
+    CLUSTER_STOPPING = "cluster_stopping"
+    DESIRED_CHANGED = "desired_changed"
+    STARTED = "started"
+    READY = "ready"
+    EXITED = "exited"
+    RESTART_PLANNED = "restart_planned"
+    STOPPING = "stopping"
+    GAVE_UP = "gave_up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterEvent:
+    """One action and its reason. `time_s`: wall-clock seconds since 1970; `subject`: a worker, router or cluster."""
+
+    time_s: float
+    kind: EventKind
+    subject: str
+    reason: str
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ClusterEvent:
+        """Read back what `to_json` wrote; ValueError or KeyError if it is anything else."""
+        data = json.loads(text)
+        return cls(
+            time_s=float(data["time_s"]),
+            kind=EventKind(data["kind"]),
+            subject=str(data["subject"]),
+            reason=str(data["reason"]),
+        )
+
+
+class EventSink(Protocol):
+    """Takes events. Recording must never fail or block the action that it tells of."""
+
+    def record(self, kind: EventKind, subject: str, reason: str) -> None: ...

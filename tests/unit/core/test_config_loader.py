@@ -1,0 +1,133 @@
+"""The loader is strict, and its errors say which key, where, and what to write instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core import config_loader
+from tandem.core.config import ClusterConfig, Disaggregation, RouterConfig, WorkerConfig, WorkerSection
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.errors import ConfigError
+from tandem.core.lifecycle import RoleName
+
+WORKER = WorkerConfig(
+    cluster="c", worker_id="prefill-0", role=RoleName.PREFILL, pool="prefill", model="m", model_dir="/m",
+    revision="r", dtype="auto", max_model_len=0, redis_url="unix:///r", secret_file="s", runtime_dir="/r",
+)  # fmt: skip
+
+
+def _load(tmp_path: Path, text: str, name: str = "cluster.toml") -> ClusterConfig:
+    path = tmp_path / name
+    path.write_text(text)
+    return config_loader.load(path, ClusterConfig)
+
+
+def _error(tmp_path: Path, text: str, name: str = "cluster.toml") -> str:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, text, name)
+    assert "\n" not in caught.value.message.strip()
+    return caught.value.message
+
+
+def test_toml_fills_sections_and_keeps_defaults(tmp_path: Path) -> None:
+    config = _load(tmp_path, 'name = "x"\n[pools]\nprefill = 2\n[router]\ndisaggregation = "always"\n')
+    assert (config.name, config.pools.prefill, config.pools.decode) == ("x", 2, 0)
+    assert config.router.disaggregation is Disaggregation.ALWAYS
+    assert config.worker == WorkerSection()
+
+
+@pytest.mark.parametrize("value", [WORKER, ClusterConfig(name="y")])
+def test_dump_is_read_back_equal(tmp_path: Path, value: WorkerConfig | ClusterConfig) -> None:
+    path = tmp_path / "c.json"
+    path.write_bytes(config_loader.dump(value))
+    assert config_loader.load(path, type(value)) == value
+
+
+def test_records_in_tuples_are_read_and_checked(tmp_path: Path) -> None:
+    state = DesiredState(version=3, pools=(Pool(name="p", model="m", role=RoleName.MIXED, count=1),))
+    path = tmp_path / "c.json"
+    path.write_bytes(config_loader.dump(state))
+    assert config_loader.load(path, DesiredState) == state
+    path.write_text('{"version": 1, "pools": [{"name": "p", "model": "m", "role": "mixed", "cuont": 1}]}')
+    with pytest.raises(ConfigError, match=r"unknown key 'cuont' in \[pools.0\].*The nearest known key is 'count'"):
+        config_loader.load(path, DesiredState)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "nearest"),
+    [
+        ("[worker]\nkv_memory_byte = 1\n", "'kv_memory_byte' in [worker]", "'kv_memory_bytes'"),
+        ("[worker]\nkv-memory-bytes = 1\n", "'kv-memory-bytes' in [worker]", "'kv_memory_bytes'"),
+        ("[worker]\nkv_memory = 1\n", "'kv_memory' in [worker]", "'kv_memory_bytes'"),
+        ("[worker]\ndeterministic = true\n", "'deterministic' in [worker]", "'is_deterministic'"),
+        ("[wroker]\n", "'wroker'", "'worker'"),
+        ("[router]\nPort = 1\n", "'Port' in [router]", "'port'"),
+    ],
+)
+def test_unknown_key_names_the_nearest_right_one(tmp_path: Path, text: str, key: str, nearest: str) -> None:
+    message = _error(tmp_path, text)
+    assert f"unknown key {key}" in message
+    assert f"The nearest known key is {nearest}" in message
+
+
+def test_unknown_key_without_a_near_one_lists_what_there_is(tmp_path: Path) -> None:
+    assert "Known keys here: prefill, decode, mixed" in _error(tmp_path, "[pools]\nzzzz = 1\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('[pools]\nprefill = "two"\n', "pools.prefill"),
+        ('[router]\ndisaggregation = "sometimes"\n', "router.disaggregation"),
+        ("[worker]\nthreads = 1.5\n", "worker.threads"),
+        ("[model]\nserved_names = [1]\n", "model.served_names[0]"),
+        ("worker = 3\n", "worker"),
+    ],
+)
+def test_wrong_type_names_its_field(tmp_path: Path, text: str, field: str) -> None:
+    assert f"wrong value for {field} in" in _error(tmp_path, text)
+
+
+def test_missing_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match="missing required field cluster"):
+        config_loader.load(path, RouterConfig)
+
+
+def test_unreadable_and_malformed_files_say_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        config_loader.load(tmp_path / "none.toml", ClusterConfig)
+    assert "not valid TOML" in _error(tmp_path, "name = \n")
+    assert "not valid JSON" in _error(tmp_path, "{", "c.json")
+    assert "named fields" in _error(tmp_path, "[1]", "c.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("256MiB", 256 * 2**20),
+        ("1.5 GiB", 3 * 2**29),
+        ("2g", 2 * 2**30),
+        ("10MB", 10_000_000),
+        ("64 kib", 2**16),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert config_loader.parse_size(text, field="--kv-memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "12 parsecs", "-1MiB", "0", "1e9", "0.1B", "9999999TiB", "nan"])
+def test_bad_sizes_name_the_flag(text: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-memory is"):
+        config_loader.parse_size(text, field="--kv-memory")
+
+
+@given(st.integers(min_value=1, max_value=2**62))
+def test_whole_numbers_of_bytes_are_exact(size: int) -> None:
+    assert config_loader.parse_size(str(size), field="f") == size
