@@ -1,0 +1,80 @@
+"""One request on its way from a prefill worker to a decode worker: what is known and held for it here."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from tandem.core.handoff import ChoiceState
+from tandem.core.kvlayout import KVLayout
+from tandem.core.ledger import Holder, HoldKind
+from tandem.engine.engine import Engine
+from tandem.engine.request import TokenOutput
+from tandem.kvtransfer.ticket import Ticket
+from tandem.prefill_worker.push_plan import PushPlan
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.requests import Tracked
+
+
+class Stage(Enum):
+    """QUEUED: nothing said to the decode worker. COMPUTING: ticket asked for. AWAITING: all pushed, not yet verified."""
+
+    QUEUED = auto()
+    COMPUTING = auto()
+    AWAITING = auto()
+
+
+class Handover:
+    """Owned by the prefill role; lives from submit to its one end."""
+
+    def __init__(self, tracked: Tracked, peer: w.WorkerRef) -> None:
+        self.tracked = tracked
+        self.peer = peer
+        self.stage = Stage.QUEUED
+        self.plans: tuple[PushPlan, ...] = ()
+        self.ticket: Ticket | None = None
+        self.ticket_s = 0.0
+        self.sampled_s = 0.0
+        self.is_sent = False
+        self.is_verified = False
+        self._first: dict[int, TokenOutput] = {}
+
+    def start(self, layout: KVLayout, cached_tokens: int) -> None:
+        """The first chunk is being computed; `cached_tokens` of the prompt were prefix hits."""
+        prompt_tokens = len(self.tracked.engine_request.prompt)
+        self.plans = tuple(PushPlan(spec, prompt_tokens, cached_tokens) for spec in layout.groups)
+        self.stage = Stage.COMPUTING
+
+    def grant(self, ticket: Ticket, received_s: float, engine: Engine) -> None:
+        """The ticket is here: open the plans and hold the source blocks for the push, whatever becomes of the request."""
+        self.ticket, self.ticket_s = ticket, received_s
+        for group, plan in zip(ticket.groups, self.plans, strict=True):
+            plan.open(group.skip)
+            blocks = engine.block_table(self.tracked.key, group.group)
+            engine.ledgers[group.group].share(self._pusher(), blocks)
+
+    def release_pushing(self, engine: Engine) -> None:
+        """The sender no longer reads the source blocks."""
+        for ledger in engine.ledgers:
+            ledger.release(self._pusher())
+
+    def first_token(self, output: TokenOutput, now_s: float) -> None:
+        self._first[output.choice] = output
+        self.sampled_s = now_s
+
+    @property
+    def has_first_tokens(self) -> bool:
+        return len(self._first) == self.tracked.engine_request.sampling.n
+
+    @property
+    def is_finished(self) -> bool:
+        """Every choice ended with its first token: no decode worker is needed."""
+        return self.has_first_tokens and all(output.finish is not None for output in self._first.values())
+
+    def choice_states(self) -> list[ChoiceState]:
+        return [
+            ChoiceState(choice=output.choice, tokens=(output.token,), finish=output.finish)
+            for _, output in sorted(self._first.items())
+        ]
+
+    def _pusher(self) -> Holder:
+        return Holder(HoldKind.PUSHING, self.tracked.key)

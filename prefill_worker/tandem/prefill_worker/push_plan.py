@@ -1,0 +1,74 @@
+"""Which KV of a prompt has been computed, and which part of it still has to be pushed. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.kvlayout import KVGroupSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Logical blocks [first, last) of layers [first_layer, last_layer) of the group (indices within the group)."""
+
+    first: int
+    last: int
+    first_layer: int
+    last_layer: int
+
+
+class PushPlan:
+    """Progress of one prompt in one KV group, layer by layer.
+
+        layer 0   ████████████░░      █ pushed   ░ computed, waits for the rest of its block   · to be computed
+        layer 1   ████████░░░░··
+                  ^skip
+
+    A block is ready in a layer when all of its tokens are computed there, or with the prompt's last token.
+    """
+
+    def __init__(self, spec: KVGroupSpec, prompt_tokens: int, cached_tokens: int) -> None:
+        self._spec = spec
+        self._prompt_tokens = prompt_tokens
+        self._computed = [cached_tokens] * len(spec.layers)
+        self._pushed = [0] * len(spec.layers)
+        self._is_open = False
+
+    def open(self, skip: int) -> None:
+        """The ticket is here; the receiver already has the first `skip` blocks."""
+        self._pushed = [skip] * len(self._pushed)
+        self._is_open = True
+
+    def computed(self, first_layer: int, last_layer: int, tokens: int) -> None:
+        """Prompt tokens below `tokens` are computed in these model layers."""
+        for index, layer in enumerate(self._spec.layers):
+            if first_layer <= layer < last_layer:
+                self._computed[index] = max(self._computed[index], tokens)
+
+    def take(self) -> list[Push]:
+        """What can be pushed now and was not before; neighbouring layers with the same blocks come as one."""
+        if not self._is_open:
+            return []
+        pushes: list[Push] = []
+        for layer, (tokens, pushed) in enumerate(zip(self._computed, self._pushed, strict=True)):
+            ready = self._ready_blocks(tokens)
+            if ready <= pushed:
+                continue
+            last = pushes[-1] if pushes else None
+            if last and last.last_layer == layer and (last.first, last.last) == (pushed, ready):
+                pushes[-1] = Push(pushed, ready, last.first_layer, layer + 1)
+            else:
+                pushes.append(Push(pushed, ready, layer, layer + 1))
+            self._pushed[layer] = ready
+        return pushes
+
+    @property
+    def is_complete(self) -> bool:
+        """Everything that the receiver needs was taken."""
+        blocks = self._spec.blocks_for(self._prompt_tokens)
+        return self._is_open and all(pushed >= blocks for pushed in self._pushed)
+
+    def _ready_blocks(self, tokens: int) -> int:
+        if tokens >= self._prompt_tokens:
+            return self._spec.blocks_for(self._prompt_tokens)
+        return tokens // self._spec.block_tokens

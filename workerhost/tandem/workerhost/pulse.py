@@ -1,0 +1,71 @@
+"""One page of shared memory a rank: the rank's pulse, and the lease that the host holds for it.
+
+The rank writes when it last ticked, how many steps it has begun and since when the present one runs. The host writes
+until when the rank may push, publish and send. Each field is one aligned 8-byte store, so a reader never sees half.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+_DOUBLE = struct.Struct("<d")
+_U64 = struct.Struct("<Q")
+_TICK, _STEPS, _STEP_STARTED, _LEASE = 0, 8, 16, 64
+PAGE_BYTES = 4096
+
+
+class Pulse:
+    """Both ends map the same memfd. All times are CLOCK_MONOTONIC seconds."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._map = mmap.mmap(descriptor, PAGE_BYTES)
+
+    @classmethod
+    def create(cls, name: str) -> Pulse:
+        descriptor = os.memfd_create(name)
+        os.ftruncate(descriptor, PAGE_BYTES)
+        return cls(descriptor)
+
+    def tick(self, now_s: float) -> None:
+        """The rank is alive (written by a thread that runs beside long steps)."""
+        _DOUBLE.pack_into(self._map, _TICK, now_s)
+
+    def begin_step(self, now_s: float) -> None:
+        _U64.pack_into(self._map, _STEPS, self.steps + 1)
+        _DOUBLE.pack_into(self._map, _STEP_STARTED, now_s)
+
+    def end_step(self) -> None:
+        _DOUBLE.pack_into(self._map, _STEP_STARTED, 0.0)
+
+    def grant(self, until_s: float) -> None:
+        """The host holds the lease until then."""
+        _DOUBLE.pack_into(self._map, _LEASE, until_s)
+
+    @property
+    def ticked_s(self) -> float:
+        return self._double(_TICK)
+
+    @property
+    def steps(self) -> int:
+        count: int = _U64.unpack_from(self._map, _STEPS)[0]
+        return count
+
+    @property
+    def step_started_s(self) -> float:
+        """When the step in progress began; 0 between steps."""
+        return self._double(_STEP_STARTED)
+
+    @property
+    def lease_until_s(self) -> float:
+        return self._double(_LEASE)
+
+    def close(self) -> None:
+        self._map.close()
+        os.close(self.descriptor)
+
+    def _double(self, at: int) -> float:
+        value: float = _DOUBLE.unpack_from(self._map, at)[0]
+        return value

@@ -1,0 +1,78 @@
+"""Requests that a worker has in hand, findable by engine key, by router and by deadline."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from tandem.core.ids import Attempt, RequestId, RouterId
+from tandem.engine.request import EngineRequest
+
+
+@dataclass(slots=True, kw_only=True)
+class Tracked:
+    """One attempt of a request here. `engine_request` is what the engine runs or would run."""
+
+    key: str
+    router: RouterId
+    request: RequestId
+    attempt: Attempt
+    leg: int
+    received_s: float
+    deadline_s: float
+    engine_request: EngineRequest
+    has_reported_cached: bool = False
+
+
+def request_key(request: str, attempt: int) -> str:
+    """The engine key of an attempt."""
+    return f"{request}#{attempt}"
+
+
+class RequestTable:
+    """All tracked attempts, and tombstones of ended ones so that late messages about them are recognised."""
+
+    def __init__(self, tombstone_s: float) -> None:
+        self._by_key: dict[str, Tracked] = {}
+        self._tombstones: OrderedDict[RequestId, tuple[Attempt, float]] = OrderedDict()
+        self._tombstone_s = tombstone_s
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def add(self, tracked: Tracked) -> None:
+        self._by_key[tracked.key] = tracked
+
+    def get(self, key: str) -> Tracked | None:
+        return self._by_key.get(key)
+
+    def remove(self, key: str) -> Tracked | None:
+        """Forget an attempt; None if it is not here."""
+        return self._by_key.pop(key, None)
+
+    def bury(self, request: RequestId, attempt: Attempt, now_s: float) -> None:
+        """Attempts up to this one are over: messages about them are late."""
+        known = self._tombstones.pop(request, (Attempt(0), 0.0))[0]
+        self._tombstones[request] = (max(known, attempt), now_s + self._tombstone_s)
+        while self._tombstones:
+            oldest = next(iter(self._tombstones))
+            if self._tombstones[oldest][1] > now_s:
+                break
+            del self._tombstones[oldest]
+
+    def is_buried(self, request: RequestId, attempt: Attempt) -> bool:
+        tombstone = self._tombstones.get(request)
+        return tombstone is not None and attempt <= tombstone[0]
+
+    def attempts(self, request: RequestId, up_to: Attempt) -> list[Tracked]:
+        """Attempts of a request here that are not newer than `up_to`."""
+        return [t for t in self._by_key.values() if t.request == request and t.attempt <= up_to]
+
+    def of_router(self, router: RouterId) -> list[Tracked]:
+        return [t for t in self._by_key.values() if t.router == router]
+
+    def overdue(self, now_s: float) -> list[Tracked]:
+        return [t for t in self._by_key.values() if t.deadline_s <= now_s]
+
+    def all(self) -> list[Tracked]:
+        return list(self._by_key.values())

@@ -1,0 +1,82 @@
+"""What a role of a worker must do, and the shell that it does it in. Everything here runs on the step-loop thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.engine.engine import Engine
+from tandem.engine.request import LayerHook, StepResult
+from tandem.kvtransfer.receiver import TransferReceiver
+from tandem.kvtransfer.sender import TransferSender
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.outbox import Outbox
+from tandem.workerhost.requests import RequestTable, Tracked
+
+
+@dataclass(slots=True, kw_only=True)
+class Shell:
+    """What rank 0 of a worker gives to its role. `counters` are cumulative in this incarnation."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    fingerprint: str
+    host: str
+    engine: Engine
+    receiver: TransferReceiver
+    sender: TransferSender
+    requests: RequestTable
+    outbox: Outbox
+    clock: Clock
+    counters: dict[str, float] = field(default_factory=dict)
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        self.counters[name] = self.counters.get(name, 0.0) + amount
+
+    def fail(self, tracked: Tracked, error: TandemError) -> None:
+        """End a request with an error: tell its router, forget it here, return its engine blocks."""
+        self.engine.cancel(tracked.key)
+        if self.requests.remove(tracked.key) is not None:
+            self.outbox.failed(tracked, error)
+            self.count("requests_failed")
+
+
+class Role(Protocol):
+    """One way of serving requests. The step loop calls in; the role answers through the shell's outbox."""
+
+    name: RoleName
+
+    def submit(self, tracked: Tracked, message: w.Submit) -> None:
+        """A router sent a request or announced one; raises TandemError to refuse it."""
+
+    def cancel(self, tracked: Tracked, reason: str) -> None:
+        """Nobody wants the answer any more, in whatever phase; all blocks go back as soon as nothing can write."""
+
+    def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
+        """The worker at the other end of a transfer said something."""
+
+    def peer_gone(self, peer: WorkerId, reason: str) -> None:
+        """That worker's control channel is broken: every transfer with it is over."""
+
+    def transfer_event(self, event: object) -> None:
+        """A transport thread reported something (ReceiverEvent or SenderEvent)."""
+
+    @property
+    def layer_hook(self) -> LayerHook | None:
+        """Called inside a step as layer groups finish."""
+
+    def before_step(self) -> None:
+        """About to run a step, or idle: grant what waits."""
+
+    def after_step(self, result: StepResult) -> None:
+        """A step ended."""
+
+    def tick(self, now_s: float) -> None:
+        """A few times a second: deadlines."""
+
+    def is_idle(self) -> bool:
+        """True if no request, ticket, transfer or fence is pending here."""
