@@ -1,0 +1,69 @@
+"""Names of every metric, once. Workers report counters under these names in their load reports; routers export them.
+
+A counter that has labels of its own travels under a key such as `tandem_kv_transfer_bytes_total{direction=sent}`
+(see `counter_key`); the router adds `worker` and `role`.
+"""
+
+from __future__ import annotations
+
+PREFIX = "tandem_"
+
+# ---- measured by routers ----
+REQUESTS = "tandem_requests_total"
+"""Requests by `api` and `outcome`: "ok", "cancelled" or the code of an error."""
+TTFT = "tandem_time_to_first_token_seconds"
+SECOND_TOKEN = "tandem_time_to_second_token_seconds"  # noqa: S105 - a metric, no password
+"""From the first token of a request to its second one: what a hand-off delays."""
+ITL = "tandem_inter_token_latency_seconds"
+E2E = "tandem_request_duration_seconds"
+QUEUE = "tandem_request_queue_seconds"
+"""From dispatch until a worker began to compute the prompt."""
+HANDOFF_OVERHEAD = "tandem_handoff_overhead_seconds"
+PROMPT_TOKENS = "tandem_prompt_tokens_total"
+GENERATED_TOKENS = "tandem_generation_tokens_total"
+CACHED_TOKENS = "tandem_cached_prompt_tokens_total"
+ROUTER_IN_FLIGHT = "tandem_router_in_flight_requests"
+DROPPED_CHUNKS = "tandem_router_dropped_chunks_total"
+"""Token chunks that a fence kept from a client, by `reason`: "attempt", "choice", "duplicate", "unknown"."""
+PLANS = "tandem_plans_total"
+"""Plans by `reason`."""
+
+# ---- reported by workers ----
+WORKER_UP = "tandem_worker_up"
+WORKER_IN_FLIGHT = "tandem_worker_in_flight_requests"
+WORKER_QUEUED = "tandem_worker_queued_requests"
+WORKER_RUNNING = "tandem_worker_running_requests"
+WORKER_QUEUED_TOKENS = "tandem_worker_queued_tokens"
+KV_BLOCKS = "tandem_kv_blocks"
+"""Blocks by `group` and `state`: "free", "cached", "request", "pushing", "reserved"."""
+KV_TRANSFER_BYTES = "tandem_kv_transfer_bytes_total"
+"""Payload bytes by `direction`: "sent" or "received"."""
+KV_TRANSFER_BLOCKS = "tandem_kv_transfer_blocks_total"
+KV_TRANSFER_SKIPPED_BLOCKS = "tandem_kv_transfer_skipped_blocks_total"
+KV_TRANSFERS = "tandem_kv_transfers_total"
+"""Transfers by `outcome`."""
+KV_FRAMES_DROPPED = "tandem_kv_frames_dropped_total"
+"""Frames that a fence or a checksum refused, by `reason`."""
+PREFILL_TOKENS = "tandem_prefill_tokens_total"
+DECODE_TOKENS = "tandem_decode_tokens_total"
+PREFIX_HIT_TOKENS = "tandem_prefix_hit_tokens_total"
+PREEMPTIONS = "tandem_preemptions_total"
+STEPS = "tandem_engine_steps_total"
+HASH_MISMATCHES = "tandem_prefix_hash_mismatch_total"
+"""Requests whose last block hash the router and the worker computed differently."""
+
+
+def counter_key(name: str, **labels: str) -> str:
+    """The key under which a counter travels in a load report."""
+    if not labels:
+        return name
+    return name + "{" + ",".join(f"{key}={labels[key]}" for key in sorted(labels)) + "}"
+
+
+def parse_counter_key(key: str) -> tuple[str, dict[str, str]]:
+    """Name (always with the `tandem_` prefix) and labels of a key made by `counter_key`."""
+    name, _, rest = key.partition("{")
+    if not name.startswith(PREFIX):
+        name = PREFIX + name
+    pairs = (part.partition("=") for part in rest.rstrip("}").split(",") if part)
+    return name, {label.strip(): value.strip().strip('"') for label, _, value in pairs}

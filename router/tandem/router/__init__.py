@@ -1,0 +1,1 @@
+"""The front door: HTTP (OpenAI) and gRPC; tokenise, plan, dispatch, stream; the admin port. No torch in its imports."""

@@ -1,0 +1,163 @@
+"""Which workers serve a request, and why. Pure decisions over what is known about each worker; no sockets, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.config import Disaggregation
+from tandem.core.errors import UnavailableError
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.lifecycle import RoleName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One worker that can take work now, as the policy sees it.
+
+    `pairing` holds what must be equal for two workers to exchange KV blocks, by name. `last_used` counts up with every
+    plan that named this worker, so that equals take turns.
+    """
+
+    worker: WorkerId
+    incarnation: Incarnation
+    role: RoleName
+    queued_tokens: int = 0
+    in_flight: int = 0
+    hit_tokens: int = 0
+    free_blocks: int = 0
+    last_used: int = 0
+    pairing: tuple[tuple[str, str], ...] = ()
+    transports: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What the policy needs to know of a request."""
+
+    prompt_tokens: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`decode` streams the answer. `prefill` computes the prompt and pushes its KV; None = `decode` does all alone.
+
+    Two hits, in tokens: what the prefill worker need not compute, what need not be moved to the decode worker.
+    """
+
+    decode: WorkerId
+    prefill: WorkerId | None
+    reason: str
+    prefill_hit_tokens: int = 0
+    decode_hit_tokens: int = 0
+
+    @property
+    def workers(self) -> tuple[WorkerId, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+
+class Policy(Protocol):
+    """Chooses workers. Raises UnavailableError that says what is missing when nobody can serve the job."""
+
+    def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan: ...
+
+
+def refusal(prefill: Candidate, decode: Candidate) -> str:
+    """Why these two can never exchange KV blocks, or "" if they can."""
+    theirs = dict(decode.pairing)
+    for name, value in prefill.pairing:
+        if theirs.get(name) != value:
+            return f"{name} differs: {value or 'none'} and {theirs.get(name) or 'none'}"
+    if prefill.transports and decode.transports and not set(prefill.transports) & set(decode.transports):
+        return f"no common transport: {', '.join(prefill.transports)} and {', '.join(decode.transports)}"
+    return ""
+
+
+def pairs(candidates: Iterable[Candidate]) -> list[tuple[Candidate, Candidate]]:
+    """Every compatible (prefill, decode) pair."""
+    every = list(candidates)
+    prefills = [c for c in every if c.role is RoleName.PREFILL]
+    decodes = [c for c in every if c.role is RoleName.DECODE]
+    return [(p, d) for p in prefills for d in decodes if not refusal(p, d)]
+
+
+class LeastWork:
+    """Least work in queue: tokens ahead plus tokens that the worker would have to compute; fewest requests to decode.
+
+    ALWAYS: a pair for every answer of more than one token. AUTO: a pair where one exists, unless a mixed worker has
+    less to do. NEVER: one worker, mixed or decode, does all. A one-token answer never needs a decode worker.
+    """
+
+    def __init__(self, mode: Disaggregation) -> None:
+        self._mode = mode
+
+    def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
+        if job.max_tokens == 1:
+            alone = [c for c in candidates if c.role is not RoleName.DECODE] or list(candidates)
+            if alone:
+                return _alone(_least_prefill(job, alone), "one token needs no decode worker")
+        if self._mode is Disaggregation.NEVER:
+            return self._plan_alone(job, candidates)
+        best = _best_pair(job, candidates)
+        mixed = [c for c in candidates if c.role is RoleName.MIXED]
+        if self._mode is Disaggregation.AUTO and mixed:
+            choice = _least_prefill(job, mixed)
+            if best is None:
+                return _alone(choice, "mixed worker")
+            if _prefill_work(job, choice) < _prefill_work(job, best[0]):
+                return _alone(choice, "mixed worker has the least work")
+        if best is None:
+            raise UnavailableError(_missing(candidates), todo="wait for workers or look at the cluster's status")
+        prefill, decode = best
+        return Plan(
+            decode=decode.worker,
+            prefill=prefill.worker,
+            reason="least work",
+            prefill_hit_tokens=prefill.hit_tokens,
+            decode_hit_tokens=decode.hit_tokens,
+        )
+
+    def _plan_alone(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
+        able = [c for c in candidates if c.role is RoleName.MIXED]
+        able = able or [c for c in candidates if c.role is RoleName.DECODE]
+        if not able:
+            what = "no mixed or decode worker is connected"
+            raise UnavailableError(what, todo="wait for workers or look at the cluster's status")
+        return _alone(_least_prefill(job, able), "disaggregation is off")
+
+
+def _best_pair(job: Job, candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate] | None:
+    able = pairs(candidates)
+    if not able:
+        return None
+    prefill = _least_prefill(job, [p for p, _ in able])
+    decode = min((d for p, d in able if p.worker == prefill.worker), key=_decode_order)
+    return prefill, decode
+
+
+def _least_prefill(job: Job, able: Iterable[Candidate]) -> Candidate:
+    return min(able, key=lambda c: (_prefill_work(job, c), c.in_flight, c.last_used, c.worker))
+
+
+def _prefill_work(job: Job, candidate: Candidate) -> int:
+    return candidate.queued_tokens + max(1, job.prompt_tokens - candidate.hit_tokens)
+
+
+def _decode_order(candidate: Candidate) -> tuple[int, int, int, int, str]:
+    free = -candidate.free_blocks
+    return (candidate.in_flight, -candidate.hit_tokens, candidate.last_used, free, candidate.worker)
+
+
+def _alone(candidate: Candidate, reason: str) -> Plan:
+    hit = candidate.hit_tokens
+    return Plan(decode=candidate.worker, prefill=None, reason=reason, prefill_hit_tokens=hit, decode_hit_tokens=hit)
+
+
+def _missing(candidates: Sequence[Candidate]) -> str:
+    count = {role: sum(c.role is role for c in candidates) for role in RoleName}
+    if count[RoleName.PREFILL] and count[RoleName.DECODE]:
+        return "no prefill and decode worker fit together"
+    absent = [role.value for role in (RoleName.PREFILL, RoleName.DECODE) if not count[role]]
+    return f"no {' and no '.join(absent)} worker is connected"
