@@ -1,0 +1,77 @@
+# Everything that people and CI do here. Each target can run first and again: what it needs, it makes.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+EXTRAS := router,worker,cluster,dev
+
+INTERPRETER_TESTS := tests/unit/kernels/interpreter
+ARGS ?=
+NAME ?=
+OUT ?=
+
+.PHONY: help venv serve test check format proto bench proof train clean
+
+help: ## show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## create the environment in .venv and install Tandem with everything it needs
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tandem needs Python 3.11 or newer, this is " \
+	  + sys.version.split()[0] + ". Say which one to use: make PYTHON=/path/to/python3")'
+	@echo "==> environment: creating $(VENV)"
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "==> environment: installing Tandem with its dependencies (minutes the first time, most of it torch)"
+	@$(PY) -m pip install --no-input --disable-pip-version-check -e '.[$(EXTRAS)]'
+	@touch $(STAMP)
+	@echo "==> environment: ready after $$SECONDS s"
+
+serve: $(STAMP) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
+	@$(VENV)/bin/clusterctl up $(ARGS)
+
+test: check ## checks, then all tests; what CI runs
+	@echo "==> kernel tests in Triton's interpreter"
+	@TRITON_INTERPRET=1 $(PY) -m pytest -q $(INTERPRETER_TESTS) $(ARGS)
+	@echo "==> tests"
+	@$(PY) -m pytest -q --ignore=$(INTERPRETER_TESTS) tests $(ARGS)
+
+check: $(STAMP) ## formatting, lint, types, import layers, generated stubs, folder layout
+	@echo "==> ruff format"
+	@$(PY) -m ruff format --check --quiet . || { $(PY) -m ruff format --check .; exit 1; }
+	@echo "==> ruff check"
+	@$(PY) -m ruff check --quiet .
+	@echo "==> mypy --strict"
+	@$(PY) -m mypy
+	@echo "==> import layers"
+	@$(VENV)/bin/lint-imports --no-cache | tail -n +9
+	@echo "==> protobuf stubs"
+	@$(PY) tools/genproto.py --check
+	@echo "==> layout"
+	@$(PY) -m pytest -q tests/unit/house
+
+format: $(STAMP) ## put all code into its one form
+	@$(PY) -m ruff check --fix --quiet . || true
+	@$(PY) -m ruff format .
+
+proto: $(STAMP) ## generate protogen/ from proto/
+	@$(PY) tools/genproto.py
+
+bench: $(STAMP) ## measure: NAME=… OUT=…; without NAME a list of the benchmarks
+	@$(PY) tools/programs.py bench "$(NAME)" --out "$(OUT)" -- $(ARGS)
+
+proof: $(STAMP) ## run a long, seeded proof: NAME=… OUT=…; without NAME a list of the proofs
+	@$(PY) tools/programs.py proof "$(NAME)" --out "$(OUT)" -- $(ARGS)
+
+train: $(STAMP) ## train the bundled model anew
+	@$(PY) tools/train_tiny.py $(ARGS)
+
+clean: ## remove the environment, caches and build output
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,38 @@
+"""Marks come from the path; every test process keeps to one compute thread, so that parallel parts do not starve."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+KINDS = ("unit", "integration", "e2e", "chaos", "gpu")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        kind = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
+        if kind in KINDS:
+            item.add_marker(getattr(pytest.mark, kind))
+        if kind == "gpu" and not _has_cuda():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def pytest_collection_finish() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _has_cuda() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()

@@ -1,0 +1,107 @@
+"""Folders against the lists that name them: pyproject, the architecture page, the import graph."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TOOL: dict[str, Any] = PROJECT["tool"]
+ROOTS = sorted(path.parent.name for path in ROOT.glob("*/tandem") if any(path.rglob("*.py")))
+NO_IMPORT = {"proto", "deploy", "bench", "tests", "proof", "docs", "models", "tools"}
+
+
+def _package(root: str) -> str:
+    return "rpc" if root == "protogen" else root
+
+
+@pytest.mark.parametrize(
+    ("where", "listed"),
+    [
+        ("hatch dev-mode-dirs", TOOL["hatch"]["build"]["dev-mode-dirs"]),
+        ("mypy_path", TOOL["mypy"]["mypy_path"]),
+        ("pyright extraPaths", TOOL["pyright"]["extraPaths"]),
+        ("ruff src", [name for name in TOOL["ruff"]["src"] if name != "tests"]),
+        ("wheel packages", [p.removesuffix("/tandem") for p in TOOL["hatch"]["build"]["targets"]["wheel"]["packages"]]),
+    ],
+)
+def test_every_source_root_is_listed(where: str, listed: list[str]) -> None:
+    assert sorted(listed) == ROOTS, where
+
+
+def test_mypy_checks_every_source_root_and_all_other_code() -> None:
+    files = set(TOOL["mypy"]["files"])
+    assert files >= set(ROOTS) - {"protogen"}
+    assert {name for name in ("tests", "tools", "bench", "proof") if any((ROOT / name).rglob("*.py"))} <= files
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_a_root_holds_its_one_package_and_leaves_the_namespace_open(root: str) -> None:
+    """An `__init__.py` directly in `*/tandem/` would hide every other component."""
+    children = {path.name for path in (ROOT / root / "tandem").iterdir() if path.name != "__pycache__"}
+    assert children == {_package(root)}
+    if root != "protogen":
+        assert (ROOT / root / "tandem" / root / "__init__.py").is_file()
+
+
+def test_import_linter_sees_every_package() -> None:
+    """Namespace packages that the graph misses would pass every contract."""
+    graph = grimp.build_graph("tandem", cache_dir=None)
+    assert graph.find_children("tandem") == {f"tandem.{_package(root)}" for root in ROOTS}
+    modules = [path for root in ROOTS for path in (ROOT / root / "tandem").rglob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= len(graph.modules)
+
+
+def test_the_layers_name_every_package() -> None:
+    contracts = TOOL["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    named = {name.strip() for layer in layers for name in layer.split("|")}
+    assert named == {f"tandem.{_package(root)}" for root in ROOTS}
+
+
+def test_the_architecture_page_maps_every_folder() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    mapped = set(re.findall(r"^\| `(\w+)/`", text, flags=re.MULTILINE))
+    folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
+    tracked = folders & (set(ROOTS) | NO_IMPORT)
+    assert mapped == {name for name in tracked if any(p.is_file() for p in (ROOT / name).rglob("*"))}
+
+
+def test_every_module_says_what_it_owns() -> None:
+    """A module without a docstring tells a newcomer nothing."""
+    silent = []
+    for path in (p for root in ROOTS if root != "protogen" for p in (ROOT / root / "tandem").rglob("*.py")):
+        text = path.read_text().lstrip()
+        if text and not text.startswith(('"""', 'r"""')):
+            silent.append(str(path.relative_to(ROOT)))
+    assert not silent
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    names = {"utils", "helpers", "common", "misc", "util", "helper"}
+    assert not [p for root in ROOTS for p in (ROOT / root / "tandem").rglob("*") if p.stem in names]
+
+
+TERMS = (
+    "request attempt choice prefill decode block block table ticket lease incarnation plan drain TTFT ITL TPOT goodput"
+).replace("block block table", "block block-table")
+
+
+@pytest.mark.parametrize("term", TERMS.split())
+def test_the_glossary_defines_our_words(term: str) -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text().lower()
+    assert f"**{term.replace('-', ' ').lower()}**" in glossary
+
+
+def test_decisions_fit_a_page() -> None:
+    records = sorted((ROOT / "docs" / "adr").glob("*.md"))
+    assert records
+    for record in records:
+        assert re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", record.name)
+        assert len(record.read_text().splitlines()) <= 60, record.name

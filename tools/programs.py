@@ -1,0 +1,59 @@
+"""List the programs of a folder (`bench`, `proof`), or run one of them as `python -m FOLDER.NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def programs(folder: str) -> dict[str, str]:
+    """Name → first line of the docstring, of every package with a `__main__.py` and every module in `folder`."""
+    found: dict[str, str] = {}
+    for main in sorted(ROOT.glob(f"{folder}/*/__main__.py")):
+        found[main.parent.name] = _first_line(main.parent / "__init__.py") or _first_line(main)
+    for module in sorted(ROOT.glob(f"{folder}/*.py")):
+        if not module.name.startswith("_"):
+            found[module.stem] = _first_line(module)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", choices=("bench", "proof"))
+    parser.add_argument("name", nargs="?", default="", help="which one; without it, a list")
+    parser.add_argument("--out", default="", help="where its results go")
+    parser.add_argument("arguments", nargs="*", help="more arguments for the program")
+    options = parser.parse_args()
+    known = programs(options.folder)
+    if not options.name:
+        print(_listing(options.folder, known))
+        return 0
+    if options.name not in known:
+        print(f"{options.folder}/ has no {options.name!r}. There are:", file=sys.stderr)
+        print(_listing(options.folder, known), file=sys.stderr)
+        return 2
+    out = ["--out", options.out] if options.out else []
+    command = [sys.executable, "-m", f"{options.folder}.{options.name}", *out, *options.arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+
+def _listing(folder: str, known: dict[str, str]) -> str:
+    width = max(map(len, known), default=0)
+    lines = [f"  make {folder} NAME={name:<{width}}  {line}" for name, line in known.items()]
+    return "\n".join(lines) or f"  {folder}/ holds no program yet"
+
+
+def _first_line(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return text.splitlines()[0] if text else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
