@@ -1,0 +1,148 @@
+"""Where a model's files are and what identifies them. Imports no torch, so that any process may ask.
+
+A local folder is taken as it is; anything else is a hub id that huggingface_hub fetches into its cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.core.errors import ModelError
+from tandem.core.fingerprint import Fingerprint
+from tandem.engine.model_config import ModelConfig
+
+INDEX_NAME = "model.safetensors.index.json"
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "merges.txt",
+)  # fmt: skip
+HUB_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
+"""What is fetched from the hub: never a pickled weight, never code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model on disk. `name` is the hub id or the folder's name; `commit` is the hub commit, empty for a folder."""
+
+    name: str
+    path: Path
+    commit: str = ""
+
+
+def resolve_model(model: str, *, revision: str = "") -> ModelSource:
+    """Find `model`: a folder if one exists under that path, else a hub id at `revision` (a branch, tag or commit).
+
+    May download; raises ModelError in one line when that fails, also offline.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if revision:
+            raise ModelError(
+                f"{model} is a folder and has no revisions", why=f"revision {revision} was asked for",
+                todo="leave the revision out, or name a hub id",
+            )  # fmt: skip
+        return ModelSource(name=folder.resolve().name, path=folder.resolve())
+    if folder.is_absolute() or model.startswith(("./", "../", "~")) or folder.is_file():
+        why = "it is a file" if folder.is_file() else "no such folder"
+        raise ModelError(f"cannot load the model {model}", why=why, todo="give a folder or a hub id such as owner/name")
+    path = _download(model, revision)
+    return ModelSource(name=model, path=path, commit=path.name)
+
+
+def fingerprint(source: ModelSource, config: ModelConfig, *, compute_dtype: str) -> Fingerprint:
+    """What must be equal for two workers to exchange KV. Reads every weight byte of a local folder once.
+
+    Raises ModelError if a file cannot be read.
+    """
+    tokenizer = _digest(source.path, _present(source.path, TOKENIZER_FILES))
+    revision = source.commit
+    if not revision:
+        index = _present(source.path, (INDEX_NAME,))
+        revision = _digest(source.path, ["config.json", *index, *weight_files(source.path)], tokenizer)
+    return Fingerprint(
+        model=source.name, revision=revision, rope=config.rope.describe(), adapter="", weight_quantisation="none",
+        compute_dtype=compute_dtype, tokenizer=tokenizer,
+    )  # fmt: skip
+
+
+def weight_files(model_dir: Path) -> list[str]:
+    """Names of the safetensors files of the checkpoint in `model_dir`, sorted; raises ModelError if there are none."""
+    index = model_dir / INDEX_NAME
+    if index.exists():
+        return _indexed_files(index)
+    found = sorted(path.name for path in model_dir.glob("*.safetensors"))
+    if "model.safetensors" in found:
+        return ["model.safetensors"]
+    if len(found) == 1:
+        return found
+    if found:
+        raise ModelError(
+            f"{model_dir} has {len(found)} safetensors files and no {INDEX_NAME}", todo="download the model again"
+        )
+    pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in model_dir.glob(pattern))
+    raise ModelError(
+        f"{model_dir} has no safetensors weights",
+        why=f"{pickled[0]} is pickled, and loading it could run any code" if pickled else "",
+        todo="convert it to safetensors" if pickled else "give a folder with model.safetensors",
+    )
+
+
+def _indexed_files(index: Path) -> list[str]:
+    try:
+        names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ModelError(f"{index} cannot be read", why=repr(error), todo="download the model again") from error
+    for name in names:
+        if Path(name).name != name:
+            raise ModelError(f"{index} names a file outside its folder", why=name, todo="download the model again")
+        if not name.endswith(".safetensors"):
+            raise ModelError(f"{index} names {name}", why="only safetensors are loaded", todo="convert the weights")
+    if not names:
+        raise ModelError(f"{index} names no files", todo="download the model again")
+    return sorted(names)
+
+
+def _download(model: str, revision: str) -> Path:
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ImportError as error:
+        raise ModelError(
+            f"{model} is no folder here", why="fetching it needs the huggingface_hub package",
+            todo="install it, or give a folder",
+        ) from error  # fmt: skip
+    # The HTTP client's own errors differ between releases of the hub library; all are bases of HfHubHTTPError.
+    failures: tuple[type[Exception], ...] = (OSError, ValueError, errors.EntryNotFoundError)
+    failures += errors.HfHubHTTPError.__bases__
+    try:
+        path = huggingface_hub.snapshot_download(model, revision=revision or None, allow_patterns=list(HUB_PATTERNS))
+    except failures as error:
+        lines = str(error).strip().splitlines()
+        raise ModelError(
+            f"cannot fetch the model {model}" + (f" at {revision}" if revision else ""),
+            why=f"{type(error).__name__}: {lines[0] if lines else 'no details'}",
+            todo="check the name, the network and access rights, or give a folder",
+        ) from error
+    return Path(path)
+
+
+def _present(folder: Path, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if (folder / name).is_file()]
+
+
+def _digest(folder: Path, names: list[str], *parts: str) -> str:
+    """32 hex characters over the names and bytes of the files, in the order given, and over `parts`."""
+    total = hashlib.sha256()
+    for name in names:
+        try:
+            with (folder / name).open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+        except OSError as error:
+            raise ModelError(f"cannot read {folder / name}", why=str(error), todo="download the model again") from error
+        total.update(len(name).to_bytes(4, "little") + name.encode() + content)
+    for part in parts:
+        total.update(len(part).to_bytes(4, "little") + part.encode())
+    return total.hexdigest()[:32]

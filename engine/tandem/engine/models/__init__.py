@@ -1,0 +1,1 @@
+"""Forward graphs. One file a graph, not one a model family."""

@@ -1,0 +1,251 @@
+"""The dense decoder: one forward graph for Llama, Qwen2 and Qwen3, driven by `ModelConfig`.
+
+Owns weights and arithmetic of a token's way through the layers. It knows no blocks, no batching and no cache: keys,
+values and queries go to the `attend` function that the caller passes in. Inference only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tandem.core.errors import ModelError
+from tandem.engine.linear import Linear, make_linear
+from tandem.engine.model_config import ModelConfig
+from tandem.engine.models.rope import rotation_table
+from tandem.engine.weights import Parameter, Part, Split, load_weights
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""attend(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim].
+
+k and v are of the new tokens only and rotated; attend stores them before it answers.
+"""
+
+_ELEMENTWISE_GRAIN = 32768
+"""torch runs an elementwise operation of up to this many numbers as one loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerParameters:
+    """The tensors of one layer; fused: qkv is q, k, v on top of each other, gate_up is gate and up."""
+
+    input_norm: Parameter
+    qkv: Parameter
+    qkv_bias: Parameter | None
+    q_norm: Parameter | None
+    k_norm: Parameter | None
+    o: Parameter
+    o_bias: Parameter | None
+    post_norm: Parameter
+    gate_up: Parameter
+    gate_up_bias: Parameter | None
+    down: Parameter
+    down_bias: Parameter | None
+
+
+class Decoder:
+    """Built on the meta device; `load` gives it memory. Not thread-safe: the step loop owns it.
+
+    `max_positions` bounds the positions that may be asked for. The KV heads must divide by the ranks or the reverse.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: torch.dtype, max_positions: int, tp_size: int = 1,
+        is_deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        self.config, self.dtype, self.max_positions = config, dtype, max_positions
+        self._tp_size, self._is_deterministic = tp_size, is_deterministic
+        self.embedding = self._parameter(("model.embed_tokens", config.vocab_size), columns=config.hidden)
+        self.norm = self._parameter(("model.norm", config.hidden))
+        self.head = self.embedding
+        if not config.is_tied:
+            self.head = self._parameter(("lm_head", config.vocab_size), columns=config.hidden)
+        self.layers = [self._layer_parameters(f"model.layers.{index}") for index in range(config.layers)]
+        self._steps: list[_Layer] = []
+
+    def parameters(self) -> list[Parameter]:
+        """Every tensor once, in no particular order."""
+        found = [self.embedding, self.norm] if self.head is self.embedding else [self.embedding, self.norm, self.head]
+        for layer in self.layers:
+            members = (getattr(layer, name) for name in LayerParameters.__slots__)
+            found += [member for member in members if member is not None]
+        return found
+
+    def load(self, model_dir: Path, *, device: str = "cpu", tp_rank: int = 0) -> None:
+        """Read this rank's weights and prepare them for `device`; raises ModelError (see `load_weights`)."""
+        ignored = ["lm_head.weight"] if self.config.is_tied else []
+        with torch.inference_mode():
+            load_weights(
+                model_dir, self.parameters(), device=device, tp_rank=tp_rank, tp_size=self._tp_size,
+                ignored_keys=ignored,
+            )  # fmt: skip
+            table = rotation_table(self.config.rope, self.config.head_dim, self.max_positions, self.dtype)
+            self._rotations = table.to(device)
+            self._embed, self._final_norm = self.embedding.tensor, self._norm(self.norm)
+            self._steps = [self._prepare(layer) for layer in self.layers]
+            self._to_logits = self._linear(self.head, None)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
+        """Logits, fp32 [len(rows), vocab], of the tokens at `rows`; of all tokens where `rows` is None.
+
+        token_ids, positions: int64 [T] on the model's device, T ≥ 1; rows: int64. Calls `attend` once a layer, in
+        order. Raises ModelError before `load`.
+        """
+        if not self._steps:
+            raise ModelError("the model has no weights yet", todo="call load() first")
+        x = functional.embedding(token_ids, self._embed)
+        cos, sin = self._rotations.index_select(0, positions).unsqueeze(1).unbind(2)
+        shape = (*cos.shape[:2], 2, -1)
+        cos, sin = cos.view(shape), sin.view(shape)
+        last = len(self._steps) - 1
+        for index, layer in enumerate(self._steps):
+            q, k, v = layer.project(x, cos, sin)
+            mixed = attend(index, q, k, v)
+            if index == last and rows is not None:
+                # Behind the last attention nothing looks at other tokens: only the wanted rows go on.
+                x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
+            x = layer.finish(x, mixed)
+        return self._to_logits(self._final_norm(x)).float()
+
+    def _parameter(
+        self, *named: tuple[str, int], columns: int | None = None, split: Split = Split.WHOLE, kind: str = "weight",
+        replicas: int = 1,
+    ) -> Parameter:  # fmt: skip
+        """A parameter of tensors `name.kind`; all but the first are replicated `replicas` times (K and V heads)."""
+        parts = tuple(
+            Part(key=f"{name}.{kind}", rows=rows, replicas=replicas if place else 1)
+            for place, (name, rows) in enumerate(named)
+        )
+        return Parameter.on_meta(parts, columns=columns, split=split, dtype=self.dtype, tp_size=self._tp_size)
+
+    def _layer_parameters(self, name: str) -> LayerParameters:
+        c = self.config
+        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        qkv = ((f"{attention}.q_proj", wide), (f"{attention}.k_proj", narrow), (f"{attention}.v_proj", narrow))
+        gate_up = ((f"{mlp}.gate_proj", c.intermediate), (f"{mlp}.up_proj", c.intermediate))
+        copies = max(1, self._tp_size // c.kv_heads)
+        rows, columns, make = Split.ROWS, Split.COLUMNS, self._parameter
+        return LayerParameters(
+            input_norm=make((f"{name}.input_layernorm", c.hidden)),
+            qkv=make(*qkv, columns=c.hidden, split=rows, replicas=copies),
+            qkv_bias=make(*qkv, split=rows, kind="bias", replicas=copies) if c.has_qkv_bias else None,
+            q_norm=make((f"{attention}.q_norm", c.head_dim)) if c.has_qk_norm else None,
+            k_norm=make((f"{attention}.k_norm", c.head_dim)) if c.has_qk_norm else None,
+            o=make((f"{attention}.o_proj", c.hidden), columns=wide, split=columns),
+            o_bias=make((f"{attention}.o_proj", c.hidden), kind="bias") if c.has_o_bias else None,
+            post_norm=make((f"{name}.post_attention_layernorm", c.hidden)),
+            gate_up=make(*gate_up, columns=c.hidden, split=rows),
+            gate_up_bias=make(*gate_up, split=rows, kind="bias") if c.has_mlp_bias else None,
+            down=make((f"{mlp}.down_proj", c.hidden), columns=c.intermediate, split=columns),
+            down_bias=make((f"{mlp}.down_proj", c.hidden), kind="bias") if c.has_mlp_bias else None,
+        )
+
+    def _prepare(self, layer: LayerParameters) -> _Layer:
+        c = self.config
+        heads, kv_heads = c.heads // self._tp_size, max(1, c.kv_heads // self._tp_size)
+        qk_norm = None
+        if layer.q_norm is not None and layer.k_norm is not None:
+            tables = (layer.q_norm.tensor.expand(heads, -1), layer.k_norm.tensor.expand(kv_heads, -1))
+            qk_norm = _HeadNorm(torch.cat(tables), c.norm_eps)
+        return _Layer(
+            heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
+            input_norm=self._norm(layer.input_norm), qkv=self._linear(layer.qkv, layer.qkv_bias), qk_norm=qk_norm,
+            o=self._linear(layer.o, layer.o_bias), post_norm=self._norm(layer.post_norm),
+            gate_up=self._linear(layer.gate_up, layer.gate_up_bias), down=self._linear(layer.down, layer.down_bias),
+            activate=_activate_by_grains if self._is_deterministic else _activate,
+        )  # fmt: skip
+
+    def _norm(self, weight: Parameter) -> Callable[[Tensor], Tensor]:
+        return _Norm(weight.tensor, self.config.norm_eps)
+
+    def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
+        tensor = None if bias is None else bias.tensor
+        return make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    """One layer ready to run: everything before attention, and everything after it."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    input_norm: Callable[[Tensor], Tensor]
+    qkv: Linear
+    qk_norm: Callable[[Tensor], Tensor] | None
+    o: Linear
+    post_norm: Callable[[Tensor], Tensor]
+    gate_up: Linear
+    down: Linear
+    activate: Callable[[Tensor], Tensor]
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] to rotated q [T, heads, head_dim] and k, and v [T, kv_heads, head_dim].
+
+        q and k lie side by side in the fused projection and turn together; cos, sin: [T, 1, 2, head_dim / 2].
+        """
+        tokens = x.shape[0]
+        turning = self.heads + self.kv_heads
+        fused = self.qkv(self.input_norm(x)).view(tokens, turning + self.kv_heads, self.head_dim)
+        qk, v = fused.split_with_sizes((turning, self.kv_heads), 1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        halves = qk.view(tokens, turning, 2, -1)
+        turned = (halves * cos).add_(halves.flip(2).mul_(sin)).view(tokens, turning, self.head_dim)
+        q, k = turned.split_with_sizes((self.heads, self.kv_heads), 1)
+        return q, k, v
+
+    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
+        x.add_(self.o(mixed.reshape(x.shape[0], -1)))
+        return x.add_(self.down(self.activate(self.gate_up(self.post_norm(x)))))
+
+
+class _Norm:
+    """RMSNorm in fp32, rounded to the model's dtype before the weight is applied, as all three families have it."""
+
+    __slots__ = ("_eps", "_is_fp32", "_shape", "_weight")
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps, self._shape = weight, eps, [weight.shape[-1]]
+        self._is_fp32 = weight.dtype is torch.float32
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._is_fp32:
+            return torch.rms_norm(x, self._shape, self._weight, self._eps)
+        return torch.rms_norm(x.float(), self._shape, None, self._eps).to(self._weight.dtype).mul_(self._weight)
+
+
+class _HeadNorm:
+    """Qwen3's norm of every query and key head: weight [heads, head_dim], the same row for all heads of a kind."""
+
+    __slots__ = ("_eps", "_shape", "_weight")
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self._weight, self._eps, self._shape = weight, eps, [weight.shape[-1]]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.rms_norm(x.float(), self._shape, None, self._eps).to(self._weight.dtype).mul_(self._weight)
+
+
+def _activate(gate_up: Tensor) -> Tensor:
+    """silu(gate) · up of [T, 2 · intermediate]."""
+    gate, up = gate_up.chunk(2, -1)
+    return functional.silu(gate).mul_(up)
+
+
+def _activate_by_grains(gate_up: Tensor) -> Tensor:
+    """`_activate` in pieces that torch never splits over threads.
+
+    Where a split falls inside a row, numbers at its edge take the scalar exp instead of the vector one and differ in
+    the last bit: which rows those are would depend on the batch.
+    """
+    rows = max(1, 2 * _ELEMENTWISE_GRAIN // gate_up.shape[1])
+    return torch.cat([_activate(piece) for piece in torch.split(gate_up, rows)])

@@ -1,0 +1,195 @@
+"""Runs one step of the model over paged KV memory: the engine's only door to weights, pools and kernels.
+
+Owns the decoder and the pools of one rank. It decides nothing: which tokens, which blocks and what to sample are the
+scheduler's and the sampler's business. One thread, the step loop, calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tandem.core.errors import ConfigError, ModelError
+from tandem.core.ids import GroupId
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.engine.kv_pool import TORCH_DTYPES, KVPools, check_blocks, plan_blocks
+from tandem.engine.model_config import ModelConfig, read_model_config
+from tandem.engine.models.decoder import Decoder
+from tandem.engine.step_batch import SeqSlice, SequenceTensors, StepBatch, StepTensors, build_step
+from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
+from tandem.kernels.extend_attention import extend_attention
+from tandem.kernels.kv_blocks import copy_blocks
+from tandem.kernels.kv_store import kv_store
+from tandem.kernels.paged_decode import paged_decode
+
+__all__ = ["LayersStored", "ModelRunner", "SeqSlice", "StepBatch"]
+
+LayersStored = Callable[[int, int], None]
+"""on_layers(first, last): the step's KV of layers [first, last) is in the pool (on CUDA: queued on the stream)."""
+
+
+class ModelRunner:
+    """A loaded model with its KV pools. Raises ModelError, ConfigError or StartupError with what to do about it.
+
+    `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes` and `num_blocks` (a group) is set;
+    `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
+    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier.
+    """
+
+    def __init__(
+        self, *, model_dir: Path, dtype: str = "auto", device: str = "cpu", block_tokens: int = 16,
+        kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
+        is_deterministic: bool = False, layer_group: int = 4,
+    ) -> None:  # fmt: skip
+        for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}", why="it must be at least 1")
+        self.config: ModelConfig = read_model_config(model_dir)
+        self.device = _device(device)
+        self.dtype = _dtype(dtype, self.config, self.device, is_deterministic=is_deterministic)
+        self.max_model_len = _max_model_len(max_model_len, self.config)
+        self.layer_group, self.is_deterministic = layer_group, is_deterministic
+        if is_deterministic and KEY_TILE % block_tokens:
+            raise ConfigError(
+                f"--deterministic cannot use blocks of {block_tokens} tokens", why=f"they must divide {KEY_TILE}"
+            )
+        self.layout = kv_layout(self.config, dtype=self.dtype, block_tokens=block_tokens)
+        counts = _block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
+        self._decoder = Decoder(
+            self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
+            is_deterministic=is_deterministic,
+        )  # fmt: skip
+        self._decoder.load(model_dir, device=device)
+        self.pools = KVPools(self.layout, counts, self.device)
+        self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
+        self._windows = tuple(self.layout.groups[group].window for group in self.pools.group_of_layer)
+        self._scale = self.config.head_dim**-0.5
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.config.eos_token_ids
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks in the pool of each KV group."""
+        return self.pools.num_blocks
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch, on_layers: LayersStored | None = None) -> Tensor:
+        """Store the step's KV and compute logits: fp32 [len(batch.logit_rows), vocab], owned by the caller.
+
+        `on_layers` runs on this thread between layers and must be quick. Raises ValueError if the batch contradicts
+        itself or leaves the model's context.
+        """
+        step = build_step(batch, self._block_tokens, self.device, has_decode_kernel=not self.is_deterministic)
+        if max(batch.positions) >= self.max_model_len or min(batch.positions) < 0:
+            raise ValueError(f"positions must be from 0 to {self.max_model_len - 1}, got {max(batch.positions)}")
+        pools, done = self.pools, 0
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            nonlocal done
+            group, view = pools.group_of_layer[layer], pools.layer_views[layer]
+            kv_store(k, v, view, step.slots[group])
+            if on_layers is not None and (layer + 1 - done == self.layer_group or layer + 1 == self.config.layers):
+                on_layers(done, layer + 1)
+                done = layer + 1
+            return self._attention(step, layer, group, view, q)
+
+        return self._decoder.forward(step.token_ids, step.positions, step.rows, attend)
+
+    @torch.inference_mode()
+    def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) inside the pool of `group`; no destination may be a source."""
+        if pairs:
+            ids = torch.tensor(pairs, dtype=torch.int32).t().contiguous().to(self.device)
+            copy_blocks(self.pools.tensors[group], ids[0], ids[1])
+
+    def pool_bytes(self, group: int) -> memoryview:
+        """The pool of `group` as writable bytes, without a copy; see `KVPools.pool_bytes`."""
+        return self.pools.pool_bytes(group)
+
+    def _attention(self, step: StepTensors, layer: int, group: int, view: Tensor, q: Tensor) -> Tensor:
+        decodes, chunks = step.decodes, step.chunks
+        if chunks is None and decodes is not None:
+            return self._attend_part(decodes, layer, group, view, q, is_decode=True)
+        if decodes is None and chunks is not None:
+            return self._attend_part(chunks, layer, group, view, q, is_decode=False)
+        assert decodes is not None
+        assert chunks is not None
+        first = self._attend_part(decodes, layer, group, view, q[: decodes.end], is_decode=True)
+        return torch.cat((first, self._attend_part(chunks, layer, group, view, q[chunks.start :], is_decode=False)))
+
+    def _attend_part(
+        self, part: SequenceTensors, layer: int, group: int, view: Tensor, q: Tensor, *, is_decode: bool
+    ) -> Tensor:
+        table, lens, scale, window = part.block_tables[group], part.context_lens, self._scale, self._windows[layer]
+        if self.is_deterministic:
+            return paged_attention_deterministic(q, view, part.cu_seqlens, table, lens, scale=scale, window=window)
+        if is_decode:
+            return paged_decode(q, view, table, lens, scale=scale, window=window)
+        return extend_attention(q, view, part.cu_seqlens, table, lens, scale=scale, window=window)
+
+
+def kv_layout(config: ModelConfig, *, dtype: str, block_tokens: int, tp: int = 1) -> KVLayout:
+    """The KV groups of a model: one for the dense families."""
+    group = KVGroupSpec(
+        group=GroupId(0), layers=tuple(range(config.layers)), planes=2, heads=config.kv_heads, width=config.head_dim,
+        block_tokens=block_tokens, dtype=dtype,
+    )  # fmt: skip
+    return KVLayout(groups=(group,), tp=tp)
+
+
+def _block_counts(
+    layout: KVLayout, kv_bytes: int | None, num_blocks: int | None, max_model_len: int
+) -> tuple[int, ...]:
+    if (kv_bytes is None) == (num_blocks is None):
+        raise ConfigError("exactly one of kv_bytes and num_blocks must be set", todo="give --kv-memory")
+    if kv_bytes is not None:
+        return plan_blocks(layout, kv_bytes, max_model_len)
+    counts = (num_blocks or 0,) * len(layout.groups)
+    check_blocks(layout, counts, max_model_len)
+    return counts
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name} is unknown", todo="use cpu, cuda or cuda:N") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name} is not supported", todo="use cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no CUDA device here", why=f"device {name} was asked for", todo="use cpu")
+    return device
+
+
+def _dtype(name: str, config: ModelConfig, device: torch.device, *, is_deterministic: bool) -> str:
+    if name == "auto":
+        name = "float32" if is_deterministic else config.dtype
+    if name not in TORCH_DTYPES:
+        raise ConfigError(f"dtype {name} is unknown", todo=f"use auto, {', '.join(TORCH_DTYPES)}")
+    if is_deterministic and (name != "float32" or device.type != "cpu"):
+        raise ConfigError(
+            f"--deterministic cannot run in {name} on {device}",
+            why="only float32 on the CPU has kernels whose rows do not depend on each other",
+            todo="add --dtype float32 --device cpu, or leave --deterministic out",
+        )
+    return name
+
+
+def _max_model_len(wanted: int, config: ModelConfig) -> int:
+    if wanted < 0:
+        raise ConfigError(f"max_model_len is {wanted}", todo="use 0 for the model's own limit")
+    if wanted > config.max_positions:
+        raise ModelError(
+            f"max_model_len {wanted} is beyond the model", why=f"it has {config.max_positions} positions",
+            todo=f"use {config.max_positions} or less",
+        )  # fmt: skip
+    return wanted or config.max_positions

@@ -1,0 +1,184 @@
+"""Strict loading: mapped safetensors straight into the tensors of one rank. Pickled weights are never opened.
+
+A `Parameter` says which checkpoint tensors make it up and how ranks share them; the loader knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.core.errors import ModelError
+from tandem.engine.model_source import INDEX_NAME, weight_files
+
+_NAMED = 3  # keys that an error spells out
+
+
+class Split(Enum):
+    """How ranks share a tensor: each its own copy, a slice of dim 0 (output features) or of dim 1 (input features)."""
+
+    WHOLE = "whole"
+    ROWS = "rows"
+    COLUMNS = "columns"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One checkpoint tensor inside a Parameter. `rows` counts dim 0 of the whole tensor.
+
+    `replicas` ranks in a row hold the same slice: KV heads when there are fewer of them than ranks.
+    """
+
+    key: str
+    rows: int
+    replicas: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Parameter:
+    """A tensor of the model: its parts stacked along dim 0. `columns` is dim 1 of the whole tensor, None for vectors.
+
+    `tensor` is on the meta device with this rank's shape until `load_weights` replaces it.
+    """
+
+    parts: tuple[Part, ...]
+    columns: int | None = None
+    split: Split = Split.WHOLE
+    tensor: Tensor
+
+    @classmethod
+    def on_meta(
+        cls, parts: tuple[Part, ...], *, columns: int | None = None, split: Split = Split.WHOLE,
+        dtype: torch.dtype, tp_size: int = 1,
+    ) -> Parameter:  # fmt: skip
+        """A parameter without memory, shaped for one of `tp_size` ranks; ValueError if it cannot be split evenly."""
+        rows = sum(_share(part.rows, tp_size // part.replicas, split is Split.ROWS) for part in parts)
+        shape = (rows,) if columns is None else (rows, _share(columns, tp_size, split is Split.COLUMNS))
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+        return cls(parts=parts, columns=columns, split=split, tensor=tensor)
+
+
+def load_weights(
+    model_dir: Path, parameters: Iterable[Parameter], *, device: str = "cpu", tp_rank: int = 0, tp_size: int = 1,
+    ignored_keys: Iterable[str] = (),
+) -> None:  # fmt: skip
+    """Fill every parameter of rank `tp_rank` from the checkpoint in `model_dir`, in its dtype, on `device`.
+
+    Every checkpoint key must be used, save `ignored_keys` and the rotary buffers that old exports carry. Raises
+    ModelError for missing, unexpected or misshapen tensors and for files that are absent, truncated or pickled.
+    """
+    wanted = list(parameters)
+    with open_checkpoint(model_dir) as checkpoint:
+        _check_keys(checkpoint, wanted, set(ignored_keys))
+        for parameter in wanted:
+            target = torch.empty(parameter.tensor.shape, dtype=parameter.tensor.dtype, device=device)
+            start = 0
+            for part in parameter.parts:
+                start += _fill(checkpoint, parameter, part, target[start:], tp_rank, tp_size)
+            parameter.tensor = target
+
+
+class Checkpoint:
+    """The mapped safetensors files of a model and which of them holds each key."""
+
+    def __init__(self, folder: Path, files: dict[str, Any]) -> None:
+        self.folder = folder
+        self.file_of: dict[str, str] = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
+        self._files = files
+
+    def slice_of(self, key: str) -> Any:
+        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for."""
+        return self._files[self.file_of[key]].get_slice(key)
+
+    def path_of(self, key: str) -> Path:
+        return self.folder / self.file_of[key]
+
+
+@contextmanager
+def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
+    """Map the files of the checkpoint in `model_dir`; they are unmapped on exit. Raises ModelError."""
+    from safetensors import SafetensorError, safe_open
+
+    with ExitStack() as stack:
+        files: dict[str, Any] = {}
+        for name in weight_files(model_dir):
+            path = model_dir / name
+            try:
+                files[name] = stack.enter_context(safe_open(str(path), framework="pt", device="cpu"))
+            except FileNotFoundError as error:
+                raise ModelError(
+                    f"{path} does not exist", why=f"{INDEX_NAME} names it", todo="download the model again"
+                ) from error
+            except (SafetensorError, OSError) as error:
+                raise ModelError(
+                    f"{path} is damaged", why=str(error), todo="download the model again; the file may be cut short"
+                ) from error
+        yield Checkpoint(model_dir, files)
+
+
+def _check_keys(checkpoint: Checkpoint, parameters: list[Parameter], ignored: set[str]) -> None:
+    wanted = {part.key for parameter in parameters for part in parameter.parts}
+    present = set(checkpoint.file_of)
+    extra = {key for key in present - wanted - ignored if not key.endswith("rotary_emb.inv_freq")}
+    for problem, keys in (("is missing", wanted - present), ("has unexpected", extra)):
+        if keys:
+            named = ", ".join(sorted(keys)[:_NAMED]) + (" …" if len(keys) > _NAMED else "")
+            raise ModelError(
+                f"the checkpoint in {checkpoint.folder} {problem} {len(keys)} tensors", why=named,
+                todo="check that config.json and the weights belong together",
+            )  # fmt: skip
+
+
+def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tensor, tp_rank: int, tp_size: int) -> int:
+    """Copy this rank's slice of `part` to the head of `target`; returns the rows written."""
+    from safetensors import SafetensorError
+
+    path = checkpoint.path_of(part.key)
+    try:
+        source = checkpoint.slice_of(part.key)
+        shape = tuple(source.get_shape())
+        expected = (part.rows,) if parameter.columns is None else (part.rows, parameter.columns)
+        if shape != expected:
+            raise ModelError(
+                f"{part.key} in {path} has shape {list(shape)}", why=f"config.json asks for {list(expected)}",
+                todo="check that config.json and the weights belong together",
+            )  # fmt: skip
+        data: Tensor = source[_index(parameter, part, tp_rank, tp_size)]
+    except SafetensorError as error:
+        raise ModelError(f"{part.key} in {path} cannot be read", why=str(error), todo="download it again") from error
+    if not data.is_floating_point():
+        raise ModelError(
+            f"{part.key} in {path} is {data.dtype}", why="only unquantized weights are loaded", todo="use plain weights"
+        )
+    target[: data.shape[0]].copy_(data)
+    return data.shape[0]
+
+
+def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tuple[slice, ...]:
+    """The rows (and columns) of a part that rank `tp_rank` holds."""
+    if parameter.split is Split.ROWS:
+        rows = part.rows // (tp_size // part.replicas)
+        first = tp_rank // part.replicas * rows
+        chosen = [slice(first, first + rows)]
+    else:
+        chosen = [slice(0, part.rows)]
+    if parameter.columns is not None:
+        columns = parameter.columns // tp_size if parameter.split is Split.COLUMNS else parameter.columns
+        first = tp_rank * columns if parameter.split is Split.COLUMNS else 0
+        chosen.append(slice(first, first + columns))
+    return tuple(chosen)
+
+
+def _share(size: int, shares: int, is_split: bool) -> int:
+    if not is_split:
+        return size
+    if size % shares:
+        raise ValueError(f"{size} cannot be split over {shares} ranks")
+    return size // shares

@@ -1,0 +1,171 @@
+"""Makes a random, tiny model in Hugging Face format: for tests, and to measure shapes that no checkpoint has.
+
+    python tools/random_model.py qwen3 build/tiny-qwen3 --hidden 64 --layers 2 --heads 4 --kv-heads 2
+
+Embeddings are untied and weights wide (standard deviation 0.08), so that greedy answers do not repeat one token. The
+tokenizer is the bundled model's where the vocabulary has room for it, else one token a byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+BUNDLED = Path(__file__).resolve().parent.parent / "models" / "tandem-tiny"
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomModel:
+    """The shape to make; `head_dim` 0 means hidden / heads, `intermediate` 0 means three times hidden."""
+
+    family: str
+    hidden: int = 64
+    intermediate: int = 0
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 0
+    vocab: int = 512
+    max_positions: int = 2048
+    seed: int = 0
+    dtype: str = "float32"
+    std: float = 0.08
+    is_tied: bool = False
+
+
+def make_random_model(model: RandomModel, folder: Path) -> None:
+    """Write config, weights and tokenizer into `folder`, which is made; the same arguments give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = _config(model)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
+    save_file(_weights(model), folder / "model.safetensors", metadata={"format": "pt"})
+    _write_tokenizer(model, folder)
+
+
+def _config(model: RandomModel) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[model.family]],
+        "model_type": model.family,
+        "vocab_size": model.vocab,
+        "hidden_size": model.hidden,
+        "intermediate_size": model.intermediate or 3 * model.hidden,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "head_dim": model.head_dim or model.hidden // model.heads,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.max_positions,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": model.is_tied,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "torch_dtype": model.dtype,
+    }
+    if model.family != "llama":
+        config |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": model.layers}
+    return config
+
+
+def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(model.seed)
+    head_dim = model.head_dim or model.hidden // model.heads
+    wide, narrow = model.heads * head_dim, model.kv_heads * head_dim
+    intermediate = model.intermediate or 3 * model.hidden
+    made: dict[str, torch.Tensor] = {}
+
+    def draw(name: str, *shape: int, around: float = 0.0) -> None:
+        values = torch.randn(shape, generator=generator) * model.std + around
+        made[name] = values.to(DTYPES[model.dtype])
+
+    draw("model.embed_tokens.weight", model.vocab, model.hidden)
+    for index in range(model.layers):
+        layer = f"model.layers.{index}"
+        for name, rows in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
+            draw(f"{layer}.self_attn.{name}.weight", rows, model.hidden)
+            if model.family == "qwen2":
+                draw(f"{layer}.self_attn.{name}.bias", rows)
+        if model.family == "qwen3":
+            draw(f"{layer}.self_attn.q_norm.weight", head_dim, around=1.0)
+            draw(f"{layer}.self_attn.k_norm.weight", head_dim, around=1.0)
+        draw(f"{layer}.self_attn.o_proj.weight", model.hidden, wide)
+        draw(f"{layer}.mlp.gate_proj.weight", intermediate, model.hidden)
+        draw(f"{layer}.mlp.up_proj.weight", intermediate, model.hidden)
+        draw(f"{layer}.mlp.down_proj.weight", model.hidden, intermediate)
+        draw(f"{layer}.input_layernorm.weight", model.hidden, around=1.0)
+        draw(f"{layer}.post_attention_layernorm.weight", model.hidden, around=1.0)
+    draw("model.norm.weight", model.hidden, around=1.0)
+    if not model.is_tied:
+        draw("lm_head.weight", model.vocab, model.hidden)
+    return made
+
+
+def _write_tokenizer(model: RandomModel, folder: Path) -> None:
+    bundled = BUNDLED / "tokenizer.json"
+    if bundled.exists():
+        tokens = json.loads(bundled.read_text(encoding="utf-8"))["model"]["vocab"]
+        if len(tokens) <= model.vocab:
+            for name in ("tokenizer.json", "tokenizer_config.json"):
+                shutil.copyfile(BUNDLED / name, folder / name)
+            return
+    _write_byte_tokenizer(model, folder)
+
+
+def _write_byte_tokenizer(model: RandomModel, folder: Path) -> None:
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    specials = ["<bos>", "<eos>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*specials, *alphabet][: model.vocab]
+    tokenizer = Tokenizer(BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(specials)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    about = {
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<bos>", "eos_token": "<eos>",
+        "model_max_length": model.max_positions,
+        "chat_template": "{% for message in messages %}{{ message['content'] }}\n{% endfor %}",
+    }  # fmt: skip
+    _write_json(folder / "tokenizer_config.json", about)
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("family", choices=sorted(ARCHITECTURES))
+    parser.add_argument("out", type=Path, help="folder to write")
+    for name, value in (("hidden", 64), ("intermediate", 0), ("layers", 2), ("heads", 4), ("kv-heads", 2)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in (("head-dim", 0), ("vocab", 512), ("max-positions", 2048), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--std", type=float, default=0.08, help="standard deviation of the weights")
+    parser.add_argument("--tied", action="store_true", dest="is_tied", help="tie the embeddings")
+    values = vars(parser.parse_args(argv))
+    folder: Path = values.pop("out")
+    if values["heads"] % values["kv_heads"]:
+        parser.error(f"{values['heads']} heads cannot share {values['kv_heads']} KV heads evenly")
+    make_random_model(RandomModel(**values), folder)
+    print(f"wrote {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
