@@ -26,12 +26,10 @@ venv: $(STAMP) ## create the environment in .venv and install Tandem with everyt
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tandem needs Python 3.11 or newer, this is " \
 	  + sys.version.split()[0] + ". Say which one to use: make PYTHON=/path/to/python3")'
-	@echo "==> environment: creating $(VENV)"
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@test -x $(PY) || { echo "==> environment: creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "==> environment: installing Tandem with its dependencies (minutes the first time, most of it torch)"
-	@$(PY) -m pip install --no-input --disable-pip-version-check -e '.[$(EXTRAS)]'
-	@touch $(STAMP)
-	@echo "==> environment: ready after $$SECONDS s"
+	@$(PY) -m pip install --no-input --disable-pip-version-check -e '.[$(EXTRAS)]'; \
+	  touch $(STAMP); echo "==> environment: ready, installed in $$SECONDS s"
 
 serve: $(STAMP) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
 	@$(VENV)/bin/clusterctl up $(ARGS)
@@ -64,10 +62,10 @@ proto: $(STAMP) ## generate protogen/ from proto/
 	@$(PY) tools/genproto.py
 
 bench: $(STAMP) ## measure: NAME=… OUT=…; without NAME a list of the benchmarks
-	@$(PY) tools/programs.py bench "$(NAME)" --out "$(OUT)" -- $(ARGS)
+	@$(PY) tools/programs.py bench "$(NAME)" --out "$(OUT)" $(ARGS)
 
 proof: $(STAMP) ## run a long, seeded proof: NAME=… OUT=…; without NAME a list of the proofs
-	@$(PY) tools/programs.py proof "$(NAME)" --out "$(OUT)" -- $(ARGS)
+	@$(PY) tools/programs.py proof "$(NAME)" --out "$(OUT)" $(ARGS)
 
 train: $(STAMP) ## train the bundled model anew
 	@$(PY) tools/train_tiny.py $(ARGS)

@@ -1,4 +1,4 @@
-"""List the programs of a folder (`bench`, `proof`), or run one of them as `python -m FOLDER.NAME`."""
+"""List the programs of a folder (`bench`, `proof`), or run one of them as `python -m FOLDER.NAME` with all further arguments."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def main() -> int:
     parser.add_argument("folder", choices=("bench", "proof"))
     parser.add_argument("name", nargs="?", default="", help="which one; without it, a list")
     parser.add_argument("--out", default="", help="where its results go")
-    parser.add_argument("arguments", nargs="*", help="more arguments for the program")
-    options = parser.parse_args()
+    options, arguments = parser.parse_known_args()
     known = programs(options.folder)
     if not options.name:
         print(_listing(options.folder, known))
@@ -38,7 +37,7 @@ def main() -> int:
         print(_listing(options.folder, known), file=sys.stderr)
         return 2
     out = ["--out", options.out] if options.out else []
-    command = [sys.executable, "-m", f"{options.folder}.{options.name}", *out, *options.arguments]
+    command = [sys.executable, "-m", f"{options.folder}.{options.name}", *out, *arguments]
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
