@@ -65,6 +65,8 @@ class PrefillRole:
         """The request left the queue: ask for the ticket while its first chunk is being computed."""
         handover.start(self._shell.engine.layout, part.start)
         self._shell.outbox.phase(handover.tracked, Phase.PREFILL)
+        if not handover.peer.worker:
+            return
         layout = self._shell.engine.layout
         self._tell(
             handover,
@@ -109,6 +111,9 @@ class PrefillRole:
         if handover.is_finished:
             self._tell_failed(handover, "not_needed", "the answer ended with its first token")
             self._end(handover)
+            return
+        if not handover.peer.worker:
+            self._fail(handover, InternalError("the answer goes on, but no decode worker was planned for it"))
             return
         self._shell.outbox.phase(handover.tracked, Phase.TRANSFER)
         self._complete_if_ready(handover)
@@ -215,6 +220,7 @@ class PrefillRole:
         elif isinstance(event, SendFailed):
             handover = self._by_transfer.get(event.transfer)
             if handover is not None:
+                handover.is_sent = True  # the source is no longer read
                 self._fail(handover, TransferError("the KV transfer failed", why=event.reason, todo="try again"))
         elif isinstance(event, Quiesced):
             handover = self._quiescing.pop(event.transfer, None)
@@ -260,7 +266,7 @@ class PrefillRole:
             self._shell.sender.cancel(ticket.transfer)
 
     def _tell_failed(self, handover: Handover, code: str, message: str) -> None:
-        if handover.stage is Stage.QUEUED:
+        if handover.stage is Stage.QUEUED or not handover.peer.worker:
             return
         failed = w.TransferFailed(
             request=handover.tracked.request,

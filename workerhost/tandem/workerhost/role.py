@@ -33,6 +33,12 @@ class Shell:
     outbox: Outbox
     clock: Clock
     counters: dict[str, float] = field(default_factory=dict)
+    last_step: tuple[float, float] = (0.0, 0.0)
+
+    def rest_of_step_s(self, ready_s: float) -> float:
+        """How long something that was ready at `ready_s` had to wait for the step then in progress (the last one)."""
+        started_s, ended_s = self.last_step
+        return max(0.0, ended_s - ready_s) if started_s <= ready_s else 0.0
 
     def count(self, name: str, amount: float = 1.0) -> None:
         self.counters[name] = self.counters.get(name, 0.0) + amount

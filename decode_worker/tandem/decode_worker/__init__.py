@@ -1,0 +1,1 @@
+"""The decode role: reserve blocks, admit received KV, generate, stream."""

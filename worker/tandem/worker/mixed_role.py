@@ -1,0 +1,54 @@
+"""The mixed role: prefill and decode of every request on one worker, no transfer."""
+
+from __future__ import annotations
+
+from tandem.core.errors import InvalidRequestError
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.engine.request import LayerHook, StepResult
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.requests import Tracked
+from tandem.workerhost.role import Shell
+from tandem.workerhost.whole_requests import WholeRequests
+
+
+class MixedRole:
+    """Nothing but whole requests."""
+
+    name = RoleName.MIXED
+
+    def __init__(self, shell: Shell) -> None:
+        self._whole = WholeRequests(shell)
+
+    @property
+    def layer_hook(self) -> LayerHook | None:
+        return None
+
+    def submit(self, tracked: Tracked, message: w.Submit) -> None:
+        if message.leg != w.LEG_FULL:
+            raise InvalidRequestError("this worker hands nothing over", why="it has the mixed role", todo="plan anew")
+        self._whole.add(tracked)
+
+    def cancel(self, tracked: Tracked, reason: str) -> None:
+        self._whole.cancel(tracked)
+
+    def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
+        return
+
+    def peer_gone(self, peer: WorkerId, reason: str) -> None:
+        return
+
+    def transfer_event(self, event: object) -> None:
+        return
+
+    def before_step(self) -> None:
+        return
+
+    def after_step(self, result: StepResult) -> None:
+        self._whole.after_step(result, {})
+
+    def tick(self, now_s: float) -> None:
+        return
+
+    def is_idle(self) -> bool:
+        return self._whole.is_idle()

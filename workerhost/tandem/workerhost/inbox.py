@@ -1,0 +1,47 @@
+"""What wakes the step loop: messages from the host's ring and events posted by transport threads, on one poll."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections import deque
+from dataclasses import dataclass
+
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.workerhost.ring import RingReader
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """`post` may be called from any thread; everything else belongs to the step loop."""
+
+    ring: RingReader
+    posted: deque[object]
+    wake: int
+
+    @classmethod
+    def open(cls, ring: RingReader) -> Inbox:
+        return cls(ring, deque(), os.eventfd(0, os.EFD_NONBLOCK))
+
+    def post(self, event: object) -> None:
+        """Hand over an event from another thread and wake the loop."""
+        self.posted.append(event)
+        os.eventfd_write(self.wake, 1)
+
+    def take(self, wait_s: float) -> list[object]:
+        """Everything that is here, events first; waits up to `wait_s` for something (0 = do not wait)."""
+        if not self.posted and wait_s > 0:
+            select.select([self.ring.filled, self.wake], [], [], wait_s)
+        try:
+            os.eventfd_read(self.wake)
+        except BlockingIOError:
+            pass
+        items: list[object] = []
+        while self.posted:
+            items.append(self.posted.popleft())
+        items.extend(e.HostToRank.FromString(data) for data in self.ring.read_all())
+        return items
+
+    def close(self) -> None:
+        self.ring.close()
+        os.close(self.wake)

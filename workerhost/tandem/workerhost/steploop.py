@@ -1,0 +1,262 @@
+"""The step loop of rank 0: take what came in, let the role act, run one engine step, report. One thread does it all."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections import deque
+from collections.abc import Callable
+
+from tandem.core.blockhash import HashRoot, chain
+from tandem.core.errors import CancelledError, DeadlineError, InternalError, TandemError
+from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
+from tandem.core.lifecycle import Phase
+from tandem.core.logs import event
+from tandem.engine.request import EngineRequest, PrefillSlice, RequestKind, StepResult
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.inbox import Inbox
+from tandem.workerhost.pulse import Pulse
+from tandem.workerhost.requests import Tracked, request_key
+from tandem.workerhost.role import Role, Shell
+from tandem.workerhost.wire import choices_from_wire, sampling_from_wire
+
+_log = logging.getLogger(__name__)
+IDLE_WAIT_S = 0.1
+REPORT_EVERY_S = 0.1
+
+
+class StepLoop:
+    """Owns the engine, the role and the request table; `run` returns when the host says stop."""
+
+    def __init__(self, shell: Shell, role: Role, inbox: Inbox, pulse: Pulse) -> None:
+        self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
+        self._deferred: deque[object] = deque()
+        self._is_stopping = False
+        self._last_report_s = 0.0
+        self._last_report = b""
+        self._decode_steps_s: deque[float] = deque(maxlen=101)
+        self._prefill_rates: deque[float] = deque(maxlen=31)
+        self._hook: Callable[[tuple[PrefillSlice, ...], int, int], None] | None = None
+        if role.layer_hook is not None:
+            self._hook = self._on_layers
+
+    def run(self) -> None:
+        """Until a Stop message. An exception here is a bug and ends the process: the host and the routers notice."""
+        while not self._is_stopping:
+            wait_s = 0.0 if self._deferred or self._shell.engine.has_work else IDLE_WAIT_S
+            for item in [*self._take_deferred(), *self._inbox.take(wait_s)]:
+                self._handle(item)
+            now_s = self._shell.clock.now_s()
+            self._expire(now_s)
+            self._role.tick(now_s)
+            self._role.before_step()
+            if self._shell.engine.has_work:
+                self._step()
+            elif self._role.is_idle():
+                self._shell.engine.check_integrity()
+            self._publish()
+            self._report()
+
+    # ---- what came in ----------------------------------------------------------------------------------------------
+
+    def _take_deferred(self) -> list[object]:
+        items = list(self._deferred)
+        self._deferred.clear()
+        return items
+
+    def _handle(self, item: object) -> None:
+        if not isinstance(item, e.HostToRank):
+            self._role.transfer_event(item)
+            return
+        kind = item.WhichOneof("kind")
+        if kind == "router":
+            self._from_router(RouterId(item.router.router), item.router.message)
+        elif kind == "peer":
+            self._role.peer_message(WorkerId(item.peer.worker), item.peer.message, item.peer.received_s)
+        elif kind == "router_gone":
+            for tracked in self._shell.requests.of_router(RouterId(item.router_gone.router)):
+                self._cancel(tracked, "its router is gone")
+        elif kind == "peer_gone":
+            self._role.peer_gone(WorkerId(item.peer_gone.worker), item.peer_gone.reason)
+        elif kind == "peer_unreachable":
+            self._role.peer_gone(WorkerId(item.peer_unreachable.worker), item.peer_unreachable.reason)
+        elif kind == "incarnation":
+            self._new_incarnation(Incarnation(item.incarnation.incarnation))
+        elif kind == "stop":
+            self._is_stopping = True
+
+    def _from_router(self, router: RouterId, message: w.RouterMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "submit":
+            self._submit(router, message.submit)
+        elif kind == "cancel":
+            request, attempt = RequestId(message.cancel.request), Attempt(message.cancel.attempt)
+            self._shell.requests.bury(request, attempt, self._shell.clock.now_s())
+            for tracked in self._shell.requests.attempts(request, attempt):
+                self._cancel(tracked, message.cancel.reason)
+
+    def _submit(self, router: RouterId, message: w.Submit) -> None:
+        request, attempt = RequestId(message.request), Attempt(message.attempt)
+        if self._shell.requests.is_buried(request, attempt):
+            return
+        for older in self._shell.requests.attempts(request, Attempt(attempt - 1)):
+            self._cancel(older, "superseded by a newer attempt")
+        try:
+            tracked = self._track(router, message)
+            self._shell.requests.add(tracked)
+            self._role.submit(tracked, message)
+            self._shell.outbox.phase(tracked, Phase.QUEUED)
+            self._shell.count("requests_received")
+        except TandemError as error:
+            self._shell.requests.remove(request_key(request, attempt))
+            self._shell.outbox.refused(router, request, attempt, error)
+
+    def _track(self, router: RouterId, message: w.Submit) -> Tracked:
+        now_s = self._shell.clock.now_s()
+        block_tokens = self._shell.engine.layout.groups[0].block_tokens
+        root = HashRoot(fingerprint=self._shell.fingerprint, block_tokens=block_tokens, salt=message.salt).digest()
+        prompt = tuple(message.prompt)
+        if message.last_block_hash and chain(root, prompt, block_tokens)[-1] != message.last_block_hash:
+            self._shell.count("prefix_hash_mismatches")
+        key = request_key(message.request, message.attempt)
+        return Tracked(
+            key=key,
+            router=router,
+            request=RequestId(message.request),
+            attempt=Attempt(message.attempt),
+            leg=message.leg,
+            received_s=now_s,
+            deadline_s=now_s + (message.timeout_s or 3600.0),
+            engine_request=EngineRequest(
+                key=key,
+                prompt=prompt,
+                sampling=sampling_from_wire(message.sampling),
+                hash_root=root,
+                kind=RequestKind.PREFILL_ONLY if message.leg == w.LEG_PREFILL else RequestKind.FULL,
+                arrival_s=now_s,
+                forced=choices_from_wire(message.forced),
+            ),
+        )
+
+    def _cancel(self, tracked: Tracked, reason: str) -> None:
+        if self._shell.requests.remove(tracked.key) is None:
+            return
+        self._shell.requests.bury(tracked.request, tracked.attempt, self._shell.clock.now_s())
+        self._role.cancel(tracked, reason)
+        self._shell.outbox.failed(tracked, CancelledError("the request was cancelled", why=reason))
+        self._shell.count("requests_cancelled")
+
+    def _expire(self, now_s: float) -> None:
+        for tracked in self._shell.requests.overdue(now_s):
+            self._role.cancel(tracked, "its deadline passed")
+            self._shell.requests.remove(tracked.key)
+            self._shell.outbox.failed(tracked, DeadlineError("the request took too long", why="its deadline passed"))
+
+    def _new_incarnation(self, incarnation: Incarnation) -> None:
+        """The worker's lease had lapsed: whatever is in flight belongs to the old incarnation."""
+        for tracked in self._shell.requests.all():
+            self._cancel(tracked, "the worker registered anew")
+        self._shell.incarnation = incarnation
+        self._shell.receiver.set_incarnation(incarnation)
+        self._shell.sender.set_incarnation(incarnation)
+
+    # ---- a step ----------------------------------------------------------------------------------------------------
+
+    def _on_layers(self, slices: tuple[PrefillSlice, ...], first_layer: int, last_layer: int) -> None:
+        """Inside a step. Tickets are taken from the inbox here, so that pushes overlap with the rest of the step."""
+        for item in self._inbox.take(0.0):
+            if isinstance(item, e.HostToRank) and item.HasField("peer") and item.peer.message.HasField("ticket"):
+                self._handle(item)
+            else:
+                self._deferred.append(item)
+        hook = self._role.layer_hook
+        if hook is not None:
+            hook(slices, first_layer, last_layer)
+
+    def _step(self) -> None:
+        clock = self._shell.clock
+        self._pulse.begin_step(clock.now_s())
+        try:
+            result = self._shell.engine.step(self._hook)
+        finally:
+            self._pulse.end_step()
+        self._measure(result)
+        if self._has_lease():
+            self._role.after_step(result)
+        else:
+            event(_log, "tokens dropped without a lease", logging.WARNING, tokens=len(result.outputs))
+            for output in result.outputs:
+                tracked = self._shell.requests.get(output.key)
+                if tracked is not None:
+                    self._cancel(tracked, "the worker lost its lease")
+        self._shell.last_step = (result.started_s, result.ended_s)
+
+    def _measure(self, result: StepResult) -> None:
+        took_s = result.ended_s - result.started_s
+        if result.prefill_tokens and not result.decode_tokens and took_s > 0:
+            self._prefill_rates.append(result.prefill_tokens / took_s)
+        if result.decode_tokens and not result.prefill_tokens:
+            self._decode_steps_s.append(took_s)
+        self._shell.count("steps")
+        self._shell.count("step_seconds", took_s)
+        self._shell.count("prefill_tokens", result.prefill_tokens)
+        self._shell.count("decode_tokens", result.decode_tokens)
+        self._shell.count("preemptions", len(result.preempted))
+
+    def _has_lease(self) -> bool:
+        return self._pulse.lease_until_s == 0.0 or self._shell.clock.now_s() < self._pulse.lease_until_s
+
+    # ---- what goes out ---------------------------------------------------------------------------------------------
+
+    def _publish(self) -> None:
+        events = self._shell.engine.take_block_events()
+        if events:
+            message = e.BlockEvents(
+                events=[e.BlockEvent(group=b.group, hash=b.hash, is_removed=b.is_removed) for b in events]
+            )
+            self._shell.outbox.put(e.RankToHost(events=message))
+
+    def _report(self) -> None:
+        now_s = self._shell.clock.now_s()
+        if now_s - self._last_report_s < REPORT_EVERY_S:
+            return
+        self._last_report_s = now_s
+        report = self._load()
+        data = report.SerializeToString(deterministic=True)
+        if data != self._last_report:
+            self._last_report = data
+            self._shell.outbox.put(e.RankToHost(load=report))
+
+    def _load(self) -> w.LoadReport:
+        engine = self._shell.engine
+        load = engine.load()
+        counts = [ledger.counts() for ledger in engine.ledgers]
+        for name, value in (*self._shell.receiver.counters().items(), *self._shell.sender.counters().items()):
+            self._shell.counters[name] = value
+        return w.LoadReport(
+            queued_requests=load.queued_requests,
+            running_requests=load.running_requests,
+            queued_tokens=load.queued_tokens,
+            blocks=[
+                w.GroupBlocksCount(
+                    group=group,
+                    total=c.total,
+                    free=c.free,
+                    cached=c.cached,
+                    request=c.request,
+                    pushing=c.pushing,
+                    reserved=c.reserved,
+                )
+                for group, c in enumerate(counts)
+            ],
+            prefill_rate=statistics.median(self._prefill_rates) if self._prefill_rates else 0.0,
+            decode_step_s=statistics.median(self._decode_steps_s) if self._decode_steps_s else 0.0,
+            counters=self._shell.counters,
+            in_flight=len(self._shell.requests),
+        )
+
+
+def internal(error: Exception) -> TandemError:
+    """Any exception as an error that can cross the wire."""
+    return error if isinstance(error, TandemError) else InternalError(str(error) or type(error).__name__)

@@ -1,0 +1,73 @@
+"""Serving a request whole on one worker: what a mixed worker does, and a decode worker that needs no transfer."""
+
+from __future__ import annotations
+
+from tandem.core.errors import InternalError, TandemError
+from tandem.core.handoff import HandoffTiming
+from tandem.core.lifecycle import Phase
+from tandem.engine.request import StepResult
+from tandem.workerhost.requests import Tracked
+from tandem.workerhost.role import Shell
+
+
+class WholeRequests:
+    """Hands FULL requests to the engine and their tokens to the outbox; also the tokens of admitted hand-overs."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._open_choices: dict[str, set[int]] = {}
+        self._started: set[str] = set()
+
+    def add(self, tracked: Tracked) -> None:
+        """Queue a request that is prefilled and decoded here; raises if it can never fit."""
+        self._shell.engine.check(tracked.engine_request)
+        self._shell.engine.add(tracked.engine_request)
+        self.follow(tracked, set(range(tracked.engine_request.sampling.n)))
+
+    def follow(self, tracked: Tracked, choices: set[int]) -> None:
+        """From now on, tokens of these choices are reported; the last finish ends the request."""
+        self._open_choices[tracked.key] = choices
+
+    def cancel(self, tracked: Tracked) -> None:
+        self._open_choices.pop(tracked.key, None)
+        self._started.discard(tracked.key)
+        self._shell.engine.cancel(tracked.key)
+
+    def after_step(self, result: StepResult, handoffs: dict[str, HandoffTiming]) -> None:
+        """Report a step's tokens; `handoffs` go out with the first token of the requests that they belong to."""
+        for part in result.prefilled:
+            tracked = self._shell.requests.get(part.key)
+            if tracked is not None and part.key not in self._started:
+                self._started.add(part.key)
+                self._shell.outbox.phase(tracked, Phase.PREFILL)
+        for output in result.outputs:
+            tracked = self._shell.requests.get(output.key)
+            open_choices = self._open_choices.get(output.key)
+            if tracked is None or open_choices is None:
+                continue
+            cached = None
+            if not tracked.has_reported_cached:
+                tracked.has_reported_cached = True
+                cached = self._shell.engine.cached_tokens(output.key)
+            handoff = handoffs.pop(output.key, None)
+            self._shell.outbox.token(tracked, output, cached_tokens=cached, handoff=handoff)
+            if output.finish is not None:
+                open_choices.discard(output.choice)
+                if not open_choices:
+                    self._end(tracked)
+        for key, error in result.failed.items():
+            tracked = self._shell.requests.get(key)
+            if tracked is not None:
+                self._open_choices.pop(key, None)
+                self._started.discard(key)
+                self._shell.fail(tracked, error if isinstance(error, TandemError) else InternalError(str(error)))
+        self._shell.outbox.flush()
+
+    def is_idle(self) -> bool:
+        return not self._open_choices
+
+    def _end(self, tracked: Tracked) -> None:
+        del self._open_choices[tracked.key]
+        self._started.discard(tracked.key)
+        self._shell.requests.remove(tracked.key)
+        self._shell.count("requests_finished")
