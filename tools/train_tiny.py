@@ -93,8 +93,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 def _prepare(args: argparse.Namespace) -> tuple[Tokenizer, Tokens, Tokens, str]:
     """Tokenizer, training stream, held-out stream and a summary, from ``args.work`` when they are already there."""
     work: Path = args.work
-    work.mkdir(parents=True, exist_ok=True)
-    kept = [work / n for n in ("tokenizer.json", "train.npy", "heldout.npy", "corpus.txt")]
+    source = f"{'library' if args.no_docs else 'library+docs'}-seed{args.seed}"
+    kept = [work / source / n for n in ("tokenizer.json", "train.npy", "heldout.npy", "corpus.txt")]
+    kept[0].parent.mkdir(parents=True, exist_ok=True)
     if all(p.exists() for p in kept) and not args.fresh:
         summary = kept[3].read_text(encoding="utf-8")
         print(f"corpus: {summary} (kept in {work})")

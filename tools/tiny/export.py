@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ def write_folder(
         folder / "model.safetensors",
         metadata={"format": "pt"},
     )
+    (folder / "model.safetensors").chmod(0o644)  # written for its owner alone otherwise
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     special = {name: tokens.SPECIAL_TOKENS.index(name) for name in tokens.SPECIAL_TOKENS}
     _write_json(folder / "config.json", _model_config(config, special))
@@ -179,7 +181,7 @@ exercise a server, never for what it says.
 | weights | bfloat16, safetensors |
 | positions | {config.max_positions:,}, RoPE with theta {config.rope_theta:g} |
 | tokenizer | byte-level BPE, {config.vocab_size:,} tokens, trained on the same text |
-| held-out loss | {heldout:.3f} nats a token (perplexity {2.718281828**heldout:.1f}) on documents left out of training |
+| held-out loss | {heldout:.3f} nats a token (perplexity {math.exp(heldout):.1f}) on documents left out of training |
 
 ## Data and licence
 
