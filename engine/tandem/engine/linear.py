@@ -12,13 +12,11 @@ from torch.nn import functional
 Linear = Callable[[Tensor], Tensor]
 """[tokens, in_features] to [tokens, out_features], same dtype."""
 
-_PLAIN_COPY_BYTES = 4 << 20
-
 
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, is_deterministic: bool = False) -> Linear:
     """x · weightᵀ + bias for a `weight` of [out_features, in_features].
 
-    On CPU, oneDNN's packed layout is 1.3 to 3 times as fast as torch's own call (`bench/engine_step.py`). With
+    On CPU, oneDNN's packed layout is up to three times as fast as torch's own call. With
     `is_deterministic` (fp32 CPU) a row's result does not depend on the other rows, bit for bit.
     """
     if is_deterministic:
@@ -34,22 +32,12 @@ def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
     pack, multiply = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise.default
     packed = pack(weight, None)
     attributes: list[float] = []
-    if weight.dtype is not torch.float32 or weight.nbytes > _PLAIN_COPY_BYTES:
 
-        def apply(x: Tensor) -> Tensor:
-            product: Tensor = multiply(x, packed, bias, "none", attributes, "")
-            return product
-
-        return apply
-
-    def apply_either(x: Tensor) -> Tensor:
-        # One fp32 row of a small matrix: oneDNN's 8 µs of set-up cost more than its layout gains.
-        if x.shape[0] == 1:
-            return functional.linear(x, weight, bias)
+    def apply(x: Tensor) -> Tensor:
         product: Tensor = multiply(x, packed, bias, "none", attributes, "")
         return product
 
-    return apply_either
+    return apply
 
 
 def _packable_dtypes() -> tuple[torch.dtype, ...]:
