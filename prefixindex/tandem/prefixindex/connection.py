@@ -1,0 +1,112 @@
+"""Connections to Redis: bounded in time, checked once at the start, and never with a password in a log line."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+
+from tandem.core.errors import ConfigError, StartupError
+
+OUTAGE: Final = (RedisError, OSError, TimeoutError)
+"""What a call raises while Redis is away, loading, full or refusing: wait and try again."""
+SOCKET_TIMEOUT_S: Final = 5.0
+OLDEST_VERSION: Final = (6, 2)
+_CONNECTIONS: Final = 64
+
+
+class Backoff:
+    """Growing, jittered pauses between tries, from `first_s` to `last_s` seconds."""
+
+    def __init__(self, first_s: float = 0.05, last_s: float = 1.0) -> None:
+        self._first_s, self._last_s = first_s, last_s
+        self._next_s = first_s
+
+    def reset(self) -> None:
+        """Things work again: start small next time."""
+        self._next_s = self._first_s
+
+    async def pause(self) -> None:
+        """Sleep for the next pause."""
+        pause_s, self._next_s = self._next_s, min(self._last_s, self._next_s * 2)
+        await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not a secret
+
+
+async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
+    """A checked client for `url` (`redis://`, `rediss://`, `unix://`); the caller owns it and calls `aclose()`.
+
+    Every command is bounded by a socket timeout of 5 s and tried at most twice. Raises ConfigError for a wrong URL and
+    StartupError when Redis does not answer within `timeout_s`, refuses the password or is too old.
+    """
+    place = redacted(url)
+    try:
+        client = _client(url)
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{place} is no Redis URL", todo="write redis://:password@host:port/0 or unix:///path/to/socket"
+        ) from None
+    try:
+        async with asyncio.timeout(timeout_s):
+            info: dict[str, Any] = await client.info("server")
+        _check_version(info, place)
+    except (*OUTAGE, StartupError) as error:
+        await client.aclose()
+        raise _explained(error, place, timeout_s) from None
+    except BaseException:
+        await client.aclose()
+        raise
+    return client
+
+
+def redacted(url: str) -> str:
+    """`url` without user, password and options; safe to log and to show."""
+    try:
+        parts = urlsplit(url)
+        host = f"{parts.hostname or ''}:{parts.port}" if parts.port else parts.hostname or ""
+    except ValueError:
+        return "the given Redis URL"
+    if not parts.scheme:
+        return "the given Redis URL"
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+def _client(url: str) -> Redis:
+    # Protocol 2 keeps replies of streams the same with every client version.
+    return Redis.from_url(
+        url,
+        protocol=2,
+        socket_timeout=SOCKET_TIMEOUT_S,
+        socket_connect_timeout=2.0,
+        health_check_interval=15,
+        max_connections=_CONNECTIONS,
+        retry=Retry(NoBackoff(), 1),
+    )
+
+
+def _check_version(info: dict[str, Any], place: str) -> None:
+    version = str(info.get("redis_version", "0"))
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if numbers < OLDEST_VERSION:
+        raise StartupError(f"Redis at {place} is version {version}", todo="use Redis 6.2 or newer, or Valkey")
+
+
+def _explained(error: BaseException, place: str, timeout_s: float) -> StartupError:
+    if isinstance(error, StartupError):
+        return error
+    if isinstance(error, (AuthenticationError, NoPermissionError)) or "NOAUTH" in str(error):
+        return StartupError(
+            f"Redis at {place} refuses this password",
+            todo="put the right one into the URL: redis://:password@host:port/0",
+        )
+    why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else _one_line(error)
+    return StartupError(f"cannot reach Redis at {place}", why=why, todo="start it, or correct its URL")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

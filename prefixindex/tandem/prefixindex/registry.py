@@ -1,0 +1,234 @@
+"""Who is in the cluster, as a watcher sees it: the list is read again and again, lapses are judged on its own clock.
+
+A missing key is no lapse by itself, and neither is an outage of Redis: a member is gone when it said so, when another
+incarnation took its place, or when no path brought a new beat of it for one lease time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from redis.asyncio import Redis
+
+from tandem.core.clock import Clock, MonotonicClock
+from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.prefixindex.connection import OUTAGE, Backoff
+from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.lease import BEAT_S, LEASE_S, NO_INCARNATION, RouterLease, WorkerLease
+from tandem.prefixindex.records import RouterRecord, WorkerRecord
+from tandem.prefixindex.wakeup import Wakeups
+
+__all__ = [
+    "LeaseBook",
+    "LeaseRow",
+    "RegistryWatcher",
+    "RouterLease",
+    "RouterRecord",
+    "RouterWatcher",
+    "WorkerLease",
+    "WorkerRecord",
+]
+
+_log = logging.getLogger(__name__)
+_FORGET_S = 60.0
+_BATCH = 256
+
+I = TypeVar("I", bound=str)  # noqa: E741 - an id type
+R = TypeVar("R", WorkerRecord, RouterRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRow:
+    """A lease as Redis has it; `incarnation` 0 = its holder left. `record` is undecoded JSON."""
+
+    incarnation: int
+    beat: int
+    record: bytes
+
+
+@dataclass(slots=True)
+class _Entry(Generic[R]):
+    record: R
+    beat: int
+    seen_s: float
+
+
+class LeaseBook(Generic[I, R]):
+    """The judgement alone, without any I/O: rows and times in, living members out."""
+
+    def __init__(self, decode: Callable[[bytes], R], lease_s: float = LEASE_S) -> None:
+        self._decode: Callable[[bytes], R] = decode
+        self._lease_s = lease_s
+        self._entries: dict[I, _Entry[R]] = {}
+        self._ended: dict[I, tuple[int, int]] = {}  # incarnation and beat that were judged lapsed or unreadable
+        self._is_out = False
+        self._back_s = float("-inf")
+
+    @property
+    def records(self) -> dict[I, R]:
+        """Everybody who lives."""
+        return {member: entry.record for member, entry in self._entries.items()}
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the last thing heard of Redis was an outage."""
+        return self._is_out
+
+    def outage(self) -> None:
+        """Redis did not answer: nobody can be judged until it is back and had time to hear from everybody."""
+        self._is_out = True
+
+    def note_beat(self, member: I, incarnation: Incarnation, now_s: float) -> None:
+        """A beat that arrived on another path (a router stream, a control channel)."""
+        entry = self._entries.get(member)
+        if entry is not None and entry.record.incarnation == incarnation:
+            entry.seen_s = max(entry.seen_s, now_s)
+
+    def apply(self, rows: Mapping[I, LeaseRow | None], now_s: float) -> bool:
+        """Take in one complete listing (None = no such key); True when membership or an incarnation changed."""
+        if self._is_out:
+            self._is_out, self._back_s = False, now_s
+        is_changed = False
+        for member, row in rows.items():
+            if row is not None:
+                is_changed |= self._apply_row(member, row, now_s)
+            elif member not in self._entries:
+                self._ended.pop(member, None)
+        for member, entry in list(self._entries.items()):
+            if now_s - max(entry.seen_s, self._back_s) > self._lease_s:
+                del self._entries[member]
+                self._ended[member] = (entry.record.incarnation, entry.beat)
+                is_changed = True
+        return is_changed
+
+    def _apply_row(self, member: I, row: LeaseRow, now_s: float) -> bool:
+        entry = self._entries.get(member)
+        if row.incarnation == int(NO_INCARNATION):
+            return self._entries.pop(member, None) is not None
+        if entry is not None and entry.record.incarnation == row.incarnation:
+            if row.beat != entry.beat:
+                entry.beat, entry.seen_s = row.beat, now_s
+            return False
+        if self._ended.get(member) == (row.incarnation, row.beat):
+            return False
+        try:
+            record = self._decode(row.record)
+        except ValueError as error:
+            self._ended[member] = (row.incarnation, row.beat)
+            _log.warning("unreadable registration", extra={"fields": {"member": member, "why": str(error)}})
+            return self._entries.pop(member, None) is not None
+        self._ended.pop(member, None)
+        self._entries[member] = _Entry(record, row.beat, now_s)
+        return True
+
+
+class _LeaseWatcher(Generic[I, R]):
+    """Reads the list every `relist_s` seconds and at wake-ups, and tells one listener about changes."""
+
+    def __init__(
+        self, redis: Redis, keys: Keys, kind: Member, decode: Callable[[bytes], R], clock: Clock, lease_s: float
+    ) -> None:
+        self._redis: Any = redis  # its stubs mix plain and awaitable results
+        self._keys, self._kind, self._clock, self._lease_s = keys, kind, clock, lease_s
+        self._book: LeaseBook[I, R] = LeaseBook(decode, lease_s)
+        self._wakeups = Wakeups(redis, keys.registry_channel(kind))
+        self._missing: dict[I, float] = {}
+        self._heard_s: float | None = None
+
+    @property
+    def records(self) -> Mapping[I, R]:
+        """Everybody who lives, as of the last listing; kept through outages."""
+        return self._book.records
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the list could not be read for a lease time (or never): it is the last known one."""
+        return self._heard_s is None or self._clock.now_s() - self._heard_s > self._lease_s
+
+    def note_beat(self, member: I, incarnation: Incarnation) -> None:
+        """Tell about a beat that arrived on another path; it counts like one in Redis."""
+        self._book.note_beat(member, incarnation, self._clock.now_s())
+
+    async def run(self, on_change: Callable[[Mapping[I, R]], None], *, relist_s: float = BEAT_S) -> None:
+        """Watch until cancelled. `on_change` gets the complete new list, first when the first listing is there.
+
+        It is called in this task and must not block. Redis outages are survived with a growing pause.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._wakeups.run())
+            await self._poll(on_change, relist_s)
+
+    async def _poll(self, on_change: Callable[[Mapping[I, R]], None], relist_s: float) -> None:
+        backoff = Backoff()
+        is_first = True
+        while True:
+            try:
+                rows = await self._list()
+            except OUTAGE as error:
+                if not self._book.is_out:
+                    _log.warning("registry unreadable", extra={"fields": {"kind": self._kind, "why": str(error)}})
+                self._book.outage()
+                await backoff.pause()
+                continue
+            backoff.reset()
+            self._heard_s = self._clock.now_s()
+            if self._book.apply(rows, self._heard_s) or is_first:
+                is_first = False
+                on_change(self._book.records)
+            await self._forget(rows)
+            await self._wakeups.wait(relist_s)
+
+    async def _list(self) -> dict[I, LeaseRow | None]:
+        members: list[I] = [self._id(raw) for raw in await self._redis.smembers(self._keys.members(self._kind))]
+        known = set(members)
+        members += [member for member in self._book.records if member not in known]
+        rows: dict[I, LeaseRow | None] = {}
+        for start in range(0, len(members), _BATCH):
+            batch = members[start : start + _BATCH]
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for member in batch:
+                    key = self._keys.lease(self._kind, member)
+                    pipeline.hmget(key, "incarnation", "beat", "record")
+                rows.update(zip(batch, map(_row, await pipeline.execute()), strict=True))
+        return rows
+
+    async def _forget(self, rows: Mapping[I, LeaseRow | None]) -> None:
+        """Drop ids from the set whose key is missing for a minute; should one return, its next beat adds it again."""
+        now_s = self._clock.now_s()
+        missing = [member for member, row in rows.items() if row is None]
+        self._missing = {member: self._missing.get(member, now_s) for member in missing}
+        old = [member for member, since_s in self._missing.items() if now_s - since_s > _FORGET_S]
+        if old:
+            try:
+                await self._redis.srem(self._keys.members(self._kind), *old)
+            except OUTAGE:
+                return  # next time
+            _log.info("forgot members", extra={"fields": {"kind": self._kind, "members": len(old)}})
+
+    def _id(self, raw: bytes) -> I:
+        return raw.decode()  # type: ignore[return-value] # ids are str at run time
+
+
+class RegistryWatcher(_LeaseWatcher[WorkerId, WorkerRecord]):
+    """Watches workers."""
+
+    def __init__(self, redis: Redis, keys: Keys, *, clock: Clock | None = None, lease_s: float = LEASE_S) -> None:
+        super().__init__(redis, keys, Member.WORKER, WorkerRecord.from_json, clock or MonotonicClock(), lease_s)
+
+
+class RouterWatcher(_LeaseWatcher[RouterId, RouterRecord]):
+    """Watches routers."""
+
+    def __init__(self, redis: Redis, keys: Keys, *, clock: Clock | None = None, lease_s: float = LEASE_S) -> None:
+        super().__init__(redis, keys, Member.ROUTER, RouterRecord.from_json, clock or MonotonicClock(), lease_s)
+
+
+def _row(values: Iterable[bytes | None]) -> LeaseRow | None:
+    incarnation, beat, record = values
+    if incarnation is None:
+        return None
+    return LeaseRow(int(incarnation), int(beat or 0), record or b"")
