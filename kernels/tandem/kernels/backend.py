@@ -1,0 +1,32 @@
+"""Which implementation of an operation runs: the Triton kernel or the torch reference.
+
+Owns that choice and the one environment variable that overrides it. It must not import Triton: a machine without it
+still runs every reference.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+AUTO = "auto"
+REFERENCE = "reference"
+TRITON = "triton"
+BACKENDS = (AUTO, REFERENCE, TRITON)
+ENVIRONMENT_VARIABLE = "TANDEM_KERNELS"
+
+
+def uses_triton(device: torch.device, override: str | None = None) -> bool:
+    """Say whether tensors on `device` go to the Triton kernel.
+
+    `override` wins over the environment variable `TANDEM_KERNELS`, which wins over `auto`: Triton on CUDA devices, the
+    reference elsewhere. `triton` for CPU tensors works in Triton's interpreter only (`TRITON_INTERPRET=1`).
+    Raises ValueError for an unknown name.
+    """
+    name = override if override is not None else os.environ.get(ENVIRONMENT_VARIABLE, AUTO)
+    if name not in BACKENDS:
+        raise ValueError(f"unknown kernel backend {name!r}: expected one of {', '.join(BACKENDS)}")
+    if name == AUTO:
+        return device.type == "cuda"
+    return name == TRITON

@@ -1,0 +1,40 @@
+"""Paged attention whose result for a token does not depend on the other tokens of the call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.deterministic_attention.reference import KEY_TILE, paged_attention_deterministic_reference
+from tandem.kernels.layer_view import check_attention_arguments
+from tandem.kernels.packed_attention import AttentionSpec
+
+__all__ = ["KEY_TILE", "paged_attention_deterministic"]
+
+
+def paged_attention_deterministic(
+    q: Tensor,
+    layer_view: Tensor,
+    cu_seqlens: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """`extend_attention`, bitwise the same for a token whatever the batch, the chunking and the block size.
+
+    Arguments, result and errors as in `extend_attention`; a decode step passes one query a sequence
+    (`cu_seqlens = arange(batch + 1)`), a context of 0 gives zeros. `block_tokens` must divide `KEY_TILE`. The promise
+    is tested for fp32 on CPU, with one and two threads; other devices and dtypes compute the same without promise.
+    """
+    check_attention_arguments(q, layer_view, block_table, context_lens)
+    if cu_seqlens.dtype != torch.int32:
+        raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}")
+    if cu_seqlens.shape != (block_table.shape[0] + 1,):
+        raise ValueError(f"cu_seqlens must be [{block_table.shape[0] + 1}], got {tuple(cu_seqlens.shape)}")
+    if KEY_TILE % layer_view.shape[3]:
+        raise ValueError(f"block_tokens must divide {KEY_TILE}, got {layer_view.shape[3]}")
+    spec = AttentionSpec(scale=scale, window=window, softcap=softcap)
+    return paged_attention_deterministic_reference(q, layer_view, cu_seqlens, block_table, context_lens, spec)

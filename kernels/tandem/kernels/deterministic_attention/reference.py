@@ -1,0 +1,155 @@
+"""paged_attention_deterministic in torch.
+
+    query group   QUERY_TILE neighbouring tokens of one sequence, padded with zeros
+    key tile      KEY_TILE tokens from position 0 of the sequence
+
+Every product is [QUERY_TILE x GQA group, width] x [width, KEY_TILE] or its counterpart for the values, whatever the
+call holds; groups of all sequences only share a batched product. A token folds tiles into (maximum, sum, accumulator)
+in order of position, and a tile in which it sees nothing leaves the three bitwise as they were (online softmax: Milakov
+and Gimelshein 2018, algorithm 3). Hence its result depends on its query and the keys and values it sees, alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.layer_view import gather_tokens
+from tandem.kernels.packed_attention import AttentionSpec
+
+QUERY_TILE = 8
+KEY_TILE = 128
+_GATHERED_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _QueryGroup:
+    """Rows `row : row + count` of the call are tokens at `position ...` of `sequence`."""
+
+    sequence: int
+    row: int
+    count: int
+    position: int
+
+    @property
+    def tiles(self) -> int:
+        return (self.position + self.count - 1) // KEY_TILE + 1
+
+
+@dataclass(slots=True)
+class _Softmax:
+    """The state of the online softmax: `[groups, kv_heads, QUERY_TILE, GQA group, 1 or width]`."""
+
+    maximum: Tensor
+    total: Tensor
+    accumulated: Tensor
+
+
+def paged_attention_deterministic_reference(
+    q: Tensor,
+    layer_view: Tensor,
+    cu_seqlens: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    spec: AttentionSpec,
+) -> Tensor:
+    """See `paged_attention_deterministic`."""
+    out = torch.zeros_like(q)
+    lens: list[int] = context_lens.tolist()
+    groups = sorted(_query_groups(cu_seqlens.tolist(), lens), key=lambda group: -group.tiles)
+    group_bytes = 2 * layer_view.shape[2] * layer_view.shape[4] * KEY_TILE * layer_view.element_size()
+    most = max(1, _GATHERED_BYTES // group_bytes)
+    for low in range(0, len(groups), most):
+        _attend_groups(q, out, layer_view, block_table, lens, groups[low : low + most], spec)
+    return out
+
+
+def _query_groups(starts: list[int], lens: list[int]) -> list[_QueryGroup]:
+    groups = []
+    for sequence, length in enumerate(lens):
+        begin, end = starts[sequence], starts[sequence + 1]
+        if length == 0:
+            continue
+        if length < end - begin:
+            raise ValueError(f"sequence {sequence}: {end - begin} queries, context of {length} tokens")
+        for row in range(begin, end, QUERY_TILE):
+            groups.append(_QueryGroup(sequence, row, min(QUERY_TILE, end - row), length - (end - row)))
+    return groups
+
+
+def _attend_groups(
+    q: Tensor,
+    out: Tensor,
+    layer_view: Tensor,
+    block_table: Tensor,
+    lens: list[int],
+    groups: list[_QueryGroup],
+    spec: AttentionSpec,
+) -> None:
+    """Attend for query groups, those with most tiles first, and write into `out`."""
+    device, kv_heads = q.device, layer_view.shape[2]
+    q_heads, width = q.shape[1:]
+    offsets = torch.arange(QUERY_TILE, device=device)
+    real = offsets < torch.tensor([group.count for group in groups], device=device)[:, None]
+    rows = torch.cat([torch.arange(group.row, group.row + group.count, device=device) for group in groups])
+    firsts = torch.tensor([group.position for group in groups], device=device)[:, None]
+    positions = torch.where(real, firsts + offsets, -1)
+    padded = q.new_zeros((len(groups), QUERY_TILE, q_heads, width))
+    padded[real] = q[rows]
+    packed = padded.view(len(groups), QUERY_TILE, kv_heads, -1, width).transpose(1, 2).contiguous()
+    state = _Softmax(
+        maximum=packed.new_full((*packed.shape[:-1], 1), float("-inf"), dtype=torch.float32),
+        total=packed.new_zeros((*packed.shape[:-1], 1), dtype=torch.float32),
+        accumulated=torch.zeros_like(packed, dtype=torch.float32),
+    )
+    begins = [max(0, group.position - spec.window + 1) if spec.window else 0 for group in groups]
+    ends = [group.position + group.count for group in groups]
+    begins_column, ends_column = (torch.tensor(x, device=device)[:, None] for x in (begins, ends))
+    tables = block_table[torch.tensor([group.sequence for group in groups], device=device)].long()
+    for tile in range(min(begins) // KEY_TILE, groups[0].tiles):
+        active = sum(group.tiles > tile for group in groups)
+        tokens = torch.arange(tile * KEY_TILE, (tile + 1) * KEY_TILE, device=device)
+        k, v = _gather_tile(layer_view, tables[:active], tokens, begins_column[:active], ends_column[:active])
+        column = positions[:active, :, None]
+        visible = tokens <= column
+        if spec.window is not None:
+            visible &= tokens > column - spec.window
+        _fold_tile(state, active, packed[:active], k, v, visible[:, None, :, None], spec)
+    results = (state.accumulated / state.total + 0.0).to(q.dtype)  # + 0.0: what is hidden decides the sign of a zero
+    out[rows] = results.transpose(1, 2).reshape(len(groups), QUERY_TILE, q_heads, width)[real]
+
+
+def _gather_tile(
+    layer_view: Tensor, tables: Tensor, tokens: Tensor, begins: Tensor, ends: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One tile of keys and values a group; tokens outside `begins ... ends` have values of zero and any key."""
+    block_tokens, width = layer_view.shape[3:]
+    blocks = tokens[::block_tokens] // block_tokens
+    wanted = torch.clamp(blocks[None], begins // block_tokens, (ends - 1) // block_tokens)
+    k, v = gather_tokens(layer_view, tables.gather(1, wanted))
+    unread = (tokens < begins) | (tokens >= ends)
+    v.view(tables.shape[0], -1, KEY_TILE, width).masked_fill_(unread[:, None, :, None], 0)
+    return k, v
+
+
+def _fold_tile(
+    state: _Softmax, active: int, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, spec: AttentionSpec
+) -> None:
+    """Fold a key tile into the state of the first `active` groups. visible: `[active, 1, QUERY_TILE, 1, KEY_TILE]`."""
+    batch = k.shape[0]
+    scores = torch.bmm(q.reshape(batch, -1, q.shape[-1]), k.transpose(1, 2)).float() * spec.scale
+    if spec.softcap is not None:
+        scores = torch.tanh(scores / spec.softcap) * spec.softcap
+    scores = scores.view(*q.shape[:-1], KEY_TILE).masked_fill_(~visible, float("-inf"))
+    seen = visible.any(-1, keepdim=True)
+    before, total, accumulated = state.maximum[:active], state.total[:active], state.accumulated[:active]
+    maximum = torch.maximum(before, scores.amax(-1, keepdim=True))
+    finite = torch.where(seen, maximum, 0.0)
+    weights = torch.exp(scores - finite)
+    kept = torch.exp(before - finite)
+    added = torch.bmm(weights.view(batch, -1, KEY_TILE).to(v.dtype), v).view(q.shape)
+    state.total[:active] = torch.where(seen, total * kept + weights.sum(-1, keepdim=True), total)
+    state.accumulated[:active] = torch.where(seen, accumulated * kept + added, accumulated)
+    state.maximum[:active] = maximum

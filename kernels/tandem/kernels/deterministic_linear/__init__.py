@@ -1,0 +1,25 @@
+"""A linear layer whose result for a row does not depend on the other rows."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tandem.kernels.deterministic_linear.reference import ROW_TILE, deterministic_linear_reference
+
+__all__ = ["ROW_TILE", "deterministic_linear"]
+
+
+def deterministic_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, bitwise the same for a row whatever its neighbours, its place and the number of rows.
+
+    x: `[..., in_features]`; weight: `[out_features, in_features]`; bias: `[out_features]` or None; all of one dtype.
+    Returns `[..., out_features]`. Raises ValueError (shapes) or TypeError (dtypes). Runs torch on the tensors' device;
+    the promise is tested for fp32 on CPU, with one and two threads.
+    """
+    if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x {tuple(x.shape)} does not fit weight {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias {tuple(bias.shape)} does not fit weight {tuple(weight.shape)}")
+    if x.dtype != weight.dtype or (bias is not None and bias.dtype != weight.dtype):
+        raise TypeError(f"x is {x.dtype}, weight {weight.dtype}, bias {None if bias is None else bias.dtype}")
+    return deterministic_linear_reference(x, weight, bias)

@@ -1,0 +1,29 @@
+"""deterministic_linear in torch.
+
+A BLAS chooses its code path, and with it the order of additions, by the shape of the product. Rows are therefore
+padded with zeros to whole tiles, and every tile is one product of the same shape, all of them in one batched call that
+reads the same weight. Inside one shape a row's sum does not depend on its place or its neighbours, nor a product on how
+many there are in the batch: no BLAS promises that, so the tests hold it for the one in use.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROW_TILE = 8
+"""Rows of one product. Measured with MKL in fp32: 16 is a quarter faster on long prompts, but takes 1.6 times as long
+for a single row."""
+
+
+def deterministic_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """See `deterministic_linear`."""
+    rows = x.reshape(-1, x.shape[-1])
+    count = rows.shape[0]
+    tiles = -(-count // ROW_TILE)
+    padded = rows.new_zeros((tiles * ROW_TILE, rows.shape[1]))
+    padded[:count] = rows
+    out = torch.bmm(padded.view(tiles, ROW_TILE, -1), weight.t().expand(tiles, -1, -1))
+    if bias is not None:
+        out += bias
+    return out.view(-1, weight.shape[0])[:count].reshape(*x.shape[:-1], weight.shape[0])

@@ -1,0 +1,53 @@
+"""Prefill attention: a chunk of query tokens of each sequence over its paged keys and values."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.backend import uses_triton
+from tandem.kernels.extend_attention.reference import extend_attention_reference
+from tandem.kernels.layer_view import check_attention_arguments
+from tandem.kernels.packed_attention import AttentionSpec
+
+__all__ = ["extend_attention"]
+
+
+def extend_attention(
+    q: Tensor,
+    layer_view: Tensor,
+    cu_seqlens: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Attend from the last tokens of every sequence, causally. Their keys and values must already be stored.
+
+    q: `[total_tokens, q_heads, width]`, sequences one after the other, dtype of the view.
+    layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`.
+    cu_seqlens: int32 `[n + 1]`; sequence i owns query rows `cu_seqlens[i] : cu_seqlens[i + 1]`.
+    block_table: int32 `[n, max_blocks]`. Entries past the context, or wholly before the window of a sequence's first
+    query, are never read.
+    context_lens: int32 `[n]`, tokens stored including this chunk: query j of c sits at position context - c + j.
+    scale, window, softcap: see `AttentionSpec`.
+    Returns `[total_tokens, q_heads, width]` in the dtype of `q`; rows past `cu_seqlens[n]` are undefined. Raises
+    ValueError (shapes) or TypeError (dtypes). On CUDA it never synchronises; the grid depends on shapes alone.
+    Source: FlashAttention-2 (Dao 2023), section 3.1; chunked prefill after Sarathi (Agrawal et al. 2023).
+    """
+    check_attention_arguments(q, layer_view, block_table, context_lens)
+    if cu_seqlens.dtype != torch.int32:
+        raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}")
+    if cu_seqlens.shape != (block_table.shape[0] + 1,):
+        raise ValueError(f"cu_seqlens must be [{block_table.shape[0] + 1}], got {tuple(cu_seqlens.shape)}")
+    spec = AttentionSpec(scale=scale, window=window, softcap=softcap)
+    if q.shape[0] == 0 or block_table.shape[0] == 0:
+        return torch.empty_like(q)
+    if uses_triton(q.device, backend):
+        from tandem.kernels.extend_attention.triton import extend_attention_triton
+
+        return extend_attention_triton(q, layer_view, cu_seqlens, block_table, context_lens, spec)
+    return extend_attention_reference(q, layer_view, cu_seqlens, block_table, context_lens, spec)

@@ -1,0 +1,139 @@
+"""extend_attention for the GPU: one program a (tile of query tokens, kv head).
+
+Rows of a tile are query tokens x GQA group, token slowest, so that a key tile is read once for the whole group. The
+grid is an upper bound from shapes alone: sequence i owns the programs from `cu_seqlens[i] // TILE_QUERIES + i`, and a
+program finds its sequence by bisection; one too many exits.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tandem.kernels.packed_attention import AttentionSpec
+from tandem.kernels.triton_attention import attend_tiles, score_factors
+
+# Up to this padded width: (rows, key tile, warps, stages) for two-byte numbers. Four-byte ones have no tensor cores to
+# go through and hold their tiles in registers: a quarter of the rows, half the keys.
+_TILES = {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)}
+
+
+@triton.jit
+def _find_sequence(cu_seqlens_ptr, sequences, program, TILE_QUERIES: tl.constexpr):
+    """The last sequence whose first program is not after `program`."""
+    low = 0
+    high = sequences
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(cu_seqlens_ptr + middle) // TILE_QUERIES + middle <= program:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def _extend_kernel(
+    q_ptr,
+    view_ptr,
+    cu_seqlens_ptr,
+    table_ptr,
+    lens_ptr,
+    out_ptr,
+    sequences,
+    q_stride,
+    out_stride,
+    table_stride,
+    stride_block,
+    stride_plane,
+    stride_head,
+    scale_log2,
+    softcap,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE_QUERIES: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    program = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    sequence = _find_sequence(cu_seqlens_ptr, sequences, program, TILE_QUERIES)
+    begin = tl.load(cu_seqlens_ptr + sequence)
+    end = tl.load(cu_seqlens_ptr + sequence + 1)
+    first_query = (program - (begin // TILE_QUERIES + sequence)) * TILE_QUERIES
+    if first_query < end - begin:
+        past = tl.load(lens_ptr + sequence) - (end - begin)
+        last_query = tl.minimum(first_query + TILE_QUERIES, end - begin) - 1
+        rows = tl.arange(0, ROWS)
+        dims = tl.arange(0, PADDED_WIDTH)
+        queries = first_query + rows // GROUP
+        row_used = (rows < TILE_QUERIES * GROUP) & (queries <= last_query)
+        used = row_used[:, None] & (dims[None, :] < WIDTH)
+        in_token = ((kv_head * GROUP + rows % GROUP) * WIDTH)[:, None] + dims[None, :]
+        tokens = (begin + queries).to(tl.int64)[:, None]
+        q = tl.load(q_ptr + tokens * q_stride + in_token, mask=used, other=0.0)
+
+        first_position = past + first_query
+        last_position = past + last_query
+        first_tile = 0
+        if WINDOW > 0:
+            first_tile = tl.maximum(first_position - WINDOW + 1, 0) // TILE
+        k_ptr = view_ptr + kv_head.to(tl.int64) * stride_head
+        _, total, accumulated = attend_tiles(
+            q, first_tile, tl.cdiv(last_position + 1, TILE), first_position, last_position,
+            tl.where(row_used, past + queries, -1), table_ptr + sequence.to(tl.int64) * table_stride, k_ptr,
+            k_ptr + stride_plane, stride_block, scale_log2, softcap, ROWS, BLOCK_TOKENS, WIDTH, PADDED_WIDTH, TILE,
+            WINDOW, HAS_SOFTCAP, PRECISION,
+        )  # fmt: skip
+        out = accumulated / tl.where(total > 0.0, total, 1.0)[:, None]
+        tl.store(out_ptr + tokens * out_stride + in_token, out.to(out_ptr.dtype.element_ty), mask=used)
+
+
+def extend_attention_triton(
+    q: Tensor,
+    layer_view: Tensor,
+    cu_seqlens: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    spec: AttentionSpec,
+) -> Tensor:
+    """See `extend_attention`."""
+    tokens, q_heads, width = q.shape
+    kv_heads = layer_view.shape[2]
+    group = q_heads // kv_heads
+    padded_width = max(16, triton.next_power_of_2(width))
+    rows, tile, warps, stages = extend_tile(padded_width, group, q.element_size())
+    if q.stride(2) != 1 or q.stride(1) != width:
+        q = q.contiguous()
+    table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+    out = torch.empty((tokens, q_heads, width), dtype=q.dtype, device=q.device)
+    tile_queries = rows // group
+    sequences = table.shape[0]
+    scale_log2, softcap = score_factors(spec.scale, spec.softcap)
+    _extend_kernel[(tokens // tile_queries + sequences, kv_heads)](
+        q, layer_view, cu_seqlens, table, context_lens, out, sequences, q.stride(0), out.stride(0), table.stride(0),
+        layer_view.stride(0), layer_view.stride(1), layer_view.stride(2), scale_log2, softcap,
+        GROUP=group, ROWS=rows, TILE_QUERIES=tile_queries, BLOCK_TOKENS=layer_view.shape[3], WIDTH=width,
+        PADDED_WIDTH=padded_width, TILE=tile, WINDOW=spec.window or 0, HAS_SOFTCAP=spec.softcap is not None,
+        PRECISION="ieee", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def extend_tile(padded_width: int, group: int, element_bytes: int) -> tuple[int, int, int, int]:
+    """(rows, tokens of a key tile, warps, stages) for a head width. Raises ValueError above the widest in the table."""
+    for width, (rows, tile, warps, stages) in _TILES.items():
+        if padded_width <= width:
+            if element_bytes > 2:
+                rows, tile = max(16, rows // 4), max(16, tile // 2)
+            return max(rows, triton.next_power_of_2(group)), tile, warps, stages
+    raise ValueError(f"no extend kernel for head width {padded_width}, at most {max(_TILES)}")

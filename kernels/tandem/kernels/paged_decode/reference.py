@@ -1,0 +1,109 @@
+"""paged_decode in torch: the specification, and the CPU path.
+
+Sequences of similar length are padded to the longest and share one batched product, as many as the cache holds; a
+sequence too long for it is taken in spans. Synchronises on an accelerator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.layer_view import gather_tokens
+from tandem.kernels.packed_attention import AttentionSpec, SpanMerger, attend_span
+
+_GATHERED_BYTES = 4 << 20
+"""Keys and values gathered at a time: more than that leaves the cache, and the allocator returns it to the system."""
+_PADDING_TOKENS = 128
+"""A sequence shorter than the longest of its batch by no more than this is cheaper padded than on its own."""
+
+
+def paged_decode_reference(
+    q: Tensor, layer_view: Tensor, block_table: Tensor, context_lens: Tensor, spec: AttentionSpec
+) -> Tensor:
+    """See `paged_decode`."""
+    lens: list[int] = context_lens.tolist()
+    token_bytes = 2 * layer_view.shape[2] * layer_view.shape[4] * layer_view.element_size()
+    budget_tokens = max(_GATHERED_BYTES // token_bytes, layer_view.shape[3])
+    groups = list(similar_lengths(lens, spec.window, budget_tokens))
+    if len(groups) == 1 and len(groups[0]) == len(lens):
+        return _decode_batch(q, layer_view, block_table, lens, spec, budget_tokens)
+    out = torch.zeros_like(q)
+    for group in groups:
+        index = torch.tensor(group, device=q.device)
+        part = [lens[i] for i in group]
+        out[index] = _decode_batch(q[index], layer_view, block_table[index], part, spec, budget_tokens)
+    return out
+
+
+def similar_lengths(lens: list[int], window: int | None, budget_tokens: int) -> Iterator[list[int]]:
+    """Split sequences into batches that waste little when padded; empty sequences belong to none.
+
+    Yields lists of indices, in ascending order. A batch reads at most `budget_tokens` tokens, or holds one sequence.
+    """
+    reads = [min(length, window or length) for length in lens]
+    order = sorted((i for i, length in enumerate(lens) if length > 0), key=lambda i: -reads[i])
+    group: list[int] = []
+    for i in order:
+        if group:
+            longest = reads[group[0]]
+            wasteful = longest - reads[i] > max(_PADDING_TOKENS, longest // 4)
+            if wasteful or longest * (len(group) + 1) > budget_tokens:
+                yield sorted(group)
+                group = []
+        group.append(i)
+    if group:
+        yield sorted(group)
+
+
+def _decode_batch(
+    q: Tensor, layer_view: Tensor, block_table: Tensor, lens: list[int], spec: AttentionSpec, budget_tokens: int
+) -> Tensor:
+    """Attend for sequences that are read together; every length is positive."""
+    batch, q_heads, width = q.shape
+    kv_heads, block_tokens = layer_view.shape[2], layer_view.shape[3]
+    packed = q.reshape(batch * kv_heads, q_heads // kv_heads, width)
+    first = [max(0, length - spec.window) // block_tokens if spec.window else 0 for length in lens]
+    if batch > 1 and (len(set(lens)) > 1):
+        k, v, hidden = _gather_ragged(layer_view, block_table, lens, first, spec)
+        return attend_span(packed, k, v, hidden, spec)[1].view(batch, q_heads, width).to(q.dtype)
+    length, begin = lens[0], first[0]
+    span_blocks = max(1, budget_tokens // (batch * block_tokens))
+    end = -(-length // block_tokens)
+    merger = SpanMerger()
+    for low in range(begin, end, span_blocks):
+        high = min(low + span_blocks, end)
+        k, v = gather_tokens(layer_view, block_table[:, low:high])
+        skipped = max(0, length - spec.window - low * block_tokens) if spec.window and low == begin else 0
+        visible = slice(skipped, length - low * block_tokens)
+        scores, out = attend_span(packed, k[:, visible], v[:, visible], None, spec)
+        if high - low == end - begin:
+            return out.view(batch, q_heads, width).to(q.dtype)
+        merger.add(scores, out)
+    return merger.output().view(batch, q_heads, width).to(q.dtype)
+
+
+def _gather_ragged(
+    layer_view: Tensor, block_table: Tensor, lens: list[int], first: list[int], spec: AttentionSpec
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gather blocks of sequences of different lengths, each from its own first block; says which tokens to hide.
+
+    A block beyond a sequence's end is replaced by its last one, for its table entry may be anything; values of hidden
+    tokens become zero, for memory nobody wrote may hold NaN.
+    """
+    batch, heads, block_tokens = len(lens), layer_view.shape[2], layer_view.shape[3]
+    device = layer_view.device
+    ends = torch.tensor(lens, device=device)[:, None]
+    begins = torch.tensor(first, device=device)[:, None]
+    blocks = max(-(-length // block_tokens) - start for length, start in zip(lens, first, strict=True))
+    wanted = torch.minimum(begins + torch.arange(blocks, device=device), (ends - 1) // block_tokens)
+    k, v = gather_tokens(layer_view, block_table.gather(1, wanted))
+    tokens = begins * block_tokens + torch.arange(blocks * block_tokens, device=device)
+    hidden = tokens >= ends
+    if spec.window is not None:
+        hidden |= tokens < ends - spec.window
+    v.view(batch, heads, -1, v.shape[2]).masked_fill_(hidden[:, None, :, None], 0)
+    hidden = hidden[:, None].expand(batch, heads, -1).reshape(batch * heads, 1, -1)
+    return k, v, hidden

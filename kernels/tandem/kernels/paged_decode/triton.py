@@ -1,0 +1,171 @@
+"""paged_decode for the GPU: split-KV attention and the reduction of its partial results.
+
+A program reads one split of one sequence's keys and values for one kv head, once for the whole GQA group, whose heads
+are the rows of the products. With more than one split, partial (maximum, total, accumulated) go through fp32 scratch.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tandem.kernels.packed_attention import AttentionSpec
+from tandem.kernels.triton_attention import attend_tiles, score_factors
+
+# Up to this padded width: (key tile for two-byte numbers, warps, stages). Keys and values of all stages fit in shared
+# memory beside a second program's.
+_TILES = {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (16, 4, 2)}
+_PROGRAMS_PER_PROCESSOR = 2
+_SPLIT_TOKENS = 256
+"""A split reads at least this many tokens of the longest context that the block table can hold."""
+_MOST_SPLITS = 64
+
+
+@triton.jit
+def _split_kernel(
+    q_ptr,
+    view_ptr,
+    table_ptr,
+    lens_ptr,
+    out_ptr,
+    partial_ptr,
+    statistics_ptr,
+    q_stride,
+    table_stride,
+    stride_block,
+    stride_plane,
+    stride_head,
+    scale_log2,
+    softcap,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    sequence = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(lens_ptr + sequence)
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, PADDED_WIDTH)
+    heads = kv_head * GROUP + rows
+    used = (rows[:, None] < GROUP) & (dims[None, :] < WIDTH)
+    in_head = heads[:, None] * WIDTH + dims[None, :]
+    q = tl.load(q_ptr + sequence * q_stride + in_head, mask=used, other=0.0)
+
+    first_tile = 0
+    if WINDOW > 0:
+        first_tile = tl.maximum(context - WINDOW, 0) // TILE
+    end_tile = tl.cdiv(context, TILE)
+    split_tiles = tl.cdiv(end_tile - first_tile, SPLITS)
+    split_first = first_tile + split * split_tiles
+    split_end = tl.minimum(split_first + split_tiles, end_tile)
+    k_ptr = view_ptr + kv_head.to(tl.int64) * stride_head
+    maximum, total, accumulated = attend_tiles(
+        q, split_first, split_end, context - 1, context - 1, context - 1 + tl.zeros([ROWS], tl.int32),
+        table_ptr + sequence * table_stride, k_ptr, k_ptr + stride_plane, stride_block, scale_log2, softcap, ROWS,
+        BLOCK_TOKENS, WIDTH, PADDED_WIDTH, TILE, WINDOW, HAS_SOFTCAP, PRECISION,
+    )  # fmt: skip
+    q_heads = tl.num_programs(1) * GROUP
+    if SPLITS == 1:
+        out = accumulated / tl.where(total > 0.0, total, 1.0)[:, None]
+        tl.store(out_ptr + sequence * q_heads * WIDTH + in_head, out.to(out_ptr.dtype.element_ty), mask=used)
+    else:
+        place = (sequence * q_heads + heads) * SPLITS + split
+        tl.store(partial_ptr + place[:, None] * WIDTH + dims[None, :], accumulated, mask=used)
+        tl.store(statistics_ptr + place * 2, maximum, mask=rows < GROUP)
+        tl.store(statistics_ptr + place * 2 + 1, total, mask=rows < GROUP)
+
+
+@triton.jit
+def _reduce_kernel(
+    partial_ptr,
+    statistics_ptr,
+    out_ptr,
+    SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, SPLITS)
+    dims = tl.arange(0, PADDED_WIDTH)
+    maxima = tl.load(statistics_ptr + (row * SPLITS + splits) * 2)
+    totals = tl.load(statistics_ptr + (row * SPLITS + splits) * 2 + 1)
+    maximum = tl.max(maxima, 0)
+    weights = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
+    total = tl.sum(totals * weights, 0)
+    partial = tl.load(
+        partial_ptr + (row * SPLITS + splits)[:, None] * WIDTH + dims[None, :], mask=dims[None, :] < WIDTH, other=0.0
+    )
+    out = tl.sum(partial * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out_ptr + row * WIDTH + dims, out.to(out_ptr.dtype.element_ty), mask=dims < WIDTH)
+
+
+def paged_decode_triton(
+    q: Tensor, layer_view: Tensor, block_table: Tensor, context_lens: Tensor, spec: AttentionSpec
+) -> Tensor:
+    """See `paged_decode`."""
+    batch, q_heads, width = q.shape
+    kv_heads, block_tokens = layer_view.shape[2], layer_view.shape[3]
+    padded_width = max(16, triton.next_power_of_2(width))
+    tile, warps, stages = decode_tile(padded_width, q.element_size())
+    if q.stride(2) != 1 or q.stride(1) != width:
+        q = q.contiguous()
+    table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+    readable = min(table.shape[1] * block_tokens, spec.window or table.shape[1] * block_tokens)
+    splits = decode_splits(batch * kv_heads, readable, _processors(q.device))
+    out = torch.empty((batch, q_heads, width), dtype=q.dtype, device=q.device)
+    partial, statistics = out, out
+    if splits > 1:
+        partial = torch.empty((batch, q_heads, splits, width), dtype=torch.float32, device=q.device)
+        statistics = torch.empty((batch, q_heads, splits, 2), dtype=torch.float32, device=q.device)
+    scale_log2, softcap = score_factors(spec.scale, spec.softcap)
+    group = q_heads // kv_heads
+    _split_kernel[(batch, kv_heads, splits)](
+        q, layer_view, table, context_lens, out, partial, statistics, q.stride(0), table.stride(0),
+        layer_view.stride(0), layer_view.stride(1), layer_view.stride(2), scale_log2, softcap,
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), SPLITS=splits, BLOCK_TOKENS=block_tokens,
+        WIDTH=width, PADDED_WIDTH=padded_width, TILE=tile, WINDOW=spec.window or 0,
+        HAS_SOFTCAP=spec.softcap is not None, PRECISION="ieee", num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    if splits > 1:
+        _reduce_kernel[(batch * q_heads,)](
+            partial, statistics, out, SPLITS=splits, WIDTH=width, PADDED_WIDTH=padded_width, num_warps=4
+        )
+    return out
+
+
+def decode_tile(padded_width: int, element_bytes: int) -> tuple[int, int, int]:
+    """(tokens of a key tile, warps, stages) for a head width. Raises ValueError above the widest in the table."""
+    for width, (tile, warps, stages) in _TILES.items():
+        if padded_width <= width:
+            return max(16, tile * 2 // element_bytes), warps, stages
+    raise ValueError(f"no decode kernel for head width {padded_width}, at most {max(_TILES)}")
+
+
+def decode_splits(programs: int, readable_tokens: int, processors: int) -> int:
+    """Splits of a sequence: as many as fill one wave of programs, a power of two, each of a useful length.
+
+    One program above a wave costs a whole second wave; hence the floor. A function of shapes alone.
+    """
+    wave = processors * _PROGRAMS_PER_PROCESSOR
+    most = min(wave // programs, readable_tokens // _SPLIT_TOKENS, _MOST_SPLITS)
+    return 1 << (most.bit_length() - 1) if most > 1 else 1
+
+
+@lru_cache(maxsize=16)
+def _processors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; a small number for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
