@@ -1,0 +1,230 @@
+"""One stream to one worker in one incarnation: hello, submissions out, tokens in, pings both ways, back-off.
+
+A stream that breaks, or a worker that says nothing for a lease, fails the worker's requests at once; the link then
+reconnects for as long as the worker is registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from_code
+from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.logs import event
+from tandem.core.secret import METADATA_KEY
+from tandem.router import wire
+from tandem.router.wire import Load, TokenChunk, WorkerFacts
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
+
+_log = logging.getLogger(__name__)
+
+HELLO_S = 2.0
+PING_S = 0.5
+SILENCE_S = 2.5
+"""A lease: a worker that says nothing for so long is lost."""
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 1.0
+MAX_UNSENT = 10_000
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAddress:
+    """Where the registry says a worker is."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this router is, and the token that proves that it belongs to the cluster."""
+
+    router: RouterId
+    incarnation: Incarnation
+    rpc_token: str
+
+
+class LinkListener(Protocol):
+    """Told what arrives on a link; called on the event loop and must not block."""
+
+    def on_tokens(self, link: WorkerLink, chunks: Sequence[TokenChunk]) -> None: ...
+    def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None: ...
+    def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None: ...
+    def on_up(self, link: WorkerLink) -> None: ...
+    def on_lost(self, link: WorkerLink, why: str) -> None: ...
+
+
+class WorkerLink:
+    """`facts` are known while `is_up`; `trouble` says why it is not."""
+
+    def __init__(self, where: WorkerAddress, identity: Identity, listener: LinkListener, clock: Clock) -> None:
+        self.where = where
+        self.facts: WorkerFacts | None = None
+        self.load = Load()
+        self.trouble = "connecting"
+        self.is_registered = True
+        self.last_used = 0
+        self.pending_tokens: dict[str, int] = {}
+        """Prompt tokens that this router sent here and that have not been computed yet, by request."""
+        self.requests: set[str] = set()
+        """Requests of this router that wait for something from here."""
+        self._identity, self._listener, self._clock = identity, listener, clock
+        self._unsent: deque[w.RouterMessage] = deque()
+        self._has_unsent = asyncio.Event()
+        self._heard_s = 0.0
+
+    @property
+    def worker(self) -> WorkerId:
+        return self.where.worker
+
+    @property
+    def is_up(self) -> bool:
+        return self.facts is not None
+
+    def send(self, message: w.RouterMessage) -> None:
+        """Queue a message; raises WorkerLostError if the worker is not connected, CapacityError if it does not read."""
+        if not self.is_up:
+            raise WorkerLostError(f"worker {self.worker} is not connected", why=self.trouble, todo="try again")
+        if len(self._unsent) >= MAX_UNSENT:
+            raise CapacityError(f"worker {self.worker} does not keep up", todo="try again later")
+        self._unsent.append(message)
+        self._has_unsent.set()
+
+    async def run(self) -> None:
+        """Connect, serve, reconnect; returns when the worker is lost and no longer registered."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            was_up = await self._session()
+            if not self.is_registered:
+                return
+            backoff_s = FIRST_BACKOFF_S if was_up else min(2 * backoff_s, LAST_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+
+    async def _session(self) -> bool:
+        """One connection, from dialling to its end; True if it got as far as both hellos."""
+        why = "the router is shutting down"
+        try:
+            async with grpc.aio.insecure_channel(self.where.address, options=_OPTIONS) as channel:
+                stub = w_grpc.WorkerStub(channel)
+                call: Any = stub.Stream(metadata=((METADATA_KEY, self._identity.rpc_token),))  # type: ignore[call-arg]
+                try:
+                    await self._greet(call)
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._read(call))
+                        group.create_task(self._write(call))
+                finally:
+                    call.cancel()
+        except* (grpc.RpcError, _BrokenError, TimeoutError, asyncio.InvalidStateError) as errors:
+            why = _explain(errors)
+        finally:
+            was_up = self._close(why)
+        return was_up
+
+    async def _greet(self, call: Any) -> None:
+        identity = self._identity
+        async with asyncio.timeout(HELLO_S):
+            await call.write(wire.hello(identity.router, identity.incarnation, self.where.incarnation))
+            answer = await call.read()
+        if answer is grpc.aio.EOF or answer.WhichOneof("kind") != "hello":
+            raise _BrokenError("the worker did not greet")
+        try:
+            facts = wire.facts_from_wire(answer.hello.info)
+        except ValueError as error:
+            raise _BrokenError(f"the worker's greeting is wrong: {error}") from error
+        if facts.worker != self.where.worker or facts.incarnation != self.where.incarnation:
+            raise _BrokenError(f"{facts.worker} in incarnation {facts.incarnation} answers at this address")
+        self._heard_s = self._clock.now_s()
+        self.facts, self.trouble = facts, ""
+        event(_log, "worker connected", worker=self.worker, role=facts.role, incarnation=facts.incarnation)
+        self._listener.on_up(self)
+
+    async def _read(self, call: Any) -> None:
+        listener = self._listener
+        while True:
+            message = await call.read()
+            if message is grpc.aio.EOF:
+                raise _BrokenError("the worker ended the stream")
+            self._heard_s = self._clock.now_s()
+            kind = message.WhichOneof("kind")
+            if kind == "tokens":
+                listener.on_tokens(self, [wire.chunk_from_wire(chunk) for chunk in message.tokens.chunks])
+            elif kind == "load":
+                self.load = wire.load_from_wire(message.load)
+            elif kind == "failed":
+                failed = message.failed
+                listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
+            elif kind == "phase":
+                listener.on_phase(self, message.phase.request, message.phase.attempt, message.phase.phase)
+
+    async def _write(self, call: Any) -> None:
+        sequence = 0
+        ping_at_s = self._clock.now_s() + PING_S
+        while True:
+            now_s = self._clock.now_s()
+            if now_s - self._heard_s > SILENCE_S:
+                raise _BrokenError(f"the worker said nothing for {SILENCE_S:g} s")
+            if now_s >= ping_at_s:
+                sequence += 1
+                ping_at_s = now_s + PING_S
+                self._unsent.append(wire.ping(sequence))
+            while self._unsent:
+                # A worker that was stopped no longer reads; a write to it blocks once the window is full.
+                async with asyncio.timeout(SILENCE_S):
+                    await call.write(self._unsent.popleft())
+            self._has_unsent.clear()
+            await _wait(self._has_unsent, ping_at_s - self._clock.now_s())
+
+    def _close(self, why: str) -> bool:
+        was_up = self.is_up
+        self.facts, self.trouble = None, why
+        self.load = Load()
+        self._unsent.clear()
+        self.pending_tokens.clear()
+        if was_up:
+            event(_log, "worker lost", logging.WARNING, worker=self.worker, why=why)
+            self._listener.on_lost(self, why)
+        return was_up
+
+
+class _BrokenError(Exception):
+    """The stream is of no more use."""
+
+
+async def _wait(ready: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await ready.wait()
+    except TimeoutError:
+        return
+
+
+def _explain(errors: BaseExceptionGroup[BaseException]) -> str:
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, grpc.aio.AioRpcError):
+        return f"{first.code().name}: {first.details()}"
+    return str(first) or type(first).__name__
+
+
+LinkFactory = Callable[[WorkerAddress], WorkerLink]

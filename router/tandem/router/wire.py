@@ -1,0 +1,259 @@
+"""Between protobuf and the router's own values. Nothing else in the router touches internal protobuf fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.core.handoff import HandoffTiming, TokenLogprob
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.lifecycle import FinishReason, RoleName
+from tandem.core.sampling import SamplingParams
+from tandem.rpc.v1 import generation_pb2 as g
+from tandem.rpc.v1 import worker_pb2 as w
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """What a worker said of itself when its stream opened; true for one incarnation."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    role: RoleName
+    address: str
+    model: str
+    fingerprint: str
+    tp: int
+    block_tokens: int
+    kv_dtype: str
+    max_model_len: int
+    vocab_size: int
+    num_blocks: tuple[int, ...]
+    token_kv_bytes: int
+    transports: tuple[str, ...]
+    protocol: int
+    eos_token_ids: tuple[int, ...]
+    pid: int
+    rank_pids: tuple[int, ...]
+
+    @property
+    def pairing(self) -> tuple[tuple[str, str], ...]:
+        """What must be equal for two workers to exchange KV blocks."""
+        return (
+            ("fingerprint", self.fingerprint),
+            ("kv dtype", self.kv_dtype),
+            ("block size", str(self.block_tokens)),
+            ("protocol", str(self.protocol)),
+        )
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest sequence that this worker can hold."""
+        fits = min(self.num_blocks, default=0) * self.block_tokens
+        return min(self.max_model_len, fits) if fits else self.max_model_len
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenChunk:
+    """Consecutive output tokens of one choice of one request, from `index` on."""
+
+    request: str
+    attempt: int
+    choice: int
+    index: int
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob] = ()
+    finish: FinishReason | None = None
+    cached_tokens: int | None = None
+    handoff: HandoffTiming | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBlocks:
+    """Blocks of one KV group by state."""
+
+    group: int
+    total: int
+    free: int
+    cached: int
+    request: int
+    pushing: int
+    reserved: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A worker's last word on how busy it is."""
+
+    queued_requests: int = 0
+    running_requests: int = 0
+    queued_tokens: int = 0
+    in_flight: int = 0
+    prefill_rate: float = 0.0
+    decode_step_s: float = 0.0
+    blocks: tuple[GroupBlocks, ...] = ()
+    counters: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that a new request could get, in the tightest group."""
+        return min((b.free + b.cached for b in self.blocks), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegOrder:
+    """One request for one worker."""
+
+    request: str
+    attempt: int
+    leg: w.Leg
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    salt: bytes
+    last_block_hash: bytes
+    timeout_s: float
+    peer: WorkerFacts | None = None
+
+
+def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.RouterMessage:
+    said = w.RouterHello(
+        router=router, router_incarnation=router_incarnation, worker_incarnation=worker_incarnation
+    )
+    return w.RouterMessage(hello=said)
+
+
+def ping(sequence: int) -> w.RouterMessage:
+    return w.RouterMessage(ping=w.Ping(sequence=sequence))
+
+
+def cancel(request: str, attempt: int, reason: str) -> w.RouterMessage:
+    return w.RouterMessage(cancel=w.Cancel(request=request, attempt=attempt, reason=reason))
+
+
+def submit(order: LegOrder) -> w.RouterMessage:
+    message = w.Submit(
+        request=order.request,
+        attempt=order.attempt,
+        leg=order.leg,
+        prompt=order.prompt,
+        sampling=sampling_to_wire(order.sampling),
+        salt=order.salt,
+        last_block_hash=order.last_block_hash,
+        timeout_s=order.timeout_s,
+    )
+    if order.peer is not None:
+        peer = order.peer
+        message.peer.CopyFrom(w.WorkerRef(worker=peer.worker, incarnation=peer.incarnation, address=peer.address))
+    return w.RouterMessage(submit=message)
+
+
+def sampling_to_wire(sampling: SamplingParams) -> g.SamplingParams:
+    return g.SamplingParams(
+        max_tokens=sampling.max_tokens,
+        n=sampling.n,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
+        logit_bias=dict(sampling.logit_bias),
+        logprobs=sampling.logprobs,
+    )
+
+
+def facts_from_wire(info: w.WorkerInfo) -> WorkerFacts:
+    """Raises ValueError for a role that this router does not know."""
+    return WorkerFacts(
+        worker=WorkerId(info.worker),
+        incarnation=Incarnation(info.incarnation),
+        role=RoleName(info.role),
+        address=info.address,
+        model=info.model,
+        fingerprint=info.fingerprint,
+        tp=info.tp,
+        block_tokens=info.block_tokens,
+        kv_dtype=info.kv_dtype,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        num_blocks=tuple(info.num_blocks),
+        token_kv_bytes=info.token_kv_bytes,
+        transports=tuple(info.transports),
+        protocol=info.protocol,
+        eos_token_ids=tuple(info.eos_token_ids),
+        pid=info.pid,
+        rank_pids=tuple(info.rank_pids),
+    )
+
+
+def chunk_from_wire(chunk: w.TokenChunk) -> TokenChunk:
+    return TokenChunk(
+        request=chunk.request,
+        attempt=chunk.attempt,
+        choice=chunk.choice,
+        index=chunk.index,
+        tokens=list(chunk.tokens),
+        logprobs=[_logprob_from_wire(logprob) for logprob in chunk.logprobs] if chunk.logprobs else (),
+        finish=_FINISH.get(chunk.finish),
+        cached_tokens=chunk.cached_tokens if chunk.HasField("cached_tokens") else None,
+        handoff=_handoff_from_wire(chunk.handoff) if chunk.HasField("handoff") else None,
+    )
+
+
+def load_from_wire(report: w.LoadReport) -> Load:
+    return Load(
+        queued_requests=report.queued_requests,
+        running_requests=report.running_requests,
+        queued_tokens=report.queued_tokens,
+        in_flight=report.in_flight,
+        prefill_rate=report.prefill_rate,
+        decode_step_s=report.decode_step_s,
+        blocks=tuple(
+            GroupBlocks(
+                group=count.group,
+                total=count.total,
+                free=count.free,
+                cached=count.cached,
+                request=count.request,
+                pushing=count.pushing,
+                reserved=count.reserved,
+            )
+            for count in report.blocks
+        ),
+        counters=dict(report.counters),
+    )
+
+
+def logprob_to_wire(logprob: TokenLogprob) -> g.TokenLogprob:
+    top = [g.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
+    return g.TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top)
+
+
+def finish_to_wire(finish: FinishReason | None) -> g.FinishReason:
+    if finish is None:
+        return g.FINISH_REASON_UNSPECIFIED
+    return g.FINISH_REASON_STOP if finish is FinishReason.STOP else g.FINISH_REASON_LENGTH
+
+
+_FINISH: dict[int, FinishReason] = {
+    g.FINISH_REASON_STOP: FinishReason.STOP,
+    g.FINISH_REASON_LENGTH: FinishReason.LENGTH,
+}
+
+
+def _logprob_from_wire(logprob: g.TokenLogprob) -> TokenLogprob:
+    top = tuple((other.token, other.logprob) for other in logprob.top)
+    return TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top)
+
+
+def _handoff_from_wire(timing: g.HandoffTiming) -> HandoffTiming:
+    return HandoffTiming(
+        ticket_wait_s=timing.ticket_wait_s,
+        sample_to_step_s=timing.sample_to_step_s,
+        last_wire_s=timing.last_wire_s,
+        step_rest_s=timing.step_rest_s,
+    )

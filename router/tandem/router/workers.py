@@ -1,0 +1,155 @@
+"""Which workers there are: follows the registry, keeps one link a worker, and says what each could serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.logs import event
+from tandem.router.links import LinkFactory, WorkerAddress, WorkerLink
+from tandem.router.plan import Candidate, refusal
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+
+
+class WorkerRecord(Protocol):
+    """What the table reads of a registry record."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+
+
+class WorkerDirectory(Protocol):
+    """Calls `on_change` with all registered workers, now and whenever they change, until cancelled."""
+
+    async def run(self, on_change: Callable[[Sequence[WorkerRecord]], None]) -> None: ...
+
+
+class PrefixIndex(Protocol):
+    """How many leading blocks of a prompt each worker holds. Advice: workers check before they use a block."""
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerId, int]: ...
+
+
+class WorkerTable:
+    """All links. A worker that left the registry keeps its link while the stream lives, but gets no new work —
+    unless everybody left, which says more about the registry than about the workers."""
+
+    def __init__(self, directory: WorkerDirectory) -> None:
+        self._directory = directory
+        self._links: dict[WorkerId, WorkerLink] = {}
+        self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._uses = 0
+        self.trouble = ""
+
+    @property
+    def links(self) -> list[WorkerLink]:
+        return list(self._links.values())
+
+    def link(self, worker: WorkerId) -> WorkerLink | None:
+        return self._links.get(worker)
+
+    def usable(self) -> list[WorkerLink]:
+        """Links that new work may go to."""
+        up = [link for link in self._links.values() if link.is_up]
+        return [link for link in up if link.is_registered] or up
+
+    def candidates(self, hit_tokens: Mapping[WorkerId, int] | None = None) -> list[Candidate]:
+        return [_candidate(link, (hit_tokens or {}).get(link.worker, 0)) for link in self.usable()]
+
+    def note_use(self, link: WorkerLink) -> None:
+        self._uses += 1
+        link.last_used = self._uses
+
+    def refused_pairs(self) -> list[tuple[WorkerId, WorkerId, str]]:
+        """Every (prefill, decode) pair that is never planned, and why."""
+        able = self.candidates()
+        decodes = [c for c in able if c.role is RoleName.DECODE]
+        pairs = [(p, d, refusal(p, d)) for p in able if p.role is RoleName.PREFILL for d in decodes]
+        return [(p.worker, d.worker, why) for p, d, why in pairs if why]
+
+    def context_tokens(self) -> int:
+        """The longest sequence that some usable worker can hold; 0 = no worker is here."""
+        facts = [link.facts for link in self.usable() if link.facts is not None]
+        mixed = [f.context_tokens for f in facts if f.role is RoleName.MIXED]
+        prefill = max((f.context_tokens for f in facts if f.role is RoleName.PREFILL), default=0)
+        decode = max((f.context_tokens for f in facts if f.role is RoleName.DECODE), default=0)
+        return max([min(prefill, decode) if prefill and decode else prefill or decode, *mixed])
+
+    async def run(self, make_link: LinkFactory) -> None:
+        """Follow the registry until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    await self._directory.run(lambda records: self._follow(records, make_link, group))
+                    self.trouble = "the registry watcher ended"
+                except Exception as error:  # noqa: BLE001 - supervises the watcher; links live on without it
+                    self.trouble = f"the registry cannot be watched: {error}"
+                    event(_log, "registry watcher failed", logging.ERROR, why=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    def _follow(self, records: Sequence[WorkerRecord], make_link: LinkFactory, group: asyncio.TaskGroup) -> None:
+        self.trouble = ""
+        here = {WorkerId(record.worker): record for record in records}
+        for worker, link in list(self._links.items()):
+            record = here.get(worker)
+            if record is None:
+                link.is_registered = False
+                if not link.is_up:
+                    self._drop(link)
+            elif record.incarnation != link.where.incarnation or record.address != link.where.address:
+                self._drop(link)
+            else:
+                link.is_registered = True
+        for worker, record in here.items():
+            if worker not in self._links:
+                where = WorkerAddress(
+                    worker=worker, incarnation=Incarnation(record.incarnation), address=record.address
+                )
+                self._add(make_link(where), group)
+
+    def _add(self, link: WorkerLink, group: asyncio.TaskGroup) -> None:
+        self._links[link.worker] = link
+        task = group.create_task(link.run(), name=f"link to {link.worker}")
+        self._tasks[link] = task
+        task.add_done_callback(lambda _: self._forget(link))
+
+    def _drop(self, link: WorkerLink) -> None:
+        self._links.pop(link.worker, None)
+        task = self._tasks.get(link)
+        if task is not None:
+            task.cancel()
+
+    def _forget(self, link: WorkerLink) -> None:
+        self._tasks.pop(link, None)
+        if self._links.get(link.worker) is link:
+            del self._links[link.worker]
+
+
+def _candidate(link: WorkerLink, hit_tokens: int) -> Candidate:
+    facts, load = link.facts, link.load
+    if facts is None:
+        raise RuntimeError(f"link to {link.worker} is down")
+    return Candidate(
+        worker=facts.worker,
+        incarnation=facts.incarnation,
+        role=facts.role,
+        # Reports lag by 100 ms; what this router sent meanwhile is known at once.
+        queued_tokens=max(load.queued_tokens, sum(link.pending_tokens.values())),
+        in_flight=max(load.in_flight, len(link.requests)),
+        hit_tokens=hit_tokens,
+        free_blocks=load.free_blocks,
+        last_used=link.last_used,
+        pairing=facts.pairing,
+        transports=facts.transports,
+    )
