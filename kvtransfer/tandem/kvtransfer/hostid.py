@@ -1,0 +1,36 @@
+"""Which machine this is, so that a sender knows whether shared memory can work and clocks can be compared."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+
+def host_id() -> str:
+    """`boot:view`: the boot of the kernel and its clock, then what tells containers on it apart (pid namespace, name).
+
+    Equal ids make shared memory worth a try, no more: the attempt to connect decides.
+    """
+    return f"{_boot()}:{_namespace('pid')}.{socket.gethostname()}"
+
+
+def shares_clock(host: str, other: str) -> bool:
+    """Whether monotonic clocks of two host ids have one origin."""
+    return host.partition(":")[0] == other.partition(":")[0]
+
+
+def _boot() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"unknown-{socket.gethostname()}"
+    return f"{boot}.{_namespace('time')}"
+
+
+def _namespace(kind: str) -> str:
+    """The inode of one of this process's namespaces, empty where the kernel does not say."""
+    try:
+        return os.readlink(f"/proc/self/ns/{kind}").partition("[")[2].rstrip("]")
+    except OSError:
+        return ""

@@ -1,0 +1,114 @@
+"""Which bytes go where: heads of a source rank to destination ranks, and a push cut into frames. Pure arithmetic.
+
+Any P-TP to D-TP split is a slice of heads:
+
+    source tp 2   rank 0: h0 h1 h2 h3          rank 1: h4 h5 h6 h7
+    dest   tp 4   r0: h0 h1   r1: h2 h3        r2: h4 h5   r3: h6 h7
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tandem.core.ids import BlockId, Rank
+from tandem.core.kvlayout import KVGroupSpec
+from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRoute:
+    """Heads that one source rank sends to `dest_rank`, in the source pool's and the destination pool's numbering."""
+
+    dest_rank: Rank
+    source: range
+    dest: range
+
+
+@dataclass(frozen=True, slots=True)
+class FrameSlice:
+    """What one frame carries of a push."""
+
+    source_blocks: tuple[BlockId, ...]
+    dest_blocks: tuple[BlockId, ...]
+    layers: range
+    source_heads: range
+    dest_heads: range
+    payload_bytes: int
+
+
+def held_heads(spec: KVGroupSpec, tp: int, rank: int) -> range:
+    """The model's KV heads that `rank` of `tp` holds: its share; one, shared, where tp > heads; all if replicated."""
+    if spec.is_replicated:
+        return range(spec.heads)
+    local = spec.heads_local(tp)
+    first = rank * local if tp <= spec.heads else rank // (tp // spec.heads)
+    return range(first, first + local)
+
+
+def head_routes(spec: KVGroupSpec, source_tp: int, source_rank: int, dest_tp: int) -> tuple[HeadRoute, ...]:
+    """Where `source_rank`'s heads go. Over all source ranks, every head reaches every destination rank once.
+
+    Where several source ranks hold a head, destination ranks take turns among them.
+    """
+    mine = held_heads(spec, source_tp, source_rank)
+    routes = []
+    for dest_rank in range(dest_tp):
+        wanted = held_heads(spec, dest_tp, dest_rank)
+        sent = [head for head in wanted if _supplier(spec, head, source_tp, dest_rank) == source_rank]
+        if sent:
+            source = range(sent[0] - mine.start, sent[-1] + 1 - mine.start)
+            dest = range(sent[0] - wanted.start, sent[-1] + 1 - wanted.start)
+            routes.append(HeadRoute(Rank(dest_rank), source, dest))
+    return tuple(routes)
+
+
+def feeders(specs: Iterable[KVGroupSpec], source_tp: int, dest_tp: int, dest_rank: int) -> frozenset[int]:
+    """Source ranks that send anything to `dest_rank`, over all groups."""
+    return frozenset(
+        _supplier(spec, head, source_tp, dest_rank) for spec in specs for head in held_heads(spec, dest_tp, dest_rank)
+    )
+
+
+def slices(
+    spec: KVGroupSpec,
+    source_blocks: Sequence[BlockId],
+    dest_blocks: Sequence[BlockId],
+    layers: range,
+    route: HeadRoute,
+    max_payload_bytes: int,
+) -> Iterator[FrameSlice]:
+    """Cut a push into frames of at most `max_payload_bytes`: several blocks each, else layers of one, else heads.
+
+    Raises ValueError if one head of one layer of one block is larger than a frame.
+    """
+    row = spec.planes * spec.head_bytes()
+    heads = min(len(route.source), max_payload_bytes // row)
+    if heads == 0:
+        raise ValueError(f"one head of a block has {row} bytes, a frame {max_payload_bytes}")
+    if heads < len(route.source):
+        steps = (1, 1, heads)
+    else:
+        layer_bytes = row * heads
+        per_frame = min(len(layers), max_payload_bytes // layer_bytes)
+        fits = max_payload_bytes // (layer_bytes * len(layers)) if per_frame == len(layers) else 1
+        steps = (min(max(1, fits), MAX_FRAME_BLOCKS), per_frame, heads)
+    block_step, layer_step, head_step = steps
+    for b in range(0, len(source_blocks), block_step):
+        sources, dests = tuple(source_blocks[b : b + block_step]), tuple(dest_blocks[b : b + block_step])
+        for first in range(layers.start, layers.stop, layer_step):
+            part = range(first, min(first + layer_step, layers.stop))
+            for h in range(0, len(route.source), head_step):
+                source_heads, dest_heads = route.source[h : h + head_step], route.dest[h : h + head_step]
+                size = len(sources) * len(part) * len(source_heads) * row
+                yield FrameSlice(sources, dests, part, source_heads, dest_heads, size)
+
+
+def _supplier(spec: KVGroupSpec, head: int, source_tp: int, dest_rank: int) -> int:
+    """The source rank that sends `head` to `dest_rank`."""
+    if spec.is_replicated:
+        return dest_rank % source_tp
+    if source_tp <= spec.heads:
+        return head // (spec.heads // source_tp)
+    copies = source_tp // spec.heads
+    return head * copies + dest_rank % copies

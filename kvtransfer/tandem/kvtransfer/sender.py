@@ -1,0 +1,216 @@
+"""The sending end of one rank: transfers that it feeds, and the links that it keeps to receivers' ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TransferError
+from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.events import SenderEvent
+from tandem.kvtransfer.frame import FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.hostid import host_id
+from tandem.kvtransfer.outgoing import Outgoing
+from tandem.kvtransfer.peerlink import Control, LinkInfo, LinkKey, PeerLink, Push
+from tandem.kvtransfer.pool import PoolAccess, is_within
+from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.transports.base import Peer
+from tandem.kvtransfer.transports.dialling import Preference, candidates
+
+
+class TransferSender:
+    """Methods may be called from any thread and never wait for the network; `cancel` waits for one frame's gather.
+
+    Each opened transfer ends with exactly one event: Sent, SendFailed or Quiesced, and from then on its source is
+    not read. Calls for a transfer that has ended (its event may still be on its way) do nothing. `on_event` runs on
+    transport threads, or inside `cancel`, `open`, `finish` and `close`, and must not block. `pools` are borrowed
+    until `close` returned.
+    """
+
+    def __init__(
+        self,
+        *,
+        worker: WorkerId,
+        incarnation: Incarnation,
+        rank: Rank,
+        pools: Mapping[GroupId, PoolAccess],
+        secret: ClusterSecret,
+        on_event: Callable[[SenderEvent], None],
+        clock: Clock,
+        preference: Preference = "auto",
+    ) -> None:
+        self._worker, self._incarnation, self._rank, self._pools = worker, incarnation, rank, pools
+        self._secret, self._on_event, self._clock, self._preference = secret, on_event, clock, preference
+        self._host = host_id()
+        self._lock = threading.Lock()  # guards the three below; never held together with a transfer's lock
+        self._transfers: dict[TransferId, _Open] = {}
+        self._links: dict[LinkKey, PeerLink] = {}
+        self._is_closed = False
+
+    def open(self, ticket: Ticket) -> None:
+        """Begin a transfer: bind it to a link for each receiving rank, dialling in the background where none is kept.
+
+        Raises TransferError for a ticket of another sender or incarnation, ValueError for one that contradicts the
+        pools or is open already. A link that cannot be made is reported as SendFailed.
+        """
+        if (ticket.sender, ticket.sender_incarnation) != (self._worker, self._incarnation):
+            raise TransferError("the ticket is for another worker or incarnation", todo="ask for a new one")
+        opened = _Open(Outgoing(ticket, self._pools, self._rank, self._clock))
+        with self._lock:
+            if self._is_closed:
+                raise TransferError("the sender is closed")
+            if ticket.transfer in self._transfers:
+                raise ValueError(f"transfer {ticket.transfer} is open already")
+            self._transfers[ticket.transfer] = opened
+        for rank in opened.outgoing.dest_ranks:
+            self._bind(opened, rank)
+
+    def push(
+        self,
+        transfer: TransferId,
+        group: GroupId,
+        src_blocks: Sequence[BlockId],
+        dst_blocks: Sequence[BlockId],
+        layers: range,
+    ) -> None:
+        """Queue `layers` (indices in the group) of source blocks for the destination blocks of the same position.
+
+        The content must be final before the call and stay so until the transfer's event. Raises ValueError for
+        blocks that the ticket does not promise or layers that the group does not have.
+        """
+        opened = self._find(transfer)
+        if opened is None:
+            return
+        pool, outgoing = self._pools[group], opened.outgoing
+        if len(src_blocks) != len(dst_blocks) or not outgoing.is_promised(group, frozenset(dst_blocks)):
+            raise ValueError(f"the ticket does not promise these blocks of group {group}")
+        if not is_within(layers, len(pool.spec.layers)) or outgoing.is_finishing:
+            raise ValueError(f"layers {layers} lie outside group {group}, or the transfer is finished")
+        for route in outgoing.routes[group]:
+            job = Push(outgoing, group, pool, route, tuple(src_blocks), tuple(dst_blocks), layers)
+            link = opened.links.get(route.dest_rank)  # none if the sender is being closed
+            if link is not None:
+                link.enqueue(job)
+
+    def finish(self, transfer: TransferId) -> None:
+        """Nothing more will be pushed; Sent follows when every receiving rank has verified what it got from here."""
+        opened = self._find(transfer)
+        if opened is None:
+            return
+        opened.outgoing.is_finishing = True
+        self._control(opened, FrameKind.FINISH)
+        if not opened.outgoing.dest_ranks:
+            self._end(opened, opened.outgoing.finish_unfed())
+
+    def cancel(self, transfer: TransferId) -> None:
+        """Stop: after return the source is not read, and Quiesced was reported unless another event came first."""
+        opened = self._find(transfer)
+        if opened is not None:
+            self._end(opened, opened.outgoing.cancel(), abort=True)
+
+    def set_incarnation(self, incarnation: Incarnation) -> None:
+        """Begin a new incarnation; open transfers of the old one fail. Links are kept."""
+        self._incarnation = incarnation
+        self._fail_all(lambda t: t.outgoing.ticket.sender_incarnation != incarnation, "a new incarnation began")
+
+    def links(self) -> tuple[LinkInfo, ...]:
+        """Every kept link, with its transport and why that was chosen."""
+        with self._lock:
+            kept = list(self._links.values())
+        return tuple(link.info() for link in kept)
+
+    def close(self) -> None:
+        """Fail what is open, end every link and wait for their threads. Not from inside `on_event`."""
+        with self._lock:
+            self._is_closed = True
+            kept = list(self._links.values())
+        self._fail_all(lambda _: True, "the sender was closed")
+        for link in kept:
+            link.close()
+        for link in kept:
+            link.join()
+
+    def _find(self, transfer: TransferId) -> _Open | None:
+        with self._lock:
+            return self._transfers.get(transfer)
+
+    def _bind(self, opened: _Open, rank: Rank) -> None:
+        """Give the transfer a live link to `rank` and announce it there."""
+        ticket = opened.outgoing.ticket
+        key = LinkKey(ticket.receiver, rank, tuple(e for e in ticket.endpoints if e.rank == rank))
+        job = Control(opened.outgoing, FrameKind.OPEN)
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    return
+                link = self._links.get(key)
+                if link is None:
+                    link = self._links[key] = self._dial(key)
+                opened.links[rank] = link
+            if link.enqueue(job):
+                return
+            self._drop(link)
+
+    def _dial(self, key: LinkKey) -> PeerLink:
+        link = PeerLink(
+            key, on_reply=self._on_reply, on_lost=self._on_lost, on_broken=self._on_broken, clock=self._clock
+        )
+        peer = Peer(worker=self._worker, incarnation=self._incarnation, rank=self._rank, host=self._host)
+        link.start(candidates(key.endpoints, self._host, self._preference), peer, self._secret)
+        return link
+
+    def _drop(self, link: PeerLink) -> None:
+        with self._lock:
+            if self._links.get(link.key) is link:
+                del self._links[link.key]
+
+    def _on_reply(self, link: PeerLink, reply: Reply) -> None:
+        opened = self._find(reply.transfer) if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL) else None
+        if opened is None or reply.attempt != opened.outgoing.ticket.attempt:
+            return
+        if reply.kind is ReplyKind.DONE:
+            self._end(opened, opened.outgoing.done(link.key.rank))
+        else:
+            self._end(opened, opened.outgoing.fail(f"the receiver refused: {reply.reason}"), abort=True)
+
+    def _on_lost(self, link: PeerLink, reason: str) -> None:
+        self._drop(link)
+        self._fail_all(lambda opened: link in opened.links.values(), f"the link to {link.key.worker} ended: {reason}")
+
+    def _on_broken(self, outgoing: Outgoing, reason: str) -> None:
+        opened = self._find(outgoing.ticket.transfer)
+        if opened is not None:
+            self._end(opened, outgoing.fail(reason), abort=True)
+
+    def _fail_all(self, is_affected: Callable[[_Open], bool], reason: str) -> None:
+        with self._lock:
+            affected = [opened for opened in self._transfers.values() if is_affected(opened)]
+        for opened in affected:
+            self._end(opened, opened.outgoing.fail(reason), abort=True)
+
+    def _end(self, opened: _Open, outcome: SenderEvent | None, *, abort: bool = False) -> None:
+        """Report the event that ended a transfer, if this call did, and forget it."""
+        if outcome is None:
+            return
+        with self._lock:
+            self._transfers.pop(outcome.transfer, None)
+        if abort:
+            self._control(opened, FrameKind.ABORT)
+        self._on_event(outcome)
+
+    def _control(self, opened: _Open, kind: FrameKind) -> None:
+        for link in opened.links_now():
+            link.enqueue(Control(opened.outgoing, kind))
+
+
+class _Open:
+    """A transfer and the links that it uses, by receiving rank."""
+
+    def __init__(self, outgoing: Outgoing) -> None:
+        self.outgoing = outgoing
+        self.links: dict[Rank, PeerLink] = {}
+
+    def links_now(self) -> Iterable[PeerLink]:
+        return tuple(self.links.values())

@@ -1,0 +1,95 @@
+"""What every transport offers, and how one is created by name. A transport's own imports happen only on creation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Protocol
+
+from tandem.core.ids import Incarnation, Rank, WorkerId
+from tandem.kvtransfer.frame import Frame, Reply
+from tandem.kvtransfer.ticket import Endpoint
+
+MAX_PEER_BYTES = 2048
+DIAL_TIMEOUT_S = 5.0
+WINDOW_BYTES = 8 << 20
+"""Payload that may be under way on one link before the sender waits for the receiver."""
+
+
+class LinkClosedError(ConnectionError):
+    """The connection ended or could not be made; says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Who dialled: one rank of a worker, and the host id that it runs on."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    rank: Rank
+    host: str
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode("ascii")
+
+    @classmethod
+    def decode(cls, data: bytes) -> Peer:
+        """Raises ValueError for anything but an encoded peer of bounded size."""
+        if len(data) > MAX_PEER_BYTES:
+            raise ValueError(f"a peer description of {len(data)} bytes")
+        fields = json.loads(data)
+        types = {"worker": str, "incarnation": int, "rank": int, "host": str}
+        if not isinstance(fields, dict) or {k: type(v) for k, v in fields.items()} != types:
+            raise ValueError("not a peer description")
+        return cls(**fields)
+
+
+class Listener(Protocol):
+    """The receiver's side: takes connections and feeds their frames to the intake."""
+
+    def start(self) -> None: ...
+
+    def endpoint(self) -> Endpoint: ...
+
+    def close(self) -> None:
+        """End every connection; after return no thread of it runs."""
+        ...
+
+
+class Link(Protocol):
+    """The sender's side of one connection. One thread reserves and commits, another reads replies."""
+
+    @property
+    def transport(self) -> str: ...
+
+    @property
+    def max_payload_bytes(self) -> int: ...
+
+    @property
+    def stalls(self) -> int:
+        """How often `reserve` had to wait for the receiver."""
+        ...
+
+    def reserve(self, size: int) -> memoryview:
+        """Room for a payload of `size`; waits while the window is full. Raises LinkClosedError.
+
+        The memory belongs to the link; a reservation that is not committed is taken back by the next one.
+        """
+        ...
+
+    def commit(self, frame: Frame, payload: memoryview | None) -> None:
+        """Send `frame` with the reserved payload (None: without one). Raises LinkClosedError."""
+        ...
+
+    def replies(self) -> Iterator[Reply]:
+        """Replies as they come; raises LinkClosedError when the connection ends, with the reason."""
+        ...
+
+    def close(self) -> None:
+        """End the connection from any thread; wakes both others."""
+        ...
+
+    def release(self) -> None:
+        """Give back memory and descriptors, once neither of the two threads uses the link."""
+        ...

@@ -1,0 +1,112 @@
+"""A ring of shared memory: the receiver creates and owns it, the sender fills it, positions count bytes for ever.
+
+position % size:  0        freed            head        size
+                  │ free   │ under way      │ free      │      a payload never wraps: what does not fit before
+                                                               the end starts at 0 and the rest is skipped
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import threading
+
+from tandem.kvtransfer.frame import MalformedFrameError
+from tandem.kvtransfer.transports.base import LinkClosedError
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class ReceiverRing:
+    """The receiver's mapping. `view` hands out memory that the sender says it has filled."""
+
+    def __init__(self, size: int) -> None:
+        self.descriptor = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.descriptor, size)
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)  # a peer that shrank it could kill us by SIGBUS
+            self._map = _map(self.descriptor, size)
+        except OSError:
+            os.close(self.descriptor)
+            raise
+        self._view, self._size = memoryview(self._map), size
+
+    def close_descriptor(self) -> None:
+        """After it was passed on."""
+        os.close(self.descriptor)
+
+    def view(self, position: int, size: int) -> memoryview:
+        """The payload at `position`; raises MalformedFrameError if it does not lie inside."""
+        start = position % self._size
+        if start + size > self._size:
+            raise MalformedFrameError(f"a payload of {size} bytes at {start} of a ring of {self._size}")
+        return self._view[start : start + size]
+
+    def close(self) -> None:
+        _unmap(self._view, self._map)
+
+
+class SenderRing:
+    """The sender's mapping and its account of what is free. One thread reserves; another frees; any closes."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes the descriptor over. Raises LinkClosedError if it is no ring of a sensible size."""
+        try:
+            size = os.fstat(descriptor).st_size
+            if size < mmap.PAGESIZE or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise LinkClosedError(f"the receiver passed a ring of {size} bytes, or an unsealed one")
+            self._map = _map(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._view, self.size = memoryview(self._map), size
+        self._head = self._reserved = self._freed = 0
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self.stalls = 0
+
+    def reserve(self, size: int) -> memoryview:
+        """Room for `size` bytes, at most half the ring; waits until it is free. Raises LinkClosedError."""
+        start = self._head % self.size
+        position = self._head if start + size <= self.size else self._head + self.size - start
+        with self._changed:
+            if not self._is_closed and position + size - self._freed > self.size:
+                self.stalls += 1
+                self._changed.wait_for(lambda: self._is_closed or position + size - self._freed <= self.size)
+            if self._is_closed:
+                raise LinkClosedError("the link was closed")
+        self._reserved = position
+        start = position % self.size
+        return self._view[start : start + size]
+
+    def commit(self, size: int) -> int:
+        """Keep the reservation's `size` bytes; their position."""
+        self._head = self._reserved + size
+        return self._reserved
+
+    def free(self, position: int) -> None:
+        """The receiver is done with everything before `position`."""
+        with self._changed:
+            self._freed = max(self._freed, min(position, self._head))
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let `reserve` raise from now on."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Unmap; called when no thread uses the ring any more."""
+        _unmap(self._view, self._map)
+
+
+def _map(descriptor: int, size: int) -> mmap.mmap:
+    return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+
+
+def _unmap(view: memoryview, mapping: mmap.mmap) -> None:
+    with contextlib.suppress(BufferError):  # a slice is still held somewhere: the last one to go unmaps
+        view.release()
+        mapping.close()
