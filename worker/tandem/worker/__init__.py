@@ -1,0 +1,1 @@
+"""The worker's executable: puts host, engine, transfer, index and roles together."""

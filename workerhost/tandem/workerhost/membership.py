@@ -1,0 +1,152 @@
+"""The worker's place in the cluster: registration, beats, lease, and the block events that it publishes.
+
+The lease runs until 2.5 s after the last acknowledgement, by Redis or by a router. Losing it for certain means a new
+incarnation: everything under the old one is void.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from redis.asyncio import Redis
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.clock import Clock, MonotonicClock
+from tandem.core.config import WorkerConfig
+from tandem.core.errors import UnavailableError
+from tandem.core.ids import GroupId, Incarnation, WorkerId, new_incarnation
+from tandem.core.logs import event
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.events import BlockChange, BlockEvent
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.lease import BEAT_S, LEASE_S, WorkerLease
+from tandem.prefixindex.publisher import BlockEventPublisher
+from tandem.prefixindex.records import WorkerRecord
+from tandem.rpc.v1 import worker_pb2 as w
+
+_log = logging.getLogger(__name__)
+LEAVE_TIMEOUT_S = 1.0
+
+
+class Membership:
+    """`join` once, then `run` until `leave`. `is_alive` is set by whoever watches the ranks: no pulse, no beat."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        on_lease: Callable[[float], None],
+        on_new_incarnation: Callable[[Incarnation], None],
+        clock: Clock | None = None,
+    ) -> None:
+        self.is_alive = True
+        self._config = config
+        self._on_lease, self._on_new_incarnation = on_lease, on_new_incarnation
+        self._clock = clock or MonotonicClock()
+        self._keys = Keys(config.cluster)
+        self._info = w.WorkerInfo()
+        self._redis: Redis | None = None
+        self._lease: WorkerLease | None = None
+        self._publisher: BlockEventPublisher | None = None
+        self._early: list[BlockEvent] = []
+
+    async def join(self, info: w.WorkerInfo) -> Incarnation:
+        """Register under a fresh incarnation; raises StartupError or UnavailableError when Redis is out of reach."""
+        self._redis = await connect(self._config.redis_url)
+        self._lease = WorkerLease(self._redis, self._keys)
+        self._info.CopyFrom(info)
+        incarnation = await self._register()
+        self._publisher = BlockEventPublisher(self._redis, self._keys, WorkerId(info.worker), incarnation)
+        self._publisher.offer(self._early)
+        return incarnation
+
+    def acknowledged(self) -> None:
+        """Somebody who counts confirmed this incarnation just now."""
+        if self.is_alive:
+            self._on_lease(self._clock.now_s() + LEASE_S)
+
+    def publish(self, changes: Iterable[tuple[GroupId, BlockHash, bool]]) -> None:
+        """Queue (group, hash, is removed) for the index; never blocks."""
+        events = [
+            BlockEvent(BlockChange.REMOVED if is_removed else BlockChange.STORED, (block,), group)
+            for group, block, is_removed in changes
+        ]
+        if self._publisher is None:
+            self._early.extend(events)
+        else:
+            self._publisher.offer(events)
+
+    async def run(self) -> None:
+        """Beat and publish until cancelled."""
+        assert self._publisher is not None
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publisher.run())
+            tasks.create_task(self._beat())
+
+    async def leave(self) -> None:
+        """Give the lease up, so that routers know at once."""
+        if self._lease is None or self._redis is None:
+            return
+        try:
+            await asyncio.wait_for(self._lease.deregister(), LEAVE_TIMEOUT_S)
+        except (UnavailableError, TimeoutError) as error:
+            event(_log, "could not deregister", logging.WARNING, error=error)
+
+    async def close(self) -> None:
+        """Close the connection; after `run` ended."""
+        if self._redis is not None:
+            await self._redis.aclose()
+
+    async def _beat(self) -> None:
+        assert self._lease is not None
+        assert self._publisher is not None
+        while True:
+            if self.is_alive:
+                position = self._publisher.position
+                try:
+                    if await self._lease.beat(position.seq, position.blocks, position.digest):
+                        self.acknowledged()
+                    else:
+                        await self._rejoin()
+                except UnavailableError as error:
+                    event(_log, "beat not acknowledged", logging.WARNING, error=error)
+            await asyncio.sleep(BEAT_S)
+
+    async def _rejoin(self) -> None:
+        """The registry no longer has this incarnation (lapsed, or Redis lost its data)."""
+        assert self._publisher is not None
+        incarnation = await self._register()
+        self._publisher.renew(incarnation)
+        self._on_new_incarnation(incarnation)
+
+    async def _register(self) -> Incarnation:
+        assert self._lease is not None
+        incarnation = new_incarnation()
+        self._info.incarnation = incarnation
+        await self._lease.register(_record(self._info))
+        self.acknowledged()
+        return incarnation
+
+
+def _record(info: w.WorkerInfo) -> WorkerRecord:
+    return WorkerRecord(
+        worker=WorkerId(info.worker),
+        incarnation=Incarnation(info.incarnation),
+        role=info.role,
+        address=info.address,
+        model=info.model,
+        fingerprint=info.fingerprint,
+        tp=info.tp,
+        block_tokens=info.block_tokens,
+        kv_dtype=info.kv_dtype,
+        max_model_len=info.max_model_len,
+        vocab_size=info.vocab_size,
+        num_blocks=tuple(info.num_blocks),
+        token_kv_bytes=info.token_kv_bytes,
+        transports=tuple(info.transports),
+        protocol=info.protocol,
+        eos_token_ids=tuple(info.eos_token_ids),
+        pid=info.pid,
+        rank_pids=tuple(info.rank_pids),
+    )

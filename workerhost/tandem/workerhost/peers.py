@@ -1,0 +1,100 @@
+"""Control channels that this worker opens to others: dialled on first use, kept, watched by pings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.core.logs import event
+from tandem.core.secret import ClusterSecret
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.workerhost.auth import call_metadata
+from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.server import HELLO_TIMEOUT_S, IDLE_TIMEOUT_S, Backend, from_peer
+from tandem.workerhost.wire import PROTOCOL
+
+_log = logging.getLogger(__name__)
+PING_EVERY_S = 0.5
+CHANNEL_OPTIONS = (("grpc.enable_retries", 0), ("grpc.max_receive_message_length", 64 * 1024 * 1024))
+
+
+class PeerChannels:
+    """One control channel a peer incarnation, each run by a task of the worker's task group."""
+
+    def __init__(self, backend: Backend, secret: ClusterSecret, tasks: asyncio.TaskGroup) -> None:
+        self._backend, self._secret, self._tasks = backend, secret, tasks
+        self._channels: dict[tuple[str, int], OutQueue[w.PeerMessage]] = {}
+
+    def send(self, to: e.ToPeer) -> bool:
+        """Send to a peer that this worker dialled, or dials now if `to` has an address; False if neither."""
+        key = (to.worker, to.incarnation)
+        queue = self._channels.get(key)
+        if queue is None:
+            if not to.address:
+                return False
+            queue = self._channels[key] = OutQueue()
+            self._tasks.create_task(self._run(key, to.address, queue))
+        return queue.put(to.message)
+
+    def close_all(self) -> None:
+        for queue in self._channels.values():
+            queue.close()
+
+    async def _run(self, key: tuple[str, int], address: str, queue: OutQueue[w.PeerMessage]) -> None:
+        worker, incarnation = key
+        reason = "its control channel closed"
+        try:
+            async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+                stub: Any = worker_pb2_grpc.WorkerStub(channel)
+                call = stub.Peer(metadata=call_metadata(self._secret))
+                await self._talk(call, worker, incarnation, queue)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        except TimeoutError:
+            reason = f"it said nothing for {IDLE_TIMEOUT_S:g} s"
+        finally:
+            queue.close()
+            self._channels.pop(key, None)
+            event(_log, "peer channel ended", peer=worker, reason=reason)
+            gone = e.PeerGone(worker=worker, incarnation=incarnation, reason=reason)
+            self._backend.to_rank(e.HostToRank(peer_gone=gone))
+
+    async def _talk(self, call: Any, worker: str, incarnation: int, queue: OutQueue[w.PeerMessage]) -> None:
+        info = self._backend.info
+        hello = w.PeerHello(
+            worker=info.worker, incarnation=info.incarnation, peer_incarnation=incarnation, protocol=PROTOCOL
+        )
+        await asyncio.wait_for(call.write(w.PeerMessage(hello=hello)), HELLO_TIMEOUT_S)
+        writer = asyncio.ensure_future(self._write(call, queue))
+        pinger = asyncio.ensure_future(self._ping(queue))
+        try:
+            while True:
+                message = await asyncio.wait_for(call.read(), IDLE_TIMEOUT_S)
+                if message is grpc.aio.EOF:
+                    return
+                if message.HasField("ping") or message.HasField("hello"):
+                    continue
+                self._backend.to_rank(from_peer(worker, incarnation, message))
+        finally:
+            writer.cancel()
+            pinger.cancel()
+            await asyncio.gather(writer, pinger, return_exceptions=True)
+
+    @staticmethod
+    async def _write(call: Any, queue: OutQueue[w.PeerMessage]) -> None:
+        async for message in queue:
+            await call.write(message)
+        call.cancel()
+
+    @staticmethod
+    async def _ping(queue: OutQueue[w.PeerMessage]) -> None:
+        sequence = 0
+        while queue.put(w.PeerMessage(ping=w.Ping(sequence=sequence))):
+            sequence += 1
+            await asyncio.sleep(PING_EVERY_S)

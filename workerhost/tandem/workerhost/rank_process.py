@@ -1,0 +1,114 @@
+"""A rank process as its host sees it: start it, talk over its rings, read its pulse, notice its death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.workerhost.pulse import Pulse
+from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
+
+RETRY_WRITE_S = 0.002
+MAX_BACKLOG = 10_000
+
+
+class RankProcess:
+    """One rank of this worker. `on_message` is called on the event loop for everything that the rank says."""
+
+    def __init__(self, rank: int, module: str, config: Path, on_message: Callable[[e.RankToHost], None]) -> None:
+        self.rank = rank
+        self._module, self._config, self._on_message = module, config, on_message
+        self._to_rank = RingHandle.create(f"tandem-to-rank{rank}")
+        self._to_host = RingHandle.create(f"tandem-to-host{rank}")
+        self.pulse = Pulse.create(f"tandem-pulse{rank}")
+        self._writer, self._reader = RingWriter(self._to_rank), RingReader(self._to_host)
+        self._backlog: deque[bytes] = deque()
+        self._retry: asyncio.TimerHandle | None = None
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    async def start(self) -> None:
+        """Start the process; it inherits the rings and dies with this one."""
+        descriptors = (*self._to_rank.descriptors, *self._to_host.descriptors, self.pulse.descriptor)
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            self._module,
+            f"--config={self._config}",
+            f"--rank={self.rank}",
+            f"--parent={os.getpid()}",
+            f"--inbox={self._to_rank}",
+            f"--outbox={self._to_host}",
+            f"--pulse={self.pulse.descriptor}",
+            pass_fds=descriptors,
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        asyncio.get_running_loop().add_reader(self._reader.filled, self._drain)
+
+    def send(self, message: e.HostToRank) -> None:
+        """Queue a message for the rank, in order; never blocks. Raises BufferError if the rank takes nothing."""
+        data = message.SerializeToString()
+        if self._backlog or not self._writer.try_write(data):
+            if len(self._backlog) >= MAX_BACKLOG:
+                raise BufferError(f"rank {self.rank} does not take its messages")
+            self._backlog.append(data)
+            self._schedule_retry()
+
+    async def wait(self) -> int:
+        """Until the process ends; returns its exit status (negative: the signal)."""
+        assert self._process is not None
+        status = await self._process.wait()
+        self._drain()
+        return status
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ask it to stop, wait up to `timeout_s`, then kill it."""
+        process = self._process
+        if process is None or process.returncode is not None:
+            return
+        self.send(e.HostToRank(stop=e.Stop(reason="the worker stops")))
+        try:
+            await asyncio.wait_for(process.wait(), timeout_s)
+        except TimeoutError:
+            self.kill()
+            await process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Give the shared memory back; the process must have ended."""
+        asyncio.get_running_loop().remove_reader(self._reader.filled)
+        if self._retry is not None:
+            self._retry.cancel()
+        self._writer.close()
+        self._reader.close()
+        self._to_rank.close()
+        self._to_host.close()
+        self.pulse.close()
+
+    def _drain(self) -> None:
+        for data in self._reader.read_all():
+            self._on_message(e.RankToHost.FromString(data))
+
+    def _schedule_retry(self) -> None:
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_WRITE_S, self._flush_backlog)
+
+    def _flush_backlog(self) -> None:
+        self._retry = None
+        while self._backlog and self._writer.try_write(self._backlog[0]):
+            self._backlog.popleft()
+        if self._backlog:
+            self._schedule_retry()

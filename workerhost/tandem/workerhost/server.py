@@ -1,0 +1,174 @@
+"""The worker's gRPC service: streams of routers and control channels of peers, each pumped to and from rank 0."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from tandem.core.logs import event
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.wire import PROTOCOL
+
+_log = logging.getLogger(__name__)
+HELLO_TIMEOUT_S = 5.0
+IDLE_TIMEOUT_S = 3.0
+"""Both ends of every stream say something at least every 0.5 s; silence for this long means a dead peer."""
+
+
+class Backend(Protocol):
+    """What the service needs of the worker: who it is, and rank 0."""
+
+    @property
+    def info(self) -> w.WorkerInfo: ...
+
+    def to_rank(self, message: e.HostToRank) -> None: ...
+
+    def acknowledged(self) -> None:
+        """A router showed that it knows this incarnation: the lease may be renewed."""
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """Holds one outgoing queue for every router and for every peer that dialled in."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._routers: dict[str, OutQueue[w.WorkerMessage]] = {}
+        self._peers: dict[str, OutQueue[w.PeerMessage]] = {}
+        self._last_load = w.LoadReport()
+
+    def to_router(self, router: str, message: w.WorkerMessage) -> None:
+        """Send to a router, if it is connected; its requests end when it is not, so nothing waits for it."""
+        queue = self._routers.get(router)
+        if queue is not None and not queue.put(message):
+            event(_log, "router stream does not drain", logging.WARNING, router=router)
+
+    def broadcast_load(self, load: w.LoadReport) -> None:
+        """A new load report for every router."""
+        self._last_load = load
+        for queue in self._routers.values():
+            queue.put(w.WorkerMessage(load=load))
+
+    def answer_peer(self, worker: str, message: w.PeerMessage) -> bool:
+        """Answer on the channel that this peer opened; False if it has none."""
+        queue = self._peers.get(worker)
+        return queue is not None and queue.put(message)
+
+    def close_all(self) -> None:
+        """End every stream (the worker stops, or registers anew)."""
+        for queue in [*self._routers.values(), *self._peers.values()]:
+            queue.close()
+
+    async def Stream(self, requests: AsyncIterator[w.RouterMessage], context: Any) -> None:  # noqa: N802
+        first = await _hello(requests, context)
+        if not first.HasField("hello") or not first.hello.router:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
+        info = self._backend.info
+        expected = first.hello.worker_incarnation
+        if expected not in (0, info.incarnation):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this worker is now {info.incarnation}")
+        router = first.hello.router
+        queue: OutQueue[w.WorkerMessage] = OutQueue()
+        self._replace(self._routers, router, queue)
+        queue.put(w.WorkerMessage(hello=w.WorkerHello(info=info)))
+        queue.put(w.WorkerMessage(load=self._last_load))
+
+        def handle(message: w.RouterMessage) -> None:
+            if message.HasField("ping"):
+                self._backend.acknowledged()
+                queue.put(w.WorkerMessage(pong=message.ping))
+            else:
+                self._backend.to_rank(e.HostToRank(router=e.FromRouter(router=router, message=message)))
+
+        event(_log, "router connected", router=router)
+        try:
+            await run_stream(requests, handle, queue, context)
+        finally:
+            if self._routers.get(router) is queue:
+                del self._routers[router]
+                self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
+                event(_log, "router gone", router=router)
+
+    async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> None:  # noqa: N802
+        first = await _hello(requests, context)
+        info = self._backend.info
+        hello = first.hello
+        if not first.HasField("hello") or not hello.worker:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
+        if hello.peer_incarnation != info.incarnation or hello.protocol != PROTOCOL:
+            why = f"this worker is {info.incarnation} and speaks protocol {PROTOCOL}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        peer = hello.worker
+        queue: OutQueue[w.PeerMessage] = OutQueue()
+        self._replace(self._peers, peer, queue)
+        mine = w.PeerHello(
+            worker=info.worker, incarnation=info.incarnation, peer_incarnation=hello.incarnation, protocol=PROTOCOL
+        )
+        queue.put(w.PeerMessage(hello=mine))
+
+        def handle(message: w.PeerMessage) -> None:
+            if message.HasField("ping"):
+                queue.put(w.PeerMessage(ping=message.ping))
+            else:
+                self._backend.to_rank(from_peer(peer, hello.incarnation, message))
+
+        try:
+            await run_stream(requests, handle, queue, context)
+        finally:
+            if self._peers.get(peer) is queue:
+                del self._peers[peer]
+                gone = e.PeerGone(worker=peer, incarnation=hello.incarnation, reason="its control channel closed")
+                self._backend.to_rank(e.HostToRank(peer_gone=gone))
+
+    @staticmethod
+    def _replace(queues: dict[str, OutQueue[Any]], name: str, queue: OutQueue[Any]) -> None:
+        """A newer stream of the same peer supersedes the older one."""
+        older = queues.get(name)
+        queues[name] = queue
+        if older is not None:
+            older.close()
+
+
+def from_peer(worker: str, incarnation: int, message: w.PeerMessage) -> e.HostToRank:
+    """A peer's message as rank 0 gets it, stamped with the time of its arrival."""
+    stamped = e.FromPeer(worker=worker, incarnation=incarnation, message=message, received_s=time.monotonic())
+    return e.HostToRank(peer=stamped)
+
+
+async def run_stream(
+    incoming: AsyncIterator[Any], handle: Callable[[Any], None], queue: OutQueue[Any], context: Any
+) -> None:
+    """Read into `handle` and write from `queue` until either end leaves or falls silent."""
+
+    async def read() -> None:
+        try:
+            while True:
+                handle(await asyncio.wait_for(anext(incoming), IDLE_TIMEOUT_S))
+        except (StopAsyncIteration, TimeoutError, grpc.aio.AioRpcError):
+            return
+        finally:
+            queue.close()
+
+    async with asyncio.TaskGroup() as group:
+        reader = group.create_task(read())
+        try:
+            async for message in queue:
+                await context.write(message)
+        finally:
+            reader.cancel()
+
+
+async def _hello(requests: AsyncIterator[Any], context: Any) -> Any:
+    try:
+        return await asyncio.wait_for(anext(requests), HELLO_TIMEOUT_S)
+    except (StopAsyncIteration, TimeoutError):
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "no hello came")
+        raise AssertionError("abort raises") from None
