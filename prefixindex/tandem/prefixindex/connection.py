@@ -12,7 +12,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
-from tandem.core.errors import ConfigError, StartupError
+from tandem.core.errors import ConfigError, StartupError, UnavailableError
 
 OUTAGE: Final = (RedisError, OSError, TimeoutError)
 """What a call raises while Redis is away, loading, full or refusing: wait and try again."""
@@ -62,6 +62,11 @@ async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
         await client.aclose()
         raise
     return client
+
+
+def no_answer(error: BaseException) -> UnavailableError:
+    """What callers outside this package see of an outage."""
+    return UnavailableError("Redis does not answer", why=_one_line(error))
 
 
 def redacted(url: str) -> str:

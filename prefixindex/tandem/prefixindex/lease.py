@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from tandem.core.errors import UnavailableError
-from tandem.prefixindex.connection import OUTAGE
+from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.records import Record, RouterRecord, WorkerRecord, to_json
 
@@ -63,7 +62,7 @@ class _Lease:
             self._record = record
             await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
         except OUTAGE as error:
-            raise _no_answer(error) from error
+            raise no_answer(error) from error
 
     async def _hold(self, seq: int, count: int, digest: int) -> bool:
         record = self._held()
@@ -75,7 +74,7 @@ class _Lease:
             if is_held:  # the set of members may have been flushed or forgot us
                 await self._redis.sadd(self._keys.members(self._kind), record.member)
         except OUTAGE as error:
-            raise _no_answer(error) from error
+            raise no_answer(error) from error
         return bool(is_held)
 
     async def deregister(self) -> bool:
@@ -86,7 +85,7 @@ class _Lease:
             was_held = await self._deregister(keys=[key], args=[record.incarnation, int(TOMBSTONE_S * 1000)])
             await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
         except OUTAGE as error:
-            raise _no_answer(error) from error
+            raise no_answer(error) from error
         return bool(was_held)
 
     @property
@@ -131,7 +130,3 @@ class RouterLease(_Lease):
     async def beat(self) -> bool:
         """Hold on; False = lost, register anew. UnavailableError: Redis does not answer."""
         return await self._hold(0, 0, 0)
-
-
-def _no_answer(error: BaseException) -> UnavailableError:
-    return UnavailableError("Redis does not answer", why=" ".join(str(error).split()) or type(error).__name__)

@@ -1,0 +1,109 @@
+"""The desired state of the cluster in the durable store: one version wins, everybody else reads and tries again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from redis.asyncio import Redis
+
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.errors import ConfigError, UnavailableError
+from tandem.core.lifecycle import RoleName
+from tandem.prefixindex.connection import OUTAGE, Backoff, no_answer
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.wakeup import Wakeups
+
+_log = logging.getLogger(__name__)
+
+# A call repeated because its answer got lost finds its own text and succeeds again.
+_SAVE = """
+local at = redis.call('HMGET', KEYS[1], 'version', 'state')
+if at[1] == ARGV[2] and at[2] == ARGV[3] then return 1 end
+if (at[1] or '0') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
+return 1
+"""
+
+
+class DesiredStateStore:
+    """Reads and writes it. `load` and `save` raise UnavailableError when Redis does not answer."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis: Any = redis  # its stubs mix plain and awaitable results
+        self._keys = keys
+        self._script: Any = redis.register_script(_SAVE)
+        self._wakeups = Wakeups(redis, keys.desired_channel)
+
+    async def load(self) -> DesiredState | None:
+        """The state, or None when none was ever saved. ConfigError: what stands there cannot be read."""
+        try:
+            text = await self._redis.hget(self._keys.desired, "state")
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return None if text is None else from_json(text)
+
+    async def save(self, state: DesiredState, expected_version: int) -> bool:
+        """Write `state` if version `expected_version` stands there (0 = none yet); False = somebody was faster.
+
+        `state.version` must be `expected_version + 1`; it is validated first. Raises ConfigError, ValueError.
+        """
+        if state.version != expected_version + 1:
+            raise ValueError(f"version {state.version} cannot follow version {expected_version}")
+        if not state.is_stopped:
+            state.validate()
+        args = [expected_version, state.version, to_json(state)]
+        try:
+            is_saved = bool(await self._script(keys=[self._keys.desired], args=args))
+            if is_saved:
+                await self._redis.publish(self._keys.desired_channel, state.version)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return is_saved
+
+    async def watch(self, on_change: Callable[[DesiredState], None], *, poll_s: float = 1.0) -> None:
+        """Call `on_change` with the state now and after every change, until cancelled.
+
+        Versions may be skipped, never repeated. It is called in this task and must not block. Survives outages.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._wakeups.run())
+            await self._poll(on_change, poll_s)
+
+    async def _poll(self, on_change: Callable[[DesiredState], None], poll_s: float) -> None:
+        backoff = Backoff()
+        seen: DesiredState | None = None
+        while True:
+            try:
+                state = await self.load()
+            except UnavailableError as error:
+                _log.warning("desired state not readable", extra={"fields": {"why": error.why}})
+                await backoff.pause()
+                continue
+            except ConfigError as error:
+                _log.error("desired state is broken", extra={"fields": {"why": error.message}})
+                state = seen
+            backoff.reset()
+            if state is not None and state != seen:
+                seen = state
+                on_change(state)
+            await self._wakeups.wait(poll_s)
+
+
+def to_json(state: DesiredState) -> str:
+    """One line of JSON."""
+    return json.dumps(asdict(state), separators=(",", ":"))
+
+
+def from_json(text: bytes | str) -> DesiredState:
+    """The state; ConfigError when it is none."""
+    try:
+        raw = json.loads(text)
+        pools = tuple(Pool(**{**pool, "role": RoleName(pool["role"])}) for pool in raw["pools"])
+        return DesiredState(version=int(raw["version"]), pools=pools, is_stopped=bool(raw["is_stopped"]))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError("the desired state in Redis cannot be read", why=f"{type(error).__name__}: {error}") from None

@@ -1,0 +1,266 @@
+"""A worker's side of the index: tells Redis which blocks it holds, without ever making the engine wait.
+
+    offer ─▶ held (the truth) ─┐
+          └▶ pending (net changes not yet written) ─▶ one entry in flight ─▶ script: lease? sequence? set + stream
+
+Changes wait as their net effect, so a block stored and removed in between costs nothing. When too many wait, or when
+Redis lost our keys, pending is thrown away and everything held is published again behind an entry that voids the past.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.prefixindex.connection import OUTAGE, Backoff
+from tandem.prefixindex.events import MEMBER_BYTES, NOTHING, BlockChange, BlockEvent, Position, fold, member
+from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.lease import BEAT_S
+
+_log = logging.getLogger(__name__)
+
+INDEX_TTL_S: Final = 10.0
+ENTRY_BLOCKS: Final = 512
+STREAM_ENTRIES: Final = 2048
+"""Entries kept for readers that fell behind (trimmed approximately): at most about 18 MB a worker, usually far less."""
+_LINGER_S: Final = 0.002
+
+_LOST, _GAP = -1, -2
+
+# Returns the size of the set, or _LOST (another incarnation holds the lease) or _GAP (the stream is not where we left
+# it). A call that is repeated because its answer got lost finds its entry in place and changes nothing.
+_WRITE = f"""
+if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return {_LOST} end
+local mode, seq, ttl = ARGV[2], tonumber(ARGV[3]), ARGV[5]
+local last, at = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1), 0
+if last[1] then at = tonumber(string.match(last[1][1], '^%d+')) end
+local function each(command, blob)
+  if #blob == 0 then return end
+  local list = {{}}
+  for i = 1, #blob, {MEMBER_BYTES} do list[#list + 1] = string.sub(blob, i, i + {MEMBER_BYTES - 1}) end
+  redis.call(command, KEYS[3], unpack(list))
+end
+if mode == 'check' then
+  if at ~= seq then return {_GAP} end
+elseif at ~= seq then
+  if mode == 'reset' then
+    redis.call('UNLINK', KEYS[3])
+  elseif at ~= seq - 1 then
+    return {_GAP}
+  end
+  each('SREM', ARGV[7])
+  each('SADD', ARGV[6])
+  redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[4], seq .. '-0', 'm', mode, 's', ARGV[6], 'r', ARGV[7], 'k', ARGV[8])
+end
+redis.call('PEXPIRE', KEYS[2], ttl)
+redis.call('PEXPIRE', KEYS[3], ttl)
+return redis.call('SCARD', KEYS[3])
+"""
+
+
+class Mode(StrEnum):
+    """RESET: void everything before. APPEND: change what was there. CHECK: write nothing, only prolong and compare."""
+
+    RESET = "reset"
+    APPEND = "append"
+    CHECK = "check"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One call of the script; repeated unchanged until its outcome is known."""
+
+    mode: Mode
+    after: Position
+    stored: bytes = b""
+    removed: bytes = b""
+
+
+@dataclass(slots=True)
+class PublisherCounters:
+    """Cumulative since construction."""
+
+    entries: int = 0
+    republished: int = 0
+    overflows: int = 0
+    gaps: int = 0
+    outages: int = 0
+
+
+class BlockEventPublisher:
+    """Publishes one worker's blocks. `offer`, `renew` and the properties belong to the loop that runs `run`.
+
+    `max_pending_blocks` bounds what may wait beyond the blocks that are held. `position` is what heartbeats carry.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        worker: WorkerId,
+        incarnation: Incarnation,
+        *,
+        max_pending_blocks: int = 65_536,
+        entry_blocks: int = ENTRY_BLOCKS,
+        stream_entries: int = STREAM_ENTRIES,
+        check_s: float = BEAT_S,
+    ) -> None:
+        self._keys, self._worker, self._incarnation = keys, worker, incarnation
+        self._script: Any = redis.register_script(_WRITE)
+        self._max_pending, self._entry_blocks = max_pending_blocks, entry_blocks
+        self._stream_entries, self._check_s = stream_entries, check_s
+        self._held: set[bytes] = set()
+        self._pending: dict[bytes, bool] = {}  # member → True to store, False to remove
+        self._in_flight: _Entry | None = None
+        self._written = NOTHING
+        self._must_reset = True
+        self._is_lost = False
+        self._wake = asyncio.Event()
+        self.counters = PublisherCounters()
+
+    @property
+    def position(self) -> Position:
+        """What Redis confirmed last; give it to `WorkerLease.beat`."""
+        return self._written
+
+    @property
+    def held(self) -> Position:
+        """What the worker holds by all offers so far (with the last written sequence number); costs O(blocks)."""
+        return Position(self._written.seq, len(self._held), fold(0, self._held))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything offered so far stands in Redis."""
+        return not (self._pending or self._in_flight or self._must_reset)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last answer was that another incarnation, or none, holds the lease."""
+        return self._is_lost
+
+    def offer(self, events: Iterable[BlockEvent]) -> None:
+        """Take in changes, in order. Never waits; ValueError for a malformed hash or group."""
+        for event in events:
+            if event.change is BlockChange.CLEARED:
+                self._held.clear()
+                self._void_pending()
+            else:
+                is_stored = event.change is BlockChange.STORED
+                for block in event.hashes:
+                    self._note(member(event.group, block), is_stored)
+        if len(self._pending) > max(self._max_pending, len(self._held)):
+            self.counters.overflows += 1
+            self._void_pending()
+        self._wake.set()
+
+    def renew(self, incarnation: Incarnation) -> None:
+        """The worker registered anew: publish everything held under `incarnation`. The old keys expire."""
+        self._incarnation = incarnation
+        self._written, self._in_flight, self._is_lost = NOTHING, None, False
+        self._void_pending()
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Publish until cancelled; survives outages with growing pauses and a lost lease by waiting for `renew`."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._write(self._next_entry())
+            except OUTAGE as error:
+                self.counters.outages += 1
+                _log.warning("index not written", extra={"fields": {"worker": self._worker, "why": str(error)}})
+                await backoff.pause()
+                continue
+            backoff.reset()
+            if self._is_lost or self.is_idle:
+                await self._wait()
+            if len(self._pending) < self._entry_blocks:
+                await asyncio.sleep(_LINGER_S)  # lets the changes of one engine step gather in one entry
+
+    def _note(self, item: bytes, is_stored: bool) -> None:
+        if (item in self._held) is is_stored:
+            return
+        if is_stored:
+            self._held.add(item)
+        else:
+            self._held.remove(item)
+        if self._must_reset:
+            return
+        if self._pending.get(item) is (not is_stored):
+            del self._pending[item]
+        else:
+            self._pending[item] = is_stored
+
+    def _void_pending(self) -> None:
+        self._pending.clear()
+        self._must_reset = True
+
+    def _next_entry(self) -> _Entry:
+        if self._in_flight is None and not self._is_lost:
+            if self._must_reset:
+                self._must_reset = False
+                self._pending = dict.fromkeys(self._held, True)
+                self._in_flight = self._take(Mode.RESET, Position(self._written.seq, 0, 0))
+            elif self._pending:
+                self._in_flight = self._take(Mode.APPEND, self._written)
+        return self._in_flight or _Entry(Mode.CHECK, self._written)
+
+    def _take(self, mode: Mode, before: Position) -> _Entry:
+        """Move up to an entry's worth of changes out of pending. Newest first: net changes commute, popitem is O(1)."""
+        stored: list[bytes] = []
+        removed: list[bytes] = []
+        for _ in range(min(self._entry_blocks, len(self._pending))):
+            item, is_stored = self._pending.popitem()
+            (stored if is_stored else removed).append(item)
+        digest = fold(fold(before.digest, stored), removed)
+        after = Position(before.seq + 1, before.blocks + len(stored) - len(removed), digest)
+        return _Entry(mode, after, b"".join(stored), b"".join(removed))
+
+    async def _write(self, entry: _Entry) -> None:
+        incarnation = self._incarnation
+        result = await self._script(
+            keys=[
+                self._keys.lease(Member.WORKER, self._worker),
+                self._keys.events(self._worker, incarnation),
+                self._keys.blocks(self._worker, incarnation),
+            ],
+            args=[
+                incarnation, entry.mode, entry.after.seq, self._stream_entries, int(INDEX_TTL_S * 1000),
+                entry.stored, entry.removed, entry.after.check(),
+            ],
+        )  # fmt: skip
+        if incarnation == self._incarnation:  # else renewed meanwhile: the answer is about keys of the past
+            self._settle(entry, int(result))
+
+    def _settle(self, entry: _Entry, result: int) -> None:
+        self._is_lost = result == _LOST
+        if result == entry.after.blocks:
+            self._in_flight, self._written = None, entry.after
+            self.counters.entries += entry.mode is not Mode.CHECK
+            self.counters.republished += entry.mode is Mode.RESET
+            return
+        # Lost lease, vanished or trimmed keys, or a set that is not ours any more: start over with everything.
+        self._in_flight = None
+        self._void_pending()
+        if not self._is_lost:
+            self.counters.gaps += 1
+            self._written = max(self._written, entry.after)  # never use a sequence number twice
+            _log.warning("index lost in Redis, publishing again", extra={"fields": {"worker": self._worker}})
+
+    async def _wait(self) -> None:
+        """Until something is offered (not while the lease is lost), at most `check_s`."""
+        if self._is_lost:
+            self._wake.clear()
+        try:
+            async with asyncio.timeout(self._check_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
