@@ -1,4 +1,4 @@
-"""One step's work as a runner takes it: plain lists. Imports no torch, so that a runner without it can be driven too."""
+"""One step as a runner takes it: plain lists. Imports no torch, so that a runner without it can be driven too."""
 
 from __future__ import annotations
 

@@ -109,6 +109,8 @@ class Decoder:
             mixed = attend(index, q, k, v)
             if index == last and rows is not None:
                 # Behind the last attention nothing looks at other tokens: only the wanted rows go on.
+                if not rows.numel():
+                    return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
                 x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
             x = layer.finish(x, mixed)
         return self._to_logits(self._final_norm(x)).float()
@@ -204,7 +206,7 @@ class _Layer:
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
-        x.add_(self.o(mixed.reshape(x.shape[0], -1)))
+        x.add_(self.o(mixed.flatten(1)))
         return x.add_(self.down(self.activate(self.gate_up(self.post_norm(x)))))
 
 

@@ -1,0 +1,88 @@
+"""`--deterministic`: a token's logits are the same bits alone, in a batch, in chunks of any size, after any cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.errors import ConfigError
+from tandem.engine.runner import ModelRunner
+
+LENGTH = 150
+
+
+@pytest.fixture(scope="module", params=["bundled", "qwen3"])
+def runner(request: pytest.FixtureRequest, model_folder: Any) -> ModelRunner:
+    return ModelRunner(model_dir=model_folder(request.param), num_blocks=120, max_model_len=512, is_deterministic=True)
+
+
+@pytest.fixture(scope="module")
+def tokens(runner: ModelRunner, tokens_of: Any) -> list[int]:
+    found: list[int] = tokens_of(LENGTH, runner.vocab_size)
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
+    from tandem.engine.step_batch import SeqSlice, StepBatch
+
+    table = list(range(10))
+    return runner.forward(
+        StepBatch(tokens, list(range(LENGTH)), [SeqSlice(LENGTH, LENGTH, (table,))], list(range(LENGTH)))
+    )
+
+
+@pytest.mark.parametrize("chunk", [1, 16, 37, 64])
+def test_chunking_changes_no_bit(
+    chunk: int, runner: ModelRunner, tokens: list[int], alone: torch.Tensor, driver_of: Any
+) -> None:
+    assert torch.equal(driver_of(runner).chunked("a", tokens, chunk), alone)
+
+
+def test_neighbours_change_no_bit(
+    runner: ModelRunner, tokens: list[int], alone: torch.Tensor, driver_of: Any, tokens_of: Any
+) -> None:
+    driver = driver_of(runner)
+    others = {f"other{n}": tokens_of(3 + 40 * n, runner.vocab_size, n) for n in range(3)}
+    got = driver.step({"other0": others["other0"], "a": tokens[:70], "other1": others["other1"]})
+    assert torch.equal(got["a"], alone[:70])
+    for place in range(70, 76):
+        step = {"other0": [5], "a": [tokens[place]], "other1": [9]}
+        if place == 72:
+            step["other2"] = others["other2"]
+        assert torch.equal(driver.step(step)["a"][0], alone[place])
+    assert torch.equal(driver.step({"a": tokens[76:], "other2": [1, 2, 3]})["a"], alone[76:])
+
+
+def test_a_wanted_subset_of_rows_changes_no_bit(runner: ModelRunner, tokens: list[int], alone: torch.Tensor) -> None:
+    from tandem.engine.step_batch import SeqSlice, StepBatch
+
+    batch = StepBatch(tokens, list(range(LENGTH)), [SeqSlice(LENGTH, LENGTH, (list(range(10)),))], [LENGTH - 1, 4])
+    assert torch.equal(runner.forward(batch), alone[[LENGTH - 1, 4]])
+
+
+def test_two_threads_change_no_bit(runner: ModelRunner, tokens: list[int], alone: torch.Tensor, driver_of: Any) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(driver_of(runner).chunked("a", tokens, 64), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_it_agrees_with_the_plain_path(reference: Any, model_folder: Any, driver_of: Any) -> None:
+    want = reference("qwen2")
+    runner = ModelRunner(model_dir=model_folder("qwen2"), num_blocks=40, max_model_len=512, is_deterministic=True)
+    got = driver_of(runner).chunked("a", want.tokens[:300], 128)
+    torch.testing.assert_close(got, want.logits[:300], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [({"dtype": "bfloat16"}, "deterministic cannot run in bfloat16"), ({"block_tokens": 24}, "must divide 128")],
+)
+def test_where_it_cannot_hold_it_is_refused(options: dict[str, Any], complaint: str, model_folder: Any) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        ModelRunner(model_dir=model_folder("llama"), num_blocks=200, is_deterministic=True, **options)

@@ -1,0 +1,113 @@
+"""config.json in both spellings gives one ModelConfig; what is not supported is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import ModelError
+from tandem.engine.model_config import RopeConfig, read_model_config
+
+
+def test_old_and_new_spelling_read_the_same(raw_config: dict[str, Any], write_config: Any) -> None:
+    old = read_model_config(write_config(raw_config))
+    new = {key: value for key, value in raw_config.items() if key not in ("rope_theta", "torch_dtype")}
+    new |= {"dtype": "float32", "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}, "head_dim": 8}
+    assert read_model_config(write_config(new)) == old
+    assert (old.rope, old.head_dim, old.dtype) == (RopeConfig(theta=5000.0), 8, "float32")
+
+
+def test_the_bundled_model(model_folder: Any) -> None:
+    config = read_model_config(model_folder("bundled"))
+    assert (config.layers, config.hidden, config.is_tied, config.dtype) == (5, 256, True, "bfloat16")
+    assert config.eos_token_ids == (1,)
+
+
+@pytest.mark.parametrize(
+    ("family", "biases", "has_qk_norm"),
+    [("llama", (False, False), False), ("qwen2", (True, False), False), ("qwen3", (False, False), True)],
+)
+def test_families_differ_where_they_should(
+    family: str, biases: tuple[bool, bool], has_qk_norm: bool, model_folder: Any
+) -> None:
+    config = read_model_config(model_folder(family))
+    assert ((config.has_qkv_bias, config.has_o_bias), config.has_qk_norm) == (biases, has_qk_norm)
+
+
+@pytest.mark.parametrize(
+    ("generation", "ids"),
+    [
+        (None, (1,)),
+        ({"eos_token_id": 7}, (7, 1)),
+        ({"eos_token_id": [9, 1, 9]}, (9, 1)),
+        ({"temperature": 0.5}, (1,)),
+    ],
+)
+def test_eos_ids_come_from_both_files(
+    generation: dict[str, Any] | None, ids: tuple[int, ...], raw_config: dict[str, Any], write_config: Any
+) -> None:
+    folder = write_config(raw_config)
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert read_model_config(folder).eos_token_ids == ids
+
+
+def test_a_window_that_is_switched_off_is_no_window(raw_config: dict[str, Any], write_config: Any) -> None:
+    changes = {"use_sliding_window": False, "sliding_window": 64, "layer_types": ["full_attention"] * 2}
+    assert read_model_config(write_config(raw_config | changes)).layers == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "unsupported architecture MambaForCausalLM.*LlamaForCausalLM"),
+        ({"architectures": None}, "unsupported architecture none named"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window attention is not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer type sliding_attention"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type yarn is not supported"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported"),
+        ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "each layer type"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantized weights"),
+        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"pretraining_tp": 2}, "pretraining_tp"),
+        ({"torch_dtype": "int8"}, "dtype 'int8'"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers is '2'"),
+        ({"num_hidden_layers": 2.5}, "whole number"),
+        ({"vocab_size": -4}, "vocab_size is -4"),
+        ({"num_key_value_heads": 3}, "4 query heads over 3 KV heads"),
+        ({"head_dim": 7}, "head_dim is 7"),
+        ({"tie_word_embeddings": "yes"}, "must be true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+    ],
+)
+def test_what_cannot_be_served_is_named(
+    changes: dict[str, Any], complaint: str, raw_config: dict[str, Any], write_config: Any
+) -> None:
+    with pytest.raises(ModelError, match=complaint) as caught:
+        read_model_config(write_config(raw_config | changes))
+    assert "config.json" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "complaint"), [("{", "is not JSON"), ("[]", "not a JSON object")])
+def test_a_damaged_config_is_named(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=complaint):
+        read_model_config(tmp_path)
+
+
+def test_a_missing_config_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        read_model_config(tmp_path)
+
+
+def test_the_description_of_positions_tells_rotations_apart() -> None:
+    kinds = [RopeConfig(), RopeConfig(theta=1e6), RopeConfig(kind="linear", factor=2.0), RopeConfig(kind="llama3")]
+    assert len({rope.describe() for rope in kinds}) == len(kinds)
+    assert RopeConfig(factor=3.0).describe() == RopeConfig().describe()

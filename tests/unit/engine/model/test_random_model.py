@@ -1,0 +1,42 @@
+"""The tool that makes random models: repeatable, loadable, and its greedy answers are worth comparing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.engine.runner import ModelRunner
+
+
+def test_the_same_arguments_give_the_same_bytes(random_model_tool: Any, tmp_path: Path) -> None:
+    arguments = ["qwen2", "--hidden", "32", "--layers", "1", "--seed", "4", "--dtype", "bfloat16"]
+    for name in ("a", "b"):
+        assert random_model_tool.main([arguments[0], str(tmp_path / name), *arguments[1:]]) == 0
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert files == [
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    ]  # fmt: skip
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+def test_greedy_answers_vary(name: str, fp32_runner: Any, driver_of: Any) -> None:
+    runner: ModelRunner = fp32_runner(name)
+    driver, token, answer = driver_of(runner), 17, []
+    for _ in range(24):
+        token = int(driver.step({"a": [token]})["a"].argmax())
+        answer.append(token)
+    assert len(set(answer)) >= 8
+
+
+@pytest.mark.parametrize("vocab", [512, 4096])
+def test_its_tokenizer_round_trips(vocab: int, random_model_tool: Any, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    random_model_tool.make_random_model(random_model_tool.RandomModel(family="llama", vocab=vocab, layers=1), tmp_path)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    ids = tokenizer.encode("Tandem, über 2 Räder.").ids
+    assert max(ids) < vocab
+    assert "über 2 Räder" in tokenizer.decode(ids)

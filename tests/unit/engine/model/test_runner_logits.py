@@ -1,0 +1,196 @@
+"""The runner against transformers: the same logits and the same KV bytes, whatever the batch and the chunking."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.engine.runner import ModelRunner
+from tandem.engine.step_batch import SeqSlice, StepBatch
+
+MODELS = ("bundled", "llama", "qwen2", "qwen3")
+TOLERANCE = 1e-4
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 33, 255, 256, 600])
+def test_a_prompt_has_the_logits_of_transformers(
+    name: str, length: int, reference: Any, fp32_runner: Any, driver_of: Any
+) -> None:
+    want = reference(name)
+    got = driver_of(fp32_runner(name)).step({"a": want.tokens[:length]})["a"]
+    assert got.dtype is torch.float32
+    close(got, want.logits[:length])
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("chunk", [16, 64, 512])
+def test_chunks_have_the_logits_and_the_kv_of_the_whole(
+    name: str, chunk: int, reference: Any, fp32_runner: Any, driver_of: Any
+) -> None:
+    want = reference(name)
+    driver = driver_of(fp32_runner(name))
+    close(driver.chunked("a", want.tokens, chunk), want.logits)
+    for layer, (k, v) in enumerate(want.kv):
+        stored_k, stored_v = driver.stored_kv("a", layer)
+        close(stored_k, k)
+        close(stored_v, v)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_decodes_and_chunks_share_a_step(name: str, reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+    want = reference(name)
+    tokens, driver = want.tokens, driver_of(fp32_runner(name))
+    starts = {"a": 15, "b": 130, "c": 64}
+    first = driver.step({key: tokens[:end] for key, end in starts.items()})
+    for key, end in starts.items():
+        close(first[key], want.logits[:end])
+    for turn in range(3):
+        work = {key: tokens[end + turn : end + turn + 1] for key, end in starts.items()}
+        work["late"] = tokens[turn * 37 : (turn + 1) * 37]
+        got = driver.step(work)
+        for key, end in starts.items():
+            close(got[key], want.logits[end + turn : end + turn + 1])
+        close(got["late"], want.logits[turn * 37 : (turn + 1) * 37])
+
+
+def test_a_chunk_of_one_token_may_stand_among_the_decodes_or_behind_chunks(
+    reference: Any, fp32_runner: Any, driver_of: Any
+) -> None:
+    want, runner = reference("llama"), fp32_runner("llama")
+    table = driver_of(runner)
+    table.step({"a": want.tokens[:20]})
+    other = list(range(100, 110))
+    blocks = [block for block in range(runner.num_blocks[0]) if block not in table.tables["a"]][:1]
+    sequences = [SeqSlice(10, 10, (blocks,)), SeqSlice(1, 21, (table.tables["a"],))]
+    batch = StepBatch(other + want.tokens[20:21], [*range(10), 20], sequences, [10])
+    close(runner.forward(batch), want.logits[20:21])
+
+
+def test_only_the_wanted_rows_are_returned_in_the_order_asked(reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+    want, runner = reference("qwen3"), fp32_runner("qwen3")
+    blocks = list(range(3))
+    for rows in ([39], [7, 3, 39], []):
+        batch = StepBatch(want.tokens[:40], list(range(40)), [SeqSlice(40, 40, (blocks,))], rows)
+        got = runner.forward(batch)
+        assert got.shape == (len(rows), runner.vocab_size)
+        close(got, want.logits[rows])
+    follow = StepBatch(want.tokens[40:41], [40], [SeqSlice(1, 41, (blocks,))], [0])
+    close(runner.forward(follow), want.logits[40:41])
+
+
+def test_layers_are_reported_once_their_kv_is_in_the_pool(reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+    want, runner = reference("bundled"), fp32_runner("bundled")
+    driver = driver_of(runner)
+    for view in runner.pools.layer_views:
+        view.zero_()
+    seen: list[tuple[int, int]] = []
+
+    def on_layers(first: int, last: int) -> None:
+        seen.append((first, last))
+        for layer in range(runner.config.layers):
+            k, _ = driver.stored_kv("a", layer)
+            assert bool(k.any()) == (layer < last)
+
+    driver.stored["a"] = 0
+    driver.step({"a": want.tokens[:20]}, on_layers=on_layers)
+    assert seen == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_a_copied_block_serves_in_place_of_its_source(reference: Any, fp32_runner: Any, driver_of: Any) -> None:
+    want, runner = reference("qwen2"), fp32_runner("qwen2")
+    driver = driver_of(runner)
+    driver.step({"a": want.tokens[:40]})
+    source = driver.tables["a"][2]
+    copy = next(block for block in range(runner.num_blocks[0]) if block not in driver.tables["a"])
+    runner.copy_blocks(0, [(source, copy)])
+    runner.copy_blocks(0, [])
+    runner.pools.tensors[0][source] = 0
+    table = [*driver.tables["a"][:2], copy]
+    close(runner.forward(StepBatch(want.tokens[40:41], [40], [SeqSlice(1, 41, (table,))], [0])), want.logits[40:41])
+
+
+@pytest.mark.parametrize("name", ["bundled", "qwen3"])
+def test_bf16_stays_near_transformers_in_bf16(
+    name: str, model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any
+) -> None:
+    runner = ModelRunner(model_dir=model_folder(name), dtype="bfloat16", num_blocks=40, max_model_len=256)
+    tokens = tokens_of(200, runner.vocab_size)
+    want = reference_of(model_folder(name), tokens, torch.bfloat16)
+    got = driver_of(runner).chunked("a", tokens, 64)
+    difference = (torch.log_softmax(got, -1) - torch.log_softmax(want.logits, -1)).abs()
+    chosen = want.logits.argmax(-1, keepdim=True)
+    assert difference.gather(1, chosen).mean() < 0.05
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "linear": {"rope_theta": 20000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "llama3": {
+        "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(ROPES))
+def test_scaled_positions_are_those_of_transformers(
+    kind: str, model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
+) -> None:
+    config = json.loads((model_folder("llama") / "config.json").read_text())
+    del config["rope_theta"]
+    (tmp_path / "config.json").write_text(json.dumps(config | ROPES[kind]))
+    (tmp_path / "model.safetensors").write_bytes((model_folder("llama") / "model.safetensors").read_bytes())
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=256)
+    tokens = tokens_of(200, 512)
+    close(driver_of(runner).step({"a": tokens})["a"], reference_of(tmp_path, tokens).logits)
+
+
+@pytest.mark.parametrize("variant", ["biases", "head_dim", "tied"])
+def test_what_transformers_saves_loads_and_agrees(
+    variant: str, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    changes: dict[str, Any] = {
+        "biases": {"attention_bias": True, "mlp_bias": True},
+        "head_dim": {"head_dim": 24, "num_key_value_heads": 1},
+        "tied": {"tie_word_embeddings": True},
+    }
+    torch.manual_seed(5)
+    shape: dict[str, Any] = {
+        "vocab_size": 128, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 256,
+    }  # fmt: skip
+    model = LlamaForCausalLM(LlamaConfig(**(shape | changes[variant])))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.1)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert (tmp_path / "model.safetensors.index.json").exists()
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
+    tokens = tokens_of(70, 128)
+    close(driver_of(runner).step({"a": tokens})["a"], reference_of(tmp_path, tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("batch", "complaint"),
+    [
+        (StepBatch([1, 2], [0], [SeqSlice(2, 2, ([0],))]), "positions"),
+        (StepBatch([], [], []), "at least one token"),
+        (StepBatch([1], [40], [SeqSlice(1, 41, ([0],))]), "need 3 blocks"),
+        (StepBatch([1], [1024], [SeqSlice(1, 1025, (list(range(65)),))]), "positions must be"),
+    ],
+)
+def test_a_batch_that_contradicts_itself_is_refused(batch: StepBatch, complaint: str, fp32_runner: Any) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        fp32_runner("llama").forward(batch)
