@@ -134,9 +134,7 @@ class DecodeRole:
             self._tell(reservation, w.PeerMessage(ticket=ticket_to_wire(ticket)))
 
     def _refuse(self, peer: WorkerId, asked: w.TicketRequest, error: TandemError) -> None:
-        refused = w.TicketRefused(
-            request=asked.request, attempt=asked.attempt, code=error.code, message=error.message
-        )
+        refused = w.TicketRefused(request=asked.request, attempt=asked.attempt, code=error.code, message=error.message)
         to = w.PeerMessage(ticket_refused=refused)
         self._shell.outbox.to_peer(peer, Incarnation(asked.sender_incarnation), to)
         self._shell.count("tickets_refused")
@@ -176,9 +174,7 @@ class DecodeRole:
         tracked = reservation.tracked
         self._unlist(reservation)
         self._shell.receiver.admit(reservation.ticket.transfer)
-        self._shell.engine.add_prefilled(
-            tracked.engine_request, reservation.holder, reservation.tables, choices
-        )
+        self._shell.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
         tracked.has_reported_cached = True
         self._whole.follow(tracked, {state.choice for state in choices if state.finish is None})
         self._handoffs[tracked.key] = reservation

@@ -16,7 +16,7 @@ from tandem.workerhost.requests import Tracked
 
 
 class Stage(Enum):
-    """QUEUED: nothing said to the decode worker. COMPUTING: ticket asked for. AWAITING: all pushed, not yet verified."""
+    """QUEUED: nothing said to the decode worker. COMPUTING: ticket asked for. AWAITING: all pushed, not verified."""
 
     QUEUED = auto()
     COMPUTING = auto()
@@ -45,7 +45,7 @@ class Handover:
         self.stage = Stage.COMPUTING
 
     def grant(self, ticket: Ticket, received_s: float, engine: Engine) -> None:
-        """The ticket is here: open the plans and hold the source blocks for the push, whatever becomes of the request."""
+        """The ticket is here: open the plans, and hold the source for the push whatever becomes of the request."""
         self.ticket, self.ticket_s = ticket, received_s
         for group, plan in zip(ticket.groups, self.plans, strict=True):
             plan.open(group.skip)

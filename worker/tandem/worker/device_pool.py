@@ -23,7 +23,9 @@ class DevicePool:
 
     def __init__(self, spec: KVGroupSpec, tp: int, pool: Tensor) -> None:
         self._spec, self._tp, self._pool = spec, tp, pool
-        self._stream = torch.cuda.Stream(pool.device) if pool.is_cuda else None
+        self._stream: torch.cuda.Stream | None = None
+        if pool.is_cuda:
+            self._stream = torch.cuda.Stream(pool.device)  # type: ignore[no-untyped-call]
 
     @property
     def spec(self) -> KVGroupSpec:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
-from tandem.core.errors import InternalError, TandemError
-from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId, new_incarnation
+from tandem.core.errors import TandemError
+from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import setup
 from tandem.core.parentdeath import die_with_parent
@@ -29,7 +27,6 @@ from tandem.workerhost.role import Role, Shell
 from tandem.workerhost.steploop import StepLoop
 from tandem.workerhost.wire import PROTOCOL, endpoint_to_wire
 
-_log = logging.getLogger(__name__)
 TICK_EVERY_S = 0.2
 HOST_TIMEOUT_S = 10.0
 TOMBSTONE_S = 5.0
@@ -86,102 +83,33 @@ def assemble(config: WorkerConfig, inbox: Inbox, outbox: Outbox) -> tuple[Shell,
         outbox.put(e.RankToHost(progress=e.Progress(text=text)))
 
     progress("importing torch")
-    import torch
-
-    from tandem.core.secret import ClusterSecret
-    from tandem.engine.engine import Engine
-    from tandem.engine.model_source import ModelSource, fingerprint
-    from tandem.engine.runner import ModelRunner
-    from tandem.engine.scheduler import SchedulerConfig
     from tandem.kvtransfer.hostid import host_id
-    from tandem.kvtransfer.pool import HostPool, PoolAccess
-    from tandem.kvtransfer.receiver import TransferReceiver
-    from tandem.kvtransfer.sender import TransferSender
-    from tandem.worker.device_pool import DevicePool
+    from tandem.worker.loading import NOT_REGISTERED, load_engine, open_transfer_ends
 
-    settings = config.settings
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     progress("loading the model")
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    layers = _layer_group(config)
-    runner = ModelRunner(
-        model_dir=Path(config.model_dir),
-        dtype=config.dtype,
-        device=device,
-        block_tokens=settings.block_tokens,
-        kv_bytes=settings.kv_memory_bytes,
-        max_model_len=config.max_model_len,
-        is_deterministic=settings.is_deterministic,
-        layer_group=layers,
-    )
-    source = ModelSource(name=config.model, path=Path(config.model_dir), commit=config.revision)
-    identity = fingerprint(source, runner.config, compute_dtype=runner.dtype).digest()
-    clock = MonotonicClock()
-    engine = Engine(
-        runner,
-        config=SchedulerConfig(
-            max_step_tokens=settings.max_step_tokens,
-            max_step_s=settings.max_step_s,
-            max_sequences=settings.max_sequences,
-            chunk_tokens=settings.chunk_tokens,
-        ),
-        clock=clock,
-    )
+    loaded = load_engine(config)
     progress("warming up")
-    _warm_up(engine)
-    pools: dict[GroupId, PoolAccess] = {}
-    for spec in runner.layout.groups:
-        if device == "cpu":
-            pools[spec.group] = HostPool(spec, runner.layout.tp, runner.pool_bytes(spec.group))
-        else:
-            pools[spec.group] = DevicePool(spec, runner.layout.tp, runner.pools.tensors[spec.group])
-    secret = ClusterSecret.load(Path(config.secret_file))
-    worker, incarnation = WorkerId(config.worker_id), new_incarnation()
-    receiver = TransferReceiver(
-        worker=worker,
-        incarnation=incarnation,
-        rank=Rank(0),
-        pools=pools,
-        secret=secret,
-        runtime_dir=Path(config.runtime_dir),
-        on_event=inbox.post,
-        clock=clock,
-        bind_host=config.host,
-    )
-    receiver.start()
-    sender = TransferSender(
-        worker=worker,
-        incarnation=incarnation,
-        rank=Rank(0),
-        pools=pools,
-        secret=secret,
-        on_event=inbox.post,
-        clock=clock,
-        preference=_preference(settings.transport),
-    )
+    loaded.warm_up()
+    receiver, sender = open_transfer_ends(config, loaded, inbox.post)
     shell = Shell(
-        worker=worker,
-        incarnation=incarnation,
-        fingerprint=identity,
+        worker=WorkerId(config.worker_id),
+        incarnation=NOT_REGISTERED,
+        fingerprint=loaded.fingerprint,
         host=host_id(),
-        engine=engine,
+        engine=loaded.engine,
         receiver=receiver,
         sender=sender,
         requests=RequestTable(TOMBSTONE_S),
         outbox=outbox,
-        clock=clock,
+        clock=MonotonicClock(),
     )
-    return shell, _info(config, shell, incarnation)
+    return shell, _info(config, shell)
 
 
-def _info(config: WorkerConfig, shell: Shell, incarnation: Incarnation) -> w.WorkerInfo:
+def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:
     engine, first = shell.engine, shell.engine.layout.groups[0]
     return w.WorkerInfo(
         worker=config.worker_id,
-        incarnation=incarnation,
         role=config.role.value,
         model=config.model,
         fingerprint=shell.fingerprint,

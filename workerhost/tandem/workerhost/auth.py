@@ -13,7 +13,7 @@ from tandem.core.secret import METADATA_KEY, ClusterSecret
 _OPEN_SERVICES = ("/grpc.health.v1.Health/",)
 
 
-class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Refuses calls without the cluster's token; health checks are open."""
 
     def __init__(self, secret: ClusterSecret) -> None:
@@ -33,7 +33,7 @@ class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return grpc.stream_stream_rpc_method_handler(_refuse)
 
 
-async def _refuse(_requests: Any, context: grpc.aio.ServicerContext) -> None:
+async def _refuse(_requests: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster secret is missing or wrong")
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tandem.core.blockhash import BlockHash
 from tandem.core.config import WorkerConfig
@@ -101,10 +100,10 @@ class WorkerHost:
         assert self._ready is not None
         ready = await self._ready
         self._peers = PeerChannels(self, self._secret, tasks)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)  # type: ignore[no-untyped-call]
-        health = health_aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(health, server)
-        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
+        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         try:
             port = server.add_insecure_port(f"{self._config.host}:{self._config.port}")
         except RuntimeError as error:

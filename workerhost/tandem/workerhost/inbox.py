@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections import deque
@@ -32,10 +33,8 @@ class Inbox:
         """Everything that is here, events first; waits up to `wait_s` for something (0 = do not wait)."""
         if not self.posted and wait_s > 0:
             select.select([self.ring.filled, self.wake], [], [], wait_s)
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake)
-        except BlockingIOError:
-            pass
         items: list[object] = []
         while self.posted:
             items.append(self.posted.popleft())

@@ -50,13 +50,14 @@ class Membership:
         self._lease: WorkerLease | None = None
         self._publisher: BlockEventPublisher | None = None
         self._early: list[BlockEvent] = []
+        self._until_s = 0.0
 
     async def join(self, info: w.WorkerInfo) -> Incarnation:
         """Register under a fresh incarnation; raises StartupError or UnavailableError when Redis is out of reach."""
         self._redis = await connect(self._config.redis_url)
         self._lease = WorkerLease(self._redis, self._keys)
         self._info.CopyFrom(info)
-        incarnation = await self._register()
+        incarnation = await self._register(new_incarnation())
         self._publisher = BlockEventPublisher(self._redis, self._keys, WorkerId(info.worker), incarnation)
         self._publisher.offer(self._early)
         return incarnation
@@ -64,7 +65,8 @@ class Membership:
     def acknowledged(self) -> None:
         """Somebody who counts confirmed this incarnation just now."""
         if self.is_alive:
-            self._on_lease(self._clock.now_s() + LEASE_S)
+            self._until_s = self._clock.now_s() + LEASE_S
+            self._on_lease(self._until_s)
 
     def publish(self, changes: Iterable[tuple[GroupId, BlockHash, bool]]) -> None:
         """Queue (group, hash, is removed) for the index; never blocks."""
@@ -114,15 +116,18 @@ class Membership:
             await asyncio.sleep(BEAT_S)
 
     async def _rejoin(self) -> None:
-        """The registry no longer has this incarnation (lapsed, or Redis lost its data)."""
+        """The registry does not know this incarnation. If the lease never lapsed by our own clock (a router went on
+        acknowledging, or Redis lost its data between two beats), nothing was fenced: register the same one again."""
         assert self._publisher is not None
-        incarnation = await self._register()
+        has_lapsed = self._clock.now_s() >= self._until_s
+        incarnation = new_incarnation() if has_lapsed else Incarnation(self._info.incarnation)
+        await self._register(incarnation)
         self._publisher.renew(incarnation)
-        self._on_new_incarnation(incarnation)
+        if has_lapsed:
+            self._on_new_incarnation(incarnation)
 
-    async def _register(self) -> Incarnation:
+    async def _register(self, incarnation: Incarnation) -> Incarnation:
         assert self._lease is not None
-        incarnation = new_incarnation()
         self._info.incarnation = incarnation
         await self._lease.register(_record(self._info))
         self.acknowledged()

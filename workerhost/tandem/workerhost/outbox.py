@@ -49,10 +49,8 @@ class Outbox:
     def to_router(self, router: RouterId, message: w.WorkerMessage) -> None:
         self.put(e.RankToHost(router=e.ToRouter(router=router, message=message)))
 
-    def to_peer(
-        self, worker: WorkerId, incarnation: Incarnation, message: w.PeerMessage, *, address: str = ""
-    ) -> None:
-        """Speak to another worker; `address` is dialled if there is no channel to it, "" answers on the one it opened."""
+    def to_peer(self, worker: WorkerId, incarnation: Incarnation, message: w.PeerMessage, *, address: str = "") -> None:
+        """Speak to another worker. `address` is dialled if there is no channel yet; "" answers on the one it opened."""
         to = e.ToPeer(worker=worker, incarnation=incarnation, address=address, message=message)
         self.put(e.RankToHost(peer=to))
 

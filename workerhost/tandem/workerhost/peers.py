@@ -76,7 +76,7 @@ class PeerChannels:
         try:
             while True:
                 message = await asyncio.wait_for(call.read(), IDLE_TIMEOUT_S)
-                if message is grpc.aio.EOF:
+                if message is grpc.aio.EOF:  # type: ignore[attr-defined]
                     return
                 if message.HasField("ping") or message.HasField("hello"):
                     continue

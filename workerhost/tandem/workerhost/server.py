@@ -64,10 +64,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
     def close_all(self) -> None:
         """End every stream (the worker stops, or registers anew)."""
-        for queue in [*self._routers.values(), *self._peers.values()]:
-            queue.close()
+        for router in list(self._routers.values()):
+            router.close()
+        for peer in list(self._peers.values()):
+            peer.close()
 
-    async def Stream(self, requests: AsyncIterator[w.RouterMessage], context: Any) -> None:  # noqa: N802
+    async def Stream(self, requests: AsyncIterator[w.RouterMessage], context: Any) -> None:  # type: ignore[override]  # noqa: N802
         first = await _hello(requests, context)
         if not first.HasField("hello") or not first.hello.router:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
@@ -97,7 +99,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
                 event(_log, "router gone", router=router)
 
-    async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> None:  # noqa: N802
+    async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> None:  # type: ignore[override]  # noqa: N802
         first = await _hello(requests, context)
         info = self._backend.info
         hello = first.hello

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tandem.core.blockhash import HashRoot, chain
-from tandem.core.errors import CancelledError, DeadlineError, InternalError, TandemError
+from tandem.core.errors import CancelledError, DeadlineError, TandemError
 from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
 from tandem.core.lifecycle import Phase
 from tandem.core.logs import event
@@ -23,6 +23,8 @@ from tandem.workerhost.wire import choices_from_wire, sampling_from_wire
 
 _log = logging.getLogger(__name__)
 IDLE_WAIT_S = 0.1
+BLOCKED_WAIT_S = 0.01
+"""When requests wait for blocks that are held elsewhere; a message that frees some wakes the loop at once."""
 REPORT_EVERY_S = 0.1
 
 
@@ -33,6 +35,7 @@ class StepLoop:
         self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
         self._deferred: deque[object] = deque()
         self._is_stopping = False
+        self._wait_s = 0.0
         self._last_report_s = 0.0
         self._last_report = b""
         self._decode_steps_s: deque[float] = deque(maxlen=101)
@@ -44,15 +47,16 @@ class StepLoop:
     def run(self) -> None:
         """Until a Stop message. An exception here is a bug and ends the process: the host and the routers notice."""
         while not self._is_stopping:
-            wait_s = 0.0 if self._deferred or self._shell.engine.has_work else IDLE_WAIT_S
+            wait_s = 0.0 if self._deferred else self._wait_s
             for item in [*self._take_deferred(), *self._inbox.take(wait_s)]:
                 self._handle(item)
             now_s = self._shell.clock.now_s()
             self._expire(now_s)
             self._role.tick(now_s)
             self._role.before_step()
+            self._wait_s = IDLE_WAIT_S
             if self._shell.engine.has_work:
-                self._step()
+                self._wait_s = 0.0 if self._step() else BLOCKED_WAIT_S
             elif self._role.is_idle():
                 self._shell.engine.check_integrity()
             self._publish()
@@ -174,7 +178,8 @@ class StepLoop:
         if hook is not None:
             hook(slices, first_layer, last_layer)
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """Run one step; False if there was nothing that could run."""
         clock = self._shell.clock
         self._pulse.begin_step(clock.now_s())
         try:
@@ -191,6 +196,7 @@ class StepLoop:
                 if tracked is not None:
                     self._cancel(tracked, "the worker lost its lease")
         self._shell.last_step = (result.started_s, result.ended_s)
+        return bool(result.outputs or result.prefill_tokens or result.decode_tokens or result.failed)
 
     def _measure(self, result: StepResult) -> None:
         took_s = result.ended_s - result.started_s
@@ -213,7 +219,7 @@ class StepLoop:
         events = self._shell.engine.take_block_events()
         if events:
             message = e.BlockEvents(
-                events=[e.BlockEvent(group=b.group, hash=b.hash, is_removed=b.is_removed) for b in events]
+                events=[e.BlockEvent(group=b.group, hash=b.hash, is_removed=not b.is_stored) for b in events]
             )
             self._shell.outbox.put(e.RankToHost(events=message))
 
@@ -232,8 +238,8 @@ class StepLoop:
         engine = self._shell.engine
         load = engine.load()
         counts = [ledger.counts() for ledger in engine.ledgers]
-        for name, value in (*self._shell.receiver.counters().items(), *self._shell.sender.counters().items()):
-            self._shell.counters[name] = value
+        for name, value in self._shell.receiver.counters().items():
+            self._shell.counters[f"transfer_{name}"] = value
         return w.LoadReport(
             queued_requests=load.queued_requests,
             running_requests=load.running_requests,
@@ -255,8 +261,3 @@ class StepLoop:
             counters=self._shell.counters,
             in_flight=len(self._shell.requests),
         )
-
-
-def internal(error: Exception) -> TandemError:
-    """Any exception as an error that can cross the wire."""
-    return error if isinstance(error, TandemError) else InternalError(str(error) or type(error).__name__)
