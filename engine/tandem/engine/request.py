@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from tandem.core.blockhash import BlockHash
 from tandem.core.handoff import ChoiceState, TokenLogprob
-from tandem.core.ids import ChoiceIndex
+from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.lifecycle import FinishReason
 from tandem.core.sampling import SamplingParams
 
@@ -57,7 +57,9 @@ class PrefillSlice:
 
 
 LayerHook = Callable[[tuple[PrefillSlice, ...], int, int], None]
-"""hook(slices, first_layer, last_layer): the KV of these slices is in the pool for layers [first, last)."""
+"""hook(slices, first_layer, last_layer): the KV of these slices is in the pool for layers [first, last).
+
+Called once with (slices, 0, 0) when the step begins to compute them, then for every group of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,3 +75,23 @@ class StepResult:
     ended_s: float = 0.0
     failed: dict[str, Exception] = field(default_factory=dict)
     """Requests that can no longer run (by key) and why; they hold nothing any more."""
+    admitted: dict[str, int] = field(default_factory=dict)
+    """Requests that this step took from the queue for the first time, with their cached prompt tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockEvent:
+    """A block's hash became findable in this engine (stored) or stopped being so (removed)."""
+
+    is_stored: bool
+    group: GroupId
+    hash: BlockHash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Requests that wait or run, and the prompt tokens that still have to be computed."""
+
+    queued_requests: int
+    running_requests: int
+    queued_tokens: int

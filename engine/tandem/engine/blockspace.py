@@ -1,0 +1,243 @@
+"""The engine's blocks: one ledger a KV group, and what sequences do with them. Decides nothing, moves no bytes.
+
+Every sequence has one table a group, all of the same length: block i of every table holds tokens
+[i·block_tokens, (i+1)·block_tokens). All methods either succeed in every group or change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from typing import NamedTuple
+
+from tandem.core.blockhash import BlockHash, chain, next_hash
+from tandem.core.errors import ConfigError
+from tandem.core.ids import BlockId, GroupId
+from tandem.core.kvlayout import KVLayout
+from tandem.core.ledger import BlockLedger, Holder, LedgerError
+from tandem.engine.request import BlockEvent
+from tandem.engine.sequence import Place, RequestState, Sequence
+
+
+class BlockCopy(NamedTuple):
+    """A copy-on-write: block `source` of `group` must be copied to `target` before the step writes."""
+
+    group: GroupId
+    source: BlockId
+    target: BlockId
+
+
+class BlockSpace:
+    """Ledgers of all groups. Not thread-safe: owned by the step loop."""
+
+    def __init__(self, layout: KVLayout, num_blocks: AbstractSequence[int]) -> None:
+        sizes = {spec.block_tokens for spec in layout.groups}
+        if len(sizes) != 1 or len(num_blocks) != len(layout.groups):
+            raise ConfigError(
+                f"KV groups have block sizes {sorted(sizes)} and {len(num_blocks)} pools",
+                why="block hashes need one block size, and every group one pool",
+            )
+        self.block_tokens = sizes.pop()
+        self._events: list[BlockEvent] = []
+        self.ledgers = tuple(self._ledger(s.group, n) for s, n in zip(layout.groups, num_blocks, strict=True))
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens in one group."""
+        return -(-tokens // self.block_tokens)
+
+    def total_blocks(self) -> int:
+        """Blocks of the smallest pool: what a request may need at most."""
+        return min(ledger.num_blocks for ledger in self.ledgers)
+
+    def take_events(self) -> list[BlockEvent]:
+        """Hashes stored and removed since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def admit(self, state: RequestState, headroom_blocks: int) -> bool:
+        """Give a waiting request blocks for all tokens it knows, sharing the longest cached prefix.
+
+        At least one token stays to be computed. False if fewer than `headroom_blocks` would be left.
+        """
+        leader = state.leader
+        goal = state.goal(leader)
+        spare = self._spare(state)
+        total, limit = self.blocks_for(goal), (goal - 1) // self.block_tokens
+        room = min(ledger.available for ledger in self.ledgers) - headroom_blocks
+        if total - limit + spare > room:
+            return False
+        self._hash(leader, state.request.hash_root, limit)
+        matches = [ledger.match(leader.hashes[:limit]) for ledger in self.ledgers]
+        hits = min(map(len, matches))
+        if total - hits + spare > room:
+            return False
+        for ledger, match in zip(self.ledgers, matches, strict=True):
+            ledger.share(leader.holder, match[:hits])
+        need = total - hits + spare
+        if any(ledger.available - headroom_blocks < need for ledger in self.ledgers):  # hits may have been cached ones
+            self.release(state)
+            return False
+        for ledger, table, match in zip(self.ledgers, leader.tables, matches, strict=True):
+            table.extend(match[:hits])
+            table.extend(_allocated(ledger, leader.holder, total - hits))
+            if spare:
+                _allocated(ledger, state.spare_holder, spare)
+        state.spare_blocks = spare
+        leader.published = hits
+        leader.computed = hits * self.block_tokens
+        return True
+
+    def adopt(self, state: RequestState, holder: Holder, tables: tuple[list[BlockId], ...]) -> None:
+        """Move a received prompt's blocks from `holder` to the request, publish them and fork its choices."""
+        leader = state.leader
+        count = self.blocks_for(leader.prompt_tokens)
+        for ledger, table in zip(self.ledgers, tables, strict=True):
+            if len(table) < count or not set(table) <= set(ledger.blocks_of(holder)):
+                raise LedgerError(f"{holder} does not hold the {count} prompt blocks of group {ledger.group}")
+        for ledger, mine, table in zip(self.ledgers, leader.tables, tables, strict=True):
+            ledger.move(holder, leader.holder)
+            mine.extend(table[:count])
+            kept = set(mine)
+            ledger.release(leader.holder, [block for block in ledger.blocks_of(leader.holder) if block not in kept])
+        leader.computed = leader.prompt_tokens
+        self.publish(state, leader)
+        self.fork(state, leader)
+
+    def extend(self, state: RequestState, sequence: Sequence, end: int) -> list[BlockCopy] | None:
+        """Make room for tokens [computed, end): new blocks, and copies where the first block is seen by others.
+
+        None if a group has too few blocks (nothing changed).
+        """
+        computed, block_tokens = sequence.computed, self.block_tokens
+        grow = max(0, -(-end // block_tokens) - len(sequence.tables[0]))
+        # Prompt blocks have one writer even while a push shares them; a fork makes the partial tail common.
+        is_tail = computed >= sequence.prompt_tokens and computed % block_tokens != 0
+        tail = computed // block_tokens
+        shared: list[bool] | None = None
+        if is_tail:
+            shared = [led.is_shared(t[tail]) for led, t in zip(self.ledgers, sequence.tables, strict=True)]
+            if not any(shared):
+                shared = None
+        if not grow and shared is None:
+            return []
+        needs = [grow + (shared[i] if shared else 0) for i in range(len(self.ledgers))]
+        if any(led.available + state.spare_blocks < need for led, need in zip(self.ledgers, needs, strict=True)):
+            return None
+        self._return_spare(state, max(needs))
+        copies: list[BlockCopy] = []
+        for index, (ledger, table) in enumerate(zip(self.ledgers, sequence.tables, strict=True)):
+            if shared and shared[index]:
+                (target,) = _allocated(ledger, sequence.holder, 1)
+                copies.append(BlockCopy(ledger.group, table[tail], target))
+                ledger.release(sequence.holder, [table[tail]])
+                table[tail] = target
+            if grow:
+                table.extend(_allocated(ledger, sequence.holder, grow))
+        return copies
+
+    def fork(self, state: RequestState, leader: Sequence) -> None:
+        """Let every other live choice share the blocks of `leader`, which has computed exactly the prompt."""
+        for sequence in state.live:
+            if sequence is leader:
+                continue
+            for ledger, mine, table in zip(self.ledgers, sequence.tables, leader.tables, strict=True):
+                ledger.share(sequence.holder, table)
+                mine.extend(table)
+            sequence.computed, sequence.published = leader.computed, leader.published
+            if len(sequence.hashes) < len(leader.hashes):
+                sequence.hashes = leader.hashes[: sequence.computed // self.block_tokens]
+        state.is_forked = True
+
+    def publish(self, state: RequestState, sequence: Sequence) -> None:
+        """Make the full computed blocks findable. Call it only after the step that wrote them has completed."""
+        full = sequence.computed // self.block_tokens
+        if full <= sequence.published:
+            return
+        self._hash(sequence, state.request.hash_root, full)
+        for ledger, table in zip(self.ledgers, sequence.tables, strict=True):
+            for index in range(sequence.published, full):
+                ledger.publish(table[index], sequence.hashes[index])
+        sequence.published = full
+
+    def release_sequence(self, sequence: Sequence) -> None:
+        """Give back one choice's blocks."""
+        for ledger in self.ledgers:
+            ledger.release(sequence.holder)
+        sequence.forget()
+
+    def release(self, state: RequestState) -> None:
+        """Give back all blocks of a request; full published ones stay cached."""
+        for sequence in state.sequences:
+            self.release_sequence(sequence)
+        for ledger in self.ledgers:
+            ledger.release(state.spare_holder)
+        state.spare_blocks = 0
+        state.is_forked = len(state.live) <= 1
+
+    def forget_cached(self) -> None:
+        """Evict all blocks that nobody holds, after a computation that may have left bad values."""
+        for ledger in self.ledgers:
+            ledger.evict_cached()
+
+    def check_integrity(self, states: AbstractSequence[RequestState]) -> None:
+        """Raise LedgerError unless ledgers and tables agree; waiting requests hold nothing."""
+        known: dict[Holder, tuple[list[BlockId], ...] | int] = {}
+        for state in states:
+            if state.place is Place.WAITING and (state.spare_blocks or any(s.tables[0] for s in state.sequences)):
+                raise LedgerError(f"{state.request.key} waits but holds blocks")
+            known.update({s.holder: s.tables for s in state.sequences})
+            known[state.spare_holder] = state.spare_blocks
+        for index, ledger in enumerate(self.ledgers):
+            ledger.check_integrity()
+            held = ledger.holders()
+            for holder, expected in known.items():
+                if isinstance(expected, int):
+                    is_equal = held.get(holder, 0) == expected
+                else:
+                    is_equal = sorted(ledger.blocks_of(holder)) == sorted(expected[index])
+                if not is_equal:
+                    raise LedgerError(f"group {ledger.group}: {holder} and its block table disagree")
+            strays = [h for h in held if "#" in h.key and h.kind == 1 and h not in known]
+            if strays:
+                raise LedgerError(f"group {ledger.group}: {strays} hold blocks of no known request")
+
+    def _ledger(self, group: GroupId, num_blocks: int) -> BlockLedger:
+        def stored(block_hash: BlockHash) -> None:
+            self._events.append(BlockEvent(is_stored=True, group=group, hash=block_hash))
+
+        def removed(block_hash: BlockHash) -> None:
+            self._events.append(BlockEvent(is_stored=False, group=group, hash=block_hash))
+
+        return BlockLedger(group, num_blocks, on_stored=stored, on_removed=removed)
+
+    def _hash(self, sequence: Sequence, root: BlockHash, count: int) -> None:
+        """Know the hashes of the first `count` full blocks; they depend on tokens alone and are never dropped."""
+        hashes, size = sequence.hashes, self.block_tokens
+        if not hashes and count:
+            hashes.extend(chain(root, sequence.prompt, size))
+        while len(hashes) < count:
+            start = len(hashes) * size
+            hashes.append(next_hash(hashes[-1] if hashes else root, sequence.slice(start, start + size)))
+
+    def _spare(self, state: RequestState) -> int:
+        """Blocks a group that the choices' known outputs will need after the fork, set aside at admission."""
+        if state.is_forked:
+            return 0
+        writers = [s for s in state.live if s.outputs]
+        shared, rest = divmod(state.leader.prompt_tokens, self.block_tokens)
+        is_tail_reused = rest != 0 and len(writers) == len(state.live)  # the last writer keeps the original
+        return sum(self.blocks_for(s.length) - shared for s in writers) - is_tail_reused
+
+    def _return_spare(self, state: RequestState, count: int) -> None:
+        count = min(count, state.spare_blocks)
+        if not count:
+            return
+        for ledger in self.ledgers:
+            ledger.release(state.spare_holder, ledger.blocks_of(state.spare_holder)[:count])
+        state.spare_blocks -= count
+
+
+def _allocated(ledger: BlockLedger, holder: Holder, count: int) -> list[BlockId]:
+    blocks = ledger.allocate(holder, count) if count else []
+    if blocks is None:
+        raise LedgerError(f"group {ledger.group} has fewer than {count} blocks after a check said otherwise")
+    return blocks

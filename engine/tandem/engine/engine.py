@@ -1,0 +1,331 @@
+"""The engine of one worker: requests in, tokens out, one `step` at a time. Knows no network and starts no thread.
+
+A step: plan (scheduler) → copy-on-write → forward (runner) → sample → publish full blocks → finish or fork choices.
+Every method is called from one thread, the step loop's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from itertools import islice
+
+from tandem.core.blockhash import BlockHash, chain
+from tandem.core.clock import Clock
+from tandem.core.errors import InternalError, TandemError
+from tandem.core.handoff import ChoiceState
+from tandem.core.ids import BlockId, GroupId
+from tandem.core.ledger import Holder
+from tandem.engine.blockspace import BlockSpace
+from tandem.engine.limits import check_request, finish_reason
+from tandem.engine.pace import SchedulerConfig, StepPace
+from tandem.engine.request import (
+    BlockEvent,
+    EngineLoad,
+    EngineRequest,
+    LayerHook,
+    PrefillSlice,
+    RequestKind,
+    StepResult,
+    TokenOutput,
+)
+from tandem.engine.runner_protocol import Runner
+from tandem.engine.sampler import Sampled, SampleRow, sample
+from tandem.engine.scheduler import Order, Scheduler, StepItem, StepPlan
+from tandem.engine.sequence import Place, RequestState, Sequence
+from tandem.engine.step_batch import SeqSlice, StepBatch
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching over a runner. Keys are unique among the requests that are in flight."""
+
+    def __init__(
+        self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock, order: Order | None = None
+    ) -> None:
+        self.layout = runner.layout
+        self.max_model_len = runner.max_model_len
+        self.vocab_size = runner.vocab_size
+        self._config = config or SchedulerConfig()
+        self._runner, self._clock = runner, clock
+        self.eos_token_ids = tuple(runner.eos_token_ids)
+        self._eos = frozenset(runner.eos_token_ids)
+        self._space = BlockSpace(runner.layout, runner.num_blocks)
+        self.ledgers = self._space.ledgers
+        self._pace = StepPace(self._config, self._space.block_tokens)
+        self._scheduler = Scheduler(self._space, self._config, self._pace, order)
+        self._arrivals = 0
+        self._early: list[TokenOutput] = []  # ends of replays that had nothing left to generate
+        self._ended: dict[str, RequestState] = {}  # by the latest step; their counts stay readable until the next
+
+    @property
+    def has_work(self) -> bool:
+        """True while a request waits or runs. An empty step then means that blocks held elsewhere must come back."""
+        return self._scheduler.has_work or bool(self._early)
+
+    @property
+    def prefill_tokens_per_s(self) -> float | None:
+        """Measured prefill rate; None before the first prompt."""
+        return self._pace.prefill_tokens_per_s
+
+    def check(self, request: EngineRequest) -> None:
+        """Raise InvalidRequestError or ContextLengthError if `request` can never run here."""
+        check_request(
+            request, max_model_len=self.max_model_len, vocab_size=self.vocab_size,
+            max_sequences=self._config.max_sequences, block_tokens=self._space.block_tokens,
+            pool_blocks=self._space.total_blocks(),
+        )  # fmt: skip
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raises what `check` raises, and InternalError for a key in flight."""
+        state = self._new_state(request, request.forced)
+        if state.live:
+            self._scheduler.add(state)
+
+    def add_prefilled(
+        self,
+        request: EngineRequest,
+        holder: Holder,
+        tables: tuple[list[BlockId], ...],
+        choices: tuple[ChoiceState, ...],
+    ) -> None:
+        """Admit a request whose prompt KV is complete in `tables` (one a group), held by `holder`, to run now.
+
+        `choices` has every choice with at least one output token, or finished. The blocks move to the request, those
+        beyond the prompt are given back. Raises LedgerError or InternalError, with `holder` keeping its blocks.
+        """
+        request = dataclasses.replace(request, kind=RequestKind.FULL)
+        known = {choice.choice for choice in choices if choice.tokens or choice.finish}
+        if len(known) != request.sampling.n:
+            raise InternalError(f"{len(known)} of {request.sampling.n} choices have a first token")
+        if all(choice.finish for choice in choices) or not (state := self._new_state(request, choices)).live:
+            for ledger in self.ledgers:
+                ledger.release(holder)
+            return
+        state.cached_tokens = 0
+        self._space.adopt(state, holder, tables)
+        self._scheduler.add_running(state)
+
+    def cancel(self, key: str) -> bool:
+        """Forget a request in any phase and give back its blocks at once; False if it is not in flight."""
+        state = self._scheduler.get(key)
+        if state is None:
+            return False
+        self._scheduler.remove(state)
+        return True
+
+    def release(self, key: str) -> None:
+        """Give back the blocks of a PREFILL_ONLY request; full ones stay cached. Unknown keys are ignored."""
+        self.cancel(key)
+
+    def block_table(self, key: str, group: GroupId) -> list[BlockId]:
+        """The blocks of the prompt in logical order, empty while the request waits. KeyError if not in flight."""
+        state = self._state(key)
+        count = self._space.blocks_for(len(state.request.prompt))
+        return next((s.tables[group][:count] for s in state.sequences if s.tables[group]), [])
+
+    def cached_tokens(self, key: str) -> int:
+        """Prompt tokens that were prefix hits here at first admission. Readable until the step after the last token."""
+        return (self._ended.get(key) or self._state(key)).cached_tokens or 0
+
+    def load(self) -> EngineLoad:
+        """How much waits and runs now."""
+        return self._scheduler.load()
+
+    def in_flight(self) -> list[str]:
+        """Keys of all requests that are waiting, running or parked until `release`."""
+        return [state.request.key for state in self._scheduler.states()]
+
+    def match_prefix(self, hash_root: BlockHash, prompt: tuple[int, ...], group: GroupId) -> list[BlockId]:
+        """Blocks of the longest cached prefix of full blocks. Not held yet: call the ledger's `share` first."""
+        return self.ledgers[group].match(chain(hash_root, prompt, self._space.block_tokens))
+
+    def take_block_events(self) -> list[BlockEvent]:
+        """Hashes stored and removed since the last call, in order. Call it after every step."""
+        return self._space.take_events()
+
+    def check_integrity(self) -> None:
+        """Raise LedgerError if scheduler and ledgers disagree."""
+        self._scheduler.check_integrity()
+
+    def step(self, on_layers: LayerHook | None = None) -> StepResult:
+        """Compute one batch. Requests whose computation failed are in `failed` and hold nothing any more."""
+        started_s = self._clock.now_s()
+        self._ended = {}
+        plan = self._scheduler.plan(started_s)
+        outputs, self._early = self._early, []
+        failed: dict[str, Exception] = {}
+        slices: tuple[PrefillSlice, ...] = ()
+        if plan.items:
+            if plan.prefill_tokens:
+                plan.items.sort(key=_is_chunk)
+                slices = tuple(_prefill_slices(plan.items))
+            try:
+                sampled = self._execute(plan, slices, on_layers)
+            except Exception as error:  # noqa: BLE001 - the top of the step loop: ends the step's requests only
+                _log.exception("a step failed")
+                self._fail(plan.items, error, failed)
+            else:
+                self._commit(plan.items, sampled, outputs, failed)
+        ended_s = self._clock.now_s()
+        if plan.items and not failed:
+            self._pace.observe(plan.prefill_tokens, plan.decode_tokens, ended_s - started_s)
+        return StepResult(
+            outputs=tuple(outputs), prefilled=slices, preempted=tuple(plan.preempted),
+            prefill_tokens=plan.prefill_tokens, decode_tokens=plan.decode_tokens, started_s=started_s,
+            ended_s=ended_s, failed=failed, admitted=plan.admitted,
+        )  # fmt: skip
+
+    def _new_state(self, request: EngineRequest, outputs: tuple[ChoiceState, ...]) -> RequestState:
+        """Check a request and settle choices whose known tokens already end them (their last token is told again)."""
+        if self._scheduler.get(request.key) is not None:
+            raise InternalError(f"request {request.key} is already in this engine")
+        self.check(dataclasses.replace(request, forced=outputs))
+        self._arrivals += 1
+        state = RequestState(request, outputs, (request.arrival_s, self._arrivals), len(self.ledgers))
+        for sequence in tuple(state.live):
+            self._finish_if_done(state, sequence)
+            if sequence.finish is not None:
+                self._early.append(_output(request.key, sequence, None))
+        state.is_forked = len(state.live) <= 1
+        return state
+
+    def _execute(self, plan: StepPlan, slices: tuple[PrefillSlice, ...], on_layers: LayerHook | None) -> list[Sampled]:
+        """Run the planned batch; one Sampled for every taker, in the order of items."""
+        copies: dict[GroupId, list[tuple[int, int]]] = {}
+        for item in plan.items:
+            for group, source, target in item.copies:
+                copies.setdefault(group, []).append((source, target))
+        for group, pairs in copies.items():
+            self._runner.copy_blocks(group, pairs)
+        batch, rows = _batch(plan.items)
+        hook: Callable[[int, int], None] | None = None
+        if on_layers is not None and slices:
+            tell = on_layers
+
+            def hook(first: int, last: int) -> None:
+                tell(slices, first, last)
+
+            hook(0, 0)
+        logits = self._runner.forward(batch, hook)
+        return sample(logits, rows) if rows else []
+
+    def _commit(
+        self, items: list[StepItem], sampled: list[Sampled], outputs: list[TokenOutput], failed: dict[str, Exception]
+    ) -> None:
+        """Take over what a completed step computed: publish blocks, add tokens, end or fork choices."""
+        results = iter(sampled)
+        for item in items:
+            state, takers = item.state, item.takers
+            tokens = list(islice(results, len(takers)))
+            if state.place is Place.GONE:  # cancelled by a layer hook, or failed with another choice
+                continue
+            if not all(result.is_valid for result in tokens):
+                error = InternalError("the logits have no finite maximum", why="the computation went wrong")
+                self._fail([item], error, failed)
+                # Earlier blocks of this prompt may be bad too; nobody must find them.
+                self._space.forget_cached()
+                continue
+            item.sequence.computed = item.end
+            self._space.publish(state, item.sequence)
+            for sequence, result in zip(takers, tokens, strict=True):
+                sequence.append(result.token)
+                self._finish_if_done(state, sequence)
+                outputs.append(_output(state.request.key, sequence, result))
+            if takers:
+                state.is_preempted = False
+            self._settle(state, item)
+
+    def _settle(self, state: RequestState, item: StepItem) -> None:
+        """Fork, park or end a request after one of its sequences moved."""
+        sequence = item.sequence
+        if state.is_prefill_only and state.is_first_token_done:
+            self._scheduler.park(state)
+            return
+        if not state.is_forked and item.end == sequence.prompt_tokens:
+            self._space.fork(state, sequence)
+        if state.is_prefill_only:
+            return
+        for taker in item.takers:
+            if taker.finish is not None:
+                self._space.release_sequence(taker)
+        if not state.live:
+            self._ended[state.request.key] = state
+            self._scheduler.remove(state)
+
+    def _finish_if_done(self, state: RequestState, sequence: Sequence) -> None:
+        sequence.finish = finish_reason(
+            state.request.sampling, sequence.outputs, sequence.length, self._eos, self.max_model_len
+        )
+        if sequence.finish is not None:
+            state.live.remove(sequence)
+
+    def _fail(self, items: list[StepItem], error: Exception, failed: dict[str, Exception]) -> None:
+        for item in items:
+            if item.state.place is not Place.GONE:
+                failed[item.state.request.key] = _as_tandem_error(error)
+                self._scheduler.remove(item.state)
+
+    def _state(self, key: str) -> RequestState:
+        state = self._scheduler.get(key)
+        if state is None:
+            raise KeyError(key)
+        return state
+
+
+def _batch(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
+    token_ids: list[int] = []
+    positions: list[int] = []
+    sequences: list[SeqSlice] = []
+    logit_rows: list[int] = []
+    rows: list[SampleRow] = []
+    for item in items:
+        sequence, start, end = item.sequence, item.start, item.end
+        if end - start == 1:
+            place = start - sequence.prompt_tokens
+            token_ids.append(sequence.outputs[place] if place >= 0 else sequence.prompt[start])
+            positions.append(start)
+        else:
+            token_ids.extend(sequence.slice(start, end))
+            positions.extend(range(start, end))
+        sequences.append(SeqSlice(end - start, end, sequence.tables))
+        if item.takers:
+            for taker in item.takers:
+                rows.append(SampleRow(len(logit_rows), len(taker.outputs), taker.sampling))
+            logit_rows.append(len(token_ids) - 1)
+    return StepBatch(token_ids, positions, sequences, logit_rows), rows
+
+
+def _prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
+    """The parts of chunks that are prompt tokens."""
+    return [
+        PrefillSlice(
+            key=item.state.request.key,
+            start=item.start,
+            end=min(item.end, item.sequence.prompt_tokens),
+            is_last=item.end >= item.sequence.prompt_tokens,
+        )
+        for item in items
+        if item.start < item.sequence.prompt_tokens
+    ]
+
+
+def _is_chunk(item: StepItem) -> bool:
+    return item.end - item.start > 1
+
+
+def _output(key: str, sequence: Sequence, result: Sampled | None) -> TokenOutput:
+    return TokenOutput(
+        key=key, choice=sequence.choice, index=len(sequence.outputs) - 1, token=sequence.outputs[-1],
+        logprob=result.logprob if result else None, finish=sequence.finish,
+    )  # fmt: skip
+
+
+def _as_tandem_error(error: Exception) -> TandemError:
+    if isinstance(error, TandemError):
+        return error
+    wrapped = InternalError("a step of the engine failed", why=f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

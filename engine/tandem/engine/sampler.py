@@ -1,0 +1,158 @@
+"""Chooses tokens from logits, batched over rows. A row's token depends on its own logits and settings alone.
+
+Order, as in transformers: repetition, presence and frequency penalties, bias → temperature → top-k → top-p → min-p.
+The random number of a token is a pure function of (seed, choice, output index), so any worker can continue a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tandem.core.handoff import TokenLogprob
+from tandem.core.sampling import SamplingParams
+from tandem.engine.filters import choose_filtered, choose_unfiltered
+from tandem.engine.penalties import apply_bias, apply_penalties
+
+_RANDOM = struct.Struct("<qII")
+
+
+def uniform(seed: int, choice: int, index: int) -> float:
+    """A number in [0, 1) with 53 random bits from SHA-256 over (seed, choice, output index)."""
+    digest = hashlib.sha256(b"tandem-sample" + _RANDOM.pack(seed, choice, index)).digest()
+    return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
+
+
+class ChoiceSampling:
+    """What sampling remembers about one choice: its settings and which tokens it has seen."""
+
+    __slots__ = (
+        "choice", "counts", "has_bias", "has_filter", "has_penalty", "is_plain", "new_ids", "params", "prompt",
+        "prompt_ids",
+    )  # fmt: skip
+
+    def __init__(self, params: SamplingParams, choice: int, prompt: Sequence[int], outputs: Iterable[int] = ()) -> None:
+        self.params, self.choice = params, choice
+        self.has_penalty = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0)
+        self.has_bias = bool(params.logit_bias)
+        self.has_filter = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
+        self.is_plain = params.is_greedy and not self.has_penalty and not self.has_bias and params.logprobs is None
+        self.prompt = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
+        self.prompt_ids = torch.tensor(sorted(self.prompt), dtype=torch.int64)
+        self.counts: dict[int, int] = {}
+        self.new_ids: list[int] = []  # output tokens that the prompt does not have
+        for token in outputs:
+            self.count(token)
+
+    def count(self, token: int) -> None:
+        """Take note of an output token."""
+        if not self.has_penalty:
+            return
+        seen = self.counts.get(token, 0)
+        self.counts[token] = seen + 1
+        if not seen and token not in self.prompt:
+            self.new_ids.append(token)
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One token to choose: from logits row `row`, for output `index` of a choice."""
+
+    row: int
+    index: int
+    sampling: ChoiceSampling
+
+
+@dataclass(slots=True)
+class Sampled:
+    """A chosen token. `is_valid` is False if the row held no finite maximum (NaN or infinity)."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+    is_valid: bool = True
+
+
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
+    """Tokens for `rows` from fp32 `logits` [n, vocab], which are not changed. Several rows may share a logits row.
+
+    Logprobs are the log-softmax of the raw logits. One device synchronisation if every row is plain greedy.
+    """
+    best_values, best_ids = logits.max(dim=-1)
+    values, ids = best_values.tolist(), best_ids.tolist()
+    results = [Sampled(ids[row.row], is_valid=math.isfinite(values[row.row])) for row in rows]
+    busy = [i for i, row in enumerate(rows) if not row.sampling.is_plain and results[i].is_valid]
+    if not busy:
+        return results
+    chosen = [rows[i] for i in busy]
+    _choose(logits, chosen, [results[i] for i in busy])
+    reported = [i for i in busy if rows[i].sampling.params.logprobs is not None]
+    if reported:
+        _report_logprobs(logits, [rows[i] for i in reported], [results[i] for i in reported])
+    return results
+
+
+def _choose(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> None:
+    """Set the tokens of rows that are not plain greedy."""
+    changed = [i for i, r in enumerate(rows) if r.sampling.has_penalty or r.sampling.has_bias]
+    random = [i for i, r in enumerate(rows) if not r.sampling.params.is_greedy]
+    if not changed and not random:
+        return
+    scores = logits[torch.tensor([r.row for r in rows], device=logits.device)]
+    if changed:
+        states = [row.sampling for row in rows]
+        apply_penalties(scores, states)
+        apply_bias(scores, states)
+        tokens = scores.argmax(dim=-1).tolist()
+        for i in changed:
+            results[i].token = tokens[i]
+    for is_filtered, choose in ((False, _unfiltered), (True, _filtered)):
+        part = [i for i in random if rows[i].sampling.has_filter is is_filtered]
+        if part:
+            part_scores = scores if len(part) == len(rows) else scores[torch.tensor(part, device=scores.device)]
+            for i, token in zip(part, choose(part_scores, [rows[i] for i in part]), strict=True):
+                results[i].token = token
+
+
+def _unfiltered(scores: Tensor, rows: list[SampleRow]) -> list[int]:
+    return choose_unfiltered(_heated(scores, rows), _uniforms(scores, rows)).tolist()
+
+
+def _filtered(scores: Tensor, rows: list[SampleRow]) -> list[int]:
+    params = [row.sampling.params for row in rows]
+    device = scores.device
+    top_k = torch.tensor([min(p.top_k, scores.shape[1]) for p in params], dtype=torch.int64, device=device)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
+    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
+    tokens = choose_filtered(_heated(scores, rows), top_k, top_p, min_p, _uniforms(scores, rows))
+    return tokens.tolist()
+
+
+def _heated(scores: Tensor, rows: list[SampleRow]) -> Tensor:
+    """Scores over temperature, shifted so that the best is 0: a tiny temperature cannot overflow."""
+    heat = torch.tensor([row.sampling.params.temperature for row in rows], dtype=torch.float32, device=scores.device)
+    return (scores - scores.max(dim=-1, keepdim=True).values) / heat.clamp_(min=1e-30)[:, None]
+
+
+def _uniforms(scores: Tensor, rows: list[SampleRow]) -> Tensor:
+    numbers = [uniform(row.sampling.params.seed, row.sampling.choice, row.index) for row in rows]
+    return torch.tensor(numbers, dtype=torch.float64, device=scores.device)
+
+
+def _report_logprobs(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> None:
+    raw = logits[torch.tensor([row.row for row in rows], device=logits.device)].log_softmax(dim=-1)
+    tokens = torch.tensor([result.token for result in results], device=logits.device)
+    own = raw.gather(1, tokens[:, None])[:, 0].tolist()
+    wanted = [min(row.sampling.params.logprobs or 0, raw.shape[1]) for row in rows]
+    tops: list[tuple[list[float], list[int]]] = [([], [])] * len(rows)
+    if max(wanted):
+        values, ids = raw.topk(max(wanted), dim=-1)
+        tops = list(zip(values.tolist(), ids.tolist(), strict=True))
+    for result, logprob, count, (values_of, ids_of) in zip(results, own, wanted, tops, strict=True):
+        top = tuple(zip(ids_of[:count], values_of[:count], strict=True))
+        result.logprob = TokenLogprob(token=result.token, logprob=logprob, top=top)

@@ -1,0 +1,246 @@
+"""Decides what each step computes: decodes first, then prompts, within a budget of tokens and time.
+
+    add ──▶ waiting ──admit──▶ running ──last token──▶ gone
+               ▲                 │  └──PREFILL_ONLY: first tokens──▶ parked ──release──▶ gone
+               └────preempt──────┘
+
+The youngest is preempted (its blocks go back, it is computed again), never the oldest, never a PREFILL_ONLY request.
+Blocks for all tokens a request knows are taken at admission, so only decoding can run short of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tandem.core.ledger import LedgerError
+from tandem.engine.blockspace import BlockCopy, BlockSpace
+from tandem.engine.pace import SchedulerConfig, StepPace
+from tandem.engine.request import EngineLoad, EngineRequest
+from tandem.engine.sequence import Age, Place, RequestState, Sequence
+
+Order = Callable[[EngineRequest, float], float]
+"""order(request, now_s): which prompt is computed next, smallest first. FIFO by arrival where none is given."""
+
+
+@dataclass(slots=True)
+class StepItem:
+    """Tokens [start, end) of one sequence to compute, and who samples from the last one's logits."""
+
+    state: RequestState
+    sequence: Sequence
+    start: int
+    end: int
+    takers: list[Sequence]
+    copies: list[BlockCopy]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step does. `items` holds decodes first, then chunks."""
+
+    items: list[StepItem] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    admitted: dict[str, int] = field(default_factory=dict)
+    decode_tokens: int = 0
+    prefill_tokens: int = 0
+
+
+class Scheduler:
+    """Queues and step plans. Owned by the step loop's thread; blocks live in `space`."""
+
+    def __init__(self, space: BlockSpace, config: SchedulerConfig, pace: StepPace, order: Order | None = None) -> None:
+        self._space, self._config, self._pace, self._order = space, config, pace, order
+        self._states: dict[str, RequestState] = {}
+        self._waiting: list[RequestState] = []  # by rank
+        self._running: list[RequestState] = []  # by age
+        self._blocked: tuple[str, int] | None = None  # who found too few blocks, and how many there were
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def states(self) -> list[RequestState]:
+        """Every request that is waiting, running or parked."""
+        return list(self._states.values())
+
+    def load(self) -> EngineLoad:
+        """How much waits and runs."""
+        queued_tokens = sum(len(state.request.prompt) for state in self._waiting)
+        queued_tokens += sum(max(0, s.leader.prompt_tokens - s.leader.computed) for s in self._running)
+        return EngineLoad(
+            queued_requests=len(self._waiting), running_requests=len(self._running), queued_tokens=queued_tokens
+        )
+
+    def get(self, key: str) -> RequestState | None:
+        return self._states.get(key)
+
+    def add(self, state: RequestState) -> None:
+        """Queue a request."""
+        self._states[state.request.key] = state
+        insort(self._waiting, state, key=_rank)
+
+    def add_running(self, state: RequestState) -> None:
+        """Take in a request whose prompt is already computed here."""
+        self._states[state.request.key] = state
+        self._run(state)
+
+    def park(self, state: RequestState) -> None:
+        """Stop computing a request but keep its blocks."""
+        self._running.remove(state)
+        state.place = Place.PARKED
+
+    def remove(self, state: RequestState) -> None:
+        """Forget a request wherever it is and give back its blocks."""
+        if state.place is Place.GONE:
+            return
+        if state.place is Place.WAITING:
+            self._waiting.remove(state)
+        elif state.place is Place.RUNNING:
+            self._running.remove(state)
+        state.place = Place.GONE
+        del self._states[state.request.key]
+        self._space.release(state)
+
+    def plan(self, now_s: float) -> StepPlan:
+        """The next step. Block tables already have room for it; an empty plan means nothing can run now."""
+        plan = StepPlan()
+        prefilling = self._plan_decodes(plan)
+        self._plan_prefills(plan, prefilling, now_s)
+        return plan
+
+    def check_integrity(self) -> None:
+        """Raise LedgerError if queues, places and ledgers disagree."""
+        places = {Place.WAITING: self._waiting, Place.RUNNING: self._running}
+        for place, queue in places.items():
+            if {s.request.key for s in queue} != {k for k, s in self._states.items() if s.place is place}:
+                raise LedgerError(f"the {place.name.lower()} queue disagrees with its requests")
+        if self._running != sorted(self._running, key=_age) or self._waiting != sorted(self._waiting, key=_rank):
+            raise LedgerError("a queue is out of order")
+        self._space.check_integrity(self.states())
+
+    def _plan_decodes(self, plan: StepPlan) -> list[RequestState]:
+        """Plan one token for every decoding choice, oldest first; returns the requests that still prefill."""
+        prefilling: list[RequestState] = []
+        limit = min(self._config.max_sequences, self._config.max_step_tokens)
+        # By age: whoever is preempted for blocks is younger, so it is not in the plan yet.
+        for state in tuple(self._running):
+            if state.place is not Place.RUNNING:
+                continue
+            decoding = state.decoding()
+            if len(decoding) < len(state.live):
+                prefilling.append(state)
+            items: list[StepItem] = []
+            for sequence in decoding[: limit - len(plan.items)]:
+                end = sequence.computed + 1
+                copies = self._make_room(state, sequence, end, plan)
+                if copies is None:
+                    break
+                items.append(StepItem(state, sequence, end - 1, end, [sequence], copies))
+            if state.place is Place.RUNNING:
+                plan.items += items
+        plan.decode_tokens = len(plan.items)
+        return [state for state in prefilling if state.place is Place.RUNNING]
+
+    def _plan_prefills(self, plan: StepPlan, prefilling: list[RequestState], now_s: float) -> None:
+        """Spend the rest of the budget on prompts, at least one block if any request waits and has room."""
+        budget = self._pace.chunk_budget(plan.decode_tokens)
+        # What was just preempted would only take back the blocks that somebody older needs.
+        is_closed = bool(plan.preempted)
+        for state in self._queue(prefilling, now_s):
+            if state.place is Place.WAITING:
+                # The first that finds no room keeps younger ones out, or it would starve.
+                is_closed = is_closed or not self._admit(state, plan)
+                if is_closed:
+                    if not prefilling:
+                        break
+                    continue
+            budget -= self._plan_chunks(state, budget, plan)
+            if budget <= 0:
+                break
+
+    def _queue(self, prefilling: list[RequestState], now_s: float) -> Iterator[RequestState]:
+        """Requests with prompt tokens to compute: preempted ones foremost, then in order."""
+        order = self._order
+        if order is None:
+            return heapq.merge(sorted(prefilling, key=_rank), list(self._waiting), key=_rank)
+
+        def by_order(state: RequestState) -> tuple[bool, float, Age]:
+            return (not state.is_preempted, order(state.request, now_s), state.age)
+
+        return iter(sorted(prefilling + self._waiting, key=by_order))
+
+    def _admit(self, state: RequestState, plan: StepPlan) -> bool:
+        """Move a waiting request to the running ones if there is room for all tokens it knows."""
+        running = sum(len(other.live) for other in self._running)
+        if self._running and running + len(state.live) > self._config.max_sequences:
+            return False
+        mark = (state.request.key, min(ledger.available for ledger in self._space.ledgers))
+        if self._running and mark == self._blocked:
+            return False
+        # One block for every running choice, or admission would soon preempt what it admitted.
+        if not self._space.admit(state, headroom_blocks=running):
+            self._blocked = mark
+            return False
+        self._blocked = None
+        self._waiting.remove(state)
+        self._run(state)
+        if state.cached_tokens is None:
+            state.cached_tokens = min(state.leader.computed, state.leader.prompt_tokens)
+            plan.admitted[state.request.key] = state.cached_tokens
+        return True
+
+    def _plan_chunks(self, state: RequestState, budget: int, plan: StepPlan) -> int:
+        """Plan chunks of a request within `budget` tokens; returns how many were planned."""
+        used = 0
+        size = self._space.block_tokens
+        for sequence in state.catching_up():
+            start, goal = sequence.computed, state.goal(sequence)
+            end = min(goal, start + min(budget - used, max(self._config.chunk_tokens, size)))
+            if end < goal:
+                end = end // size * size
+            if end <= start:
+                break
+            copies = self._space.extend(state, sequence, end)
+            if copies is None:  # only copies for blocks that a push shares can be short here: the push will end
+                break
+            plan.items.append(StepItem(state, sequence, start, end, state.takers(sequence, end), copies))
+            used += end - start
+        plan.prefill_tokens += used
+        return used
+
+    def _make_room(self, state: RequestState, sequence: Sequence, end: int, plan: StepPlan) -> list[BlockCopy] | None:
+        """Blocks for tokens up to `end`, by preempting younger requests where there are too few.
+
+        None if the request must wait: it was preempted itself, or as the oldest it keeps what it has.
+        """
+        while (copies := self._space.extend(state, sequence, end)) is None:
+            victim = next((s for s in reversed(self._running) if s is state or not s.is_prefill_only), state)
+            if victim is state and state is self._running[0]:
+                return None
+            self._preempt(victim, plan)
+            if victim is state:
+                return None
+        return copies
+
+    def _preempt(self, state: RequestState, plan: StepPlan) -> None:
+        self._running.remove(state)
+        self._space.release(state)
+        state.place = Place.WAITING
+        state.is_preempted = True
+        insort(self._waiting, state, key=_rank)
+        plan.preempted.append(state.request.key)
+
+    def _run(self, state: RequestState) -> None:
+        state.place = Place.RUNNING
+        insort(self._running, state, key=_age)
+
+
+def _age(state: RequestState) -> Age:
+    return state.age
+
+
+def _rank(state: RequestState) -> tuple[bool, Age]:
+    return state.rank

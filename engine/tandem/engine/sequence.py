@@ -1,0 +1,155 @@
+"""One choice of a request (its tokens and block tables) and the request that its choices belong to. No policy.
+
+tokens    │ prompt ……………………… │ outputs ……………… │
+          0        computed ▲  prompt_tokens        length
+computed: KV of tokens [0, computed) is in the pool. Sampling needs computed == length; decoding is length - 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as AbstractSequence
+from enum import Enum, auto
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.handoff import ChoiceState
+from tandem.core.ids import BlockId, ChoiceIndex
+from tandem.core.ledger import Holder, HoldKind
+from tandem.core.lifecycle import FinishReason
+from tandem.engine.request import EngineRequest, RequestKind
+from tandem.engine.sampler import ChoiceSampling
+
+Age = tuple[float, int]
+"""(arrival_s, order of arrival in this engine): a request is older than another if its age is smaller."""
+
+
+class Sequence:
+    """One choice: prompt, outputs, how much is computed, and where. Owned by the step loop."""
+
+    __slots__ = (
+        "choice", "computed", "finish", "has_sampled", "hashes", "holder", "outputs", "prompt", "prompt_tokens",
+        "published", "sampling", "tables",
+    )  # fmt: skip
+
+    def __init__(self, request: EngineRequest, choice: int, outputs: AbstractSequence[int], groups: int) -> None:
+        self.choice = ChoiceIndex(choice)
+        self.prompt = request.prompt
+        self.prompt_tokens = len(request.prompt)
+        self.outputs = list(outputs)
+        self.computed = 0
+        self.finish: FinishReason | None = None
+        self.has_sampled = False
+        self.hashes: list[BlockHash] = []
+        self.published = 0
+        self.tables: tuple[list[BlockId], ...] = tuple([] for _ in range(groups))
+        self.holder = Holder(HoldKind.REQUEST, f"{request.key}#{choice}")
+        self.sampling = ChoiceSampling(request.sampling, choice, request.prompt, outputs)
+
+    @property
+    def length(self) -> int:
+        """Prompt and output tokens."""
+        return self.prompt_tokens + len(self.outputs)
+
+    def slice(self, start: int, end: int) -> AbstractSequence[int]:
+        """Tokens [start, end) of prompt and outputs."""
+        prompt_tokens = self.prompt_tokens
+        if end <= prompt_tokens:
+            return self.prompt[start:end]
+        outputs = self.outputs[max(0, start - prompt_tokens) : end - prompt_tokens]
+        return outputs if start >= prompt_tokens else [*self.prompt[start:], *outputs]
+
+    def append(self, token: int) -> None:
+        """Add a sampled token."""
+        self.outputs.append(token)
+        self.sampling.count(token)
+        self.has_sampled = True
+
+    def forget(self) -> None:
+        """Drop the tables and everything computed; the ledger's side is the caller's."""
+        self.computed = self.published = 0
+        self.tables = tuple([] for _ in self.tables)
+
+
+class Place(Enum):
+    """Where the scheduler keeps a request."""
+
+    WAITING = auto()
+    RUNNING = auto()
+    PARKED = auto()
+    """PREFILL_ONLY, all first tokens sampled; holds its blocks until released."""
+    GONE = auto()
+
+
+class RequestState:
+    """A request in the engine. Until it is forked only `leader` computes: the prompt, once for all choices."""
+
+    __slots__ = (
+        "age",
+        "cached_tokens",
+        "is_forked",
+        "is_preempted",
+        "is_prefill_only",
+        "live",
+        "place",
+        "request",
+        "sequences",
+        "spare_blocks",
+        "spare_holder",
+    )  # fmt: skip
+
+    def __init__(self, request: EngineRequest, outputs: tuple[ChoiceState, ...], age: Age, groups: int) -> None:
+        given = {state.choice: state for state in outputs}
+        self.request = request
+        self.age = age
+        self.sequences: list[Sequence] = []
+        for choice in range(request.sampling.n):
+            known = given.get(ChoiceIndex(choice))
+            sequence = Sequence(request, choice, known.tokens if known else (), groups)
+            sequence.finish = known.finish if known else None
+            self.sequences.append(sequence)
+        self.live = [sequence for sequence in self.sequences if sequence.finish is None]
+        self.is_prefill_only = request.kind is RequestKind.PREFILL_ONLY
+        self.is_forked = len(self.live) <= 1
+        self.is_preempted = False
+        self.place = Place.WAITING
+        self.cached_tokens: int | None = None
+        self.spare_blocks = 0
+        self.spare_holder = Holder(HoldKind.REQUEST, f"{request.key}#spare")
+
+    @property
+    def leader(self) -> Sequence:
+        """The choice that computes the prompt; the first one still alive."""
+        return self.live[0] if self.live else self.sequences[0]
+
+    @property
+    def rank(self) -> tuple[bool, Age]:
+        """Order of return and admission: preempted ones foremost, then the oldest."""
+        return (not self.is_preempted, self.age)
+
+    def goal(self, sequence: Sequence) -> int:
+        """Tokens that `sequence` can compute now: all it has, or the prompt if it still has to be forked."""
+        return sequence.length if self.is_forked else sequence.prompt_tokens
+
+    def decoding(self) -> list[Sequence]:
+        """Choices that lack the KV of their last output token alone."""
+        if not self.is_forked or self.is_prefill_only:
+            return []
+        return [s for s in self.live if s.prompt_tokens + len(s.outputs) - s.computed == 1 and s.outputs]
+
+    def catching_up(self) -> list[Sequence]:
+        """Choices with prompt or known output tokens to compute before they sample."""
+        if not self.is_forked:
+            return [self.live[0]]
+        if self.is_prefill_only:
+            return [s for s in self.live if not s.has_sampled]
+        return [s for s in self.live if s.length - s.computed > 1 or not s.outputs]
+
+    def takers(self, sequence: Sequence, end: int) -> list[Sequence]:
+        """Choices that sample from the logits of token `end` - 1 of `sequence`."""
+        if self.is_forked:
+            return [sequence] if end == sequence.length else []
+        return [s for s in self.live if not s.outputs] if end == sequence.prompt_tokens else []
+
+    @property
+    def is_first_token_done(self) -> bool:
+        """True when every choice has finished or sampled here."""
+        return all(s.has_sampled or s.finish is not None for s in self.sequences)
