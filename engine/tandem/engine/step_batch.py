@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from tandem.core.ids import BlockId
 
 
 @dataclass(slots=True)
 class SeqSlice:
     """One sequence's share of a step. `context_tokens` counts stored tokens including this step's `query_tokens`.
 
-    `block_tables` has one list of block ids a KV group; entry i holds positions i · block_tokens and up. The lists
+    `block_tables` has one sequence of block ids a KV group; entry i holds positions i · block_tokens and up. The lists
     are the scheduler's and are read during the step only.
     """
 
     query_tokens: int
     context_tokens: int
-    block_tables: tuple[list[BlockId], ...]
+    block_tables: tuple[Sequence[int], ...]
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ class Driver:
             self.stored[name] = end
         batch.logit_rows = list(range(len(batch.token_ids)))
         logits = self.runner.forward(batch, **options)
-        parts = logits.split([len(work[name]) for name in order])
+        parts = logits.split_with_sizes([len(work[name]) for name in order])
         return dict(zip(order, parts, strict=True))
 
     def chunked(self, name: str, tokens: list[int], chunk: int) -> Tensor:
@@ -92,7 +92,7 @@ class Reference:
 def compute_reference(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Reference:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():
         output = model(torch.tensor([tokens]), use_cache=True)
     kv = [(layer.keys[0], layer.values[0]) for layer in output.past_key_values.layers]
