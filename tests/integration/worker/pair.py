@@ -1,0 +1,173 @@
+"""A prefill and a decode worker as real processes on a real Redis, and the router's side of their streams."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+from tandem.core.config import WorkerConfig, WorkerSection
+from tandem.core.config_loader import dump
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.rpc.v1 import generation_pb2 as g
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc
+
+MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
+START_TIMEOUT_S = 60.0
+
+
+class RunningWorker:
+    """One worker process and one open router stream to it."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, ready: dict[str, Any]) -> None:
+        self.name, self.process, self.ready = name, process, ready
+        self.messages: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
+        self.load = w.LoadReport()
+        self._call: Any = None
+
+    @property
+    def ref(self) -> w.WorkerRef:
+        incarnation = int(self.ready["incarnation"])
+        return w.WorkerRef(worker=self.name, incarnation=incarnation, address=self.ready["address"])
+
+    @property
+    def rank_pid(self) -> int:
+        return int(self.ready["rank_pids"][0])
+
+    async def open(self, secret: ClusterSecret, tasks: asyncio.TaskGroup) -> None:
+        channel = grpc.aio.insecure_channel(self.ready["address"])
+        stub: Any = worker_pb2_grpc.WorkerStub(channel)
+        self._call = stub.Stream(metadata=((METADATA_KEY, secret.rpc_token()),))
+        hello = w.RouterHello(router="test", router_incarnation=1, worker_incarnation=int(self.ready["incarnation"]))
+        await self._call.write(w.RouterMessage(hello=hello))
+        reader = tasks.create_task(self._read())
+        pinger = tasks.create_task(self._ping())
+        self._tasks = (reader, pinger, channel)
+
+    async def send(self, **kind: Any) -> None:
+        await self._call.write(w.RouterMessage(**kind))
+
+    async def close(self) -> None:
+        reader, pinger, channel = self._tasks
+        pinger.cancel()
+        reader.cancel()
+        self._call.cancel()
+        await asyncio.gather(reader, pinger, return_exceptions=True)
+        await channel.close()
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                message = await self._call.read()
+            except grpc.aio.AioRpcError:
+                message = grpc.aio.EOF
+            if message is grpc.aio.EOF:
+                await self.messages.put(w.WorkerMessage())
+                return
+            if message.HasField("load"):
+                self.load = message.load
+            elif not message.HasField("pong") and not message.HasField("phase"):
+                await self.messages.put(message)
+
+    async def _ping(self) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            try:
+                await self._call.write(w.RouterMessage(ping=w.Ping(sequence=sequence)))
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                return
+            await asyncio.sleep(0.5)
+
+
+async def start_worker(
+    folder: Path, name: str, role: RoleName, redis_url: str, model: Path = MODEL, **settings: Any
+) -> RunningWorker:
+    """Start a worker process and wait until it is ready; its log lands in `folder`."""
+    config = WorkerConfig(
+        cluster="test",
+        worker_id=name,
+        role=role,
+        pool=role.value,
+        model="tandem-tiny",
+        model_dir=str(model),
+        revision="",
+        dtype=settings.pop("dtype", "float32"),
+        max_model_len=0,
+        redis_url=redis_url,
+        secret_file=str(folder / "secret"),
+        runtime_dir=str(folder),
+        settings=dataclasses.replace(WorkerSection(threads=1, kv_memory_bytes=64 << 20), **settings),
+    )
+    file = folder / f"{name}.json"
+    file.write_bytes(dump(config))
+    log = (folder / f"{name}.log").open("wb")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tandem.worker",
+        f"--config={file}",
+        f"--parent={os.getpid()}",
+        stdout=asyncio.subprocess.PIPE,
+        stderr=log,
+        stdin=asyncio.subprocess.DEVNULL,
+    )
+    log.close()
+    assert process.stdout is not None
+    async with asyncio.timeout(START_TIMEOUT_S):
+        async for raw in process.stdout:
+            line = json.loads(raw)
+            if "ready" in line:
+                return RunningWorker(name, process, line["ready"])
+            if "fatal" in line:
+                raise RuntimeError(line["fatal"])
+    raise RuntimeError(f"{name} ended with {await process.wait()}: {(folder / f'{name}.log').read_text()[-3000:]}")
+
+
+@asynccontextmanager
+async def pair(folder: Path, **settings: Any) -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
+    """A prefill and a decode worker with open streams; everything is taken down at the end."""
+    secret = ClusterSecret.generate()
+    secret.save(folder / "secret")
+    redis = PrivateRedis.start(folder / "redis", "test-password")
+    workers: list[RunningWorker] = []
+    try:
+        for name, role in (("p0", RoleName.PREFILL), ("d0", RoleName.DECODE)):
+            workers.append(await start_worker(folder, name, role, redis.url, **settings))
+        async with asyncio.TaskGroup() as tasks:
+            for worker in workers:
+                await worker.open(secret, tasks)
+            yield workers[0], workers[1]
+            for worker in workers:
+                await worker.close()
+    finally:
+        for worker in workers:
+            if worker.process.returncode is None:
+                worker.process.terminate()
+            await asyncio.wait_for(worker.process.wait(), 20)
+            worker.process._transport.close()  # type: ignore[attr-defined]
+        redis.stop()
+
+
+def submit(request: str, leg: w.Leg, peer: RunningWorker, prompt: list[int], **sampling: Any) -> w.Submit:
+    """A greedy request unless told otherwise."""
+    values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
+    return w.Submit(
+        request=request,
+        attempt=1,
+        leg=leg,
+        peer=peer.ref,
+        prompt=prompt,
+        sampling=g.SamplingParams(**values),
+        timeout_s=60,
+    )
