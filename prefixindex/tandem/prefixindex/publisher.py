@@ -161,9 +161,15 @@ class BlockEventPublisher:
         self._wake.set()
 
     def renew(self, incarnation: Incarnation) -> None:
-        """The worker registered anew: publish everything held under `incarnation`. The old keys expire."""
-        self._incarnation = incarnation
-        self._written, self._in_flight, self._is_lost = NOTHING, None, False
+        """The worker registered anew (under the same incarnation, if Redis lost its data): publish everything again.
+
+        Keys of another incarnation are left to expire.
+        """
+        if incarnation != self._incarnation:
+            self._incarnation, self._written = incarnation, NOTHING
+        elif self._in_flight is not None:
+            self._burn(self._in_flight)
+        self._in_flight, self._is_lost = None, False
         self._void_pending()
         self._wake.set()
 
@@ -236,8 +242,8 @@ class BlockEventPublisher:
                 entry.stored, entry.removed, entry.after.check(),
             ],
         )  # fmt: skip
-        if incarnation == self._incarnation:  # else renewed meanwhile: the answer is about keys of the past
-            self._settle(entry, int(result))
+        if entry is self._in_flight or (entry.mode is Mode.CHECK and incarnation == self._incarnation):
+            self._settle(entry, int(result))  # else renewed meanwhile: the answer is about the past
 
     def _settle(self, entry: _Entry, result: int) -> None:
         self._is_lost = result == _LOST
@@ -249,10 +255,14 @@ class BlockEventPublisher:
         # Lost lease, vanished or trimmed keys, or a set that is not ours any more: start over with everything.
         self._in_flight = None
         self._void_pending()
+        self._burn(entry)
         if not self._is_lost:
             self.counters.gaps += 1
-            self._written = max(self._written, entry.after)  # never use a sequence number twice
             _log.warning("index lost in Redis, publishing again", extra={"fields": {"worker": self._worker}})
+
+    def _burn(self, entry: _Entry) -> None:
+        """Never use this sequence number again: the entry may stand in the stream."""
+        self._written = self._written._replace(seq=entry.after.seq)
 
     async def _wait(self) -> None:
         """Until something is offered (not while the lease is lost), at most `check_s`."""

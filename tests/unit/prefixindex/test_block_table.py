@@ -1,0 +1,145 @@
+"""The table against a model that holds plain sets, and its bounds."""
+
+from __future__ import annotations
+
+import hashlib
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.ids import WorkerId
+from tandem.prefixindex.blocktable import BlockTable
+
+
+def block(number: int) -> BlockHash:
+    return BlockHash(hashlib.sha256(b"%d" % number).digest()[:16])
+
+
+def blocks(numbers: list[int], group: int = 0) -> list[tuple[int, BlockHash]]:
+    return [(group, block(n)) for n in numbers]
+
+
+class TableMachine(RuleBasedStateMachine):
+    """Slots open, fill, go live, change, close and are swept in any order; lookups agree with the model throughout."""
+
+    slots = Bundle("slots")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = BlockTable(10_000)
+        self.model: dict[int, set[tuple[int, BlockHash]]] = {}
+        self.live: dict[int, WorkerId] = {}
+        self.names = 0
+
+    @rule(target=slots)
+    def open(self) -> int:
+        bit = self.table.open_slot()
+        assert bit not in self.model
+        self.model[bit] = set()
+        return bit
+
+    @rule(slot=slots)
+    def go_live(self, slot: int) -> None:
+        if slot in self.model and slot not in self.live:
+            self.names += 1
+            self.live[slot] = WorkerId(f"w{self.names}")
+            self.table.go_live(slot, self.live[slot])
+
+    @rule(slot=slots, numbers=st.lists(st.integers(0, 12)), group=st.integers(0, 2))
+    def add(self, slot: int, numbers: list[int], group: int) -> None:
+        self.table.add(slot, blocks(numbers, group))
+        self.model[slot] |= set(blocks(numbers, group))
+
+    @rule(slot=slots, numbers=st.lists(st.integers(0, 12)), group=st.integers(0, 2))
+    def remove(self, slot: int, numbers: list[int], group: int) -> None:
+        self.table.remove(slot, blocks(numbers, group))
+        self.model[slot] -= set(blocks(numbers, group))
+
+    @rule(slot=consumes(slots))
+    def close(self, slot: int) -> None:
+        self.table.close_slot(slot)
+        del self.model[slot]
+        self.live.pop(slot, None)
+
+    @rule(budget=st.integers(1, 5))
+    def sweep(self, budget: int) -> None:
+        self.table.sweep(budget)
+
+    @rule(numbers=st.lists(st.integers(0, 12), max_size=8), group=st.integers(0, 2))
+    def lookup(self, numbers: list[int], group: int) -> None:
+        expected = {}
+        for bit, worker in self.live.items():
+            depth = 0
+            while depth < len(numbers) and (group, block(numbers[depth])) in self.model[bit]:
+                depth += 1
+            if depth:
+                expected[worker] = depth
+        assert self.table.lookup([block(n) for n in numbers], group) == expected
+
+    @invariant()
+    def is_sound(self) -> None:
+        self.table.check_integrity()
+        for bit, worker in self.live.items():
+            assert self.table.blocks_of(worker) == self.model[bit]
+
+    def teardown(self) -> None:
+        while self.table.sweep(1000):
+            pass
+        self.table.check_integrity()
+        assert self.table.entries == len(set().union(*self.model.values()))
+
+
+TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTable = TableMachine.TestCase
+
+
+def test_slots_are_reused_after_a_sweep() -> None:
+    table = BlockTable(1000)
+    bits = set()
+    for round_ in range(50):
+        bit = table.open_slot()
+        table.add(bit, blocks(list(range(20))))
+        table.go_live(bit, WorkerId(f"w{round_}"))
+        table.close_slot(bit)
+        while table.sweep(7):
+            pass
+        bits.add(bit)
+    assert bits == {1}
+    assert table.entries == 0
+
+
+def test_an_unswept_slot_is_never_handed_out_again() -> None:
+    table = BlockTable(1000)
+    first = table.open_slot()
+    table.add(first, blocks([1]))
+    table.close_slot(first)
+    second = table.open_slot()
+    table.go_live(second, WorkerId("new"))
+    assert second != first
+    assert table.lookup([block(1)]) == {}
+
+
+def test_entries_are_bounded_and_the_oldest_go_first() -> None:
+    table = BlockTable(160)
+    bit = table.open_slot()
+    table.go_live(bit, WorkerId("w"))
+    for start in range(0, 1000, 10):
+        table.add(bit, blocks(list(range(start, start + 10))))
+        assert table.entries <= 160
+    assert table.evicted >= 840
+    assert table.lookup([block(999)]) == {"w": 1}
+    assert table.lookup([block(0)]) == {}
+    table.check_integrity()
+
+
+@given(st.lists(st.integers(0, 30), unique=True, max_size=30), st.integers(1, 16))
+def test_depths_of_many_workers(numbers: list[int], workers: int) -> None:
+    table = BlockTable(10_000)
+    hashes = [block(n) for n in numbers]
+    for index in range(workers):
+        bit = table.open_slot()
+        table.go_live(bit, WorkerId(f"w{index}"))
+        table.add(bit, [(0, h) for h in hashes[:index]])
+    assert table.lookup(hashes) == {f"w{i}": min(i, len(hashes)) for i in range(workers) if min(i, len(hashes))}

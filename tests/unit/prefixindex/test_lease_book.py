@@ -1,0 +1,78 @@
+"""Who is judged alive: lapses by the watcher's own clock, never by a missing key or an outage alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.prefixindex.records import WorkerRecord, to_json
+from tandem.prefixindex.registry import LeaseBook, LeaseRow
+
+W = WorkerId("w1")
+RECORD = WorkerRecord(worker=W, incarnation=Incarnation(11), role="prefill", address="h:1", model="m", fingerprint="f")
+
+
+def row(beat: int, incarnation: int = 11) -> LeaseRow:
+    record = replace(RECORD, incarnation=Incarnation(incarnation))
+    return LeaseRow(incarnation, beat, to_json(record).encode())
+
+
+@pytest.fixture
+def book() -> LeaseBook[WorkerId, WorkerRecord]:
+    book: LeaseBook[WorkerId, WorkerRecord] = LeaseBook(WorkerRecord.from_json, lease_s=2.5)
+    assert book.apply({W: row(1)}, 0.0)
+    return book
+
+
+def test_beats_keep_it_alive(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    for beat in range(2, 20):
+        assert not book.apply({W: row(beat)}, beat * 2.0)
+    assert book.records == {W: RECORD}
+
+
+def test_a_missing_key_alone_is_no_lapse(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    assert not book.apply({W: None}, 2.4)
+    assert W in book.records
+    assert book.apply({W: None}, 2.6)
+    assert book.records == {}
+
+
+def test_a_key_that_stands_without_new_beats_lapses_once(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    assert book.apply({W: row(1)}, 2.6)
+    assert not book.apply({W: row(1)}, 2.7)
+    assert book.records == {}
+    assert book.apply({W: row(2)}, 2.8)
+    assert W in book.records
+
+
+def test_beats_on_another_path_count(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    book.note_beat(W, Incarnation(11), 2.0)
+    assert not book.apply({W: None}, 4.4)
+    book.note_beat(W, Incarnation(99), 4.4)
+    assert book.apply({W: None}, 4.6)
+
+
+def test_an_outage_is_no_lapse_and_gives_a_lease_time_afterwards(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    book.outage()
+    assert not book.apply({W: None}, 100.0)
+    assert not book.apply({W: None}, 102.4)
+    assert W in book.records
+    assert book.apply({W: None}, 102.6)
+
+
+def test_another_incarnation_replaces_at_once(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    assert book.apply({W: row(1, incarnation=5)}, 0.1)
+    assert book.records[W].incarnation == 5
+
+
+def test_whoever_leaves_is_gone_at_once(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    assert book.apply({W: LeaseRow(0, 1, b"")}, 0.1)
+    assert book.records == {}
+
+
+def test_an_unreadable_record_is_nobody(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    other = WorkerId("w2")
+    assert not book.apply({W: row(2), other: LeaseRow(7, 1, b'{"worker": "w2"}')}, 0.1)
+    assert set(book.records) == {W}
