@@ -1,0 +1,129 @@
+"""One child of this machine: its own process group, dies with us, its output kept; its exit is noticed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+_MAX_LINE_BYTES = 256 * 1024
+_KILL_WAIT_S = 5.0
+_LATE_OUTPUT_S = 1.0
+
+
+class ChildProcess:
+    """A running child. Lines of its standard output come from `lines`, all output also goes to its log file.
+
+    Create it with `start`, on the event loop of the main thread. When the child exits, whatever is left of its process
+    group is killed.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], log_file: Path, log_start: int) -> None:
+        self._process, self._log_file, self._log_start = process, log_file, log_start
+        self._loop = asyncio.get_running_loop()
+        self._exited: asyncio.Future[int] = self._loop.create_future()
+        # While the exited leader is not reaped, its process id cannot belong to anybody else.
+        self._pidfd = os.pidfd_open(process.pid)
+        self._loop.add_reader(self._pidfd, self._on_exit)
+
+    @classmethod
+    def start(cls, command: Sequence[str], *, variables: Mapping[str, str], log_file: Path) -> ChildProcess:
+        """Start `command` with the environment `variables`; OSError if the system cannot."""
+        guarded = [sys.executable, "-m", "tandem.cluster.guarded", str(os.getpid()), *command]
+        with log_file.open("ab") as log:
+            process = subprocess.Popen(
+                guarded,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=dict(variables),
+                start_new_session=True,
+            )
+            return cls(process, log_file, log.tell())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return not self._exited.done()
+
+    async def lines(self) -> AsyncIterator[str]:
+        """Lines of standard output until it closes; each is also appended to the log file."""
+        assert self._process.stdout is not None
+        reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await self._loop.connect_read_pipe(lambda: protocol, self._process.stdout)
+        # A grandchild that left the group could keep the pipe open for ever.
+        self._exited.add_done_callback(lambda _: self._loop.call_later(_LATE_OUTPUT_S, transport.close))
+        try:
+            while True:
+                try:
+                    line = await reader.readline()
+                except ValueError:  # longer than the limit: the reader has dropped it
+                    continue
+                if not line:
+                    return
+                self._log(line)
+                yield line.decode(errors="replace").rstrip("\n")
+        finally:
+            transport.close()
+
+    async def wait(self) -> int:
+        """The exit code, once it has ended; −N for signal N."""
+        return await asyncio.shield(self._exited)
+
+    async def stop(self, *, grace_s: float, hurry: asyncio.Event | None = None) -> int:
+        """Ask it to end; after `grace_s`, or once `hurry` is set, kill the whole group. Returns the exit code."""
+        if self.is_running:
+            self._signal(signal.SIGTERM)
+            waits = [asyncio.ensure_future(self.wait())]
+            if hurry is not None:
+                waits.append(asyncio.ensure_future(hurry.wait()))
+            try:
+                await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                if self.is_running:
+                    self.kill()
+        return await asyncio.wait_for(self.wait(), _KILL_WAIT_S)
+
+    def kill(self) -> None:
+        """SIGKILL to the child and everything it started in its group."""
+        if self.is_running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def last_line(self) -> str:
+        """The last line that it wrote to its log, empty if none."""
+        try:
+            with self._log_file.open("rb") as log:
+                log.seek(max(self._log_start, self._log_file.stat().st_size - 8192))
+                lines = log.read().decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def _log(self, line: bytes) -> None:
+        with contextlib.suppress(OSError), self._log_file.open("ab") as log:
+            log.write(line)
+
+    def _on_exit(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        code = self._process.wait()
+        os.close(self._pidfd)
+        if not self._exited.done():
+            self._exited.set_result(code)

@@ -1,0 +1,50 @@
+"""The one place where the operator's environment is read, and where that of child processes is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the environment says: where state and sockets go, how many cores there are, what children inherit."""
+
+    state_root: Path
+    socket_root: Path
+    cores: int
+    variables: Mapping[str, str]
+
+    @classmethod
+    def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
+        """From `variables`, by default those of this process.
+
+        State: TANDEM_STATE_DIR, else `tandem` below XDG_STATE_HOME, else below ~/.local/state.
+        """
+        found = dict(os.environ if variables is None else variables)
+        state_home = Path(found.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        return cls(
+            state_root=Path(found.get("TANDEM_STATE_DIR") or state_home / "tandem").expanduser().absolute(),
+            socket_root=_socket_root(found.get("XDG_RUNTIME_DIR", "")),
+            cores=len(os.sched_getaffinity(0)),
+            variables=found,
+        )
+
+    def for_child(self, *, threads: int) -> dict[str, str]:
+        """Variables of a child process that computes with `threads` threads and leaves idle cores to its neighbours."""
+        ours = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+        return {**self.variables, **ours}
+
+
+_LONGEST_ROOT = 40
+"""A unix socket's path has at most 107 bytes; our own part needs the rest."""
+
+
+def _socket_root(runtime_dir: str) -> Path:
+    """Where socket folders go: the user's runtime directory if it is there and short, else /tmp."""
+    path = Path(runtime_dir)
+    if runtime_dir and len(runtime_dir) <= _LONGEST_ROOT and path.is_dir() and os.access(path, os.W_OK):
+        return path
+    return Path("/tmp")  # noqa: S108 - only the root of a folder of mode 0700 with a random name

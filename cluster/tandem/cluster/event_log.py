@@ -1,0 +1,69 @@
+"""Keeps the cluster's events: each is logged at once and stored in Redis, where the list is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from redis.asyncio import Redis
+
+from tandem.core.events import MAX_EVENTS, ClusterEvent, EventKind
+from tandem.core.logs import event
+from tandem.prefixindex.connection import OUTAGE
+
+log = logging.getLogger(__name__)
+
+_MAX_WAITING = 256
+
+
+def events_key(cluster: str) -> str:
+    """The Redis list of a cluster's events, newest first."""
+    return f"tandem:{cluster}:events"
+
+
+class EventLog:
+    """An EventSink. Recording never waits: `run` stores in the background, the oldest waiting events go first."""
+
+    def __init__(
+        self,
+        cluster: str,
+        redis: Redis,
+        *,
+        on_event: Callable[[ClusterEvent], None] = lambda happened: None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._key, self._redis = events_key(cluster), redis
+        self._on_event, self._wall_clock = on_event, wall_clock
+        self._waiting: asyncio.Queue[ClusterEvent] = asyncio.Queue(_MAX_WAITING)
+
+    def record(self, kind: EventKind, subject: str, reason: str) -> None:
+        happened = ClusterEvent(time_s=self._wall_clock(), kind=kind, subject=subject, reason=reason)
+        event(log, str(kind), subject=subject, reason=repr(reason))
+        self._on_event(happened)
+        if self._waiting.full():
+            self._waiting.get_nowait()
+        self._waiting.put_nowait(happened)
+
+    async def run(self) -> None:
+        """Store events until cancelled."""
+        while True:
+            await self._store(await self._waiting.get())
+
+    async def flush(self, *, timeout_s: float = 1.0) -> None:
+        """Store what still waits, for at most `timeout_s`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._waiting.empty():
+                    await self._store(self._waiting.get_nowait())
+
+    async def _store(self, happened: ClusterEvent) -> None:
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.lpush(self._key, happened.to_json())
+                pipe.ltrim(self._key, 0, MAX_EVENTS - 1)
+                await pipe.execute()
+        except OUTAGE as error:
+            event(log, "event not stored", logging.WARNING, kind=str(happened.kind), error=type(error).__name__)

@@ -1,0 +1,117 @@
+"""Workers as child processes of this one: `python -m tandem.worker`, one process group each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any
+
+from tandem.cluster.child_process import ChildProcess
+from tandem.cluster.environment import Environment
+from tandem.cluster.launcher import WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
+from tandem.cluster.state_dir import HeldState
+from tandem.core.ids import WorkerId
+from tandem.core.logs import event
+
+log = logging.getLogger(__name__)
+
+WORKER_COMMAND = (sys.executable, "-m", "tandem.worker")
+
+
+class LocalLauncher:
+    """A launcher for this machine. `async with` it: leaving kills whatever still runs."""
+
+    def __init__(
+        self,
+        held: HeldState,
+        environment: Environment,
+        *,
+        command: Sequence[str] = WORKER_COMMAND,
+        hurry: asyncio.Event | None = None,
+    ) -> None:
+        self._held, self._environment, self._command, self._hurry = held, environment, tuple(command), hurry
+        self._children: dict[WorkerId, ChildProcess] = {}
+        self._followers: dict[WorkerId, asyncio.Task[None]] = {}
+        self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
+
+    async def __aenter__(self) -> LocalLauncher:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for child in self._children.values():
+            child.kill()
+        if self._followers:
+            await asyncio.wait(self._followers.values(), timeout=5.0)
+        for follower in self._followers.values():
+            follower.cancel()
+
+    async def start_worker(self, spec: WorkerSpec) -> None:
+        worker_id = spec.worker_id
+        assert worker_id not in self._children, f"{worker_id} runs already"
+        path = self._held.write_config(worker_id, spec.config)
+        try:
+            child = ChildProcess.start(
+                [*self._command, "--config", str(path)],
+                variables=self._environment.for_child(threads=spec.threads),
+                log_file=self._held.state.log_file(worker_id),
+            )
+        except OSError as error:
+            self._reports.put_nowait(WorkerExited(worker_id, f"it could not be started: {error}"))
+            return
+        event(log, "worker started", worker=worker_id, pid=child.pid)
+        self._children[worker_id] = child
+        self._followers[worker_id] = asyncio.create_task(self._follow(worker_id, child))
+
+    async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
+        child = self._children.get(worker_id)
+        if child is not None:
+            await child.stop(grace_s=grace_s, hurry=self._hurry)
+
+    async def watch(self) -> AsyncIterator[WorkerReport]:
+        while True:
+            yield await self._reports.get()
+
+    def pids(self) -> dict[WorkerId, int]:
+        """Process ids of the running workers' leaders."""
+        return {worker_id: child.pid for worker_id, child in self._children.items()}
+
+    async def _follow(self, worker_id: WorkerId, child: ChildProcess) -> None:
+        """Report what the worker says until it is gone; the last report is always WorkerExited."""
+        fatal = ""
+        try:
+            async for line in child.lines():
+                said = _parse(line)
+                if "progress" in said:
+                    self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
+                elif "ready" in said:
+                    details = said["ready"] if isinstance(said["ready"], dict) else {}
+                    self._reports.put_nowait(WorkerReady(worker_id, details))
+                elif "fatal" in said:
+                    fatal = " ".join(str(said["fatal"]).split())
+            code = await child.wait()
+            reason = fatal or exit_reason(code, child, self._held.state.log_file(worker_id))
+            self._reports.put_nowait(WorkerExited(worker_id, reason))
+        finally:
+            child.kill()
+            del self._children[worker_id], self._followers[worker_id]
+
+
+def exit_reason(code: int, child: ChildProcess, log_file: object) -> str:
+    """One line on why a child ended, for people."""
+    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+    last = child.last_line()
+    return f"{how}; its last line: {last[:300]} (log: {log_file})" if last else f"{how} (log: {log_file})"
+
+
+def _parse(line: str) -> dict[str, Any]:
+    try:
+        said = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,176 @@
+"""From what people configured to what is started: defaults filled in, mistakes found before any process runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import ipaddress
+import socket
+from dataclasses import dataclass
+
+from tandem.cluster.bundled import bundled_model
+from tandem.cluster.environment import Environment
+from tandem.core.config import ClusterConfig, Disaggregation, PoolSection, RouterSection, WorkerSection
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.errors import ConfigError, ModelError, StartupError
+from tandem.core.lifecycle import RoleName
+from tandem.engine.model_config import DTYPES, read_model_config
+from tandem.engine.model_source import ModelSource, resolve_model, weight_files
+
+_DTYPES = ("auto", *DTYPES)
+_HIGHEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedCluster:
+    """A cluster that can be started: the model is on disk, the counts can serve, the ports are free or 0."""
+
+    config: ClusterConfig
+    model: ModelSource
+    served_names: tuple[str, ...]
+    pools: tuple[Pool, ...]
+    router: RouterSection
+    worker: WorkerSection
+
+    @property
+    def worker_count(self) -> int:
+        return sum(pool.count for pool in self.pools)
+
+
+def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
+    """Check `config` and fill in its defaults; raises StartupError. May download a model from the hub."""
+    _check_settings(config)
+    counts = _counts(config.pools)
+    _check_host(config.router.host)
+    router = resolve_ports(config.router)
+    model = resolve_model(config.model.path or str(bundled_model()), revision=config.model.revision)
+    _check_model(model)
+    pools = tuple(
+        Pool(name=role.value, model=model.name, role=role, count=count, revision=model.commit)
+        for role, count in counts.items()
+        if count
+    )
+    DesiredState(version=1, pools=pools).validate()
+    _check_disaggregation(config, counts)
+    workers = sum(counts.values())
+    threads = config.worker.threads or max(1, environment.cores // workers)
+    return ResolvedCluster(
+        config=config,
+        model=model,
+        served_names=config.model.served_names or (model.name,),
+        pools=pools,
+        router=router,
+        worker=dataclasses.replace(config.worker, threads=threads),
+    )
+
+
+def resolve_ports(section: RouterSection) -> RouterSection:
+    """The router's section with −1 replaced by the port before + 1, or by 0 (any free one) after a 0."""
+    grpc = _following(section.port) if section.grpc_port < 0 else section.grpc_port
+    admin = _following(grpc) if section.admin_port < 0 else section.admin_port
+    ports = {"--port": section.port, "--grpc-port": grpc, "--admin-port": admin}
+    for flag, port in ports.items():
+        if not 0 <= port <= _HIGHEST_PORT:
+            raise ConfigError(f"{flag} is {port}", why=f"ports go from 0 (any free one) to {_HIGHEST_PORT}")
+    given = [port for port in ports.values() if port]
+    if len(set(given)) < len(given):
+        what = ", ".join(f"{flag} {port}" for flag, port in ports.items())
+        raise ConfigError("two of the router's ports are the same", why=what, todo="Give each its own")
+    return dataclasses.replace(section, grpc_port=grpc, admin_port=admin)
+
+
+def check_ports(section: RouterSection) -> None:
+    """StartupError when a port of the router cannot be listened on."""
+    # The admin port listens on loopback whatever the API's host is.
+    ports = (
+        ("--port", section.host, section.port),
+        ("--grpc-port", section.host, section.grpc_port),
+        ("--admin-port", "127.0.0.1", section.admin_port),
+    )
+    for flag, host, port in ports:
+        if port:
+            _check_port(flag, host, port)
+
+
+def _check_port(flag: str, host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(
+                f"port {port} on {host} is taken",
+                why="another program listens there",
+                todo=f"Choose another with {flag}, or stop that program",
+            ) from error
+        raise StartupError(
+            f"cannot listen on {host}:{port}", why=error.strerror or str(error), todo=f"Correct --host or {flag}"
+        ) from error
+
+
+def _following(port: int) -> int:
+    return port + 1 if port else 0
+
+
+def _counts(pools: PoolSection) -> dict[RoleName, int]:
+    counts = {RoleName.PREFILL: pools.prefill, RoleName.DECODE: pools.decode, RoleName.MIXED: pools.mixed}
+    for role, count in counts.items():
+        if count < 0:
+            raise ConfigError(f"--{role} is {count}", todo="Use 0 or more workers")
+    if not any(counts.values()):
+        counts.update({RoleName.PREFILL: 1, RoleName.DECODE: 1})
+    return counts
+
+
+def _check_settings(config: ClusterConfig) -> None:
+    if config.model.dtype not in _DTYPES:
+        raise ConfigError(f"--dtype is {config.model.dtype!r}", todo=f"Use one of {', '.join(_DTYPES)}")
+    if config.model.max_model_len < 0:
+        what = f"--max-model-len is {config.model.max_model_len}"
+        raise ConfigError(what, todo="Use 0 for all that the model allows")
+    if config.worker.threads < 0:
+        raise ConfigError(f"--threads is {config.worker.threads}", todo="Use 0 to share the cores among the workers")
+    for flag, value in (("--block-tokens", config.worker.block_tokens), ("--kv-memory", config.worker.kv_memory_bytes)):
+        if value < 1:
+            raise ConfigError(f"{flag} is {value}", todo="Use 1 or more")
+
+
+def _check_host(host: str) -> None:
+    """The API has no keys yet, so whoever reaches it may use it: it stays on this machine."""
+    if host == "localhost":
+        return
+    try:
+        if ipaddress.ip_address(host).is_loopback:
+            return
+    except ValueError:
+        pass
+    raise ConfigError(
+        f"--host is {host!r}",
+        why="the API has no keys yet and listens on loopback alone",
+        todo="Use 127.0.0.1, and a proxy that authenticates to reach it from elsewhere",
+    )
+
+
+def _check_disaggregation(config: ClusterConfig, counts: dict[RoleName, int]) -> None:
+    has_pair = counts[RoleName.PREFILL] and counts[RoleName.DECODE]
+    if config.router.disaggregation is Disaggregation.ALWAYS and not has_pair:
+        raise ConfigError(
+            "--disaggregation always cannot work",
+            why="every answer has to cross from a prefill to a decode worker, and one of them is missing",
+            todo="Add --prefill 1 --decode 1, or use --disaggregation auto",
+        )
+
+
+def _check_model(model: ModelSource) -> None:
+    if not (model.path / "config.json").is_file():
+        raise ModelError(
+            f"{model.path} is no model", why="it has no config.json", todo="Give a folder in Hugging Face format"
+        )
+    read_model_config(model.path)
+    for name in weight_files(model.path):
+        if not (model.path / name).is_file():
+            raise ModelError(f"{model.path} is not complete", why=f"{name} is missing", todo="Download the model again")

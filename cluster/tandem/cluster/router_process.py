@@ -1,0 +1,149 @@
+"""Keeps the router running on this machine: starts it, waits until it listens, starts it again on the same ports."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.cluster.backoff import RestartBackoff
+from tandem.cluster.child_process import ChildProcess
+from tandem.cluster.environment import Environment
+from tandem.cluster.local import exit_reason
+from tandem.cluster.state_dir import HeldState
+from tandem.core import config_loader
+from tandem.core.clock import Clock
+from tandem.core.config import RouterConfig
+from tandem.core.errors import ConfigError, StartupError
+from tandem.core.events import EventKind, EventSink
+
+ROUTER_COMMAND = (sys.executable, "-m", "tandem.router")
+READY_TIMEOUT_S = 60.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterAddresses:
+    """What a router writes once its sockets listen."""
+
+    http: str
+    grpc: str
+    admin: str
+    pid: int
+
+
+class RouterProcess:
+    """One router. `run` keeps it alive until cancelled; its end before it ever listened raises StartupError."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        *,
+        held: HeldState,
+        environment: Environment,
+        events: EventSink,
+        clock: Clock,
+        command: Sequence[str] = ROUTER_COMMAND,
+    ) -> None:
+        self._config, self._held, self._environment = config, held, environment
+        self._events, self._command = events, tuple(command)
+        self._backoff = RestartBackoff(clock)
+        self._child: ChildProcess | None = None
+        self._ready: asyncio.Future[RouterAddresses] = asyncio.get_running_loop().create_future()
+
+    async def wait_ready(self) -> RouterAddresses:
+        """Where it listens, once it does."""
+        return await asyncio.shield(self._ready)
+
+    async def run(self) -> None:
+        """Start it, and again whenever it dies after it listened once."""
+        name = self._config.router_id
+        while True:
+            reason = await self._run_once()
+            self._events.record(EventKind.EXITED, name, reason)
+            if not self._ready.done():
+                raise StartupError("the router cannot start", why=reason)
+            delay_s = self._backoff.died()
+            self._events.record(EventKind.RESTART_PLANNED, name, f"in {delay_s:g} s, because it died")
+            await asyncio.sleep(delay_s)
+
+    async def stop(self, *, grace_s: float, hurry: asyncio.Event | None = None) -> None:
+        """End it. Call this after `run` was cancelled."""
+        if self._child is not None:
+            await self._child.stop(grace_s=grace_s, hurry=hurry)
+
+    async def _run_once(self) -> str:
+        """One life of the process; returns why it ended."""
+        name, ready_file = self._config.router_id, Path(self._config.ready_file)
+        _forget(ready_file)
+        log_file = self._held.state.log_file(name)
+        self._events.record(EventKind.STARTED, name, "after it died" if self._ready.done() else "the cluster starts")
+        path = self._held.write_config(name, self._config)
+        try:
+            child = ChildProcess.start(
+                [*self._command, "--config", str(path)],
+                variables=self._environment.for_child(threads=1),
+                log_file=log_file,
+            )
+        except OSError as error:
+            return f"it could not be started: {error}"
+        self._child = child
+        output = asyncio.create_task(_drain(child))
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while child.is_running and not _is_there(ready_file):
+                    await _exit_or_pause(child)
+            if child.is_running:
+                self._note_ready(config_loader.load(ready_file, RouterAddresses))
+            code = await child.wait()
+        except (TimeoutError, ConfigError) as error:
+            child.kill()
+            await child.wait()
+            return f"it did not say where it listens within {READY_TIMEOUT_S:g} s: {error}"
+        finally:
+            output.cancel()
+        return _router_error(code, child) or exit_reason(code, child, log_file)
+
+    def _note_ready(self, addresses: RouterAddresses) -> None:
+        self._backoff.ready()
+        self._events.record(EventKind.READY, self._config.router_id, f"it listens at {addresses.http}")
+        if not self._ready.done():
+            self._ready.set_result(addresses)
+            settings = dataclasses.replace(
+                self._config.settings,
+                port=_port(addresses.http),
+                grpc_port=_port(addresses.grpc),
+                admin_port=_port(addresses.admin),
+            )
+            self._config = dataclasses.replace(self._config, settings=settings)
+
+
+def _forget(ready_file: Path) -> None:
+    ready_file.unlink(missing_ok=True)
+
+
+def _is_there(ready_file: Path) -> bool:
+    return ready_file.is_file()
+
+
+async def _drain(child: ChildProcess) -> None:
+    async for _ in child.lines():
+        pass
+
+
+async def _exit_or_pause(child: ChildProcess) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(child.wait(), _POLL_S)
+
+
+def _router_error(code: int, child: ChildProcess) -> str:
+    """A router that refuses its configuration ends with code 2 and one line that says why."""
+    return child.last_line() if code == 2 else ""
+
+
+def _port(address: str) -> int:
+    return int(address.rstrip("/").rsplit(":", 1)[1])

@@ -1,0 +1,272 @@
+"""A cluster while it runs on this machine: controller, router and Redis side by side, until the last process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import httpx
+from redis.asyncio import Redis
+
+from tandem.cluster.controller import Controller, Phase
+from tandem.cluster.environment import Environment
+from tandem.cluster.event_log import EventLog
+from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
+from tandem.cluster.local import LocalLauncher
+from tandem.cluster.redis_server import ClusterRedis
+from tandem.cluster.resolve import ResolvedCluster
+from tandem.cluster.router_process import RouterAddresses, RouterProcess
+from tandem.cluster.state_dir import Context, HeldState
+from tandem.core.clock import MonotonicClock
+from tandem.core.config import RouterConfig, WorkerConfig
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.errors import StartupError
+from tandem.core.events import ClusterEvent, EventKind
+from tandem.core.ids import WorkerId
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.desired_store import DesiredStateStore
+from tandem.prefixindex.keys import Keys
+
+ROUTER_GRACE_S = 5.0
+_POLL_S = 0.1
+_SAVE_TRIES = 5
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class RunningCluster:
+    """Runs once. The first signal stops everything in order, the second one kills what is left."""
+
+    def __init__(
+        self,
+        resolved: ResolvedCluster,
+        *,
+        held: HeldState,
+        environment: Environment,
+        redis: ClusterRedis,
+        sockets: Path,
+        say: Callable[[str, str], None],
+        worker_command: Sequence[str],
+        router_command: Sequence[str],
+    ) -> None:
+        self._resolved, self._held, self._environment = resolved, held, environment
+        self._redis, self._sockets, self._say = redis, sockets, say
+        self._worker_command, self._router_command = worker_command, router_command
+        self._name = resolved.config.name
+
+    async def run(self, *, ready_timeout_s: float) -> None:
+        """Until a signal or `clusterctl down`; StartupError when the cluster does not become ready in time."""
+        self._stop, self._hurry = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._on_signal)
+        body = asyncio.create_task(self._run(ready_timeout_s))
+        stopped = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait([body, stopped], return_when=asyncio.FIRST_COMPLETED)
+            if not body.done():
+                body.cancel()
+            try:
+                await body
+            except asyncio.CancelledError:
+                if not self._stop.is_set():
+                    raise
+        finally:
+            stopped.cancel()
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    async def _run(self, ready_timeout_s: float) -> None:
+        redis = await connect(self._redis.url)
+        self._say("redis", "answers")
+        try:
+            store = DesiredStateStore(redis, Keys(self._name))
+            await _save(store, self._resolved.pools)
+            events = EventLog(self._name, redis, on_event=self._show)
+            await self._start(redis, store, events, ready_timeout_s)
+        finally:
+            await redis.aclose()
+
+    async def _start(self, redis: Redis, store: DesiredStateStore, events: EventLog, ready_timeout_s: float) -> None:
+        clock = MonotonicClock()
+        router = RouterProcess(
+            self._router_config(),
+            held=self._held,
+            environment=self._environment,
+            events=events,
+            clock=clock,
+            command=self._router_command,
+        )
+        async with LocalLauncher(
+            self._held, self._environment, command=self._worker_command, hurry=self._hurry
+        ) as launcher:
+            controller = Controller(
+                launcher=launcher,
+                desired=store,
+                make_spec=self._worker_spec,
+                events=events,
+                clock=clock,
+                on_report=self._show_report,
+            )
+            events.record(EventKind.CLUSTER_STARTED, self._name, f"`up` in process {os.getpid()}")
+            try:
+                await self._serve(controller, router, events, ready_timeout_s)
+            finally:
+                events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
+                await router.stop(grace_s=ROUTER_GRACE_S, hurry=self._hurry)
+                await controller.shutdown()
+                await events.flush()
+
+    async def _serve(
+        self, controller: Controller, router: RouterProcess, events: EventLog, ready_timeout_s: float
+    ) -> None:
+        """Everything side by side until the desired state is stopped; the first failure ends it all."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                working = group.create_task(controller.run())
+                others = [
+                    group.create_task(router.run()),
+                    group.create_task(events.run()),
+                    group.create_task(self._redis.keep(lambda text: self._say("redis", text))),
+                    group.create_task(self._announce(controller, router, events, ready_timeout_s)),
+                ]
+                await working
+                self._say("up", "stopping, as `clusterctl down` asked")
+                for task in others:
+                    task.cancel()
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+
+    async def _announce(
+        self, controller: Controller, router: RouterProcess, events: EventLog, ready_timeout_s: float
+    ) -> None:
+        """Wait until requests are answered, then say how to send one."""
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(ready_timeout_s):
+                addresses = await router.wait_ready()
+                self._held.write_context(self._context(addresses))
+                await controller.wait_ready()
+                await _wait_until_serving(addresses.http)
+        except TimeoutError:
+            waiting = [str(worker) for worker, phase in controller.phases().items() if phase is not Phase.READY]
+            raise StartupError(
+                f"the cluster is not ready after {ready_timeout_s:g} s",
+                why=f"still waiting for {', '.join(waiting) or 'the router to answer /readyz'}",
+                todo=f"Look into {self._held.state.log_dir}",
+            ) from None
+        events.record(EventKind.CLUSTER_READY, self._name, f"after {time.monotonic() - began_s:.1f} s")
+        self._show_addresses(addresses)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._say("up", "killing what is left")
+            self._hurry.set()
+        else:
+            self._say("up", "stopping; once more kills at once")
+            self._stop.set()
+
+    def _router_config(self) -> RouterConfig:
+        resolved, state = self._resolved, self._held.state
+        return RouterConfig(
+            cluster=self._name,
+            router_id="router-0",
+            model=resolved.model.name,
+            model_dir=str(resolved.model.path),
+            served_names=resolved.served_names,
+            redis_url=self._redis.url,
+            secret_file=str(state.secret_file),
+            admin_key_file=str(state.admin_key_file),
+            ready_file=str(self._sockets / "router-0.ready.json"),
+            log_level=resolved.config.log_level,
+            settings=resolved.router,
+        )
+
+    def _worker_spec(self, pool: Pool, worker_id: WorkerId) -> WorkerSpec:
+        resolved = self._resolved
+        config = WorkerConfig(
+            cluster=self._name,
+            worker_id=worker_id,
+            role=pool.role,
+            pool=pool.name,
+            model=pool.model,
+            model_dir=str(resolved.model.path),
+            revision=pool.revision,
+            dtype=resolved.config.model.dtype,
+            max_model_len=resolved.config.model.max_model_len,
+            redis_url=self._redis.url,
+            secret_file=str(self._held.state.secret_file),
+            runtime_dir=str(self._sockets),
+            log_level=resolved.config.log_level,
+            settings=resolved.worker,
+        )
+        return WorkerSpec(config=config, threads=resolved.worker.threads)
+
+    def _context(self, addresses: RouterAddresses) -> Context:
+        return Context(
+            name=self._name,
+            pid=os.getpid(),
+            api=addresses.http,
+            grpc=addresses.grpc,
+            admin=addresses.admin,
+            admin_key_file=str(self._held.state.admin_key_file),
+        )
+
+    def _show(self, happened: ClusterEvent) -> None:
+        if happened.kind is not EventKind.DESIRED_CHANGED:
+            self._say(happened.subject, f"{str(happened.kind).replace('_', ' ')}: {happened.reason}")
+
+    def _show_report(self, report: WorkerReport) -> None:
+        if isinstance(report, WorkerProgress):
+            self._say(report.worker_id, report.text)
+
+    def _show_addresses(self, addresses: RouterAddresses) -> None:
+        name = self._resolved.served_names[0]
+        body = (
+            f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is a list?"}}], "max_tokens": 48}}'
+        )
+        self._say("ready", f"API    {addresses.http}/v1")
+        self._say("ready", f"gRPC   {addresses.grpc}")
+        self._say("ready", f"admin  {addresses.admin}, key in {self._held.state.admin_key_file}")
+        self._say("ready", "try it; Ctrl-C here stops everything:")
+        url = f"{addresses.http}/v1/chat/completions"
+        self._say("", f"curl -s {url} -H 'Content-Type: application/json' -d '{body}'")
+
+
+async def _save(store: DesiredStateStore, pools: tuple[Pool, ...]) -> None:
+    """Make `pools` the desired state, whatever stood there from an earlier run."""
+    for _ in range(_SAVE_TRIES):
+        current = await store.load()
+        version = current.version if current is not None else 0
+        if await store.save(DesiredState(version=version + 1, pools=pools), version):
+            return
+    raise StartupError("cannot write the desired state", why="somebody else keeps changing it", todo="Try again")
+
+
+async def _wait_until_serving(base_url: str) -> None:
+    """Until /readyz says 200. The caller bounds the time."""
+    async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
+        while True:
+            try:
+                answer = await client.get(f"{base_url}/readyz")
+                if answer.status_code == httpx.codes.OK:
+                    return
+            except httpx.HTTPError:
+                pass  # it may be starting again
+            await asyncio.sleep(_POLL_S)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The failure that an operator can act on, out of all that happened at once."""
+    flat: list[BaseException] = []
+    waiting: list[BaseException] = [failures]
+    while waiting:
+        error = waiting.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            waiting.extend(error.exceptions)
+        else:
+            flat.append(error)
+    return next((error for error in flat if isinstance(error, StartupError)), flat[0])

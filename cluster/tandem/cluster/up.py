@@ -1,0 +1,123 @@
+"""What `clusterctl up` does: check everything, start everything, say what each second goes to, stop everything.
+
+Whatever happens after a process was started, nothing is left behind: children are stopped on the way out, and the
+kernel kills them should this process be killed itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from tandem.cluster.environment import Environment
+from tandem.cluster.local import WORKER_COMMAND
+from tandem.cluster.redis_server import open_redis
+from tandem.cluster.resolve import ResolvedCluster, check_ports, resolve
+from tandem.cluster.router_process import ROUTER_COMMAND
+from tandem.cluster.running import RunningCluster
+from tandem.cluster.state_dir import StateDir
+from tandem.core import logs
+from tandem.core.config import ClusterConfig
+from tandem.core.errors import StartupError
+
+READY_TIMEOUT_S = 300.0
+
+
+class Progress(Protocol):
+    """Tells people what is going on."""
+
+    def say(self, part: str, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """How to start processes, and how long a start may take."""
+
+    worker_command: Sequence[str] = WORKER_COMMAND
+    router_command: Sequence[str] = ROUTER_COMMAND
+    ready_timeout_s: float = READY_TIMEOUT_S
+
+
+def up(config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions | None = None) -> None:
+    """Run a cluster in the foreground until it is told to stop; raises StartupError when it cannot start.
+
+    Call it on the main thread: it handles SIGINT, SIGTERM and SIGHUP, and children die with the thread that starts
+    them. KeyboardInterrupt when it was stopped before the cluster existed.
+    """
+    options = options or UpOptions()
+    root = Path(config.state_dir).expanduser().absolute() if config.state_dir else environment.state_root
+    state = StateDir(root, config.name)
+    with _signals_interrupt(), state.hold() as held:
+        held.rotate_logs()
+        with _logging_to(state.log_file("up"), config.log_level):
+            resolved = _check(config, environment, progress)
+            secret = held.draw_secrets()
+            sockets = held.make_socket_dir(environment.socket_root)
+            progress.say("redis", "starting a private server" if not config.redis.url else "using the given server")
+            with open_redis(config.redis.url, state, secret) as redis:
+                cluster = RunningCluster(
+                    resolved,
+                    held=held,
+                    environment=environment,
+                    redis=redis,
+                    sockets=sockets,
+                    say=progress.say,
+                    worker_command=options.worker_command,
+                    router_command=options.router_command,
+                )
+                asyncio.run(cluster.run(ready_timeout_s=options.ready_timeout_s))
+        progress.say("up", "everything is stopped")
+
+
+def _check(config: ClusterConfig, environment: Environment, progress: Progress) -> ResolvedCluster:
+    if config.model.path and not Path(config.model.path).expanduser().is_dir():
+        progress.say("model", f"looking for {config.model.path}")
+    resolved = resolve(config, environment)
+    check_ports(resolved.router)
+    pools = ", ".join(f"{pool.count} {pool.role}" for pool in resolved.pools)
+    progress.say("model", f"{resolved.model.name} in {resolved.model.path}")
+    progress.say("plan", f"{pools}; {resolved.worker.threads} threads a worker on {environment.cores} cores")
+    return resolved
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP act as Ctrl-C while no event loop handles them."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _logging_to(path: Path, level: str) -> Iterator[None]:
+    """Our own log goes to a file; the terminal belongs to progress."""
+    root = logging.getLogger()
+    handlers, before = list(root.handlers), root.level
+    try:
+        stream = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise StartupError(f"cannot write {path}", why=error.strerror or str(error)) from error
+    with stream:
+        try:
+            logs.setup("up", level=level, stream=stream)
+        except ValueError as error:
+            raise StartupError(f"--log-level is {level!r}", todo="Use DEBUG, INFO, WARNING or ERROR") from error
+        try:
+            yield
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(before)

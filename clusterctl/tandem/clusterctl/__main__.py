@@ -1,0 +1,5 @@
+"""`python -m tandem.clusterctl`."""
+
+from tandem.clusterctl.main import main
+
+main()

@@ -1,0 +1,112 @@
+"""Talks to a cluster's admin port: finds it by flags or the context file, proves itself with the admin key."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from tandem.cluster.environment import Environment
+from tandem.cluster.state_dir import StateDir
+from tandem.core.errors import AuthError, ConfigError, InternalError, UnavailableError, from_code
+
+_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+
+
+def find_state(name: str, state_dir: str) -> StateDir:
+    """The state directory of cluster `name`; `state_dir` "" = where the environment says."""
+    root = Path(state_dir).expanduser().absolute() if state_dir else Environment.read().state_root
+    return StateDir(root, name)
+
+
+class AdminClient:
+    """One cluster's admin port. Every call is bounded; errors are TandemErrors that say what to do."""
+
+    def __init__(self, endpoint: str, key_file: Path, *, is_gone: Callable[[], bool] | None = None) -> None:
+        try:
+            key = key_file.read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the admin key {key_file}",
+                why=error.strerror or str(error),
+                todo="Check --admin-key-file",
+            ) from error
+        self.endpoint, self._is_gone = endpoint.rstrip("/"), is_gone
+        self._http = httpx.Client(
+            base_url=self.endpoint, headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S, trust_env=False
+        )
+
+    @classmethod
+    def find(cls, *, endpoint: str, admin_key_file: str, name: str, state_dir: str) -> AdminClient:
+        """By `endpoint` and `admin_key_file` if given, else by the context file of cluster `name`."""
+        state = find_state(name, state_dir)
+        if endpoint:
+            return cls(endpoint, Path(admin_key_file).expanduser() if admin_key_file else state.admin_key_file)
+        context = state.read_context()
+        key_file = Path(admin_key_file).expanduser() if admin_key_file else Path(context.admin_key_file)
+        return cls(context.admin, key_file, is_gone=lambda: not state.is_held())
+
+    def __enter__(self) -> AdminClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def status(self) -> dict[str, Any]:
+        """What the cluster says about itself."""
+        answer = self._call("GET", "/admin/v1/status").json()
+        if not isinstance(answer, dict):
+            raise InternalError(f"{self.endpoint} does not answer like an admin port")
+        return answer
+
+    def down(self) -> None:
+        """Ask the whole cluster to stop; returns once the request is accepted."""
+        self._call("POST", "/admin/v1/down")
+
+    def wait_gone(self, timeout_s: float) -> bool:
+        """True once the cluster has stopped: its lock is free, or without a state directory its port is closed."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self._is_gone() if self._is_gone is not None else self._is_closed():
+                return True
+            time.sleep(_POLL_S)
+        return False
+
+    def _is_closed(self) -> bool:
+        try:
+            self._http.get("/admin/v1/status", timeout=1.0)
+        except httpx.ConnectError:
+            return True
+        except httpx.HTTPError:
+            return False
+        return False
+
+    def _call(self, method: str, path: str) -> httpx.Response:
+        try:
+            answer = self._http.request(method, path)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UnavailableError(
+                f"no cluster answers at {self.endpoint}",
+                why=str(error) or type(error).__name__,
+                todo="Check that it runs, or say where it is with --endpoint",
+            ) from error
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise AuthError(f"{self.endpoint} refuses the admin key", todo="Name its key with --admin-key-file")
+        if answer.is_error:
+            raise _error_of(answer)
+        return answer
+
+
+def _error_of(answer: httpx.Response) -> Exception:
+    try:
+        error = answer.json()["error"]
+        return from_code(str(error.get("code", "")), str(error["message"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return InternalError(f"{answer.request.url} answers {answer.status_code}")

@@ -1,0 +1,156 @@
+"""`clusterctl up | down | status`. Exit codes: 0 done, 1 failed, 2 wrong usage or a cluster that cannot start."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tandem.clusterctl import status_view
+from tandem.clusterctl.admin_client import AdminClient
+from tandem.clusterctl.up_flags import UpFlags
+from tandem.core.config import DEFAULT_CLUSTER, Disaggregation
+from tandem.core.errors import StartupError, TandemError, UnavailableError
+
+_STARTED_S = time.monotonic()
+EXIT_FAILED = 1
+EXIT_STARTUP = 2
+
+app = typer.Typer(
+    help="Run and steer Tandem clusters.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+Name = Annotated[str, typer.Option(help="Which cluster, if several run here.")]
+StateDirFlag = Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")]
+Endpoint = Annotated[str, typer.Option(help="Admin port of a cluster elsewhere, such as http://127.0.0.1:8002.")]
+KeyFile = Annotated[str, typer.Option(help="File with the admin key.")]
+
+
+@app.command()
+def up(
+    model: Annotated[str | None, typer.Option(help="Model folder or hub id. Without it, the bundled model.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name of the model in the API; may be given several times.")
+    ] = None,
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None,
+    mixed: Annotated[int | None, typer.Option(help="Number of workers that do both.")] = None,
+    disaggregation: Annotated[
+        Disaggregation | None, typer.Option(help="When answers cross from a prefill to a decode worker.")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address that the API listens on.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the HTTP API; 0 = any free one.")] = None,
+    grpc_port: Annotated[
+        int | None, typer.Option(help="Port of the gRPC API. Without it, the one after --port.")
+    ] = None,
+    admin_port: Annotated[int | None, typer.Option(help="Admin port. Without it, the one after the gRPC port.")] = None,
+    redis: Annotated[str | None, typer.Option(help="Redis URL. Without it, a private server is started.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None,
+    kv_memory: Annotated[str | None, typer.Option(help="Memory for KV of each worker, such as 256MiB.")] = None,
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV block.")] = None,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option("--deterministic/--no-deterministic", help="Answers independent of batches (fp32, CPU)."),
+    ] = None,
+    transport: Annotated[str | None, typer.Option(help="How KV travels: auto, shm or grpc.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Compute threads of a worker; 0 = cores / workers.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the cluster; several can run side by side.")] = None,
+    state_dir: Annotated[str | None, typer.Option(help="Where state is kept [env: TANDEM_STATE_DIR].")] = None,
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags win over it.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds after which a start that hangs is given up.")] = 300.0,
+) -> None:
+    """Start a cluster on this machine and keep it running in the foreground; Ctrl-C stops it."""
+    from tandem.cluster.environment import Environment
+    from tandem.cluster.up import UpOptions
+    from tandem.cluster.up import up as run
+
+    flags = UpFlags(
+        model=model, revision=revision, served_model_name=tuple(served_model_name) if served_model_name else None,
+        prefill=prefill, decode=decode, mixed=mixed, disaggregation=disaggregation, host=host, port=port,
+        grpc_port=grpc_port, admin_port=admin_port, redis=redis, dtype=dtype, max_model_len=max_model_len,
+        kv_memory=kv_memory, block_tokens=block_tokens, deterministic=deterministic, transport=transport,
+        device=device, threads=threads, name=name, state_dir=state_dir, log_level=log_level, config=config,
+    )  # fmt: skip
+    try:
+        run(flags.to_config(), Environment.read(), _TerminalProgress(), UpOptions(ready_timeout_s=timeout))
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_FAILED) from None
+
+
+@app.command()
+def down(
+    name: Name = DEFAULT_CLUSTER,
+    state_dir: StateDirFlag = "",
+    endpoint: Endpoint = "",
+    admin_key_file: KeyFile = "",
+    timeout: Annotated[float, typer.Option(help="Seconds to wait until everything is gone.")] = 60.0,
+) -> None:
+    """Stop a cluster and wait until it is gone."""
+    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
+        admin.down()
+        if not admin.wait_gone(timeout):
+            raise UnavailableError(
+                f"the cluster at {admin.endpoint} still runs after {timeout:g} s", todo="Look into its logs"
+            )
+    print("stopped")
+
+
+@app.command()
+def status(
+    name: Name = DEFAULT_CLUSTER,
+    state_dir: StateDirFlag = "",
+    endpoint: Endpoint = "",
+    admin_key_file: KeyFile = "",
+    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+) -> None:
+    """Show what runs."""
+    if output not in ("table", "json"):
+        raise typer.BadParameter(f"{output!r} is neither table nor json", param_hint="--output")
+    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
+        found = admin.status()
+    if output == "json":
+        print(json.dumps(found, indent=2))
+    else:
+        status_view.show(found, Console())
+
+
+class _TerminalProgress:
+    """A line for every step, with the seconds since the start; lines without a part are there to be copied."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+
+    def say(self, part: str, text: str) -> None:
+        line = Text(text)
+        if part:
+            stamp = Text(f"{time.monotonic() - _STARTED_S:7.2f} s  ", style="dim")
+            line = stamp + Text(f"{part:<11} ", style="bold") + line
+        self._console.print(line)
+
+
+def main() -> None:
+    """Entry point of the `clusterctl` program."""
+    try:
+        app()
+    except TandemError as error:
+        print(f"clusterctl: {error.message}", file=sys.stderr)
+        sys.exit(EXIT_STARTUP if isinstance(error, StartupError) else EXIT_FAILED)
+
+
+if __name__ == "__main__":
+    main()
