@@ -66,10 +66,15 @@ def test_decode_in_spans(paged, expected_attention, randn, monkeypatch, window) 
 
 def test_similar_lengths_wastes_little_and_loses_nobody() -> None:
     lens = [1000, 10, 0, 990, 12, 600, 1000]
-    groups = list(decode_reference.similar_lengths(lens, None, 1 << 20))
-    assert groups == [[0, 3, 6], [5], [1, 4]]
-    assert list(decode_reference.similar_lengths(lens, 8, 1 << 20)) == [[0, 1, 3, 4, 5, 6]]
-    assert list(decode_reference.similar_lengths([700, 700], None, 1000)) == [[0], [1]]
+
+    def split(lens: list[int], window: int | None = None, budget: int = 1 << 20, batch: int = 100) -> list[list[int]]:
+        return list(decode_reference.similar_lengths(lens, window, budget, batch))
+
+    assert split(lens) == [[0, 3, 6], [5], [1, 4]]
+    assert split(lens, batch=10_000) == [[0, 1, 3, 4, 5, 6]]
+    assert split(lens, window=8) == [[0, 1, 3, 4, 5, 6]]
+    assert split([700, 700], budget=1000) == [[0], [1]]
+    assert split([300, 300, 300], budget=1000) == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -21,7 +21,7 @@ from tandem.kernels.packed_attention import AttentionSpec
 
 QUERY_TILE = 8
 KEY_TILE = 128
-_GATHERED_BYTES = 4 << 20
+_GATHERED_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _attend_groups(
     spec: AttentionSpec,
 ) -> None:
     """Attend for query groups, those with most tiles first, and write into `out`."""
-    device, kv_heads = q.device, layer_view.shape[2]
+    device, kv_heads, block_tokens = q.device, layer_view.shape[2], layer_view.shape[3]
     q_heads, width = q.shape[1:]
     offsets = torch.arange(QUERY_TILE, device=device)
     real = offsets < torch.tensor([group.count for group in groups], device=device)[:, None]
@@ -109,9 +109,16 @@ def _attend_groups(
     begins_column, ends_column = (torch.tensor(x, device=device)[:, None] for x in (begins, ends))
     tables = block_table[torch.tensor([group.sequence for group in groups], device=device)].long()
     for tile in range(min(begins) // KEY_TILE, groups[0].tiles):
+        low, high = tile * KEY_TILE, (tile + 1) * KEY_TILE
         active = sum(group.tiles > tile for group in groups)
-        tokens = torch.arange(tile * KEY_TILE, (tile + 1) * KEY_TILE, device=device)
-        k, v = _gather_tile(layer_view, tables[:active], tokens, begins_column[:active], ends_column[:active])
+        if min(group.position for group in groups[:active]) + 1 >= high and (
+            spec.window is None or low > max(ends[:active]) - 1 - spec.window
+        ):
+            k, v = gather_tokens(layer_view, tables[:active, low // block_tokens : high // block_tokens])
+            _fold_tile(state, active, packed[:active], k, v, None, spec)
+            continue
+        tokens = torch.arange(low, high, device=device)
+        k, v = _gather_edge(layer_view, tables[:active], tokens, begins_column[:active], ends_column[:active])
         column = positions[:active, :, None]
         visible = tokens <= column
         if spec.window is not None:
@@ -121,10 +128,10 @@ def _attend_groups(
     out[rows] = results.transpose(1, 2).reshape(len(groups), QUERY_TILE, q_heads, width)[real]
 
 
-def _gather_tile(
+def _gather_edge(
     layer_view: Tensor, tables: Tensor, tokens: Tensor, begins: Tensor, ends: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One tile of keys and values a group; tokens outside `begins ... ends` have values of zero and any key."""
+    """A tile that some group sees in part; tokens outside a group's `begins ... ends` get values of zero, any key."""
     block_tokens, width = layer_view.shape[3:]
     blocks = tokens[::block_tokens] // block_tokens
     wanted = torch.clamp(blocks[None], begins // block_tokens, (ends - 1) // block_tokens)
@@ -135,21 +142,29 @@ def _gather_tile(
 
 
 def _fold_tile(
-    state: _Softmax, active: int, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, spec: AttentionSpec
+    state: _Softmax, active: int, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec
 ) -> None:
-    """Fold a key tile into the state of the first `active` groups. visible: `[active, 1, QUERY_TILE, 1, KEY_TILE]`."""
+    """Fold a key tile into the state of the first `active` groups.
+
+    visible: `[active, 1, QUERY_TILE, 1, KEY_TILE]`, or None where every token sees the whole tile: the same arithmetic
+    without the masks, so the same bits. Padding rows then collect numbers that nobody reads.
+    """
     batch = k.shape[0]
-    scores = torch.bmm(q.reshape(batch, -1, q.shape[-1]), k.transpose(1, 2)).float() * spec.scale
+    scores = torch.bmm(q.reshape(batch, -1, q.shape[-1]), k.transpose(1, 2)).float().mul_(spec.scale)
     if spec.softcap is not None:
-        scores = torch.tanh(scores / spec.softcap) * spec.softcap
-    scores = scores.view(*q.shape[:-1], KEY_TILE).masked_fill_(~visible, float("-inf"))
-    seen = visible.any(-1, keepdim=True)
+        scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
+    scores = scores.view(*q.shape[:-1], KEY_TILE)
+    if visible is not None:
+        scores = scores.masked_fill_(~visible, float("-inf"))
     before, total, accumulated = state.maximum[:active], state.total[:active], state.accumulated[:active]
     maximum = torch.maximum(before, scores.amax(-1, keepdim=True))
-    finite = torch.where(seen, maximum, 0.0)
-    weights = torch.exp(scores - finite)
+    seen = None if visible is None else visible.any(-1, keepdim=True)
+    finite = maximum if seen is None else torch.where(seen, maximum, 0.0)
+    weights = scores.sub_(finite).exp_()
     kept = torch.exp(before - finite)
+    new_total = total * kept + weights.sum(-1, keepdim=True)
     added = torch.bmm(weights.view(batch, -1, KEY_TILE).to(v.dtype), v).view(q.shape)
-    state.total[:active] = torch.where(seen, total * kept + weights.sum(-1, keepdim=True), total)
-    state.accumulated[:active] = torch.where(seen, accumulated * kept + added, accumulated)
+    new_accumulated = accumulated * kept + added
+    state.total[:active] = new_total if seen is None else torch.where(seen, new_total, total)
+    state.accumulated[:active] = new_accumulated if seen is None else torch.where(seen, new_accumulated, accumulated)
     state.maximum[:active] = maximum

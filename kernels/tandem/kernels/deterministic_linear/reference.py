@@ -21,9 +21,9 @@ def deterministic_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | Non
     rows = x.reshape(-1, x.shape[-1])
     count = rows.shape[0]
     tiles = -(-count // ROW_TILE)
-    padded = rows.new_zeros((tiles * ROW_TILE, rows.shape[1]))
-    padded[:count] = rows
-    out = torch.bmm(padded.view(tiles, ROW_TILE, -1), weight.t().expand(tiles, -1, -1))
+    padded = rows.new_zeros((tiles, ROW_TILE, rows.shape[1]))
+    padded.flatten(0, 1)[:count] = rows
+    out = torch.bmm(padded, weight.t().expand(tiles, -1, -1))
     if bias is not None:
         out += bias
-    return out.view(-1, weight.shape[0])[:count].reshape(*x.shape[:-1], weight.shape[0])
+    return out.flatten(0, 1)[:count].reshape(*x.shape[:-1], weight.shape[0])

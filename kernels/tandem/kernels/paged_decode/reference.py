@@ -16,8 +16,8 @@ from tandem.kernels.packed_attention import AttentionSpec, SpanMerger, attend_sp
 
 _GATHERED_BYTES = 4 << 20
 """Keys and values gathered at a time: more than that leaves the cache, and the allocator returns it to the system."""
-_PADDING_TOKENS = 128
-"""A sequence shorter than the longest of its batch by no more than this is cheaper padded than on its own."""
+_BATCH_BYTES = 512 << 10
+"""Keys and values that are read in the time that one more batch costs; less padding than that is not worth one."""
 
 
 def paged_decode_reference(
@@ -27,7 +27,7 @@ def paged_decode_reference(
     lens: list[int] = context_lens.tolist()
     token_bytes = 2 * layer_view.shape[2] * layer_view.shape[4] * layer_view.element_size()
     budget_tokens = max(_GATHERED_BYTES // token_bytes, layer_view.shape[3])
-    groups = list(similar_lengths(lens, spec.window, budget_tokens))
+    groups = list(similar_lengths(lens, spec.window, budget_tokens, _BATCH_BYTES // token_bytes))
     if len(groups) == 1 and len(groups[0]) == len(lens):
         return _decode_batch(q, layer_view, block_table, lens, spec, budget_tokens)
     out = torch.zeros_like(q)
@@ -38,19 +38,20 @@ def paged_decode_reference(
     return out
 
 
-def similar_lengths(lens: list[int], window: int | None, budget_tokens: int) -> Iterator[list[int]]:
-    """Split sequences into batches that waste little when padded; empty sequences belong to none.
+def similar_lengths(lens: list[int], window: int | None, budget_tokens: int, batch_tokens: int) -> Iterator[list[int]]:
+    """Split sequences into batches that are cheap when padded; empty sequences belong to none.
 
-    Yields lists of indices, in ascending order. A batch reads at most `budget_tokens` tokens, or holds one sequence.
+    A batch reads at most `budget_tokens` tokens, or holds one sequence. It ends early where padding all that could
+    still join would read more than `batch_tokens` tokens for nothing. Yields lists of indices, in ascending order.
     """
     reads = [min(length, window or length) for length in lens]
     order = sorted((i for i, length in enumerate(lens) if length > 0), key=lambda i: -reads[i])
     group: list[int] = []
-    for i in order:
+    for place, i in enumerate(order):
         if group:
             longest = reads[group[0]]
-            wasteful = longest - reads[i] > max(_PADDING_TOKENS, longest // 4)
-            if wasteful or longest * (len(group) + 1) > budget_tokens:
+            joining = min(len(order) - place, budget_tokens // longest - len(group))
+            if joining < 1 or (longest - reads[i]) * joining > batch_tokens:
                 yield sorted(group)
                 group = []
         group.append(i)
@@ -90,20 +91,25 @@ def _gather_ragged(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gather blocks of sequences of different lengths, each from its own first block; says which tokens to hide.
 
-    A block beyond a sequence's end is replaced by its last one, for its table entry may be anything; values of hidden
-    tokens become zero, for memory nobody wrote may hold NaN.
+    Values of hidden tokens must be numbers, for memory nobody wrote may hold NaN and 0 * NaN is NaN. Hence blocks past
+    a sequence's end are replaced by one that is known to be full, and the rest of its last block becomes zero.
     """
     batch, heads, block_tokens = len(lens), layer_view.shape[2], layer_view.shape[3]
     device = layer_view.device
     ends = torch.tensor(lens, device=device)[:, None]
     begins = torch.tensor(first, device=device)[:, None]
-    blocks = max(-(-length // block_tokens) - start for length, start in zip(lens, first, strict=True))
-    wanted = torch.minimum(begins + torch.arange(blocks, device=device), (ends - 1) // block_tokens)
-    k, v = gather_tokens(layer_view, block_table.gather(1, wanted))
+    last = (ends - 1) // block_tokens
+    longest = max(range(batch), key=lambda i: -(-lens[i] // block_tokens) - first[i])
+    blocks = -(-lens[longest] // block_tokens) - first[longest]
+    wanted = begins + torch.arange(blocks, device=device)
+    ids = block_table.gather(1, torch.minimum(wanted, last))
+    k, v = gather_tokens(layer_view, torch.where(wanted <= last, ids, block_table[longest, first[longest]]))
+    tails = v.view(batch, heads, blocks, block_tokens, -1)
+    index = (torch.arange(batch, device=device), slice(None), (last - begins).view(-1))
+    unwritten = last * block_tokens + torch.arange(block_tokens, device=device) >= ends
+    tails[index] = tails[index].masked_fill_(unwritten[:, None, :, None], 0)
     tokens = begins * block_tokens + torch.arange(blocks * block_tokens, device=device)
     hidden = tokens >= ends
     if spec.window is not None:
         hidden |= tokens < ends - spec.window
-    v.view(batch, heads, -1, v.shape[2]).masked_fill_(hidden[:, None, :, None], 0)
-    hidden = hidden[:, None].expand(batch, heads, -1).reshape(batch * heads, 1, -1)
-    return k, v, hidden
+    return k, v, hidden[:, None].expand(batch, heads, -1).reshape(batch * heads, 1, -1)
