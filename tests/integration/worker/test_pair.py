@@ -1,8 +1,6 @@
 """A prompt computed in one process, decoded in another; tokens equal those of transformers."""
 
 import asyncio
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +9,6 @@ from tandem.rpc.v1 import worker_pb2 as w
 from transformers import AutoModelForCausalLM
 
 from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="td-") as name:
-        yield Path(name)
 
 
 def reference(prompt: list[int], count: int) -> list[int]:

@@ -47,20 +47,24 @@ class StepLoop:
     def run(self) -> None:
         """Until a Stop message. An exception here is a bug and ends the process: the host and the routers notice."""
         while not self._is_stopping:
-            wait_s = 0.0 if self._deferred else self._wait_s
-            for item in [*self._take_deferred(), *self._inbox.take(wait_s)]:
-                self._handle(item)
-            now_s = self._shell.clock.now_s()
-            self._expire(now_s)
-            self._role.tick(now_s)
-            self._role.before_step()
-            self._wait_s = IDLE_WAIT_S
-            if self._shell.engine.has_work:
-                self._wait_s = 0.0 if self._step() else BLOCKED_WAIT_S
-            elif self._role.is_idle():
-                self._shell.engine.check_integrity()
-            self._publish()
-            self._report()
+            self.turn()
+
+    def turn(self, max_wait_s: float = IDLE_WAIT_S) -> None:
+        """One turn: take what is there (waiting up to `max_wait_s` if there is nothing to do), one step, report."""
+        wait_s = 0.0 if self._deferred else min(self._wait_s, max_wait_s)
+        for item in [*self._take_deferred(), *self._inbox.take(wait_s)]:
+            self._handle(item)
+        now_s = self._shell.clock.now_s()
+        self._expire(now_s)
+        self._role.tick(now_s)
+        self._role.before_step()
+        self._wait_s = IDLE_WAIT_S
+        if self._shell.engine.has_work:
+            self._wait_s = 0.0 if self._step() else BLOCKED_WAIT_S
+        elif self._role.is_idle():
+            self._shell.engine.check_integrity()
+        self._publish()
+        self._report()
 
     # ---- what came in ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,153 @@
+"""Hand-overs between two real ranks: exact tokens, exact bytes, every ending, and nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tandem.core.ids import GroupId
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+
+from tests.integration.worker.loopback import Loopback, Rank
+from tests.integration.worker.pair import MODEL
+
+
+@pytest.fixture(params=["shm", "grpc"])
+def loopback(folder: Path, request: pytest.FixtureRequest) -> Iterator[Loopback]:
+    pair = Loopback(folder, MODEL, transport=request.param, chunk_tokens=64)
+    yield pair
+    pair.close()
+
+
+def prompt_of(tokens: int, seed: int = 7) -> list[int]:
+    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
+
+
+def block_bytes(rank: Rank, blocks: list[int]) -> bytes:
+    pool = rank.pools[GroupId(0)]
+    spec = pool.spec
+    out = bytearray(len(blocks) * spec.block_bytes())
+    pool.read_into(blocks, range(len(spec.layers)), range(spec.heads), memoryview(out))
+    return bytes(out)
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 64, 65, 200])
+def test_kv_bytes_and_counts(loopback: Loopback, tokens: int) -> None:
+    prompt = prompt_of(tokens)
+    loopback.submit("r", prompt, max_tokens=4, ignore_eos=True)
+    loopback.run_until_rest()
+    assert len(loopback.tokens("r")) == 4
+    p, d = loopback.p, loopback.d
+    blocks = -(-tokens // 16)
+    expected = blocks * p.pools[GroupId(0)].spec.block_bytes()
+    assert p.shell.counters["kv_sent_bytes"] == d.shell.counters["kv_received_bytes"] == expected
+    hashes = p.shell.engine.ledgers[0].hashes()
+    assert len(hashes) == tokens // 16
+    for block_hash in hashes:
+        at_p = p.shell.engine.ledgers[0].lookup(block_hash)
+        at_d = d.shell.engine.ledgers[0].lookup(block_hash)
+        assert at_p is not None
+        assert at_d is not None
+        assert block_bytes(p, [at_p]) == block_bytes(d, [at_d])
+    p.check_baseline()
+    d.check_baseline()
+
+
+def test_blocks_that_the_receiver_has_are_not_sent(loopback: Loopback) -> None:
+    prompt = prompt_of(100)
+    for name in ("a", "b"):
+        loopback.submit(name, prompt, max_tokens=5, ignore_eos=True)
+        loopback.run_until_rest()
+    assert loopback.tokens("a") == loopback.tokens("b")
+    block = loopback.p.pools[GroupId(0)].spec.block_bytes()
+    assert loopback.d.shell.counters["kv_received_bytes"] == (7 + 1) * block
+    assert loopback.d.shell.counters["kv_skipped_blocks"] == 6
+    assert loopback.chunks["a"][0][0].cached_tokens == 0
+    assert loopback.chunks["b"][0][0].cached_tokens == 96
+
+
+def test_a_prompt_that_is_all_there_sends_nothing(loopback: Loopback) -> None:
+    prompt = prompt_of(64)
+    for name in ("a", "b"):
+        loopback.submit(name, prompt, max_tokens=5, ignore_eos=True)
+        loopback.run_until_rest()
+    assert loopback.tokens("a") == loopback.tokens("b")
+    assert loopback.d.shell.counters["kv_skipped_blocks"] == 4
+    assert loopback.d.shell.counters["kv_received_blocks"] == 4
+
+
+def test_three_choices_share_the_prompt(loopback: Loopback) -> None:
+    prompt = prompt_of(37)
+    loopback.submit("r", prompt, n=3, temperature=1.0, seed=11, max_tokens=6, ignore_eos=True)
+    loopback.run_until_rest()
+    answers = [loopback.tokens("r", choice) for choice in range(3)]
+    assert [len(a) for a in answers] == [6, 6, 6]
+    assert len({tuple(a) for a in answers}) > 1
+    assert loopback.d.shell.counters["kv_received_blocks"] == 3
+    loopback.d.check_baseline()
+
+
+def test_one_token_needs_no_transfer(loopback: Loopback) -> None:
+    loopback.submit("r", prompt_of(40), max_tokens=1)
+    loopback.run_until_rest()
+    assert len(loopback.tokens("r")) == 1
+    assert "kv_received_bytes" not in loopback.d.shell.counters
+    loopback.p.check_baseline()
+    loopback.d.check_baseline()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 9])
+def test_cancel_at_any_turn_returns_everything(loopback: Loopback, turns: int) -> None:
+    loopback.submit("r", prompt_of(300), max_tokens=50, ignore_eos=True)
+    for _ in range(turns):
+        loopback.turn()
+    loopback.cancel("r")
+    loopback.run_until_rest()
+    loopback.p.check_baseline()
+    loopback.d.check_baseline()
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 5])
+def test_lost_prefill_worker_fails_the_request(loopback: Loopback, turns: int) -> None:
+    loopback.submit("r", prompt_of(300), max_tokens=400, ignore_eos=True)
+    for _ in range(turns):
+        loopback.turn()
+    was_admitted = "requests_admitted" in loopback.d.shell.counters
+    gone = e.PeerGone(worker="p0", incarnation=loopback.p.incarnation, reason="killed")
+    loopback.d.deliver(e.HostToRank(peer_gone=gone))
+    loopback.p.from_router(cancel=w.Cancel(request="r", attempt=1, reason="stands for its death"))
+    for _ in range(50):
+        loopback.turn()
+    if was_admitted:
+        assert not loopback.failed["r"] or loopback.failed["r"][0].code == "cancelled"
+    loopback.cancel("r")
+    loopback.run_until_rest()
+    loopback.p.check_baseline()
+    loopback.d.check_baseline()
+
+
+def test_receiver_without_room_grants_in_order(folder: Path) -> None:
+    pair = Loopback(folder, MODEL, kv_memory_bytes=21 << 20, max_sequences=4)
+    try:
+        for index in range(6):
+            pair.submit(f"r{index}", prompt_of(900, seed=index + 3), max_tokens=20, ignore_eos=True)
+        pair.run_until_rest()
+        assert all(len(pair.tokens(f"r{index}")) == 20 for index in range(6))
+        pair.p.check_baseline()
+        pair.d.check_baseline()
+    finally:
+        pair.close()
+
+
+def test_ticket_for_another_incarnation_is_refused(loopback: Loopback) -> None:
+    loopback.d.shell.incarnation = loopback.d.shell.incarnation + 2  # type: ignore[assignment]
+    loopback.submit("r", prompt_of(40))
+    for _ in range(200):
+        loopback.turn()
+    assert [failure.code for failure in loopback.failed["r"]] == ["transfer_failed"]
+    loopback.cancel("r")
+    loopback.run_until_rest()
+    loopback.p.check_baseline()
+    loopback.d.check_baseline()
