@@ -1,6 +1,6 @@
 """The frame, what a sender tells a receiver, and the reply. One codec for all transports; no sockets.
 
-    ┌ header, 84 bytes, little-endian ──────────────────────────────┐┌ blocks ──┐┌ payload ─────────────────────┐
+    ┌ header, 76 bytes, little-endian ──────────────────────────────┐┌ blocks ──┐┌ payload ─────────────────────┐
     │ magic version kind  transfer attempt  incarnations  ranks     ││ u32 each ││ [blocks, layers, planes,     │
     │ group layers heads  counts  payload crc  send stamp  head crc ││          ││  heads, block_tokens, width] │
     └───────────────────────────────────────────────────────────────┘└──────────┘└──────────────────────────────┘

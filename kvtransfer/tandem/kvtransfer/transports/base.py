@@ -13,7 +13,7 @@ from tandem.kvtransfer.ticket import Endpoint
 
 MAX_PEER_BYTES = 2048
 DIAL_TIMEOUT_S = 5.0
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 4 << 20
 """Payload that may be under way on one link before the sender waits for the receiver."""
 
 
