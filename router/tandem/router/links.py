@@ -36,6 +36,7 @@ SILENCE_S = 2.5
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 MAX_UNSENT = 10_000
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
@@ -144,8 +145,8 @@ class WorkerLink:
         identity = self._identity
         async with asyncio.timeout(HELLO_S):
             await call.write(wire.hello(identity.router, identity.incarnation, self.where.incarnation))
-            answer = await call.read()
-        if answer is grpc.aio.EOF or answer.WhichOneof("kind") != "hello":
+            answer = await _next(call)
+        if answer is _EOF or answer.WhichOneof("kind") != "hello":
             raise _BrokenError("the worker did not greet")
         try:
             facts = wire.facts_from_wire(answer.hello.info)
@@ -161,8 +162,8 @@ class WorkerLink:
     async def _read(self, call: Any) -> None:
         listener = self._listener
         while True:
-            message = await call.read()
-            if message is grpc.aio.EOF:
+            message = await _next(call)
+            if message is _EOF:
                 raise _BrokenError("the worker ended the stream")
             self._heard_s = self._clock.now_s()
             kind = message.WhichOneof("kind")
@@ -208,6 +209,17 @@ class WorkerLink:
 
 class _BrokenError(Exception):
     """The stream is of no more use."""
+
+
+async def _next(call: Any) -> Any:
+    """The next message; a call that the other end cancelled is broken, which grpc.aio tells as our own cancellation."""
+    try:
+        return await call.read()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _BrokenError("the worker cancelled the stream") from None
 
 
 async def _wait(ready: asyncio.Event, timeout_s: float) -> None:

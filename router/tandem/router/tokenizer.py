@@ -39,7 +39,7 @@ class Tokenizer:
         except OSError as error:
             why = error.strerror or str(error)
             raise ModelError(f"cannot read {path}", why=why, todo="check the model folder") from error
-        except Exception as error:  # noqa: BLE001 - the library raises plain Exception for a file it cannot parse
+        except Exception as error:  # the library raises plain Exception for a file it cannot parse
             raise ModelError(f"{path} is no tokenizer", why=str(error), todo="download the model again") from error
         hub.no_padding()
         hub.no_truncation()
@@ -119,16 +119,15 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str:
     path = folder / "chat_template.jinja"
     if path.is_file():
         return path.read_text("utf-8")
-    source = settings.get("chat_template") or ""
+    source: Any = settings.get("chat_template") or ""
     if isinstance(source, list):  # several named templates
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default", "")
+        return str({str(entry["name"]): entry["template"] for entry in source}.get("default", ""))
     return str(source)
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     known = {**_read_json(folder / "special_tokens_map.json"), **settings}
-    tokens = {name: _content(known[name]) for name in _SPECIAL_TOKENS if known.get(name) is not None}
+    tokens: dict[str, Any] = {name: _content(known[name]) for name in _SPECIAL_TOKENS if known.get(name) is not None}
     if known.get("additional_special_tokens"):
         tokens["additional_special_tokens"] = [_content(token) for token in known["additional_special_tokens"]]
     return tokens

@@ -106,7 +106,7 @@ class LegOrder:
 
     request: str
     attempt: int
-    leg: w.Leg
+    leg: w.Leg.ValueType
     prompt: Sequence[int]
     sampling: SamplingParams
     salt: bytes
@@ -116,9 +116,7 @@ class LegOrder:
 
 
 def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.RouterMessage:
-    said = w.RouterHello(
-        router=router, router_incarnation=router_incarnation, worker_incarnation=worker_incarnation
-    )
+    said = w.RouterHello(router=router, router_incarnation=router_incarnation, worker_incarnation=worker_incarnation)
     return w.RouterMessage(hello=said)
 
 
@@ -233,7 +231,7 @@ def logprob_to_wire(logprob: TokenLogprob) -> g.TokenLogprob:
     return g.TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top)
 
 
-def finish_to_wire(finish: FinishReason | None) -> g.FinishReason:
+def finish_to_wire(finish: FinishReason | None) -> g.FinishReason.ValueType:
     if finish is None:
         return g.FINISH_REASON_UNSPECIFIED
     return g.FINISH_REASON_STOP if finish is FinishReason.STOP else g.FINISH_REASON_LENGTH

@@ -1,0 +1,274 @@
+"""An answer being written: tokens in from the workers, text out to a client, usage and timing at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from tandem.core.clock import Clock
+from tandem.core.errors import CancelledError, TandemError
+from tandem.core.handoff import TokenLogprob
+from tandem.core.ids import RequestId
+from tandem.core.lifecycle import FinishReason
+from tandem.router.detokenizer import IncrementalDetokenizer, StopMatcher
+from tandem.router.dispatch import Dispatcher
+from tandem.router.metrics import Metrics
+from tandem.router.requests import Arrival, Flight, Inbox, Work
+from tandem.router.tokenizer import Tokenizer
+
+
+LAST_WORDS_S = 2.0
+
+
+@dataclass(slots=True)
+class ChoiceUpdate:
+    """What is new in one choice. The first `text_tokens` of `tokens` belong to the text; a stop token does not."""
+
+    index: int
+    text: str
+    tokens: list[int] = field(default_factory=list)
+    text_tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSettings:
+    """`received_s` is when the API call arrived; `api` names it in metrics."""
+
+    api: str
+    stop: tuple[str, ...]
+    received_s: float
+    backlog_bytes: int
+    wants_offsets: bool = False
+
+
+class AnswerDesk:
+    """Opens answers; everything that they share."""
+
+    def __init__(self, tokenizer: Tokenizer, dispatcher: Dispatcher, metrics: Metrics, clock: Clock) -> None:
+        self.tokenizer, self.dispatcher, self.metrics, self.clock = tokenizer, dispatcher, metrics, clock
+
+    def open(self, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> Answer:
+        """A context manager; entering it sends the request to workers."""
+        return Answer(self, request, works, settings)
+
+
+class Answer:
+    """Choices of all prompts, numbered prompt by prompt. Leaving the context ends it everywhere, exactly once."""
+
+    def __init__(self, desk: AnswerDesk, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> None:
+        self.id = request
+        self._desk, self._works, self._settings = desk, works, settings
+        self._inbox = Inbox(settings.backlog_bytes)
+        self._flights: list[Flight] = []
+        self._stack = ExitStack()
+        self._firsts: list[int] = []
+        self._choices: list[_Choice] = []
+        for work in works:
+            self._firsts.append(len(self._choices))
+            for _ in range(work.sampling.n):
+                self._choices.append(_Choice(len(self._choices), desk.tokenizer, settings))
+        self._unfinished = len(self._choices)
+        self._first_s = self._second_s = 0.0
+        self._sent_s = 0.0
+        self._error: TandemError | None = None
+
+    def __enter__(self) -> Answer:
+        with ExitStack() as stack:
+            for slot, work in enumerate(self._works):
+                request = RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
+                self._flights.append(stack.enter_context(self._desk.dispatcher.fly(request, slot, work, self._inbox)))
+            self._stack = stack.pop_all()
+        self._sent_s = self._desk.clock.now_s()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if self._unfinished and self._error is None:
+            self._error = self._inbox.error or (error if isinstance(error, TandemError) else None)
+            self._error = self._error or CancelledError("the request was cancelled")
+            self._inbox.fail(self._error, is_urgent=True)
+        self._stack.close()
+        self._measure()
+
+    @property
+    def choice_count(self) -> int:
+        return len(self._choices)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=sum(len(work.prompt) for work in self._works),
+            completion_tokens=sum(choice.token_count for choice in self._choices),
+            cached_tokens=sum(flight.cached_tokens or 0 for flight in self._flights),
+        )
+
+    def cancel(self, error: TandemError) -> None:
+        """End the answer now; the reader of `next` gets `error`."""
+        self._inbox.fail(error, is_urgent=True)
+
+    async def failed(self) -> None:
+        """Returns once the answer has failed, by whatever cause; then no worker holds anything of it any more."""
+        await self._inbox.failed.wait()
+        self._stack.close()
+
+    async def next(self) -> list[ChoiceUpdate] | None:
+        """What came since the last call, at most one update a choice; None after the end. Raises the failure."""
+        while self._unfinished:
+            try:
+                arrivals = await self._inbox.take()
+            except TandemError as error:
+                self._error = error
+                raise
+            updates: dict[int, ChoiceUpdate] = {}
+            for arrival in arrivals:
+                self._take(arrival, updates)
+            if updates:
+                return list(updates.values())
+        return None
+
+    def _take(self, arrival: Arrival, updates: dict[int, ChoiceUpdate]) -> None:
+        choice = self._choices[self._firsts[arrival.slot] + arrival.choice]
+        if choice.finish is not None:
+            return
+        update = updates.get(choice.index)
+        if update is None:
+            update = updates[choice.index] = ChoiceUpdate(choice.index, "")
+        before = choice.token_count
+        choice.add(arrival, update)
+        if choice.finish is not None:
+            self._unfinished -= 1
+        self._note_times(choice, before, arrival.at_s)
+
+    def _note_times(self, choice: _Choice, before: int, at_s: float) -> None:
+        count = choice.token_count - before
+        if not count:
+            return
+        metrics = self._desk.metrics
+        if not self._first_s:
+            self._first_s = at_s
+            metrics.ttft.observe(at_s - self._settings.received_s)
+        elif before:
+            gap_s = at_s - choice.last_s
+            if before == 1 and not self._second_s:
+                self._second_s = at_s
+                metrics.second_token.observe(gap_s)
+            metrics.itl.observe(gap_s / count)
+        choice.last_s = at_s
+
+    def _measure(self) -> None:
+        metrics, now_s = self._desk.metrics, self._desk.clock.now_s()
+        metrics.request_ended(self._settings.api, self._error.code if self._error is not None else "ok")
+        usage = self.usage
+        metrics.generated_tokens.inc(usage.completion_tokens)
+        if usage.completion_tokens:
+            metrics.prompt_tokens.inc(usage.prompt_tokens)
+            metrics.cached_tokens.inc(usage.cached_tokens)
+        if self._error is None:
+            metrics.e2e.observe(now_s - self._settings.received_s)
+        for flight in self._flights:
+            if flight.prefill_started_s is not None:
+                metrics.queue.observe(flight.prefill_started_s - flight.started_s)
+            if flight.handoff is not None:
+                metrics.handoff.observe(flight.handoff.overhead_s)
+
+    def timing(self) -> dict[str, Any]:
+        """Seconds of each phase since the call arrived, and the parts of the hand-off; for measurements."""
+        zero_s = self._settings.received_s
+        flight = self._flights[0]
+        times: dict[str, Any] = {
+            "sent_s": self._sent_s - zero_s,
+            "prefill_started_s": flight.prefill_started_s and flight.prefill_started_s - zero_s,
+            "first_token_s": self._first_s - zero_s if self._first_s else None,
+            "second_token_s": self._second_s - zero_s if self._second_s else None,
+            "done_s": self._desk.clock.now_s() - zero_s,
+            "prefill": flight.plan.prefill,
+            "decode": flight.plan.decode,
+            "reason": flight.plan.reason,
+            "predicted_prefill_hit_tokens": flight.plan.prefill_hit_tokens,
+            "predicted_decode_hit_tokens": flight.plan.decode_hit_tokens,
+            "cached_tokens": flight.cached_tokens or 0,
+        }
+        handoff = flight.handoff
+        if handoff is not None:
+            times["handoff"] = {
+                "ticket_wait_s": handoff.ticket_wait_s,
+                "sample_to_step_s": handoff.sample_to_step_s,
+                "last_wire_s": handoff.last_wire_s,
+                "step_rest_s": handoff.step_rest_s,
+                "overhead_s": handoff.overhead_s,
+            }
+        return times
+
+
+async def attend(answer: Answer, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
+    """Run `delivery` to its end beside `watchers`. Once the answer has failed, a reader gets LAST_WORDS_S to hear it."""
+    async with asyncio.TaskGroup() as group:
+        main = group.create_task(delivery)
+        others = [group.create_task(watcher) for watcher in (*watchers, _cut(answer, main))]
+        main.add_done_callback(lambda _: [other.cancel() for other in others])
+
+
+async def _cut(answer: Answer, main: asyncio.Task[None]) -> None:
+    await answer.failed()
+    await asyncio.sleep(LAST_WORDS_S)
+    main.cancel()
+
+
+class _Choice:
+    """The text of one choice as it grows."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, settings: AnswerSettings) -> None:
+        self.index = index
+        self.finish: FinishReason | None = None
+        self.token_count = 0
+        self.last_s = 0.0
+        self._text_chars = 0
+        self._wants_offsets = settings.wants_offsets
+        self._detokenizer = IncrementalDetokenizer(tokenizer.decode)
+        self._matcher = StopMatcher(settings.stop)
+        self._is_stepwise = bool(settings.stop) or settings.wants_offsets
+
+    def add(self, arrival: Arrival, update: ChoiceUpdate) -> None:
+        tokens = arrival.tokens
+        # Workers end a choice with STOP at a stop token only, which is no part of the text.
+        text_tokens = tokens[:-1] if arrival.finish is FinishReason.STOP else tokens
+        step = 1 if self._is_stepwise else max(1, len(text_tokens))
+        for start in range(0, len(text_tokens), step):
+            part = text_tokens[start : start + step]
+            if self._wants_offsets:
+                update.offsets.append(self._text_chars)
+            text = self._detokenizer.add(part)
+            self._text_chars += len(text)
+            update.text += self._matcher.add(text)
+            update.tokens.extend(part)
+            update.text_tokens += len(part)
+            self.token_count += len(part)
+            if self._matcher.is_stopped:
+                self._finish(FinishReason.STOP, update)
+                break
+        else:
+            rest = tokens[len(text_tokens) :]
+            update.tokens.extend(rest)
+            self.token_count += len(rest)
+            if arrival.finish is not None:
+                update.text += self._matcher.add(self._detokenizer.finish())
+                self._finish(FinishReason.STOP if self._matcher.is_stopped else arrival.finish, update)
+        taken = len(update.tokens) - len(update.logprobs)
+        update.logprobs.extend(arrival.logprobs[:taken])
+
+    def _finish(self, finish: FinishReason, update: ChoiceUpdate) -> None:
+        update.text += self._matcher.finish()
+        self.finish = update.finish = finish

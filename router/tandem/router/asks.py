@@ -1,0 +1,148 @@
+"""What a client asks for, whatever door it came through: checked, tokenised, and turned into work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from tandem.core.sampling import SamplingParams
+from tandem.router.requests import Work
+from tandem.router.tokenizer import Tokenizer
+from tandem.router.workers import WorkerTable
+
+MAX_STOPS = 4
+MAX_STOP_CHARS = 1024
+MAX_PROMPTS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One API call. Exactly one of `prompts` (text or token ids) and `messages` is given.
+
+    `sampling` holds the SamplingParams fields that the client gave. Without max_tokens an answer is at most
+    `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors.
+    """
+
+    api: str
+    model: str
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    default_max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
+    logprobs_param: str = "logprobs"
+
+
+class AskReader:
+    """Turns asks into work; every complaint names the field."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        table: WorkerTable,
+        served_names: Sequence[str],
+        timeout_s: float,
+        random_seed: Callable[[], int],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.served_names = tuple(served_names)
+        self._table, self._timeout_s, self._random_seed = table, timeout_s, random_seed
+
+    @property
+    def context_tokens(self) -> int:
+        """The longest prompt and answer together that can be served now."""
+        limits = [limit for limit in (self._table.context_tokens(), self.tokenizer.context_tokens) if limit]
+        return min(limits, default=0)
+
+    def check_model(self, model: str) -> None:
+        if model not in self.served_names:
+            raise UnknownModelError(
+                f"the model {model!r} does not exist",
+                why=f"this cluster serves {', '.join(self.served_names)}",
+                param="model",
+            )
+
+    async def read(self, ask: Ask) -> list[Work]:
+        """One work a prompt; raises InvalidRequestError and its kinds."""
+        self.check_model(ask.model)
+        _check_stops(ask.stop)
+        # Checked before anything is tokenised; the real limit follows once the prompt's length is known.
+        self._sampling(ask, max_tokens=ask.sampling.get("max_tokens", 1), seed=0)
+        seed = ask.sampling.get("seed")
+        seed = self._random_seed() if seed is None else seed
+        return [self._work(ask, prompt, seed) for prompt in await self._prompts(ask)]
+
+    async def _prompts(self, ask: Ask) -> list[Sequence[int]]:
+        if ask.messages is not None:
+            return [await self.tokenizer.encode_chat(ask.messages)]
+        if len(ask.prompts) > MAX_PROMPTS:
+            what = f"prompt has {len(ask.prompts)} entries"
+            raise InvalidRequestError(what, why=f"at most {MAX_PROMPTS} are allowed", param="prompt")
+        prompts: list[Sequence[int]] = []
+        for prompt in ask.prompts:
+            if isinstance(prompt, str):
+                prompts.append(await self.tokenizer.encode(prompt))
+            else:
+                self._check_ids(prompt)
+                prompts.append(prompt)
+        return prompts
+
+    def _check_ids(self, prompt: Sequence[int]) -> None:
+        size = self.tokenizer.vocab_size
+        if prompt and not 0 <= min(prompt) <= max(prompt) < size:
+            wrong = next(token for token in prompt if not 0 <= token < size)
+            why = f"the vocabulary has ids 0 to {size - 1}"
+            raise InvalidRequestError(f"prompt has the token id {wrong}", why=why, param="prompt")
+
+    def _work(self, ask: Ask, prompt: Sequence[int], seed: int) -> Work:
+        param = "messages" if ask.messages is not None else "prompt"
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty", why="it has no token", param=param)
+        context = self.context_tokens
+        if context and len(prompt) >= context:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens",
+                why=f"this model's context is {context} tokens, prompt and answer together",
+                todo="shorten the prompt",
+                param=param,
+            )
+        room = context - len(prompt) if context else 2**31 - 1
+        max_tokens = ask.sampling.get("max_tokens")
+        if max_tokens is None:
+            max_tokens = room if ask.default_max_tokens is None else min(room, ask.default_max_tokens)
+        if max_tokens > room:
+            raise ContextLengthError(
+                f"{ask.max_tokens_param} is {max_tokens} and the prompt has {len(prompt)} tokens",
+                why=f"this model's context is {context} tokens, prompt and answer together",
+                todo=f"ask for at most {room} tokens",
+                param=ask.max_tokens_param,
+            )
+        return Work(
+            prompt=prompt, sampling=self._sampling(ask, max_tokens=max_tokens, seed=seed), timeout_s=self._timeout_s
+        )
+
+    def _sampling(self, ask: Ask, *, max_tokens: int, seed: int) -> SamplingParams:
+        sampling = SamplingParams(**{"seed": seed, **ask.sampling, "max_tokens": max_tokens})
+        try:
+            sampling.validate(self.tokenizer.vocab_size)
+        except InvalidRequestError as error:
+            param = {"max_tokens": ask.max_tokens_param, "logprobs": ask.logprobs_param}.get(error.param or "")
+            if param is None or param == error.param:
+                raise
+            what = error.what.replace(str(error.param), param, 1)
+            raise InvalidRequestError(what, why=error.why, todo=error.todo, param=param) from None
+        return sampling
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(
+            f"stop has {len(stops)} strings", why=f"at most {MAX_STOPS} are allowed", param="stop"
+        )
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            why = f"each must have 1 to {MAX_STOP_CHARS} characters"
+            raise InvalidRequestError(f"stop has a string of {len(stop)} characters", why=why, param="stop")

@@ -1,0 +1,54 @@
+"""What every front door shares: one router's parts, and the way from an ask to works that may be dispatched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock
+from tandem.core.config import RouterSection
+from tandem.core.errors import TandemError, UnavailableError
+from tandem.router.answers import AnswerDesk, AnswerSettings
+from tandem.router.asks import Ask, AskReader
+from tandem.router.metrics import Metrics
+from tandem.router.readiness import Readiness
+from tandem.router.requests import Work
+from tandem.router.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """`wall_s` gives seconds since 1970 for `created` fields; durations are measured with `clock`."""
+
+    tokenizer: Tokenizer
+    reader: AskReader
+    desk: AnswerDesk
+    metrics: Metrics
+    readiness: Readiness
+    settings: RouterSection
+    clock: Clock
+    wall_s: Callable[[], float]
+    started_s: int
+
+    async def read(self, ask: Ask) -> list[Work]:
+        """Works of an ask; refuses everything while the router stops."""
+        if self.readiness.is_draining:
+            raise UnavailableError("this router is stopping", todo="send the request again")
+        return await self.reader.read(ask)
+
+    def answer_settings(self, ask: Ask, received_s: float) -> AnswerSettings:
+        return AnswerSettings(
+            api=ask.api,
+            stop=ask.stop,
+            received_s=received_s,
+            backlog_bytes=self.settings.slow_reader_backlog_bytes,
+            wants_offsets=ask.api == "completions" and "logprobs" in ask.sampling,
+        )
+
+    def refused(self, api: str, error: TandemError) -> None:
+        """Count a request that never became an answer."""
+        self.metrics.request_ended(api, error.code)
+
+    @property
+    def served_names(self) -> Sequence[str]:
+        return self.reader.served_names

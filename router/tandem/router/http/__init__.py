@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP API: schemas and responses only; everything else is shared with gRPC."""

@@ -1,0 +1,184 @@
+"""The public HTTP application: routes, and the promise that every answer with an error is an OpenAI error object."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import orjson
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from tandem.core.errors import InternalError, InvalidRequestError, TandemError, UnknownModelError
+from tandem.core.ids import new_request_id
+from tandem.router.asks import Ask
+from tandem.router.door import Door
+from tandem.router.http import schemas
+from tandem.router.http.bodies import Frame
+from tandem.router.http.errors import error_response
+from tandem.router.http.reading import M, Simplify, chat_ask, check_streaming, completion_ask, messages_of, read_json
+from tandem.router.http.replies import TIMING_HEADER, AnswerReply
+from tandem.router.metrics import CONTENT_TYPE
+
+_log = logging.getLogger(__name__)
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(door: Door) -> FastAPI:
+    """The application; it holds no state of its own."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app.add_exception_handler(HTTPException, _http_error)
+    api = _Api(door)
+    app.add_route("/v1/chat/completions", _counted(door, "chat", api.chat), methods=["POST"])
+    app.add_route("/v1/completions", _counted(door, "completions", api.completions), methods=["POST"])
+    app.add_route("/tokenize", _counted(door, "tokenize", api.tokenize), methods=["POST"])
+    app.add_route("/detokenize", _counted(door, "detokenize", api.detokenize), methods=["POST"])
+    app.add_route("/v1/models", _guarded(api.models), methods=["GET"])
+    app.add_route("/v1/models/{model:path}", _guarded(api.model), methods=["GET"])
+    app.add_route("/livez", _guarded(api.livez), methods=["GET"])
+    app.add_route("/readyz", _guarded(api.readyz), methods=["GET"])
+    app.add_route("/metrics", _guarded(api.metrics), methods=["GET"])
+    return app
+
+
+class _Api:
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def chat(self, request: Request) -> Response:
+        received_s = self._door.clock.now_s()
+        body = await self._read(request, schemas.ChatRequest, schemas.without_neutral_chat)
+        return await self._generate(request, body, chat_ask(body), received_s)
+
+    async def completions(self, request: Request) -> Response:
+        received_s = self._door.clock.now_s()
+        body = await self._read(request, schemas.CompletionRequest, schemas.without_neutral_completion)
+        return await self._generate(request, body, completion_ask(body), received_s)
+
+    async def _generate(self, request: Request, body: schemas.SamplingFields, ask: Ask, received_s: float) -> Response:
+        door = self._door
+        check_streaming(body)
+        works = await door.read(ask)
+        is_chat = ask.api == "chat"
+        frame = Frame(
+            id=new_request_id("chatcmpl" if is_chat else "cmpl"),
+            created=int(door.wall_s()),
+            model=body.model,
+            is_chat=is_chat,
+            has_logprobs="logprobs" in ask.sampling,
+            wants_usage=bool(body.stream_options and body.stream_options.include_usage),
+        )
+        return AnswerReply(
+            door.desk,
+            works,
+            frame,
+            door.answer_settings(ask, received_s),
+            is_stream=bool(body.stream),
+            wants_timing=request.headers.get(TIMING_HEADER) == "1",
+        )
+
+    async def tokenize(self, request: Request) -> Response:
+        body = await self._read(request, schemas.TokenizeRequest)
+        self._check_model(body.model)
+        tokenizer = self._door.tokenizer
+        if (body.prompt is None) == (body.messages is None):
+            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        if body.messages is not None:
+            tokens = await tokenizer.encode_chat(messages_of(body.messages))
+        else:
+            tokens = await tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        limit = self._door.reader.context_tokens
+        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": limit or None})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = await self._read(request, schemas.DetokenizeRequest)
+        self._check_model(body.model)
+        size = self._door.tokenizer.vocab_size
+        for token in body.tokens:
+            if not 0 <= token < size:
+                why = f"the vocabulary has ids 0 to {size - 1}"
+                raise InvalidRequestError(f"tokens has the id {token}", why=why, param="tokens")
+        return _json({"prompt": self._door.tokenizer.decode_all(body.tokens)})
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._model(name) for name in self._door.served_names]})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        self._door.reader.check_model(name)
+        return _json(self._model(name))
+
+    async def livez(self, request: Request) -> Response:
+        return _json({"status": "alive"})
+
+    async def readyz(self, request: Request) -> Response:
+        missing = self._door.readiness.missing()
+        body = {"status": "not ready" if missing else "ready", "missing": missing}
+        return _json(body, 503 if missing else 200)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._door.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def _read(self, request: Request, model: type[M], simplify: Simplify | None = None) -> M:
+        return await read_json(request, self._door.settings.max_body_bytes, model, simplify)
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None:
+            self._door.reader.check_model(model)
+
+    def _model(self, name: str) -> dict[str, object]:
+        limit = self._door.reader.context_tokens
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._door.started_s,
+            "owned_by": "tandem",
+            "max_model_len": limit or None,
+        }
+
+
+def _counted(door: Door, api: str, endpoint: Endpoint) -> Endpoint:
+    """Errors before an answer exists become responses and are counted; afterwards the answer counts itself."""
+
+    async def run(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except TandemError as error:
+            door.refused(api, error)
+            headers = {"connection": "close"} if error.code == "request_too_large" else None
+            return error_response(error, headers=headers)
+        except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
+            _log.exception("request failed")
+            failure = InternalError("the router failed", why=type(error).__name__, todo="report this")
+            door.refused(api, failure)
+            return error_response(failure)
+
+    return run
+
+
+def _guarded(endpoint: Endpoint) -> Endpoint:
+    async def run(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except UnknownModelError as error:
+            return error_response(error)
+
+    return run
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """404 and 405 of the framework in our shape."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = error.headers if isinstance(error, HTTPException) else None
+    if status == 405:
+        failure = InvalidRequestError(
+            f"{request.method} is not allowed on {request.url.path}", todo="use another method"
+        )
+    else:
+        failure = InvalidRequestError(f"there is nothing at {request.url.path}", todo="see /v1/models for a start")
+    return error_response(failure, status, headers)
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status_code=status, media_type="application/json")

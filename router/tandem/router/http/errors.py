@@ -1,0 +1,68 @@
+"""Errors as OpenAI clients expect them: one nested object, the same in responses and inside streams."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from tandem.core.errors import STATUS, InvalidRequestError, TandemError
+
+RETRY_AFTER_S = 1
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def http_status(error: TandemError) -> int:
+    return STATUS[error.code][0]
+
+
+def error_object(error: TandemError, status: int | None = None) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    status = http_status(error) if status is None else status
+    kind = _TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "server_error")
+    if error.code == "model_not_found":
+        kind = "invalid_request_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: TandemError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    """The whole response, with Retry-After where waiting helps."""
+    status = http_status(error) if status is None else status
+    extra = dict(headers or {})
+    if error.retryable:
+        extra |= {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(1000 * RETRY_AFTER_S)}
+    return Response(
+        orjson.dumps(error_object(error, status)), status_code=status, headers=extra, media_type="application/json"
+    )
+
+
+def error_event(error: TandemError) -> bytes:
+    """The last event of a stream that failed."""
+    return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
+
+
+def from_validation(error: ValidationError, data: Any) -> InvalidRequestError:
+    """The first field that pydantic complains about, by the path that the client wrote."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    param = _path(problems[0]["loc"], data)
+    messages = dict.fromkeys(problem["msg"] for problem in problems if _path(problem["loc"], data) == param)
+    if problems[0]["type"] == "extra_forbidden":
+        return InvalidRequestError(f"unknown parameter {param}", todo="remove it or correct its name", param=param)
+    why = " or ".join(message[:1].lower() + message[1:] for message in list(messages)[:3])
+    return InvalidRequestError(f"{param or 'the request body'} is wrong", why=why, param=param or None)
+
+
+def _path(location: Sequence[str | int], data: Any) -> str:
+    """`("messages", 0, "user", "content")` as `messages[0].content`: names of union members are no part of a path."""
+    path = ""
+    for position, part in enumerate(location):
+        if isinstance(part, int):
+            if isinstance(data, list) and 0 <= part < len(data):
+                path, data = f"{path}[{part}]", data[part]
+            continue
+        if isinstance(data, dict) and (part in data or position == len(location) - 1):
+            path, data = f"{path}.{part}" if path else part, data.get(part)
+    return path

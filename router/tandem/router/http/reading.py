@@ -1,0 +1,196 @@
+"""Reads requests: a bounded body, JSON, a schema; and turns schemas into asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from tandem.core.errors import (
+    CancelledError,
+    DeadlineError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    UnsupportedParameterError,
+)
+from tandem.core.sampling import MAX_LOGPROBS
+from tandem.router.asks import Ask
+from tandem.router.http.errors import from_validation
+from tandem.router.http.schemas import ChatRequest, CompletionRequest, Message, SamplingFields
+
+BODY_S = 60.0
+_DRAIN_S = 2.0
+_DRAIN_FACTOR = 8
+_COMPLETION_MAX_TOKENS = 16
+_SAMPLING_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "ignore_eos",
+)  # fmt: skip
+
+M = TypeVar("M", bound=BaseModel)
+Simplify = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The body, at most `limit_bytes` of it ever in memory; RequestTooLargeError beyond."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        if int(declared) <= _DRAIN_FACTOR * limit_bytes and "expect" not in request.headers:
+            await _drain(request, limit_bytes)
+        raise _too_large(limit_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit_bytes:
+                    await _drain(request, limit_bytes)
+                    raise _too_large(limit_bytes)
+    except ClientDisconnect:
+        raise CancelledError("the client left while it sent the request") from None
+    except TimeoutError:
+        raise DeadlineError(f"the request body did not arrive within {BODY_S:g} s", todo="send it again") from None
+    return bytes(body)
+
+
+async def read_json(request: Request, limit_bytes: int, model: type[M], simplify: Simplify | None = None) -> M:
+    """The body as `model`; InvalidRequestError names the field that is wrong."""
+    raw = await read_body(request, limit_bytes)
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError("the request body is no valid JSON", why=str(error)) from error
+    if not isinstance(data, dict):
+        raise InvalidRequestError("the request body is no JSON object", todo="send an object")
+    try:
+        return model.model_validate(simplify(data) if simplify else data)
+    except ValidationError as error:
+        raise from_validation(error, data) from error
+
+
+def chat_ask(body: ChatRequest) -> Ask:
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            why = "it needs logprobs: true"
+            raise InvalidRequestError("top_logprobs is given without logprobs", why=why, param="top_logprobs")
+        if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+            why = f"it must be between 0 and {MAX_LOGPROBS}"
+            raise InvalidRequestError(f"top_logprobs is {body.top_logprobs}", why=why, param="top_logprobs")
+    sampling = _sampling(body)
+    if body.logprobs:
+        sampling["logprobs"] = body.top_logprobs or 0
+    param = "max_tokens"
+    if body.max_completion_tokens is not None:
+        param = "max_completion_tokens"
+        if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
+            raise InvalidRequestError(
+                "max_tokens and max_completion_tokens differ", todo="give one of them", param=param
+            )
+        sampling["max_tokens"] = body.max_completion_tokens
+    return Ask(
+        api="chat",
+        model=body.model,
+        messages=messages_of(body.messages),
+        sampling=sampling,
+        stop=_stops(body),
+        max_tokens_param=param,
+        logprobs_param="top_logprobs",
+    )
+
+
+def completion_ask(body: CompletionRequest) -> Ask:
+    sampling = _sampling(body)
+    if body.logprobs is not None:
+        sampling["logprobs"] = body.logprobs
+    return Ask(
+        api="completions",
+        model=body.model,
+        prompts=_prompts(body.prompt),
+        sampling=sampling,
+        stop=_stops(body),
+        default_max_tokens=_COMPLETION_MAX_TOKENS,
+    )
+
+
+def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
+    """Messages as chat templates read them: content is one text."""
+    return tuple(
+        {
+            "role": message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "\n".join(part.text for part in message.content),
+            "name": message.name,
+        }
+        for message in messages
+    )
+
+
+def check_streaming(body: SamplingFields) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options is given without stream", todo="set stream: true",
+                                  param="stream_options")  # fmt: skip
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise UnsupportedParameterError(
+            "include_obfuscation is not supported yet", todo="leave it out", param="stream_options.include_obfuscation"
+        )
+
+
+def _sampling(body: SamplingFields) -> dict[str, Any]:
+    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
+    given["max_tokens"] = body.max_tokens
+    if body.top_k == -1:  # "off" in other servers
+        given["top_k"] = 0
+    if body.stop_token_ids is not None:
+        given["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.logit_bias is not None:
+        given["logit_bias"] = _logit_bias(body.logit_bias)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in biases:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise InvalidRequestError(f"logit_bias has the key {key[:20]!r}", why="keys must be token ids",
+                                      param="logit_bias")  # fmt: skip
+    return tuple((int(key), value) for key, value in biases.items())
+
+
+def _stops(body: SamplingFields) -> tuple[str, ...]:
+    if body.stop is None:
+        return ()
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty", why="it has no entry", param="prompt")
+    ids = [entry for entry in prompt if isinstance(entry, int)]
+    if ids:
+        return (tuple(ids),)
+    return tuple(entry if isinstance(entry, str) else tuple(entry) for entry in prompt if not isinstance(entry, int))
+
+
+async def _drain(request: Request, limit_bytes: int) -> None:
+    """Throw away a body that is a little too long, so that the client gets to read the answer."""
+    seen = 0
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while seen <= _DRAIN_FACTOR * limit_bytes:
+                message = await request.receive()
+                seen += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+def _too_large(limit_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError("the request body is too large", why=f"the limit is {limit_bytes} bytes",
+                                todo="send less")  # fmt: skip

@@ -1,0 +1,198 @@
+"""What clients may send, as pydantic models: strict types, unknown fields forbidden.
+
+Parameters that OpenAI or other servers know and this one does not support yet are told apart from unknown ones: their
+neutral values are accepted, everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tandem.core.errors import UnsupportedParameterError
+
+_NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
+
+# Values that ask for nothing; any other value is refused.
+_NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (None, True),
+    "allowed_token_ids": _NOTHING,
+    "bad_words": _NOTHING,
+    "beam_width": _NOTHING,
+    "cache_salt": _NOTHING,
+    "detokenize": (None, True),
+    "ebnf": _NOTHING,
+    "echo": _NOTHING,
+    "grammar": _NOTHING,
+    "guided_choice": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_regex": _NOTHING,
+    "include_stop_str_in_output": _NOTHING,
+    "json_schema": _NOTHING,
+    "kv_transfer_params": _NOTHING,
+    "length_penalty": (None, 1),
+    "lora_path": _NOTHING,
+    "min_tokens": (None, 0),
+    "moderation": _NOTHING,
+    "prediction": _NOTHING,
+    "priority": (None, 0),
+    "prompt_cache_retention": (None, "in_memory", "in-memory"),
+    "prompt_embeds": _NOTHING,
+    "prompt_logprobs": _NOTHING,
+    "regex": _NOTHING,
+    "response_format": (None, {"type": "text"}),
+    "return_token_ids": _NOTHING,
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "store": _NOTHING,
+    "structured_outputs": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+    "use_beam_search": _NOTHING,
+    "vllm_xargs": _NOTHING,
+}
+_NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
+    **_NEUTRAL_ANYWHERE,
+    "add_generation_prompt": (None, True),
+    "audio": _NOTHING,
+    "chat_template": _NOTHING,
+    "chat_template_kwargs": _NOTHING,
+    "continue_final_message": _NOTHING,
+    "documents": _NOTHING,
+    "function_call": (None, "none", "auto"),
+    "functions": _NOTHING,
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "reasoning": _NOTHING,
+    "reasoning_effort": (None, "none"),
+    "tool_choice": (None, "none", "auto"),
+    "tools": _NOTHING,
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+}
+_NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "best_of": (None, 1), "suffix": _NOTHING}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class SamplingFields(Strict):
+    """What both APIs share."""
+
+    model: str
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: Int | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[Int] | None = None
+    ignore_eos: bool | None = None
+    # Accepted; they change nothing here.
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Strict):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+    name: str | None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+    audio: None = None
+    annotations: list[Any] | None = None
+
+
+class ChatRequest(SamplingFields):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+
+
+class CompletionRequest(SamplingFields):
+    prompt: str | list[str] | list[Int] | list[list[Int]]
+    logprobs: Int | None = None
+
+
+class TokenizeRequest(Strict):
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(Strict):
+    model: str | None = None
+    tokens: list[Int]
+
+
+def without_neutral_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a chat request without parameters that ask for nothing; UnsupportedParameterError for the others."""
+    _refuse_parts(body)
+    return _without_neutral(body, _NEUTRAL_CHAT)
+
+
+def without_neutral_completion(body: Mapping[str, Any]) -> dict[str, Any]:
+    return _without_neutral(body, _NEUTRAL_COMPLETION)
+
+
+def _without_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    kept = {}
+    for name, value in body.items():
+        if name not in neutral:
+            kept[name] = value
+        elif not any(type(value) is type(one) and value == one for one in neutral[name]):
+            raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
+    return kept
+
+
+def _refuse_parts(body: Mapping[str, Any]) -> None:
+    """Name message parts and roles that OpenAI knows, rather than call them wrong types."""
+    messages = body.get("messages")
+    for position, message in enumerate(messages if isinstance(messages, list) else ()):
+        if not isinstance(message, dict):
+            continue
+        where = f"messages[{position}]"
+        if message.get("role") in ("tool", "function"):
+            raise _unsupported(f"{where}.role", f"the role {message['role']!r}")
+        for name in ("tool_calls", "function_call", "audio"):
+            if message.get(name):
+                raise _unsupported(f"{where}.{name}", name)
+        content = message.get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise _unsupported(f"{where}.content[{number}].type", f"content of type {kind!r}")
+
+
+def _unsupported(param: str, what: str) -> UnsupportedParameterError:
+    return UnsupportedParameterError(f"{what} is not supported yet", todo="send text only", param=param)

@@ -1,0 +1,193 @@
+"""One request in flight: fences what arrives for it, puts it in order, and hands it to whoever reads the answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.core.errors import CancelledError, TandemError
+from tandem.core.handoff import HandoffTiming, TokenLogprob
+from tandem.core.ids import Attempt, RequestId
+from tandem.core.lifecycle import FinishReason, Phase
+from tandem.core.sampling import SamplingParams
+from tandem.router.links import WorkerLink
+from tandem.router.plan import Plan
+from tandem.router.wire import TokenChunk
+
+_FIRST = Attempt(1)
+_TOKEN_BYTES = 256
+_ALTERNATIVE_BYTES = 96
+"""What a token and a reported alternative take in a stream, about; for the bound on unread backlog."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A validated request: one prompt, `sampling.n` choices."""
+
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    timeout_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Arrival:
+    """Tokens of one choice, in order and without gaps since the last arrival. `slot` is the prompt's position."""
+
+    slot: int
+    choice: int
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    finish: FinishReason | None
+    at_s: float
+
+
+class Inbox:
+    """What has arrived for one answer and was not read yet; one reader. The first failure is the last thing read."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._arrivals: list[Arrival] = []
+        self._bytes = 0
+        self._error: TandemError | None = None
+        self._ready = asyncio.Event()
+        self.failed = asyncio.Event()
+
+    @property
+    def error(self) -> TandemError | None:
+        return self._error
+
+    def put(self, arrival: Arrival) -> None:
+        """Add tokens; a reader that lets too many pile up fails."""
+        if self._error is not None:
+            return
+        self._arrivals.append(arrival)
+        self._bytes += len(arrival.tokens) * _TOKEN_BYTES
+        self._bytes += sum(len(logprob.top) for logprob in arrival.logprobs) * _ALTERNATIVE_BYTES
+        if self._bytes > self._limit_bytes:
+            why = f"more than {self._limit_bytes} bytes wait for it"
+            self.fail(CancelledError("the client reads too slowly", why=why), is_urgent=True)
+        else:
+            self._ready.set()
+
+    def fail(self, error: TandemError, *, is_urgent: bool = False) -> None:
+        """End the answer after what has arrived, or at once if `is_urgent`; later failures change nothing."""
+        if self._error is not None:
+            return
+        self._error = error
+        self.failed.set()
+        if is_urgent:
+            self._arrivals.clear()
+        self._ready.set()
+
+    async def take(self) -> list[Arrival]:
+        """Everything that arrived, waiting for the first; raises the failure once all before it was read.
+
+        Bounded by the deadline that the dispatcher sets: it ends in `fail`.
+        """
+        await self._ready.wait()
+        if self._arrivals:
+            arrivals, self._arrivals, self._bytes = self._arrivals, [], 0
+            if self._error is None:
+                self._ready.clear()
+            return arrivals
+        if self._error is None:
+            raise RuntimeError("the inbox woke for nothing")
+        raise self._error
+
+
+@dataclass(slots=True)
+class _Order:
+    """The tokens of one choice: `next_index` is the first output index that has not been passed on."""
+
+    next_index: int = 0
+    finish_at: int | None = None
+    finish: FinishReason | None = None
+    early: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish_at is not None and self.next_index >= self.finish_at
+
+    def add(self, chunk: TokenChunk) -> tuple[list[int], list[TokenLogprob]]:
+        """The tokens that can be passed on now, each index once, in order."""
+        if chunk.finish is not None and self.finish_at is None:
+            self.finish_at, self.finish = chunk.index + len(chunk.tokens), chunk.finish
+        for offset, token in enumerate(chunk.tokens):
+            index = chunk.index + offset
+            if index >= self.next_index and index not in self.early:
+                self.early[index] = (token, chunk.logprobs[offset] if offset < len(chunk.logprobs) else None)
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        while self.next_index in self.early and not self.is_done:
+            token, logprob = self.early.pop(self.next_index)
+            tokens.append(token)
+            if logprob is not None:
+                logprobs.append(logprob)
+            self.next_index += 1
+        if self.is_done:
+            self.early.clear()
+        return tokens, logprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """An in-flight request. `legs` are the links that still have work to do for it, by worker."""
+
+    id: RequestId
+    slot: int
+    work: Work
+    inbox: Inbox
+    plan: Plan
+    started_s: float
+    attempt: Attempt = _FIRST
+    phase: Phase = Phase.QUEUED
+    legs: dict[str, WorkerLink] = field(default_factory=dict)
+    pair: tuple[tuple[str, int], ...] = ()
+    """(worker, incarnation) of everybody in the plan, as it was when the request was sent."""
+    cached_tokens: int | None = None
+    handoff: HandoffTiming | None = None
+    prefill_started_s: float | None = None
+    first_token_s: float | None = None
+    orders: list[_Order] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.orders = [_Order() for _ in range(self.work.sampling.n)]
+
+    @property
+    def is_finished(self) -> bool:
+        return all(order.is_done for order in self.orders)
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Every choice has its first token, and some choice one more, which only the decode worker can have made."""
+        indices = [order.next_index for order in self.orders]
+        return min(indices) >= 1 and max(indices) >= 2
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(order.next_index for order in self.orders)
+
+    def accept(self, chunk: TokenChunk, now_s: float) -> str:
+        """Pass on what is new in `chunk`; returns why nothing of it was, or ""."""
+        if chunk.attempt != self.attempt:
+            return "attempt"
+        if chunk.choice >= len(self.orders):
+            return "choice"
+        if chunk.cached_tokens is not None and self.cached_tokens is None:
+            self.cached_tokens = chunk.cached_tokens
+        if chunk.handoff is not None:
+            self.handoff = chunk.handoff
+        order = self.orders[chunk.choice]
+        was_done = order.is_done
+        tokens, logprobs = order.add(chunk)
+        is_now_done = order.is_done and not was_done
+        if not tokens and not is_now_done:
+            return "" if chunk.index + len(chunk.tokens) > order.next_index and not was_done else "duplicate"
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        finish = order.finish if is_now_done else None
+        self.inbox.put(
+            Arrival(slot=self.slot, choice=chunk.choice, tokens=tokens, logprobs=logprobs, finish=finish, at_s=now_s)
+        )
+        return ""
