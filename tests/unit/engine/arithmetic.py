@@ -1,0 +1,238 @@
+"""A runner that is arithmetic: a wrong, stale or missing block changes the next token.
+
+Every token's slot gets a number chained from the number *read back* from the slot before it, in every KV group. The
+logits come from all numbers of the context, read through the block tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.clock import ManualClock
+from tandem.core.handoff import ChoiceState
+from tandem.core.ids import GroupId
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.sampling import SamplingParams
+from tandem.engine.engine import Engine
+from tandem.engine.pace import SchedulerConfig
+from tandem.engine.request import EngineRequest, RequestKind, StepResult
+from tandem.engine.sampler import ChoiceSampling, SampleRow, sample
+from tandem.engine.step_batch import StepBatch
+
+ROOT = BlockHash(b"r" * 16)
+VOCAB = 32
+EOS = 1
+BLOCK = 4
+_MASK = (1 << 61) - 1
+
+
+def layout(groups: int = 1, block_tokens: int = BLOCK) -> KVLayout:
+    specs = tuple(
+        KVGroupSpec(
+            group=GroupId(g), layers=(g,), planes=2, heads=1, width=4, block_tokens=block_tokens, dtype="float32"
+        )
+        for g in range(groups)
+    )
+    return KVLayout(groups=specs)
+
+
+def mix(a: int, b: int) -> int:
+    """A cheap 61-bit hash of two numbers."""
+    x = (a * 0x9E3779B97F4A7C15 + b * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9) & ((1 << 64) - 1)
+    x ^= x >> 29
+    return (x * 0xBF58476D1CE4E5B9 >> 3) & _MASK
+
+
+def slot_value(group: int, before: int, token: int) -> int:
+    return mix(mix(before, token + 1), group)
+
+
+def logits_of(context: Sequence[int]) -> list[float]:
+    """Logits from the numbers of all context tokens of all groups, in order."""
+    key = 0
+    for value in context:
+        key = mix(key, value)
+    return [(mix(key, token) >> 11) / (1 << 48) for token in range(VOCAB)]
+
+
+class ArithmeticRunner:
+    """`poison` tokens give NaN logits, `broken` ones raise. `steps` counts forwards, `copies` copied blocks."""
+
+    def __init__(
+        self, num_blocks: int = 64, *, groups: int = 1, max_model_len: int = 256, poison: int = -1, broken: int = -1
+    ) -> None:
+        self.layout = layout(groups)
+        self.max_model_len = max_model_len
+        self.vocab_size = VOCAB
+        self.eos_token_ids = (EOS,)
+        # Group 1 has other block ids for the same content, so that tables cannot be mixed up unseen.
+        self.num_blocks = tuple(num_blocks + g for g in range(groups))
+        self.pools = [[[0] * BLOCK for _ in range(count)] for count in self.num_blocks]
+        self.poison, self.broken = poison, broken
+        self.steps = self.copies = self.tokens = self.most_sequences = 0
+        self.duration_s: Callable[[StepBatch], float] = lambda batch: 0.0
+        self.clock = ManualClock()
+
+    def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
+        assert not {source for source, _ in pairs} & {target for _, target in pairs}
+        for source, target in pairs:
+            self.pools[group][target] = list(self.pools[group][source])
+            self.copies += 1
+
+    def forward(self, batch: StepBatch, on_layers: Callable[[int, int], None] | None = None) -> torch.Tensor:
+        queries = [s.query_tokens for s in batch.sequences]
+        assert sum(queries) == len(batch.token_ids) == len(batch.positions)
+        assert queries == sorted(queries, key=lambda count: count > 1), "decodes come first"
+        if self.broken in batch.token_ids:
+            raise RuntimeError("a broken step")
+        self.steps += 1
+        self.tokens += len(batch.token_ids)
+        self.most_sequences = max(self.most_sequences, len(batch.sequences))
+        written: set[tuple[int, int, int]] = set()
+        contexts: dict[int, list[int]] = {}
+        row = 0
+        for sequence in batch.sequences:
+            for position in range(sequence.context_tokens - sequence.query_tokens, sequence.context_tokens):
+                token = batch.token_ids[row]
+                assert batch.positions[row] == position
+                for group, table in enumerate(sequence.block_tables):
+                    pool = self.pools[group]
+                    before = pool[table[(position - 1) // BLOCK]][(position - 1) % BLOCK] if position else 0
+                    place = (group, table[position // BLOCK], position % BLOCK)
+                    assert place not in written, "two sequences write one slot"
+                    written.add(place)
+                    pool[place[1]][place[2]] = slot_value(group, before, token)
+                if row in batch.logit_rows:
+                    contexts[row] = [
+                        self.pools[group][table[p // BLOCK]][p % BLOCK]
+                        for group, table in enumerate(sequence.block_tables)
+                        for p in range(position + 1)
+                    ]
+                row += 1
+        if on_layers is not None:
+            on_layers(0, 1)
+        self.clock.advance(self.duration_s(batch))
+        logits = torch.tensor([logits_of(contexts[r]) for r in batch.logit_rows]).reshape(-1, VOCAB)
+        for index, r in enumerate(batch.logit_rows):
+            if batch.token_ids[r] == self.poison:
+                logits[index] = float("nan")
+        return logits
+
+
+def expected(request: EngineRequest, choice: int = 0, groups: int = 1, max_model_len: int = 256) -> tuple[int, ...]:
+    """The outputs of a choice, computed without blocks, batches or chunks (forced ones included)."""
+    forced = next((c.tokens for c in request.forced if c.choice == choice), ())
+    outputs = list(forced)
+    sampling = request.sampling
+    state = ChoiceSampling(sampling, choice, request.prompt, outputs)
+    while len(outputs) < sampling.max_tokens and len(request.prompt) + len(outputs) < max_model_len:
+        context: list[int] = []
+        for group in range(groups):
+            value = 0
+            for token in (*request.prompt, *outputs):
+                value = slot_value(group, value, token)
+                context.append(value)
+        (result,) = sample(torch.tensor([logits_of(context)]), [SampleRow(0, len(outputs), state)])
+        outputs.append(result.token)
+        state.count(result.token)
+        if (result.token == EOS and not sampling.ignore_eos) or result.token in sampling.stop_token_ids:
+            break
+    return tuple(outputs)
+
+
+def make_request(
+    key: str,
+    prompt: Sequence[int],
+    max_tokens: int = 8,
+    *,
+    kind: RequestKind = RequestKind.FULL,
+    arrival_s: float = 0.0,
+    forced: tuple[ChoiceState, ...] = (),
+    **sampling: object,
+) -> EngineRequest:
+    settings: dict[str, object] = {"temperature": 0.0, "ignore_eos": True} | sampling
+    return EngineRequest(
+        key=key,
+        prompt=tuple(prompt),
+        sampling=SamplingParams(max_tokens=max_tokens, **settings),  # type: ignore[arg-type]
+        hash_root=ROOT,
+        kind=kind,
+        arrival_s=arrival_s,
+        forced=forced,
+    )
+
+
+def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
+    """A prompt of `count` tokens; equal seeds share their prefix."""
+    return tuple(2 + mix(seed, i) % (VOCAB - 4) for i in range(count))
+
+
+class Bench:
+    """An engine over arithmetic that collects what comes out, and checks its integrity after every step."""
+
+    def __init__(self, num_blocks: int = 64, *, groups: int = 1, order: object = None, **config: object) -> None:
+        runner_options = {k: config.pop(k) for k in ("poison", "broken", "max_model_len") if k in config}
+        self.groups = groups
+        self.runner = ArithmeticRunner(num_blocks, groups=groups, **runner_options)  # type: ignore[arg-type]
+        self.engine = Engine(
+            self.runner,
+            config=SchedulerConfig(**config),  # type: ignore[arg-type]
+            clock=self.runner.clock,
+            order=order,  # type: ignore[arg-type]
+        )
+        self.requests: dict[str, EngineRequest] = {}
+        self.outputs: dict[tuple[str, int], list[int]] = {}
+        self.ended: dict[tuple[str, int], str] = {}
+        self.preempted: list[str] = []
+        self.failed: dict[str, Exception] = {}
+
+    def add(self, *args: object, **options: object) -> EngineRequest:
+        request = make_request(*args, **options)  # type: ignore[arg-type]
+        self.requests[request.key] = request
+        self.engine.add(request)
+        return request
+
+    def step(self) -> StepResult:
+        result = self.engine.step()
+        self.engine.check_integrity()
+        for output in result.outputs:
+            place = (output.key, output.choice)
+            got = self.outputs.setdefault(place, [])
+            forced = next((c.tokens for c in self.requests[output.key].forced if c.choice == output.choice), ())
+            assert place not in self.ended, "a token after the end"
+            assert output.index == len(forced) + len(got), "indices have a gap"
+            got.append(output.token)
+            if output.finish is not None:
+                self.ended[place] = output.finish
+        self.preempted += result.preempted
+        self.failed |= result.failed
+        return result
+
+    def run(self, limit: int = 1000) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(limit):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {limit} steps: {self.engine.in_flight()}")
+
+    def check_outputs(self, key: str) -> None:
+        """The request's outputs are the reference's."""
+        request = self.requests[key]
+        for choice in range(request.sampling.n):
+            forced = next((c.tokens for c in request.forced if c.choice == choice), ())
+            got = (*forced, *self.outputs.get((key, choice), ()))
+            assert got == expected(request, choice, self.groups, self.runner.max_model_len), (key, choice)
+            assert (key, choice) in self.ended
+
+    def check_idle(self) -> None:
+        """Nothing is held: all blocks are free or cached."""
+        self.engine.check_integrity()
+        assert not self.engine.has_work
+        assert self.engine.in_flight() == []
+        for ledger in self.engine.ledgers:
+            counts = ledger.counts()
+            assert counts.free + counts.cached == counts.total

@@ -1,0 +1,406 @@
+"""The engine over arithmetic: whatever the schedule, the tokens are those of a computation without blocks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.core.blockhash import chain
+from tandem.core.errors import ContextLengthError, InternalError, InvalidRequestError
+from tandem.core.handoff import ChoiceState
+from tandem.core.ids import ChoiceIndex, GroupId
+from tandem.core.ledger import Holder, HoldKind, LedgerError
+from tandem.core.lifecycle import FinishReason
+from tandem.engine.request import PrefillSlice, RequestKind
+from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, expected, make_request, tokens
+
+G0 = GroupId(0)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("chunk", [1, 4, 7, 64])
+@pytest.mark.parametrize("prompt", [1, 3, 4, 5, 16, 33])
+def test_tokens_do_not_depend_on_chunks(groups: int, chunk: int, prompt: int) -> None:
+    bench = Bench(groups=groups, chunk_tokens=chunk, max_step_tokens=max(chunk, 8))
+    bench.add("a", tokens(prompt))
+    bench.run()
+    bench.check_outputs("a")
+    bench.check_idle()
+
+
+def test_many_at_once_share_steps_and_prefixes() -> None:
+    bench = Bench(num_blocks=200, max_step_tokens=16)
+    for i in range(12):
+        bench.add(f"r{i}", tokens(9 + i, seed=i % 3), max_tokens=5 + i % 4)
+    bench.run()
+    for key in bench.requests:
+        bench.check_outputs(key)
+    assert bench.runner.most_sequences > 4
+    bench.check_idle()
+
+
+def test_a_repeated_prompt_hits_all_full_blocks_but_computes_one_token() -> None:
+    bench = Bench(groups=2)
+    bench.add("a", tokens(12), max_tokens=2)
+    bench.run()
+    computed = bench.runner.tokens
+    bench.add("b", tokens(12), max_tokens=2)
+    result = bench.step()
+    assert result.admitted == {"b": 8}
+    assert bench.engine.cached_tokens("b") == 8
+    bench.run()
+    assert bench.runner.tokens - computed == 4 + 1
+    bench.check_outputs("b")
+
+
+def test_generated_blocks_are_cached_too() -> None:
+    bench = Bench()
+    first = bench.add("a", tokens(5), max_tokens=8)
+    bench.run()
+    answer = tuple(bench.outputs["a", 0])
+    bench.add("b", (*first.prompt, *answer, 9, 9), max_tokens=3)
+    assert bench.step().admitted == {"b": 12}
+    bench.run()
+    bench.check_outputs("b")
+
+
+def test_a_hit_needs_every_group() -> None:
+    bench = Bench(groups=2)
+    bench.add("a", tokens(13), max_tokens=2)
+    bench.run()
+    bench.engine.ledgers[1].evict_cached()
+    bench.add("b", tokens(13), max_tokens=2)
+    assert bench.step().admitted == {"b": 0}
+    bench.run()
+    bench.check_outputs("b")
+    bench.check_idle()
+
+
+def test_blocks_are_published_only_after_their_step() -> None:
+    bench = Bench()
+    bench.add("a", tokens(8), max_tokens=2)
+    seen: list[int] = []
+
+    def hook(slices: tuple[PrefillSlice, ...], first: int, last: int) -> None:
+        seen.append(len(bench.engine.match_prefix(ROOT, tokens(8), G0)))
+
+    bench.engine.step(hook)
+    assert seen == [0, 0]
+    assert len(bench.engine.match_prefix(ROOT, tokens(8), G0)) == 2
+    events = bench.engine.take_block_events()
+    assert [event.hash for event in events if event.is_stored] == chain(ROOT, tokens(8), BLOCK)
+    assert bench.engine.take_block_events() == []
+
+
+def test_the_layer_hook_hears_of_every_chunk() -> None:
+    bench = Bench(chunk_tokens=8)
+    bench.add("a", tokens(11), max_tokens=1)
+    heard: list[tuple[int, int, bool, int, int]] = []
+    while bench.engine.has_work:
+        bench.engine.step(lambda s, first, last: heard.extend((p.start, p.end, p.is_last, first, last) for p in s))
+    assert heard == [(0, 8, False, 0, 0), (0, 8, False, 0, 1), (8, 11, True, 0, 0), (8, 11, True, 0, 1)]
+
+
+def test_the_finishing_eos_is_reported_with_stop() -> None:
+    bench = Bench()
+    for seed in range(40):
+        bench.add(f"r{seed}", tokens(6, seed), max_tokens=40, ignore_eos=False)
+    bench.run()
+    stopped = [place for place, reason in bench.ended.items() if reason is FinishReason.STOP]
+    assert stopped
+    assert all(bench.outputs[place][-1] == EOS for place in stopped)
+    for key in bench.requests:
+        bench.check_outputs(key)
+
+
+def test_stop_token_ids_end_a_choice() -> None:
+    plain = expected(make_request("x", tokens(6), 8))
+    bench = Bench()
+    bench.add("a", tokens(6), max_tokens=8, stop_token_ids=(plain[3],))
+    bench.run()
+    assert bench.ended["a", 0] is FinishReason.STOP
+    assert tuple(bench.outputs["a", 0]) == plain[: plain.index(plain[3]) + 1]
+
+
+@pytest.mark.parametrize("prompt", [3, 4, 6, 8])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_choices_share_the_prompt_and_copy_its_tail(prompt: int, groups: int) -> None:
+    bench = Bench(groups=groups)
+    bench.add("a", tokens(prompt), max_tokens=7, n=3, temperature=1.0, seed=5)
+    bench.step()
+    assert bench.runner.tokens == prompt
+    held = bench.engine.ledgers[0].counts().request
+    assert held == -(-prompt // BLOCK), "full and partial prompt blocks are shared until somebody writes"
+    bench.run()
+    assert bench.runner.copies == (2 * groups if prompt % BLOCK else 0)
+    assert len({tuple(bench.outputs["a", c]) for c in range(3)}) > 1
+    bench.check_outputs("a")
+    bench.check_idle()
+
+
+def test_preempted_requests_come_back_and_say_the_same() -> None:
+    bench = Bench(num_blocks=10, max_step_tokens=16)
+    for i in range(3):
+        bench.add(f"r{i}", tokens(8, i), max_tokens=16)
+    bench.run()
+    assert bench.preempted
+    assert "r0" not in bench.preempted, "the oldest is never preempted"
+    for key in bench.requests:
+        bench.check_outputs(key)
+    bench.check_idle()
+
+
+def test_choices_survive_preemption() -> None:
+    bench = Bench(num_blocks=14, max_step_tokens=16)
+    bench.add("old", tokens(8, 1), max_tokens=24)
+    bench.add("a", tokens(6, 2), max_tokens=12, n=3, temperature=1.0, seed=9)
+    bench.run()
+    assert "a" in bench.preempted
+    for key in bench.requests:
+        bench.check_outputs(key)
+    bench.check_idle()
+
+
+def _forced(request_outputs: dict[int, tuple[int, ...]]) -> tuple[ChoiceState, ...]:
+    return tuple(ChoiceState(choice=ChoiceIndex(c), tokens=t) for c, t in request_outputs.items())
+
+
+@pytest.mark.parametrize("lengths", [{0: 1}, {0: 5}, {0: 3, 1: 6}, {1: 2}, {0: 1, 1: 1}])
+def test_forced_outputs_are_computed_but_not_reported(lengths: dict[int, int]) -> None:
+    n = 2 if 1 in lengths else 1
+    options = {"n": n, "temperature": 0.8, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": 0.3}
+    whole = make_request("x", tokens(7), 9, **options)
+    known = _forced({c: expected(whole, c)[:length] for c, length in lengths.items()})
+    bench = Bench()
+    bench.add("a", tokens(7), 9, forced=known, **options)
+    bench.run()
+    bench.check_outputs("a")
+    for choice in range(n):
+        assert expected(bench.requests["a"], choice) == expected(whole, choice)
+    bench.check_idle()
+
+
+def test_forced_choices_that_ended_stay_ended() -> None:
+    known = (ChoiceState(choice=ChoiceIndex(0), tokens=(5, 6), finish=FinishReason.STOP),)
+    bench = Bench()
+    bench.add("a", tokens(7), 4, n=2, temperature=1.0, forced=known)
+    bench.run()
+    assert [choice for _, choice in bench.outputs] == [1]
+    bench.check_idle()
+    with pytest.raises(InvalidRequestError, match="finished"):
+        bench.add("b", tokens(7), 4, forced=known)
+
+
+def test_a_replay_at_its_limit_tells_its_last_token_again() -> None:
+    request = make_request("a", tokens(5), 3, forced=_forced({0: (5, 6, 7)}))
+    bench = Bench()
+    bench.engine.add(request)
+    assert bench.engine.has_work
+    (output,) = bench.engine.step().outputs
+    assert (output.index, output.token, output.finish) == (2, 7, FinishReason.LENGTH)
+    bench.check_idle()
+
+
+def test_cancel_in_every_phase_returns_all_blocks() -> None:
+    for steps in range(8):
+        bench = Bench(num_blocks=10, max_step_tokens=8)
+        bench.add("old", tokens(8, 1), max_tokens=20)
+        bench.add("a", tokens(10, 2), max_tokens=10, n=2, temperature=1.0)
+        for _ in range(steps):
+            bench.step()
+        assert bench.engine.cancel("a") is True
+        assert bench.engine.cancel("a") is False
+        bench.engine.check_integrity()
+        assert "a" not in bench.engine.in_flight()
+        bench.run()
+        bench.check_outputs("old")
+        bench.check_idle()
+
+
+def test_cancel_inside_a_layer_hook() -> None:
+    bench = Bench()
+    bench.add("a", tokens(8, 1), max_tokens=2)
+    bench.add("b", tokens(8, 2), max_tokens=2)
+    result = bench.engine.step(lambda slices, first, last: bench.engine.cancel("a") and None)
+    assert {output.key for output in result.outputs} == {"b"}
+    bench.engine.check_integrity()
+    bench.engine.cancel("b")
+    bench.check_idle()
+
+
+def test_prefill_only_keeps_its_blocks_until_release() -> None:
+    bench = Bench(groups=2, chunk_tokens=4)
+    bench.add("a", tokens(10), max_tokens=5, kind=RequestKind.PREFILL_ONLY)
+    bench.step()
+    table = bench.engine.block_table("a", G0)
+    assert len(table) == 3, "all prompt blocks are there from the first chunk on"
+    bench.run()
+    assert bench.engine.block_table("a", G0) == table
+    assert tuple(bench.outputs["a", 0]) == expected(bench.requests["a"], groups=2)[:1]
+    assert bench.engine.in_flight() == ["a"]
+    assert not bench.engine.has_work
+    bench.engine.release("a")
+    bench.check_idle()
+    assert len(bench.engine.match_prefix(ROOT, tokens(10), GroupId(1))) == 2
+    with pytest.raises(KeyError):
+        bench.engine.block_table("a", G0)
+
+
+@pytest.mark.parametrize("lengths", [{}, {0: 2}, {0: 5, 1: 1}, {0: 2, 1: 3, 2: 9}])
+def test_prefill_only_replays_sample_one_token_a_choice(lengths: dict[int, int]) -> None:
+    whole = make_request("x", tokens(6), 12, n=3, temperature=1.0, seed=4)
+    known = _forced({c: expected(whole, c)[:length] for c, length in lengths.items()})
+    bench = Bench(num_blocks=16)
+    bench.add(
+        "a", tokens(6), 12, n=3, temperature=1.0, seed=4, forced=known, kind=RequestKind.PREFILL_ONLY
+    )  # fmt: skip
+    bench.run()
+    for choice in range(3):
+        index = lengths.get(choice, 0)
+        assert bench.outputs["a", choice] == [expected(whole, choice)[index]]
+    bench.engine.release("a")
+    bench.check_idle()
+
+
+def test_prefill_only_is_never_preempted() -> None:
+    bench = Bench(num_blocks=11, max_step_tokens=12)
+    bench.add("old", tokens(8, 1), max_tokens=20)
+    bench.add("mid", tokens(8, 2), max_tokens=20)
+    bench.add("p", tokens(12, 3), kind=RequestKind.PREFILL_ONLY)
+    for _ in range(40):
+        bench.step()
+    assert "p" not in bench.preempted
+    bench.engine.release("p")
+    bench.run()
+    for key in ("old", "mid"):
+        bench.check_outputs(key)
+    bench.check_idle()
+
+
+def _hand_over(n: int, prompt: int, groups: int = 1, pushing: bool = False) -> None:
+    """Prefill on one engine, copy the blocks as a transfer would, decode on another."""
+    options = {"n": n, "temperature": 1.0 if n > 1 else 0.0, "seed": 11}
+    sender, receiver = Bench(groups=groups, chunk_tokens=5), Bench(groups=groups)
+    first = sender.add("a", tokens(prompt), 9, kind=RequestKind.PREFILL_ONLY, **options)
+    sender.run()
+    holder = Holder(HoldKind.RESERVED, "a/77")
+    tables = []
+    for g, ledger in enumerate(receiver.engine.ledgers):
+        source = sender.engine.block_table("a", GroupId(g))
+        blocks = ledger.allocate(holder, len(source) + 1)  # one more than the prompt needs
+        assert blocks is not None
+        for a, b in zip(source, blocks, strict=False):
+            receiver.runner.pools[g][b] = list(sender.runner.pools[g][a])
+        tables.append(blocks)
+    choices = tuple(ChoiceState(choice=ChoiceIndex(c), tokens=tuple(sender.outputs["a", c])) for c in range(n))
+    request = make_request("a", tokens(prompt), 9, **options)
+    receiver.requests["a"] = make_request("a", tokens(prompt), 9, forced=choices, **options)
+    receiver.engine.add_prefilled(request, holder, tuple(tables), choices)
+    assert len(receiver.engine.match_prefix(ROOT, tokens(prompt), G0)) == prompt // BLOCK
+    assert receiver.engine.cached_tokens("a") == 0
+    if pushing:
+        for ledger, table in zip(receiver.engine.ledgers, tables, strict=True):
+            ledger.share(Holder(HoldKind.PUSHING, "again"), table[: -(-prompt // BLOCK)])
+    assert receiver.step().prefill_tokens == 0, "nothing of the prompt is computed again"
+    receiver.run()
+    for ledger in receiver.engine.ledgers:
+        ledger.release(Holder(HoldKind.PUSHING, "again"))
+    receiver.check_outputs("a")
+    receiver.check_idle()
+    sender.engine.release("a")
+    sender.check_idle()
+    assert first.prompt == request.prompt
+
+
+@pytest.mark.parametrize("prompt", [3, 8, 10])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_hand_over(prompt: int, n: int, groups: int) -> None:
+    _hand_over(n, prompt, groups)
+
+
+def test_a_decode_never_writes_into_a_block_that_is_being_pushed() -> None:
+    _hand_over(1, 10, pushing=True)
+    _hand_over(3, 10, pushing=True)
+
+
+def test_add_prefilled_refuses_blocks_that_are_not_held() -> None:
+    bench = Bench()
+    holder = Holder(HoldKind.RESERVED, "a/1")
+    blocks = bench.engine.ledgers[0].allocate(holder, 1)
+    assert blocks is not None
+    one = (ChoiceState(choice=ChoiceIndex(0), tokens=(5,)),)
+    with pytest.raises(LedgerError, match="does not hold"):
+        bench.engine.add_prefilled(make_request("a", tokens(6)), holder, (blocks,), one)
+    with pytest.raises(InternalError, match="first token"):
+        bench.engine.add_prefilled(make_request("a", tokens(3)), holder, (blocks,), ())
+    assert bench.engine.ledgers[0].blocks_of(holder) == blocks
+    finished = (ChoiceState(choice=ChoiceIndex(0), tokens=(5,), finish=FinishReason.STOP),)
+    bench.engine.add_prefilled(make_request("a", tokens(3)), holder, (blocks,), finished)
+    bench.check_idle()
+
+
+def test_nan_logits_fail_one_request_and_forget_what_it_cached() -> None:
+    bench = Bench(poison=31)
+    bench.add("good", tokens(9, 1), max_tokens=6)
+    bench.add("bad", (*tokens(8, 2), 31), max_tokens=6)
+    bench.run()
+    assert list(bench.failed) == ["bad"]
+    assert isinstance(bench.failed["bad"], InternalError)
+    bench.check_outputs("good")
+    assert bench.engine.match_prefix(ROOT, tokens(8, 2), G0) == []
+    bench.check_idle()
+
+
+def test_an_exception_of_the_runner_fails_that_step_only() -> None:
+    bench = Bench(broken=31)
+    bench.add("bad", (*tokens(8, 2), 31), max_tokens=6)
+    bench.run()
+    assert isinstance(bench.failed["bad"], InternalError)
+    assert "a broken step" in str(bench.failed["bad"])
+    bench.add("good", tokens(9, 1), max_tokens=6)
+    bench.run()
+    bench.check_outputs("good")
+    bench.check_idle()
+
+
+def test_what_can_never_fit_is_refused_at_once() -> None:
+    bench = Bench(num_blocks=8, max_model_len=64, max_sequences=8)
+    with pytest.raises(ContextLengthError, match="context length"):
+        bench.add("a", tokens(60), max_tokens=5)
+    with pytest.raises(ContextLengthError, match="KV blocks"):
+        bench.add("a", tokens(30), max_tokens=4)
+    bench.engine.check(make_request("a", tokens(30), 3))
+    with pytest.raises(ContextLengthError, match="KV blocks"):
+        bench.add("a", tokens(6), max_tokens=20, n=2)
+    with pytest.raises(InvalidRequestError, match="empty"):
+        bench.add("a", ())
+    with pytest.raises(InvalidRequestError, match="token ids"):
+        bench.add("a", (3, 99))
+    with pytest.raises(InvalidRequestError, match="choices run at once"):
+        bench.add("a", tokens(3), n=9)
+    with pytest.raises(InvalidRequestError, match="forced"):
+        bench.add("a", tokens(3), forced=_forced({1: (4,)}))
+    bench.check_idle()
+    bench.add("a", tokens(3))
+    with pytest.raises(InternalError, match="already"):
+        bench.add("a", tokens(3))
+
+
+def test_what_just_fits_runs() -> None:
+    bench = Bench(num_blocks=8)
+    bench.add("a", tokens(30), max_tokens=3)
+    bench.add("b", tokens(6), max_tokens=11, n=2, temperature=1.0)  # 1 shared block, 3 + 3 of their own, 1 spare
+    bench.add("c", tokens(6), max_tokens=7, n=3, temperature=1.0)
+    bench.run()
+    for key in bench.requests:
+        bench.check_outputs(key)
+    bench.check_idle()
+
+
+def test_logprobs_come_out_with_tokens() -> None:
+    bench = Bench()
+    bench.engine.add(make_request("a", tokens(3), 2, logprobs=3))
+    (output,) = bench.engine.step().outputs
+    assert output.logprob is not None
+    assert output.logprob.token == output.token == output.logprob.top[0][0]
+    assert len(output.logprob.top) == 3
