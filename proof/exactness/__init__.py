@@ -1,0 +1,1 @@
+"""Exactness of the disaggregated path against transformers in fp32: log-probabilities, greedy tokens, KV bytes."""

@@ -1,0 +1,198 @@
+"""Exactness of the disaggregated path against transformers in fp32. Resumable: finished cases are kept in --out.
+
+Every case is one pair of ranks (model × transport × chunk size) that answers every prompt length cold, again with
+prefix hits, eight at once, and with three choices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from proof.exactness.compare import Verdict, compare
+from proof.exactness.reference import Reference
+from tests.integration.worker.loopback import Loopback
+from tools.random_model import RandomModel, make_random_model
+
+ROOT = Path(__file__).parents[2]
+BUNDLED = "tandem-tiny"
+FAMILIES = ("llama", "qwen2", "qwen3")
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 1024, 2047, 3000)
+SLICE_LENGTHS = (1, 16, 17, 65, 300)
+OUTPUT_TOKENS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One pair of ranks and its settings."""
+
+    model: str
+    transport: str
+    chunk_tokens: int
+
+
+def cases(is_slice: bool) -> Iterator[Case]:
+    """All cases; the slice is one chunk size a transport, every model."""
+    for model in (BUNDLED, *FAMILIES):
+        for transport, chunk in [("shm", 64), ("grpc", 16)] if is_slice else _all_settings():
+            yield Case(model, transport, chunk)
+
+
+def _all_settings() -> list[tuple[str, int]]:
+    return [(transport, chunk) for transport in ("shm", "grpc") for chunk in (16, 64, 512)]
+
+
+def model_folder(name: str, seed: int, under: Path) -> Path:
+    """The bundled model, or a random one of the family, made on first use."""
+    if name == BUNDLED:
+        return ROOT / "models" / BUNDLED
+    folder = under / f"random-{name}"
+    if not folder.exists():
+        make_random_model(RandomModel(family=name, seed=seed, max_positions=4096), folder)
+    return folder
+
+
+class Run:
+    """All requests of one case; collects verdicts by way of running."""
+
+    def __init__(self, case: Case, folder: Path, reference: Reference, seed: int, lengths: tuple[int, ...]) -> None:
+        self._reference, self._lengths = reference, lengths
+        self._random = random.Random(f"{seed}/{case.model}")
+        self._pair = Loopback(
+            Path(tempfile.mkdtemp(prefix="td-")), folder, transport=case.transport, chunk_tokens=case.chunk_tokens
+        )
+        vocab = self._pair.p.shell.engine.vocab_size
+        self._prompts = [[self._random.randrange(vocab) for _ in range(length)] for length in lengths]
+        self._count = 0
+
+    def verdicts(self) -> dict[str, Verdict]:
+        try:
+            worst = {"cold": self._one_by_one()}
+            self._check_bytes()
+            worst |= {
+                "prefix hits": self._one_by_one(),
+                "eight at once": self._together(),
+                "three choices": self._choices(),
+            }
+            for rank in (self._pair.p, self._pair.d):
+                rank.check_baseline()
+            return worst
+        finally:
+            self._pair.close()
+
+    def _check_bytes(self) -> None:
+        """Every block that crossed is the sender's, byte for byte."""
+        sender, receiver = self._pair.p, self._pair.d
+        for group, pool in sender.pools.items():
+            spec = pool.spec
+            here, there = sender.shell.engine.ledgers[group], receiver.shell.engine.ledgers[group]
+            shared = [h for h in here.hashes() if there.lookup(h) is not None]
+            if len(shared) < sum(length // spec.block_tokens for length in self._lengths):
+                raise AssertionError("not every full block of the prompts is cached on both sides")
+            for block_hash in shared:
+                copies = []
+                for pools, ledger in ((sender.pools, here), (receiver.pools, there)):
+                    block, out = ledger.lookup(block_hash), bytearray(spec.block_bytes())
+                    assert block is not None
+                    pools[group].read_into([block], range(len(spec.layers)), range(spec.heads), memoryview(out))
+                    copies.append(out)
+                if copies[0] != copies[1]:
+                    raise AssertionError(f"block {block_hash.hex()} differs between sender and receiver")
+
+    def _one_by_one(self) -> Verdict:
+        verdicts = []
+        for prompt in self._prompts:
+            name = self._submit(prompt)
+            self._pair.run_until_rest()
+            verdicts.append(self._verdict(name, prompt, choice=0, is_greedy=True))
+        return _worst(verdicts)
+
+    def _together(self) -> Verdict:
+        prompts = [*self._prompts, *self._prompts][: max(8, len(self._prompts))]
+        verdicts = []
+        for start in range(0, len(prompts), 8):
+            names = [(self._submit(prompt), prompt) for prompt in prompts[start : start + 8]]
+            self._pair.run_until_rest()
+            verdicts += [self._verdict(name, prompt, choice=0, is_greedy=True) for name, prompt in names]
+        return _worst(verdicts)
+
+    def _choices(self) -> Verdict:
+        verdicts = []
+        for prompt in self._prompts:
+            name = self._submit(prompt, n=3, temperature=1.0, seed=5)
+            self._pair.run_until_rest()
+            verdicts += [self._verdict(name, prompt, choice=choice, is_greedy=False) for choice in range(3)]
+        return _worst(verdicts)
+
+    def _submit(self, prompt: list[int], **sampling: float) -> str:
+        self._count += 1
+        name = f"r{self._count}"
+        self._pair.submit(name, prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=20, **sampling)
+        return name
+
+    def _verdict(self, name: str, prompt: list[int], *, choice: int, is_greedy: bool) -> Verdict:
+        tokens = self._pair.tokens(name, choice)
+        if len(tokens) != OUTPUT_TOKENS:
+            raise AssertionError(f"{name}: {len(tokens)} tokens, {self._pair.failed[name]}")
+        chunks = sorted(self._pair.chunks[name][choice], key=lambda chunk: chunk.index)
+        return compare(chunks, self._reference.logprobs(prompt, tokens), is_greedy=is_greedy)
+
+
+def _worst(verdicts: list[Verdict]) -> Verdict:
+    return Verdict(
+        max(v.max_error for v in verdicts),
+        sum(v.tokens for v in verdicts),
+        sum(v.clear_tokens for v in verdicts),
+        sum(v.unequal for v in verdicts),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="proof.exactness", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "exactness.json")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--slice", action="store_true", help="a few lengths and settings, as CI does")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    lengths = SLICE_LENGTHS if arguments.slice else LENGTHS
+    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    if done.get("seed") != arguments.seed or done.get("lengths") != list(lengths):
+        done = {"name": "exactness", "seed": arguments.seed, "lengths": list(lengths), "cases": []}
+    finished = {tuple(entry["case"].values()) for entry in done["cases"]}
+    print(f"seed {arguments.seed}, lengths {lengths}")
+    with tempfile.TemporaryDirectory(prefix="td-models-") as under:
+        references: dict[str, Reference] = {}
+        for case in cases(arguments.slice):
+            if (case.model, case.transport, case.chunk_tokens) in finished:
+                continue
+            started = time.monotonic()
+            folder = model_folder(case.model, arguments.seed, Path(under))
+            if case.model not in references:
+                references[case.model] = Reference(folder)
+            reference = references[case.model]
+            verdicts = Run(case, folder, reference, arguments.seed, lengths).verdicts()
+            done["cases"].append({"case": asdict(case), "verdicts": {k: asdict(v) for k, v in verdicts.items()}})
+            arguments.out.write_text(json.dumps(done, indent=1) + "\n")
+            took = time.monotonic() - started
+            for name, v in verdicts.items():
+                exact = "exact" if v.is_exact else "NOT EXACT"
+                print(
+                    f"{case.model:12} {case.transport:5} chunk {case.chunk_tokens:<4} {name:14} {exact:9} "
+                    f"error {v.max_error:.1e}, {v.clear_tokens}/{v.tokens} clear, {v.unequal} unequal ({took:.0f} s)",
+                    flush=True,
+                )
+    verdicts_ = [Verdict(**v) for entry in done["cases"] for v in entry["verdicts"].values()]
+    return 0 if all(v.is_exact for v in verdicts_) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
