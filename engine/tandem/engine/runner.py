@@ -15,6 +15,7 @@ from torch import Tensor
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.engine.allocator import keep_freed_memory
 from tandem.engine.kv_pool import TORCH_DTYPES, KVPools, check_blocks, plan_blocks
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
@@ -64,6 +65,8 @@ class ModelRunner:
             is_deterministic=is_deterministic,
         )  # fmt: skip
         self._decoder.load(model_dir, device=device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.pools = KVPools(self.layout, counts, self.device)
         self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
         self._windows = tuple(self.layout.groups[group].window for group in self.pools.group_of_layer)
@@ -82,7 +85,6 @@ class ModelRunner:
         """Blocks in the pool of each KV group."""
         return self.pools.num_blocks
 
-    @torch.inference_mode()
     def forward(self, batch: StepBatch, on_layers: LayersStored | None = None) -> Tensor:
         """Store the step's KV and compute logits: fp32 [len(batch.logit_rows), vocab], owned by the caller.
 

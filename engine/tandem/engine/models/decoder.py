@@ -27,7 +27,7 @@ k and v are of the new tokens only and rotated; attend stores them before it ans
 """
 
 _ELEMENTWISE_GRAIN = 32768
-"""torch runs an elementwise operation of up to this many numbers as one loop."""
+"""torch runs an elementwise operation on fewer numbers than this as one loop, whatever the threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +90,24 @@ class Decoder:
             self._steps = [self._prepare(layer) for layer in self.layers]
             self._to_logits = self._linear(self.head, None)
 
-    @torch.inference_mode()
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
         """Logits, fp32 [len(rows), vocab], of the tokens at `rows`; of all tokens where `rows` is None.
 
         token_ids, positions: int64 [T] on the model's device, T ≥ 1; rows: int64. Calls `attend` once a layer, in
-        order. Raises ModelError before `load`.
+        order. The result is an ordinary tensor that the caller may change. Raises ModelError before `load`
+        and for a rank of several.
         """
         if not self._steps:
             raise ModelError("the model has no weights yet", todo="call load() first")
+        if self._tp_size != 1:
+            raise ModelError("a sharded model cannot run", why="its ranks do not add up their results yet")
+        with torch.inference_mode():
+            x = self._hidden(token_ids, positions, rows, attend)
+        # Outside inference mode, or a sampler could not write over the logits.
+        return self._to_logits(self._final_norm(x)).float()
+
+    def _hidden(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
+        """The residual stream behind the last layer, [len(rows), hidden]."""
         x = functional.embedding(token_ids, self._embed)
         cos, sin = self._rotations.index_select(0, positions).unsqueeze(1).unbind(2)
         shape = (*cos.shape[:2], 2, -1)
@@ -110,10 +119,10 @@ class Decoder:
             if index == last and rows is not None:
                 # Behind the last attention nothing looks at other tokens: only the wanted rows go on.
                 if not rows.numel():
-                    return x.new_empty((0, self.config.vocab_size), dtype=torch.float32)
+                    return x[:0]
                 x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
             x = layer.finish(x, mixed)
-        return self._to_logits(self._final_norm(x)).float()
+        return x
 
     def _parameter(
         self, *named: tuple[str, int], columns: int | None = None, split: Split = Split.WHOLE, kind: str = "weight",
@@ -169,7 +178,10 @@ class Decoder:
 
     def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
         tensor = None if bias is None else bias.tensor
-        return make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic)
+        linear = make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic)
+        if weight is not self.embedding:
+            weight.tensor = weight.tensor.to("meta")  # packing copied it; two copies of a model would not fit
+        return linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,5 +261,5 @@ def _activate_by_grains(gate_up: Tensor) -> Tensor:
     Where a split falls inside a row, numbers at its edge take the scalar exp instead of the vector one and differ in
     the last bit: which rows those are would depend on the batch.
     """
-    rows = max(1, 2 * _ELEMENTWISE_GRAIN // gate_up.shape[1])
+    rows = max(1, 2 * (_ELEMENTWISE_GRAIN - 1) // gate_up.shape[1])
     return torch.cat([_activate(piece) for piece in torch.split(gate_up, rows)])

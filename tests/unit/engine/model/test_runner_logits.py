@@ -28,6 +28,7 @@ def test_a_prompt_has_the_logits_of_transformers(
     want = reference(name)
     got = driver_of(fp32_runner(name)).step({"a": want.tokens[:length]})["a"]
     assert got.dtype is torch.float32
+    assert not got.is_inference()  # the sampler writes over it
     close(got, want.logits[:length])
 
 
@@ -116,6 +117,12 @@ def test_a_copied_block_serves_in_place_of_its_source(reference: Any, fp32_runne
     runner.pools.tensors[0][source] = 0
     table = [*driver.tables["a"][:2], copy]
     close(runner.forward(StepBatch(want.tokens[40:41], [40], [SeqSlice(1, 41, (table,))], [0])), want.logits[40:41])
+
+
+@pytest.mark.parametrize("options", [{"dtype": "bfloat16"}, {"is_deterministic": True}], ids=str)
+def test_a_chunk_may_want_no_logits(options: dict[str, Any], model_folder: Any) -> None:
+    runner = ModelRunner(model_dir=model_folder("qwen2"), num_blocks=4, max_model_len=64, **options)
+    assert runner.forward(StepBatch([1, 2, 3], [0, 1, 2], [SeqSlice(3, 3, ([3],))])).shape == (0, 512)
 
 
 @pytest.mark.parametrize("name", ["bundled", "qwen3"])

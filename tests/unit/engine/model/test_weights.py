@@ -35,6 +35,12 @@ def load(folder: Path) -> Decoder:
     return decoder
 
 
+def tensors_of(folder: Path) -> list[torch.Tensor]:
+    decoder = Decoder(read_model_config(folder), dtype=torch.float32, max_positions=64)
+    load_weights(folder, decoder.parameters())
+    return [parameter.tensor for parameter in decoder.parameters()]
+
+
 def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -109,7 +115,7 @@ def test_a_damaged_file_is_named(damage: Callable[[Path], None], folder: Path) -
 
 
 def test_shards_load_like_one_file(folder: Path) -> None:
-    whole = load(folder)
+    whole = tensors_of(folder)
     tensors = load_file(folder / "model.safetensors")
     names = sorted(tensors)
     shards = {"model-00001.safetensors": names[::2], "model-00002.safetensors": names[1::2]}
@@ -120,8 +126,8 @@ def test_shards_load_like_one_file(folder: Path) -> None:
         load(folder)
     index = {"weight_map": {key: shard for shard, keys in shards.items() for key in keys}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    for one, other in zip(whole.parameters(), load(folder).parameters(), strict=True):
-        assert torch.equal(one.tensor, other.tensor)
+    for one, other in zip(whole, tensors_of(folder), strict=True):
+        assert torch.equal(one, other)
     (folder / "model-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"model-00002\.safetensors does not exist"):
         load(folder)
@@ -159,12 +165,25 @@ def test_a_decoder_without_weights_says_so(folder: Path) -> None:
         decoder.forward(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), None, lambda *_: _[1])
 
 
+def test_a_rank_of_several_does_not_pretend_to_run(folder: Path) -> None:
+    decoder = Decoder(read_model_config(folder), dtype=torch.float32, max_positions=64, tp_size=2)
+    decoder.load(folder, tp_rank=1)
+    with pytest.raises(ModelError, match="sharded model cannot run"):
+        decoder.forward(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), None, lambda *_: _[1])
+
+
+def test_matrices_are_held_once(folder: Path) -> None:
+    decoder = load(folder)
+    held = [parameter for parameter in decoder.parameters() if not parameter.tensor.is_meta]
+    assert all(parameter is decoder.embedding or parameter.columns is None for parameter in held)
+
+
 def test_two_ranks_hold_the_halves_of_every_split_matrix(folder: Path) -> None:
     tensors, config = load_file(folder / "model.safetensors"), read_model_config(folder)
     ranks = []
     for rank in range(2):
         decoder = Decoder(config, dtype=torch.float32, max_positions=64, tp_size=2)
-        decoder.load(folder, tp_rank=rank)
+        load_weights(folder, decoder.parameters(), tp_rank=rank, tp_size=2)
         ranks.append(decoder.layers[1])
     name = "model.layers.1"
     q, k, v = (tensors[f"{name}.self_attn.{n}_proj.weight"] for n in "qkv")
