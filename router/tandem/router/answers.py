@@ -20,7 +20,6 @@ from tandem.router.metrics import Metrics
 from tandem.router.requests import Arrival, Flight, Inbox, Work
 from tandem.router.tokenizer import Tokenizer
 
-
 LAST_WORDS_S = 2.0
 
 
@@ -214,7 +213,7 @@ class Answer:
 
 
 async def attend(answer: Answer, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
-    """Run `delivery` to its end beside `watchers`. Once the answer has failed, a reader gets LAST_WORDS_S to hear it."""
+    """Run `delivery` to its end beside `watchers`. After a failure a reader has LAST_WORDS_S to hear of it."""
     async with asyncio.TaskGroup() as group:
         main = group.create_task(delivery)
         others = [group.create_task(watcher) for watcher in (*watchers, _cut(answer, main))]

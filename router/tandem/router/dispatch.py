@@ -194,6 +194,9 @@ class Dispatcher:
     def on_up(self, link: WorkerLink) -> None:
         self.on_link_up()
 
+    def on_beat(self, link: WorkerLink) -> None:
+        self._table.note_beat(link)
+
     def on_lost(self, link: WorkerLink, why: str) -> None:
         error = WorkerLostError(f"worker {link.worker} was lost during the request", why=why, todo="send it again")
         for request in list(link.requests):

@@ -51,6 +51,10 @@ class Tokenizer:
         vocab_size = int(model.get("vocab_size") or hub.get_vocab_size(with_added_tokens=True))
         return cls(hub, template, vocab_size, int(model.get("max_position_embeddings") or 0))
 
+    def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Like `encode`, on the calling thread."""
+        return self._encode(text, add_special_tokens)
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the special tokens that the model's tokenizer puts around a text."""
         if len(text) < LONG_TEXT_CHARS:

@@ -22,17 +22,19 @@ class WorkerRecord(Protocol):
     """What the table reads of a registry record."""
 
     @property
-    def worker(self) -> str: ...
-    @property
     def incarnation(self) -> int: ...
     @property
     def address(self) -> str: ...
 
 
 class WorkerDirectory(Protocol):
-    """Calls `on_change` with all registered workers, now and whenever they change, until cancelled."""
+    """Who is registered. It alone judges who left: a missing key or an outage of the registry is no reason."""
 
-    async def run(self, on_change: Callable[[Sequence[WorkerRecord]], None]) -> None: ...
+    async def run(self, on_change: Callable[[Mapping[WorkerId, WorkerRecord]], None]) -> None:
+        """Call `on_change` with all registered workers, now and whenever they change, until cancelled."""
+
+    def note_beat(self, worker: WorkerId, incarnation: Incarnation) -> None:
+        """A sign of life came over the worker's stream."""
 
 
 class PrefixIndex(Protocol):
@@ -42,8 +44,7 @@ class PrefixIndex(Protocol):
 
 
 class WorkerTable:
-    """All links. A worker that left the registry keeps its link while the stream lives, but gets no new work —
-    unless everybody left, which says more about the registry than about the workers."""
+    """All links. A worker that left the registry keeps its link while the stream lives, but gets no new work."""
 
     def __init__(self, directory: WorkerDirectory) -> None:
         self._directory = directory
@@ -61,8 +62,7 @@ class WorkerTable:
 
     def usable(self) -> list[WorkerLink]:
         """Links that new work may go to."""
-        up = [link for link in self._links.values() if link.is_up]
-        return [link for link in up if link.is_registered] or up
+        return [link for link in self._links.values() if link.is_up and link.is_registered]
 
     def candidates(self, hit_tokens: Mapping[WorkerId, int] | None = None) -> list[Candidate]:
         return [_candidate(link, (hit_tokens or {}).get(link.worker, 0)) for link in self.usable()]
@@ -70,6 +70,9 @@ class WorkerTable:
     def note_use(self, link: WorkerLink) -> None:
         self._uses += 1
         link.last_used = self._uses
+
+    def note_beat(self, link: WorkerLink) -> None:
+        self._directory.note_beat(link.worker, link.where.incarnation)
 
     def refused_pairs(self) -> list[tuple[WorkerId, WorkerId, str]]:
         """Every (prefill, decode) pair that is never planned, and why."""
@@ -91,16 +94,15 @@ class WorkerTable:
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
-                    await self._directory.run(lambda records: self._follow(records, make_link, group))
+                    await self._directory.run(lambda here: self._follow(here, make_link, group))
                     self.trouble = "the registry watcher ended"
                 except Exception as error:  # noqa: BLE001 - supervises the watcher; links live on without it
                     self.trouble = f"the registry cannot be watched: {error}"
                     event(_log, "registry watcher failed", logging.ERROR, why=str(error))
                 await asyncio.sleep(_RETRY_S)
 
-    def _follow(self, records: Sequence[WorkerRecord], make_link: LinkFactory, group: asyncio.TaskGroup) -> None:
+    def _follow(self, here: Mapping[WorkerId, WorkerRecord], make_link: LinkFactory, group: asyncio.TaskGroup) -> None:
         self.trouble = ""
-        here = {WorkerId(record.worker): record for record in records}
         for worker, link in list(self._links.items()):
             record = here.get(worker)
             if record is None:

@@ -1,0 +1,8 @@
+"""`python -m tandem.router --config FILE`."""
+
+import sys
+
+from tandem.router.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

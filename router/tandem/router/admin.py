@@ -1,0 +1,89 @@
+"""The admin port: status, requests in flight, the wish to stop; an admin key guards everything but metrics."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tandem.core.errors import AuthError, ConfigError, InternalError, InvalidRequestError, TandemError
+from tandem.router.http.errors import error_response
+from tandem.router.metrics import CONTENT_TYPE, Metrics
+from tandem.router.status import StatusPage
+
+_log = logging.getLogger(__name__)
+_MIN_KEY_BYTES = 16
+OnDown = Callable[[], Awaitable[None]]
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def load_key(path: Path) -> bytes:
+    """The admin key in a file; ConfigError if it is missing or too short to guess against."""
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"cannot read the admin key {path}", why=str(error), todo="check the path") from error
+    if len(key) < _MIN_KEY_BYTES:
+        raise ConfigError(f"the admin key {path} is too short", why=f"at least {_MIN_KEY_BYTES} bytes are needed")
+    return key
+
+
+def create_admin_app(page: StatusPage, metrics: Metrics, key: bytes, on_down: OnDown) -> Starlette:
+    """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
+
+    async def status(request: Request) -> Response:
+        return _json(page.status())
+
+    async def requests(request: Request) -> Response:
+        return _json(page.requests())
+
+    async def down(request: Request) -> Response:
+        await on_down()
+        return _json({"is_stopping": True}, 202)
+
+    async def scrape(request: Request) -> Response:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    routes = [
+        Route("/admin/v1/status", _keyed(key, status), methods=["GET"]),
+        Route("/admin/v1/requests", _keyed(key, requests), methods=["GET"]),
+        Route("/admin/v1/down", _keyed(key, down), methods=["POST"]),
+        Route("/metrics", scrape, methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+def _keyed(key: bytes, endpoint: Endpoint) -> Endpoint:
+    async def run(request: Request) -> Response:
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(given.strip().encode(), key)
+        try:
+            if scheme.lower() != "bearer" or not is_right:
+                raise AuthError("the admin key is missing or wrong", todo="send it as Authorization: Bearer <key>")
+            return await endpoint(request)
+        except AuthError as error:
+            return error_response(error, headers={"www-authenticate": "Bearer"})
+        except TandemError as error:
+            return error_response(error)
+        except Exception as error:  # noqa: BLE001 - operators get an error object too
+            _log.exception("admin request failed")
+            return error_response(InternalError("the router failed", why=type(error).__name__, todo="report this"))
+
+    return run
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return error_response(InvalidRequestError(f"{request.method} {request.url.path} does not exist"), status)
+
+
+def _json(body: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status_code=status, media_type="application/json")

@@ -1,0 +1,178 @@
+"""The gRPC front door: `Inference.Generate` with health and reflection, on the same way through the router as HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from tandem.core.errors import STATUS, InternalError, InvalidRequestError, StartupError, TandemError
+from tandem.core.ids import new_request_id
+from tandem.router.answers import Answer, ChoiceUpdate, attend
+from tandem.router.asks import Ask
+from tandem.router.door import Door
+from tandem.router.wire import finish_to_wire, logprob_to_wire
+from tandem.rpc.v1 import inference_pb2 as i
+from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+
+_log = logging.getLogger(__name__)
+SERVICE = i.DESCRIPTOR.services_by_name["Inference"].full_name
+_SAMPLING_FIELDS = (
+    "max_tokens", "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "ignore_eos", "logprobs",
+)  # fmt: skip
+_ROLES = ("system", "developer", "user", "assistant")
+_HEALTH_S = 0.25
+_DEFAULT_MAX_TOKENS = 16
+
+
+class GrpcDoor:
+    """The server and its health; `start` binds, `run` keeps health true until cancelled, `stop` ends it."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        options = [
+            ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
+            ("grpc.max_receive_message_length", door.settings.max_body_bytes),
+        ]
+        self._server = grpc.aio.server(options=options)
+        i_grpc.add_InferenceServicer_to_server(_Inference(door), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; returns the port. StartupError when it is taken."""
+        try:
+            bound = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            why = "it is in use or may not be used"
+            raise StartupError(
+                f"cannot listen on {host}:{port} for gRPC", why=why, todo="choose another port"
+            ) from error
+        await self._server.start()
+        return int(bound)
+
+    async def run(self) -> None:
+        while True:
+            serving = health_pb2.HealthCheckResponse.SERVING
+            state = health_pb2.HealthCheckResponse.NOT_SERVING if self._door.readiness.missing() else serving
+            for service in ("", SERVICE):
+                await self._health.set(service, state)
+            await asyncio.sleep(_HEALTH_S)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._server.stop(grace_s)
+
+
+class _Inference(i_grpc.InferenceServicer):
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def Generate(  # type: ignore[override]  # noqa: N802 - the stub is written for synchronous servers
+        self, request: i.GenerateRequest, context: Any
+    ) -> None:
+        door, received_s = self._door, self._door.clock.now_s()
+        try:
+            ask = _ask(request)
+            works = await door.read(ask)
+        except TandemError as error:
+            door.refused("grpc", error)
+            await _abort(context, error)
+            return
+        failure: TandemError | None = None
+        try:
+            answer = door.desk.open(new_request_id("gen"), works, door.answer_settings(ask, received_s))
+            with answer:
+                outcome: list[TandemError] = []
+                await attend(answer, _deliver(answer, context, outcome))
+            failure = outcome[0] if outcome else None
+        except TandemError as error:  # nobody could take the request
+            door.refused("grpc", error)
+            failure = error
+        if failure is not None:
+            await _abort(context, failure)
+
+
+async def _deliver(answer: Answer, context: Any, outcome: list[TandemError]) -> None:
+    try:
+        async for response in _responses(answer):
+            await context.write(response)
+    except TandemError as error:
+        outcome.append(error)
+    except Exception as error:  # noqa: BLE001 - RPC boundary
+        _log.exception("answer failed")
+        failure = InternalError("the router failed", why=type(error).__name__, todo="report this")
+        answer.cancel(failure)
+        outcome.append(failure)
+
+
+async def _responses(answer: Answer) -> AsyncIterator[i.GenerateResponse]:
+    while (updates := await answer.next()) is not None:
+        yield i.GenerateResponse(id=answer.id, choices=[_delta(update) for update in updates])
+    usage = answer.usage
+    yield i.GenerateResponse(
+        id=answer.id,
+        finished=True,
+        usage=i.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            cached_tokens=usage.cached_tokens,
+        ),
+    )
+
+
+def _delta(update: ChoiceUpdate) -> i.ChoiceDelta:
+    return i.ChoiceDelta(
+        index=update.index,
+        text=update.text,
+        token_ids=update.tokens,
+        logprobs=[logprob_to_wire(logprob) for logprob in update.logprobs],
+        finish=finish_to_wire(update.finish),
+    )
+
+
+def _ask(request: i.GenerateRequest) -> Ask:
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidRequestError("the prompt is missing", todo="set text, token_ids or chat", param="prompt")
+    sampling = _sampling(request.sampling)
+    common: dict[str, Any] = {"api": "grpc", "model": request.model, "sampling": sampling, "stop": tuple(request.stop)}
+    if kind == "chat":
+        return Ask(messages=_messages(request.chat), **common)
+    prompt = request.text if kind == "text" else tuple(request.token_ids.ids)
+    return Ask(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
+
+
+def _sampling(sampling: i.GenerateSampling) -> dict[str, Any]:
+    given = {name: getattr(sampling, name) for name in _SAMPLING_FIELDS if sampling.HasField(name)}  # type: ignore[arg-type]
+    if sampling.stop_token_ids:
+        given["stop_token_ids"] = tuple(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        given["logit_bias"] = tuple(sampling.logit_bias.items())
+    return given
+
+
+def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:
+    if not chat.messages:
+        raise InvalidRequestError("the chat is empty", todo="send at least one message", param="messages")
+    for position, message in enumerate(chat.messages):
+        if message.role not in _ROLES:
+            why = f"it must be one of {', '.join(_ROLES)}"
+            raise InvalidRequestError(f"the role is {message.role!r}", why=why, param=f"messages[{position}].role")
+    return tuple({"role": message.role, "content": message.content} for message in chat.messages)
+
+
+async def _abort(context: Any, error: TandemError) -> None:
+    status = getattr(grpc.StatusCode, STATUS[error.code][1])
+    trailing = [("tandem-code", error.code)]
+    if error.param:
+        trailing.append(("tandem-param", error.param))
+    await context.abort(status, error.message, trailing_metadata=tuple(trailing))

@@ -1,0 +1,229 @@
+"""The router process: builds the parts, starts HTTP, gRPC and the admin port, and stops them in order."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from tandem.core import logs
+from tandem.core.clock import MonotonicClock
+from tandem.core.config import RouterConfig
+from tandem.core.config_loader import load
+from tandem.core.errors import StartupError
+from tandem.core.ids import RouterId, new_incarnation
+from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.desired_store import DesiredStateStore
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.lease import RouterLease
+from tandem.prefixindex.records import RouterRecord
+from tandem.prefixindex.replica import IndexReplica
+from tandem.router.admin import OnDown, create_admin_app, load_key
+from tandem.router.answers import AnswerDesk
+from tandem.router.asks import AskReader
+from tandem.router.dispatch import Dispatcher
+from tandem.router.door import Door
+from tandem.router.grpc_api import GrpcDoor
+from tandem.router.http.app import create_app
+from tandem.router.links import Identity, WorkerLink
+from tandem.router.metrics import Metrics
+from tandem.router.plan import LeastWork
+from tandem.router.prefix import PrefixFinder
+from tandem.router.readiness import Readiness
+from tandem.router.servers import HttpServer, bind, port_after, port_of
+from tandem.router.status import StatusPage
+from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
+from tandem.router.tokenizer import Tokenizer
+from tandem.router.workers import PrefixIndex, WorkerDirectory, WorkerTable
+
+_log = logging.getLogger(__name__)
+EXIT_STARTUP = 2
+DRAIN_S = 10.0
+_PROBE_TEXT = "ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a router finds outside: tests put doubles here."""
+
+    directory: WorkerDirectory
+    index: PrefixIndex | None
+    on_down: OnDown
+
+
+class Router:
+    """All parts of one router in one event loop. `start` binds, `serve` runs until `stop` is called."""
+
+    def __init__(self, config: RouterConfig, surroundings: Surroundings, incarnation: int) -> None:
+        self.config = config
+        self._clock = MonotonicClock()
+        self._stopping = asyncio.Event()
+        self._ports: dict[str, int] = {}
+        secret = ClusterSecret.load(Path(config.secret_file))
+        self._key = load_key(Path(config.admin_key_file))
+        tokenizer = Tokenizer.load(Path(config.model_dir))
+        mode = config.settings.disaggregation
+        self.table = WorkerTable(surroundings.directory)
+        self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
+        prefixes = PrefixFinder(surroundings.index, secret.derive(b"tenant:")[:16])
+        self.dispatcher = Dispatcher(self.table, LeastWork(mode), prefixes, self._clock, self.metrics)
+        self._identity = Identity(
+            router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
+        )
+        probe = tuple(tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,)
+        self.readiness = Readiness(self.table, self.dispatcher, mode, self._clock, probe)
+        reader = AskReader(
+            tokenizer, self.table, config.served_names, config.settings.request_timeout_s, lambda: secrets.randbits(62)
+        )
+        self.door = Door(
+            tokenizer=tokenizer,
+            reader=reader,
+            desk=AnswerDesk(tokenizer, self.dispatcher, self.metrics, self._clock),
+            metrics=self.metrics,
+            readiness=self.readiness,
+            settings=config.settings,
+            clock=self._clock,
+            wall_s=time.time,
+            started_s=int(time.time()),
+        )
+        self._page = StatusPage(
+            config=config,
+            incarnation=incarnation,
+            table=self.table,
+            dispatcher=self.dispatcher,
+            readiness=self.readiness,
+            clock=self._clock,
+            addresses=lambda: {**self._ports, "host": config.settings.host, "pid": os.getpid()},
+        )
+        self._on_down = surroundings.on_down
+        self._grpc = GrpcDoor(self.door)
+        self._listeners: list[socket.socket] = []
+
+    async def start(self) -> dict[str, int]:
+        """Bind the three ports: {"http", "grpc", "admin"}. StartupError when one is taken."""
+        wants = self.config.settings
+        http = self._listen(wants.host, wants.port)
+        grpc_wanted = port_after(wants.grpc_port, http, wants.port)
+        grpc_port = await self._grpc.start(wants.host, grpc_wanted)
+        admin = self._listen("127.0.0.1", port_after(wants.admin_port, grpc_port, grpc_wanted))
+        self._ports = {"http": http, "grpc": grpc_port, "admin": admin}
+        return self._ports
+
+    def stop(self) -> None:
+        """Not ready from now on; `serve` returns when streams have finished or DRAIN_S is over."""
+        self.readiness.is_draining = True
+        self._stopping.set()
+
+    async def serve(self, on_listening: Callable[[], None]) -> None:
+        http = HttpServer(create_app(self.door), self._listeners[0])
+        admin = HttpServer(create_admin_app(self._page, self.metrics, self._key, self._on_down), self._listeners[1])
+        async with asyncio.TaskGroup() as group:
+            servers = [group.create_task(server.run()) for server in (http, admin)]
+            tasks = [
+                group.create_task(self.table.run(self._make_link)),
+                group.create_task(self.readiness.run()),
+                group.create_task(self._grpc.run()),
+            ]
+            async with asyncio.timeout(10.0):
+                await http.wait_started()
+                await admin.wait_started()
+            on_listening()
+            await self._stopping.wait()
+            await self._drain()
+            for server in (http, admin):
+                server.stop()
+            await self._grpc.stop(grace_s=0.5)
+            await asyncio.wait(servers, timeout=5.0)
+            for task in (*tasks, *servers):
+                task.cancel()
+
+    async def close(self) -> None:
+        """Give back what `start` took, if `serve` never ran."""
+        for listener in self._listeners:
+            listener.close()
+        await self._grpc.stop(grace_s=0.0)
+
+    def _listen(self, host: str, port: int) -> int:
+        listener = bind(host, port)
+        self._listeners.append(listener)
+        return port_of(listener)
+
+    def _make_link(self, where: Any) -> WorkerLink:
+        return WorkerLink(where, self._identity, self.dispatcher, self._clock)
+
+    async def _drain(self) -> None:
+        ends_s = self._clock.now_s() + DRAIN_S
+        while self.dispatcher.flights and self._clock.now_s() < ends_s:
+            await asyncio.sleep(0.02)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 after a clean stop, 2 when the router could not start (one line on stderr says why)."""
+    parser = argparse.ArgumentParser(prog="python -m tandem.router", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="RouterConfig as JSON")
+    path: Path = parser.parse_args(arguments).config
+    try:
+        config = load(path, RouterConfig)
+        logs.setup("router", level=config.log_level)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(config))
+    except StartupError as error:
+        sys.stderr.write(f"tandem router: {error.message}\n")
+        return EXIT_STARTUP
+    return 0
+
+
+async def _run(config: RouterConfig) -> None:
+    redis = await connect(config.redis_url)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(redis.aclose)
+        keys = Keys(config.cluster)
+        replica = IndexReplica(redis, keys)
+        store = DesiredStateStore(redis, keys)
+        incarnation = new_incarnation()
+        surroundings = Surroundings(
+            directory=RedisDirectory(redis, keys, replica), index=replica, on_down=lambda: ask_to_stop(store)
+        )
+        router = Router(config, surroundings, incarnation)
+        stack.push_async_callback(router.close)
+        ports = await router.start()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, router.stop)
+        record = RouterRecord(
+            router=RouterId(config.router_id),
+            incarnation=incarnation,
+            http_address=f"{config.settings.host}:{ports['http']}",
+            grpc_address=f"{config.settings.host}:{ports['grpc']}",
+            admin_address=f"127.0.0.1:{ports['admin']}",
+            pid=os.getpid(),
+        )
+        background = asyncio.gather(hold_lease(RouterLease(redis, keys), record), replica.run())
+        try:
+            await router.serve(lambda: write_ready(Path(config.ready_file), ports))
+        finally:
+            background.cancel()
+            await asyncio.gather(background, return_exceptions=True)
+
+
+def write_ready(path: Path, ports: dict[str, int]) -> None:
+    """Tell the launcher the actual ports, all at once."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps({**ports, "pid": os.getpid()}) + "\n")
+    temporary.replace(path)
+    logs.event(_log, "listening", **ports)

@@ -1,0 +1,121 @@
+"""What the router knows about the cluster, as plain JSON values for operators. Never prompts or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from tandem.core.clock import Clock
+from tandem.core.config import RouterConfig
+from tandem.router.dispatch import Dispatcher
+from tandem.router.links import WorkerLink
+from tandem.router.readiness import Readiness
+from tandem.router.requests import Flight
+from tandem.router.workers import WorkerTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusPage:
+    """Reads everything when asked; keeps nothing."""
+
+    config: RouterConfig
+    incarnation: int
+    table: WorkerTable
+    dispatcher: Dispatcher
+    readiness: Readiness
+    clock: Clock
+    addresses: Callable[[], dict[str, Any]]
+
+    def status(self) -> dict[str, Any]:
+        missing = self.readiness.missing()
+        return {
+            "cluster": self.config.cluster,
+            "model": self.config.model,
+            "served_names": list(self.config.served_names),
+            "version": _version(),
+            "disaggregation": self.config.settings.disaggregation.value,
+            "is_ready": not missing,
+            "missing": missing,
+            "registry_trouble": self.table.trouble,
+            "router": {
+                "id": self.config.router_id,
+                "incarnation": str(self.incarnation),
+                "in_flight": len(self.dispatcher.flights),
+                **self.addresses(),
+            },
+            "workers": [_worker(link) for link in sorted(self.table.links, key=lambda link: link.worker)],
+            "refused_pairs": [
+                {"prefill": prefill, "decode": decode, "why": why}
+                for prefill, decode, why in self.table.refused_pairs()
+            ],
+        }
+
+    def requests(self) -> dict[str, Any]:
+        now_s = self.clock.now_s()
+        flights = sorted(self.dispatcher.flights, key=lambda flight: flight.started_s)
+        return {"requests": [_request(flight, now_s) for flight in flights]}
+
+
+def _worker(link: WorkerLink) -> dict[str, Any]:
+    facts, load = link.facts, link.load
+    body: dict[str, Any] = {
+        "worker": link.worker,
+        "address": link.where.address,
+        # 63-bit numbers do not survive every JSON reader.
+        "incarnation": str(link.where.incarnation),
+        "is_connected": link.is_up,
+        "is_registered": link.is_registered,
+        "trouble": link.trouble,
+        "router_in_flight": len(link.requests),
+    }
+    if facts is None:
+        return body
+    return body | {
+        "role": facts.role.value,
+        "model": facts.model,
+        "fingerprint": facts.fingerprint,
+        "tp": facts.tp,
+        "kv_dtype": facts.kv_dtype,
+        "block_tokens": facts.block_tokens,
+        "max_model_len": facts.max_model_len,
+        "num_blocks": list(facts.num_blocks),
+        "transports": list(facts.transports),
+        "protocol": facts.protocol,
+        "pid": facts.pid,
+        "rank_pids": list(facts.rank_pids),
+        "in_flight": load.in_flight,
+        "queued_requests": load.queued_requests,
+        "running_requests": load.running_requests,
+        "queued_tokens": load.queued_tokens,
+        "prefill_tokens_per_s": load.prefill_rate,
+        "decode_step_s": load.decode_step_s,
+        "blocks": [asdict(blocks) for blocks in load.blocks],
+        "counters": load.counters,
+    }
+
+
+def _request(flight: Flight, now_s: float) -> dict[str, Any]:
+    return {
+        "request": flight.id,
+        "attempt": flight.attempt,
+        "phase": flight.phase.value,
+        "age_s": round(now_s - flight.started_s, 3),
+        "prefill": flight.plan.prefill,
+        "decode": flight.plan.decode,
+        "reason": flight.plan.reason,
+        "predicted_prefill_hit_tokens": flight.plan.prefill_hit_tokens,
+        "predicted_decode_hit_tokens": flight.plan.decode_hit_tokens,
+        "cached_tokens": flight.cached_tokens,
+        "prompt_tokens": len(flight.work.prompt),
+        "output_tokens": flight.output_tokens,
+        "waits_for": sorted(flight.legs),
+    }
+
+
+def _version() -> str:
+    try:
+        return version("tandem-serve")
+    except PackageNotFoundError:
+        return "unknown"
