@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, expected, make_request, tokens
 
 from tandem.core.blockhash import chain
 from tandem.core.errors import ContextLengthError, InternalError, InvalidRequestError
@@ -11,7 +12,6 @@ from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind, LedgerError
 from tandem.core.lifecycle import FinishReason
 from tandem.engine.request import PrefillSlice, RequestKind
-from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, expected, make_request, tokens
 
 G0 = GroupId(0)
 
