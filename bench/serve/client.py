@@ -1,0 +1,85 @@
+"""One streaming completion over a plain socket, timed token by token.
+
+An HTTP library costs more per chunk than the tiny model takes to make it, on the same two cores; so the response is
+read line by line as it comes. Chunked framing lines are hexadecimal and cannot be taken for `data:` lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+TIMING = b": tandem-timing "
+DONE = b"data: [DONE]"
+
+
+@dataclass(slots=True)
+class Answer:
+    """When each token came (monotonic seconds). `due_s` is when it should have been sent, so that late sending counts
+    as waiting. One event is one token, but for the rare ones that wait for the rest of a character."""
+
+    due_s: float
+    token_s: list[float] = field(default_factory=list)
+    timing: dict[str, Any] | None = None
+    error: str = ""
+
+    @property
+    def ttft_s(self) -> float:
+        return self.token_s[0] - self.due_s
+
+    @property
+    def second_s(self) -> float:
+        return self.token_s[1] - self.token_s[0]
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """Inter-token latencies after the second token."""
+        return [b - a for a, b in zip(self.token_s[1:], self.token_s[2:], strict=False)]
+
+
+async def complete(host: str, port: int, body: dict[str, Any], due_s: float, timeout_s: float) -> Answer:
+    """POST /v1/completions with stream; never raises, an error is part of the answer."""
+    answer = Answer(due_s)
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+            try:
+                await _talk(reader, writer, body, answer)
+            finally:
+                writer.close()
+                await writer.wait_closed()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    return answer
+
+
+async def _talk(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any], answer: Answer
+) -> None:
+    data = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
+        f"X-Tandem-Timing: 1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    writer.write(head.encode() + data)
+    await writer.drain()
+    status = await reader.readline()
+    if b" 200 " not in status:
+        answer.error = f"{status.decode().strip()}: {(await reader.read(2000)).decode(errors='replace')[-400:]}"
+        return
+    is_done = False
+    while line := await reader.readline():
+        if line.startswith(b"data: {"):
+            if line.startswith(b'data: {"error"'):
+                answer.error = line.decode().strip()
+            else:
+                answer.token_s.append(time.monotonic())
+        elif line.startswith(TIMING):
+            answer.timing = json.loads(line[len(TIMING) :])
+        elif line.startswith(DONE):
+            is_done = True
+    if not is_done and not answer.error:
+        answer.error = "the stream ended without [DONE]"

@@ -1,0 +1,158 @@
+"""A whole cluster as a user starts it: `clusterctl up` in a process of its own, in a state directory of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class Cluster:
+    """A running cluster and where it listens."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    context: dict[str, Any]
+
+    @property
+    def api(self) -> str:
+        return str(self.context["api"])
+
+    @property
+    def output(self) -> str:
+        """What `up` printed so far."""
+        return (self.folder / "up.out").read_text(errors="replace")
+
+    def logs(self) -> str:
+        """Ends of all logs, for failures."""
+        files = sorted(self.folder.rglob("*.log"))
+        return "\n".join(f"==> {f.name}\n{f.read_text(errors='replace')[-3000:]}" for f in files)
+
+    def status(self) -> dict[str, Any]:
+        """What the admin port says."""
+        key = Path(self.context["admin_key_file"]).read_text().strip()
+        request = urllib.request.Request(
+            f"{self.context['admin']}/admin/v1/status", headers={"Authorization": f"Bearer {key}"}
+        )
+        with urllib.request.urlopen(request, timeout=5) as response:
+            return dict(json.load(response))
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """(HTTP status, JSON) of a POST to the API."""
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.api}{path}", data, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def get(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"{self.api}{path}", timeout=10) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Sum of a metric's samples on /metrics that carry these labels."""
+        total = 0.0
+        for line in self.get("/metrics")[1].splitlines():
+            if line.startswith((f"{name}{{", f"{name} ")) and all(f'{k}="{v}"' in line for k, v in labels.items()):
+                total += float(line.rpartition(" ")[2])
+        return total
+
+    def pids(self) -> dict[str, list[int]]:
+        """Worker id → host pid and rank pids."""
+        return {w["worker"]: [w["pid"], *w["rank_pids"]] for w in self.status()["workers"]}
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Poll until `condition` is true; the bound is there to fail, not to measure."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout_s} s")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def running(*flags: str) -> Iterator[Cluster]:
+    """`clusterctl up` with these flags, ready to serve; stopped at the end, and nothing may be left behind."""
+    with tempfile.TemporaryDirectory(prefix="td-e2e-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
+        command += ["--admin-port", "0", "--state-dir", str(folder), *flags]
+        with (folder / "up.out").open("wb") as out:
+            process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        cluster = Cluster(process, folder, {})
+        try:
+            cluster.context = _await_context(cluster)
+            wait_for(lambda: _ready(cluster), START_TIMEOUT_S, "the cluster is ready")
+            yield cluster
+            stop(cluster)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def stop(cluster: Cluster, number: int = signal.SIGTERM) -> None:
+    """Stop it as Ctrl-C or a supervisor would, and check that no process is left."""
+    pids = [pid for worker in cluster.pids().values() for pid in worker]
+    cluster.process.send_signal(number)
+    assert cluster.process.wait(STOP_TIMEOUT_S) == 0, cluster.output + cluster.logs()
+    for pid in pids:
+        wait_for(lambda pid=pid: not is_alive(pid), 5, f"process {pid} is gone")
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+def _await_context(cluster: Cluster) -> dict[str, Any]:
+    def found() -> dict[str, Any] | None:
+        if cluster.process.poll() is not None:
+            raise AssertionError(f"up ended with {cluster.process.returncode}:\n{cluster.output}\n{cluster.logs()}")
+        files = list(cluster.folder.glob("*/context.json"))
+        return dict(json.loads(files[0].read_text())) if files else None
+
+    context: dict[str, Any] = wait_for(found, START_TIMEOUT_S, "up wrote its context")
+    return context
+
+
+def _ready(cluster: Cluster) -> bool:
+    if cluster.process.poll() is not None:
+        raise AssertionError(f"up ended with {cluster.process.returncode}:\n{cluster.output}\n{cluster.logs()}")
+    with contextlib.suppress(OSError):
+        return cluster.get("/readyz")[0] == 200
+    return False
+
+
+def kill(pid: int) -> None:
+    """kill -9."""
+    os.kill(pid, signal.SIGKILL)
