@@ -1,0 +1,100 @@
+"""A small decoder with random weights, just enough of one to run the kernels in their places.
+
+Owns nothing of the engine on purpose: it says whether the kernels work together, and what a decode step costs with
+them, independently of scheduler, weights and samplers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from bench.gpu.cases import Heads
+from torch import Tensor
+from torch.nn import functional
+
+from tandem.kernels.extend_attention import extend_attention
+from tandem.kernels.kv_store import kv_store
+from tandem.kernels.paged_decode import paged_decode
+
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    hidden: int
+    layers: int
+    heads: Heads
+    ffn: int
+    vocab: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """Inputs of one forward pass; `cu_seqlens` None means one query a sequence."""
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    block_table: Tensor
+    context_lens: Tensor
+    cu_seqlens: Tensor | None = None
+
+
+class Decoder:
+    """Embedding, then per layer rmsnorm, qkv, rope, kv_store, attention, gated MLP; logits of every token."""
+
+    def __init__(self, shape: Shape, *, num_blocks: int, device: torch.device, dtype: torch.dtype) -> None:
+        self.shape, self.dtype = shape, dtype
+        heads = shape.heads
+
+        def weight(rows: int, columns: int) -> Tensor:
+            return torch.randn(rows, columns, device=device, dtype=dtype).mul_(columns**-0.5)
+
+        self.embedding = torch.randn(shape.vocab, shape.hidden, device=device, dtype=dtype)
+        self.qkv = [weight((heads.q + 2 * heads.kv) * heads.width, shape.hidden) for _ in range(shape.layers)]
+        self.out = [weight(shape.hidden, heads.q * heads.width) for _ in range(shape.layers)]
+        self.gate_up = [weight(2 * shape.ffn, shape.hidden) for _ in range(shape.layers)]
+        self.down = [weight(shape.hidden, shape.ffn) for _ in range(shape.layers)]
+        self.head = weight(shape.vocab, shape.hidden)
+        self.pool = torch.zeros(
+            (num_blocks, shape.layers, 2, heads.kv, BLOCK_TOKENS, heads.width), device=device, dtype=dtype
+        )
+        self.inverse_frequencies = 10000.0 ** (-torch.arange(0, heads.width, 2, device=device) / heads.width)
+
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads whatever its batch."""
+        matrices = [*self.qkv, *self.out, *self.gate_up, *self.down, self.head]
+        return sum(matrix.numel() * matrix.element_size() for matrix in matrices)
+
+    def forward(self, step: Step, backend: str) -> Tensor:
+        heads, count = self.shape.heads, step.tokens.shape[0]
+        scale = heads.width**-0.5
+        x = functional.embedding(step.tokens, self.embedding)
+        angles = step.positions[:, None].float() * self.inverse_frequencies
+        cos, sin = angles.cos()[:, None].to(self.dtype), angles.sin()[:, None].to(self.dtype)
+        for layer in range(self.shape.layers):
+            qkv = functional.linear(_norm(x), self.qkv[layer]).view(count, -1, heads.width)
+            q = _rotate(qkv[:, : heads.q], cos, sin)
+            k = _rotate(qkv[:, heads.q : heads.q + heads.kv], cos, sin)
+            view = self.pool[:, layer]
+            kv_store(k, qkv[:, heads.q + heads.kv :], view, step.slots, backend=backend)
+            if step.cu_seqlens is None:
+                mixed = paged_decode(q, view, step.block_table, step.context_lens, scale=scale, backend=backend)
+            else:
+                mixed = extend_attention(
+                    q, view, step.cu_seqlens, step.block_table, step.context_lens, scale=scale, backend=backend
+                )
+            x = x + functional.linear(mixed.reshape(count, -1), self.out[layer])
+            gate, up = functional.linear(_norm(x), self.gate_up[layer]).chunk(2, -1)
+            x = x + functional.linear(functional.silu(gate) * up, self.down[layer])
+        return functional.linear(_norm(x), self.head)
+
+
+def _norm(x: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], eps=1e-6)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
