@@ -104,6 +104,7 @@ class Intake:
             incoming = self._transfers.get(transfer)
         if incoming is None:
             return
+        incoming.is_unwanted = True  # before the lock, so that no stream of frames can keep us from getting it
         with incoming.lock:
             was_verified = TransferPhase.VERIFIED in incoming.state.entered_s
             if incoming.state.can_be_given_up:
@@ -178,7 +179,7 @@ class Intake:
         state = incoming.state
         if state.phase in (TransferPhase.VERIFIED, TransferPhase.ADMITTED):
             return self._after_verified(frame), None
-        if not state.can_move_bytes:
+        if incoming.is_unwanted or not state.can_move_bytes:
             return self._drop(frame, "fenced", state.reason), None
         incoming.links.add(link.number)
         if frame.kind is FrameKind.DATA:
@@ -236,6 +237,7 @@ class Intake:
         return _reply(frame, ReplyKind.FAIL, f"{reason}: {detail}" if detail else reason)
 
     def _fail(self, incoming: _Incoming, reason: str) -> None:
+        incoming.is_unwanted = True
         with incoming.lock:
             failed = self._give_up(incoming, reason) if incoming.state.can_move_bytes else None
         if failed is not None:
@@ -264,6 +266,7 @@ class _Incoming:
     def __init__(self, ticket: Ticket, coverage: Coverage, state: TransferState) -> None:
         self.ticket, self.coverage, self.state = ticket, coverage, state
         self.lock = threading.Lock()
+        self.is_unwanted = False
         self.links: set[int] = set()
         self.finished: set[Rank] = set()
         self.bytes = 0

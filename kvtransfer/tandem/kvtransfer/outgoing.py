@@ -31,6 +31,7 @@ class Outgoing:
         self.lock = threading.Lock()
         self.bytes = 0
         self.is_finishing = False
+        self.is_unwanted = False  # set before the lock is waited for, so that no stream of frames can delay an end
         self._state = TransferState(clock)
         dest_tp = len(dest_ranks)
         named = {blocks.group: pools[blocks.group] for blocks in ticket.groups}
@@ -47,7 +48,7 @@ class Outgoing:
 
     @property
     def can_move_bytes(self) -> bool:
-        return self._state.can_move_bytes
+        return self._state.can_move_bytes and not self.is_unwanted
 
     def is_promised(self, group: GroupId, blocks: frozenset[BlockId]) -> bool:
         """Whether the ticket reserved all of `blocks`."""
@@ -90,6 +91,7 @@ class Outgoing:
 
     def fail(self, reason: str) -> SendFailed | None:
         """Something broke; waits for a read in progress."""
+        self.is_unwanted = True
         with self.lock:
             if not self._state.can_be_given_up:
                 return None
@@ -99,6 +101,7 @@ class Outgoing:
 
     def cancel(self) -> Quiesced | None:
         """Nobody wants it any more; waits for a read in progress."""
+        self.is_unwanted = True
         with self.lock:
             if not self._state.can_be_given_up:
                 return None

@@ -145,11 +145,10 @@ class TransferSender:
             with self._lock:
                 if self._is_closed:
                     return
-                link = self._links.get(key)
-                if link is None:
-                    link = self._links[key] = self._dial(key)
+                kept = self._links.get(key)
+                link = self._links[key] = kept or self._dial(key)
                 opened.links[rank] = link
-            if link.enqueue(job):
+            if link.enqueue(job) or kept is None:  # a new link that has failed already reports it itself
                 return
             self._drop(link)
 

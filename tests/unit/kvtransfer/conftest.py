@@ -83,8 +83,8 @@ class Bench:
         """Frames that cover the default ticket exactly."""
         return [
             self.data(0, (1,), range(3), range(4)),
-            self.data(0, (2,), range(0, 2), range(4)),
-            self.data(0, (2,), range(2, 3), range(0, 1)),
+            self.data(0, (2,), range(2), range(4)),
+            self.data(0, (2,), range(2, 3), range(1)),
             self.data(0, (2,), range(2, 3), range(1, 4)),
             self.data(1, (5,), range(2), range(1)),
         ]

@@ -132,7 +132,7 @@ def test_finish_after_verification_and_admission_is_done(bench: Any, make_contro
 def test_two_source_ranks_finish_one_after_the_other(bench: Any, make_control: Callable[..., Frame]) -> None:
     bench.intake.expect(bench.ticket(groups={1: (5,)}))
     other = bench.connect()
-    first = bench.data(1, (5,), range(0, 1), range(1), source_ranks=2)
+    first = bench.data(1, (5,), range(1), range(1), source_ranks=2)
     second = bench.data(1, (5,), range(1, 2), range(1), source_ranks=2, source_rank=Rank(1))
     bench.send(*first)
     assert bench.send(make_control(kind=FrameKind.FINISH, source_ranks=2)).kind is ReplyKind.DONE

@@ -1,0 +1,115 @@
+"""One end of transfers in a process of its own, driven by JSON lines on stdin; events leave as JSON lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tandem.core.clock import MonotonicClock
+from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
+from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.pool import HostPool
+from tandem.kvtransfer.receiver import TransferReceiver
+from tandem.kvtransfer.sender import TransferSender
+from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
+
+SECRET = ClusterSecret(b"the secret of these tests")
+_output = threading.Lock()
+
+
+def main() -> None:
+    role, options = sys.argv[1], json.loads(sys.argv[2])
+    spec = KVGroupSpec(**(options["spec"] | {"layers": tuple(options["spec"]["layers"])}))
+    size = options["num_blocks"] * spec.block_bytes()
+    memory = bytearray(random.Random(options["seed"]).randbytes(size) if options["seed"] else size)
+    pool = SlowPool(spec, 1, memoryview(memory))
+    if options.get("hangs"):
+        pool.gate.clear()
+    if role == "receiver":
+        receive(options, pool, memory)
+    else:
+        send(options, pool)
+
+
+class SlowPool(HostPool):
+    """Writes wait while the gate is shut."""
+
+    def __init__(self, spec: KVGroupSpec, tp: int, data: memoryview) -> None:
+        super().__init__(spec, tp, data)
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def write_from(self, *args: Any) -> None:
+        say("writing")
+        self.gate.wait()
+        super().write_from(*args)
+
+
+def receive(options: dict[str, Any], pool: HostPool, memory: bytearray) -> None:
+    receiver = TransferReceiver(
+        worker=WorkerId("d0"), incarnation=Incarnation(22), rank=Rank(0), pools={GroupId(0): pool}, secret=SECRET,
+        runtime_dir=Path(options["runtime_dir"]), transports=(options["transport"],),
+        on_event=lambda e: say(type(e).__name__, transfer=e.transfer, reason=getattr(e, "reason", "")),
+        clock=MonotonicClock(),
+    )  # fmt: skip
+    receiver.start()
+    fields = ("rank", "transport", "host", "address")
+    say("ready", endpoints=[{f: getattr(e, f) for f in fields} for e in receiver.endpoints()])
+    for command in commands():
+        if command["command"] == "expect":
+            receiver.expect(ticket_of(command["ticket"]))
+            say("expected")
+        elif command["command"] == "digest":
+            say("digest", digest=hashlib.sha256(memory).hexdigest(), counters=receiver.counters())
+    receiver.close()
+
+
+def send(options: dict[str, Any], pool: HostPool) -> None:
+    sender = TransferSender(
+        worker=WorkerId("p0"), incarnation=Incarnation(11), rank=Rank(0), pools={GroupId(0): pool}, secret=SECRET,
+        preference=options["transport"], clock=MonotonicClock(),
+        on_event=lambda e: say(type(e).__name__, transfer=e.transfer, reason=getattr(e, "reason", "")),
+    )  # fmt: skip
+    say("ready")
+    for command in commands():
+        ticket = ticket_of(command["ticket"])
+        blocks = ticket.groups[0].blocks
+        sender.open(ticket)
+        sender.push(ticket.transfer, GroupId(0), blocks, blocks, range(len(pool.spec.layers)))
+        if command["command"] == "push":
+            sender.finish(ticket.transfer)
+    sender.close()
+
+
+def commands() -> Any:
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def ticket_of(fields: dict[str, Any]) -> Ticket:
+    groups = tuple(
+        GroupBlocks(group=GroupId(g["group"]), skip=g["skip"], blocks=tuple(map(BlockId, g["blocks"])))
+        for g in fields["groups"]
+    )
+    return Ticket(
+        transfer=TransferId(fields["transfer"]), request=RequestId(fields["request"]),
+        attempt=Attempt(fields["attempt"]), sender=WorkerId(fields["sender"]),
+        sender_incarnation=Incarnation(fields["sender_incarnation"]), receiver=WorkerId(fields["receiver"]),
+        receiver_incarnation=Incarnation(fields["receiver_incarnation"]), groups=groups,
+        endpoints=tuple(Endpoint(**e) for e in fields["endpoints"]),
+    )  # fmt: skip
+
+
+def say(event: str, **fields: Any) -> None:
+    with _output:
+        print(json.dumps({"event": event} | fields), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Bytes that no honest sender sends: each transport drops or refuses them, and only that connection suffers."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
+from tandem.core.secret import NONCE_BYTES
+from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
+from tandem.kvtransfer.frame import (
+    HEADER_BYTES,
+    MAX_FRAME_BLOCKS,
+    MAX_PAYLOAD_BYTES,
+    Frame,
+    FrameKind,
+    ReplyKind,
+    checksum,
+    encode,
+)
+from tandem.kvtransfer.transports.base import LinkClosedError
+
+G0 = GroupId(0)
+
+
+def make_frame(rig: Any, ticket: Any, block: int = 0, **changes: Any) -> tuple[Frame, bytes]:
+    """A good data frame for one block of group 0, then changed."""
+    payload = bytes([block + 1]) * rig.DENSE.block_bytes()
+    frame = Frame(
+        kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
+        source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
+        source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=G0, layers=range(4), heads=range(4),
+        blocks=(BlockId(block),), payload_bytes=len(payload), payload_crc=checksum(memoryview(payload)), send_ns=1,
+    )  # fmt: skip
+    return replace(frame, **changes), payload
+
+
+def send(link: Any, frame: Frame, payload: bytes | None = None) -> None:
+    if payload is None:
+        link.commit(frame, None)
+        return
+    with link.reserve(len(payload)) as room:
+        room[:] = payload
+        link.commit(frame, room)
+
+
+def begin(rig: Any, blocks: Any = (0, 1)) -> tuple[Any, Any, Any, Any, Any]:
+    """(target, receiver, ticket, link, replies)."""
+    target = rig.side()
+    receiver = rig.receiver(target)
+    ticket = rig.ticket(receiver.endpoints(), {0: blocks})
+    receiver.expect(ticket)
+    link = rig.dial(receiver.endpoints()[0])
+    return target, receiver, ticket, link, link.replies()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"attempt": Attempt(7)}, "stale_attempt"),
+        ({"source_incarnation": Incarnation(5)}, "wrong_incarnation"),
+        ({"dest_incarnation": Incarnation(5)}, "wrong_incarnation"),
+        ({"transfer": TransferId(555)}, "unknown_transfer"),
+    ],
+)
+def test_frames_of_others_are_dropped_and_the_link_goes_on(rig: Any, changes: dict[str, Any], reason: str) -> None:
+    target, receiver, ticket, link, replies = begin(rig)
+    for block in (0, 1):
+        send(link, *make_frame(rig, ticket, block, **changes))
+        reply = next(replies)
+        assert (reply.kind, reply.reason) == (ReplyKind.FAIL, reason)
+    assert not any(target.memory[G0])
+    assert receiver.counters()[f"dropped_{reason}"] == 2
+    for block in (0, 1):
+        send(link, *make_frame(rig, ticket, block))
+        assert next(replies).kind is ReplyKind.ACK
+    assert isinstance(target.event(), Verified)
+
+
+def test_duplicates_are_counted_apart(rig: Any) -> None:
+    target, receiver, ticket, link, replies = begin(rig)
+    for block in (0, 0, 1, 1, 0):
+        send(link, *make_frame(rig, ticket, block))
+        assert next(replies).kind is ReplyKind.ACK
+    assert target.event().bytes == 2 * rig.DENSE.block_bytes()
+    counts = receiver.counters()
+    assert (counts["dropped_duplicate"], counts["frames"], counts["blocks"]) == (3, 2, 2)
+    assert (target.block(0, 0)[:1], target.block(0, 1)[:1]) == (b"\1", b"\2")
+    assert target.events.empty()
+
+
+def test_a_flipped_payload_bit_fails_the_transfer(rig: Any) -> None:
+    target, _receiver, ticket, link, replies = begin(rig)
+    frame, payload = make_frame(rig, ticket)
+    flipped = bytearray(payload)
+    flipped[1000] ^= 16
+    send(link, frame, bytes(flipped))
+    reply = next(replies)
+    assert reply.kind is ReplyKind.FAIL
+    assert target.event() == Failed(transfer=ticket.transfer, reason=reply.reason)
+    send(link, frame, payload)
+    assert next(replies).kind is ReplyKind.FAIL
+    assert not any(target.memory[G0])
+
+
+def oversized(field: str) -> Callable[[bytes], bytes]:
+    """A header that claims too much, with a checksum that holds."""
+
+    def change(message: bytes) -> bytes:
+        head = bytearray(message[:HEADER_BYTES])
+        offset, value = (HEADER_BYTES - 24, MAX_FRAME_BLOCKS + 1) if field == "blocks" else (HEADER_BYTES - 20, 2**31)
+        struct.pack_into("<I", head, offset, value)
+        struct.pack_into("<I", head, HEADER_BYTES - 4, zlib.crc32(head[:-4]))
+        return bytes(head)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (oversized("blocks"), "exceed the bound"),
+        (oversized("payload"), "exceed the bound"),
+        (lambda m: m[: HEADER_BYTES - 1], "are needed"),
+        (lambda m: m[: HEADER_BYTES + 3], "block ids"),
+        (lambda m: bytes([m[0] ^ 1]) + m[1:], "no frame of protocol"),
+        (lambda m: m[:20] + bytes([m[20] ^ 1]) + m[21:], "checksum"),
+        (lambda m: b"GET / HTTP/1.1\r\n\r\n" * 10, "no frame of protocol"),
+    ],
+)
+def test_malformed_bytes_end_only_their_connection(rig: Any, change: Callable[[bytes], bytes], words: str) -> None:
+    target, receiver, ticket, bad, bad_replies = begin(rig)
+    other = rig.ticket(receiver.endpoints(), {0: (5,)})
+    receiver.expect(other)
+    good = rig.dial(receiver.endpoints()[0])
+    good_replies = good.replies()
+    send(bad, make_frame(rig, ticket, kind=FrameKind.OPEN, blocks=(), payload_bytes=0)[0])
+    next(bad_replies)
+    rig.send_raw(bad, change(encode(make_frame(rig, ticket)[0])))
+    with pytest.raises(LinkClosedError, match=words):
+        next(bad_replies)
+    failed = target.event()
+    assert failed.transfer == ticket.transfer
+    assert "malformed" in failed.reason
+    assert receiver.counters()["dropped_malformed"] == 1
+    send(good, *make_frame(rig, other, 5))
+    assert next(good_replies).kind is ReplyKind.ACK
+    assert target.event().transfer == other.transfer
+    assert not any(target.block(0, 0))
+
+
+def test_a_frame_for_blocks_that_were_not_promised_ends_its_connection(rig: Any) -> None:
+    target, _receiver, ticket, link, replies = begin(rig)
+    send(link, *make_frame(rig, ticket, 9))
+    with pytest.raises(LinkClosedError, match="not in the ticket"):
+        next(replies)
+    assert isinstance(target.event(), Failed)
+    assert not any(target.memory[G0])
+
+
+def test_a_truncated_payload_ends_its_connection(rig: Any) -> None:
+    target, _receiver, ticket, link, replies = begin(rig)
+    frame, payload = make_frame(rig, ticket)
+    if rig.transport == "shm":  # the ring position says more than the blocks need
+        send(link, replace(frame, payload_bytes=len(payload) - 8), payload[:-8])
+    else:
+        rig.send_raw(link, encode(frame) + payload[:-8])
+    with pytest.raises(LinkClosedError, match="payload bytes"):
+        next(replies)
+    assert isinstance(target.event(), Failed)
+    assert not any(target.memory[G0])
+
+
+def test_a_message_above_the_limit_never_arrives(rig: Any) -> None:
+    target, _receiver, ticket, link, replies = begin(rig)
+    send(link, make_frame(rig, ticket, kind=FrameKind.OPEN, blocks=(), payload_bytes=0)[0])
+    next(replies)
+    size = 100_000 if rig.transport == "shm" else 2 * MAX_PAYLOAD_BYTES
+    rig.send_raw(link, encode(make_frame(rig, ticket)[0]) + bytes(size))
+    with pytest.raises(LinkClosedError, match=r"too many|larger than max"):
+        next(replies)
+    if rig.transport == "shm":
+        assert isinstance(target.event(), Failed)
+    assert not any(target.memory[G0])
+
+
+def test_hanging_up_fails_what_was_under_way(rig: Any) -> None:
+    target, _receiver, ticket, link, replies = begin(rig)
+    send(link, *make_frame(rig, ticket))
+    next(replies)
+    link.close()
+    failed = target.event()
+    assert isinstance(failed, Failed)
+    assert "lost" in failed.reason
+
+
+def test_a_stray_client_of_the_shm_socket_gets_nothing(any_rig: Any) -> None:
+    rig = any_rig
+    source, target = rig.side(seed=1), rig.side()
+    receiver, sender = rig.receiver(target), rig.sender(source)
+    (endpoint,) = receiver.endpoints()
+    for answer in (b"", b"x" * 10, b"x" * 4000):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stray:
+            stray.connect(endpoint.address)
+            assert len(stray.recv(100)) == NONCE_BYTES
+            if answer:
+                stray.send(answer)
+                message, descriptors, _, _ = socket.recv_fds(stray, 100, 1)
+                assert (message, descriptors) == (b"", [])
+    ticket = rig.ticket(receiver.endpoints())
+    receiver.expect(ticket)
+    sender.open(ticket)
+    blocks = tuple(BlockId(b) for b in range(8))
+    sender.push(ticket.transfer, G0, blocks, blocks, range(4))
+    sender.finish(ticket.transfer)
+    assert isinstance(source.event(), Sent)
+
+
+def test_a_receiver_that_does_not_know_the_secret_gets_nothing(any_rig: Any) -> None:
+    rig = any_rig
+    source, target = rig.side(seed=1), rig.side()
+    endpoint = rig.receiver(target).endpoints()[0]
+    impostor_path = rig.runtime_dir / "impostor.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as impostor:
+        impostor.bind(str(impostor_path))
+        impostor.listen()
+        sender = rig.sender(source)
+        sender.open(rig.ticket([replace(endpoint, address=str(impostor_path))]))
+        connection, _ = impostor.accept()
+        with connection:
+            connection.send(bytes(NONCE_BYTES))
+            hello = connection.recv(5000)
+            connection.send(hello[:32])  # reflecting the dialler's own answer
+        event = source.event()
+        assert isinstance(event, SendFailed)
+        assert "does not know the cluster secret" in event.reason
+    assert source.pools[G0].bytes_read == 0
