@@ -215,15 +215,21 @@ async def _run(config: RouterConfig) -> None:
         )
         background = asyncio.gather(hold_lease(RouterLease(redis, keys), record), replica.run())
         try:
-            await router.serve(lambda: write_ready(Path(config.ready_file), ports))
+            await router.serve(lambda: write_ready(Path(config.ready_file), record))
         finally:
             background.cancel()
             await asyncio.gather(background, return_exceptions=True)
 
 
-def write_ready(path: Path, ports: dict[str, int]) -> None:
-    """Tell the launcher the actual ports, all at once."""
+def write_ready(path: Path, record: RouterRecord) -> None:
+    """Tell the launcher where this router listens, all at once."""
+    addresses = {
+        "http": f"http://{record.http_address}",
+        "grpc": record.grpc_address,
+        "admin": f"http://{record.admin_address}",
+        "pid": record.pid,
+    }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps({**ports, "pid": os.getpid()}) + "\n")
+    temporary.write_text(json.dumps(addresses) + "\n")
     temporary.replace(path)
-    logs.event(_log, "listening", **ports)
+    logs.event(_log, "listening", **addresses)
