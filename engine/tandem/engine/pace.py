@@ -57,8 +57,8 @@ class StepPace:
         if not prefill_tokens:
             self._decode_s = _blend(self._decode_s, duration_s)
             return
-        # A decode estimate above the whole step would make the rate infinite; at least half the step was prefill.
-        decode_s = min(self._decode_s or 0.0, duration_s / 2) if decode_tokens else 0.0
+        # An old decode estimate near or above the whole step would make the rate infinite.
+        decode_s = min(self._decode_s or 0.0, 0.9 * duration_s) if decode_tokens else 0.0
         self._tokens_per_s = _blend(self._tokens_per_s, prefill_tokens / (duration_s - decode_s))
 
 

@@ -1,0 +1,178 @@
+"""Random lives of requests in a pool that is too small for them: integrity always, and the reference's tokens."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, expected, make_request, slot_value, tokens
+
+from tandem.core.errors import ContextLengthError
+from tandem.core.handoff import ChoiceState
+from tandem.core.ids import BlockId, ChoiceIndex, GroupId
+from tandem.core.ledger import Holder, HoldKind
+from tandem.engine.request import RequestKind
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Adds of every kind, cancels, releases, pushes, tickets and steps, in any order."""
+
+    @initialize(
+        blocks=st.integers(8, 20),
+        groups=st.integers(1, 2),
+        chunk=st.sampled_from([1, 4, 6, 64]),
+        step_tokens=st.sampled_from([4, 9, 64]),
+        max_sequences=st.sampled_from([3, 64]),
+    )
+    def start(self, blocks: int, groups: int, chunk: int, step_tokens: int, max_sequences: int) -> None:
+        self.bench = Bench(
+            blocks, groups=groups, chunk_tokens=chunk, max_step_tokens=step_tokens, max_sequences=max_sequences
+        )
+        self.engine = self.bench.engine
+        self.count = 0
+        self.gone: set[str] = set()
+        self.findable: set[tuple[int, bytes]] = set()
+
+    @rule(
+        prompt=st.integers(1, 18),
+        seed=st.integers(0, 2),
+        max_tokens=st.integers(1, 14),
+        n=st.integers(1, 3),
+        kind=st.sampled_from([RequestKind.FULL, RequestKind.FULL, RequestKind.PREFILL_ONLY]),
+        forced=st.lists(st.integers(0, 5), max_size=3),
+        random=st.booleans(),
+        eos=st.booleans(),
+    )
+    def add(
+        self,
+        prompt: int,
+        seed: int,
+        max_tokens: int,
+        n: int,
+        kind: RequestKind,
+        forced: list[int],
+        random: bool,
+        eos: bool,
+    ) -> None:
+        self.count += 1
+        key = f"r{self.count}"
+        options = {
+            "n": n,
+            "temperature": 1.0 if random else 0.0,
+            "seed": seed,
+            "frequency_penalty": 0.5 if random else 0.0,
+            "ignore_eos": not eos,
+        }
+        plain = make_request(key, tokens(prompt, seed), max_tokens, **options)
+        known = []
+        for choice, length in enumerate(forced[:n]):
+            outputs = expected(plain, choice, self.bench.groups)
+            if length < len(outputs):  # a replay that already ended is tested by itself
+                known.append(ChoiceState(choice=ChoiceIndex(choice), tokens=outputs[:length]))
+        request = make_request(
+            key, plain.prompt, max_tokens, kind=kind, forced=tuple(known), arrival_s=float(self.count), **options
+        )
+        try:
+            self.engine.add(request)
+        except ContextLengthError:
+            return
+        self.bench.requests[key] = request
+
+    @rule(prompt=st.integers(1, 12), seed=st.integers(0, 2), max_tokens=st.integers(2, 14), n=st.integers(1, 2))
+    def add_prefilled(self, prompt: int, seed: int, max_tokens: int, n: int) -> None:
+        """What a decode worker does: match, share, reserve, receive, admit."""
+        self.count += 1
+        key = f"r{self.count}"
+        request = make_request(key, tokens(prompt, seed), max_tokens, n=n, temperature=0.9, arrival_s=float(self.count))
+        try:
+            self.engine.check(request)
+        except ContextLengthError:
+            return
+        holder = Holder(HoldKind.RESERVED, f"{key}/1")
+        tables: list[list[BlockId]] = []
+        for group, ledger in enumerate(self.engine.ledgers):
+            matched = self.engine.match_prefix(ROOT, request.prompt, GroupId(group))
+            ledger.share(holder, matched)
+            new = ledger.allocate(holder, -(-prompt // BLOCK) - len(matched))
+            if new is None:
+                for other in self.engine.ledgers:
+                    other.release(holder)
+                return
+            tables.append([*matched, *new])
+            value = 0
+            for position, token in enumerate(request.prompt):
+                value = slot_value(group, value, token)
+                if position >= len(matched) * BLOCK:
+                    block = tables[group][position // BLOCK]
+                    self.bench.runner.pools[group][block][position % BLOCK] = value
+        firsts = tuple(
+            ChoiceState(choice=ChoiceIndex(c), tokens=expected(request, c, self.bench.groups)[:1]) for c in range(n)
+        )
+        self.bench.requests[key] = make_request(
+            key, request.prompt, max_tokens, n=n, temperature=0.9, arrival_s=float(self.count), forced=firsts
+        )
+        self.engine.add_prefilled(request, holder, tuple(tables), firsts)
+
+    @rule(pick=st.integers(0, 100))
+    @precondition(lambda self: self.engine.in_flight())
+    def cancel(self, pick: int) -> None:
+        keys = self.engine.in_flight()
+        key = keys[pick % len(keys)]
+        assert self.engine.cancel(key)
+        self.gone.add(key)
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.bench.step()
+            self._release_parked(every=3)
+
+    @rule()
+    def run(self) -> None:
+        for _ in range(3000):
+            if not self.engine.has_work:
+                break
+            self.bench.step()
+            self._release_parked(every=1)
+        else:
+            raise AssertionError(f"stuck: {self.engine.in_flight()}")
+        self._release_parked(every=1)
+        self.bench.check_idle()
+        assert not self.bench.failed
+        for key, request in self.bench.requests.items():
+            if key in self.gone:
+                continue
+            if request.kind is RequestKind.FULL:
+                self.bench.check_outputs(key)
+        self.bench.requests.clear()
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        self.engine.check_integrity()
+        for event in self.engine.take_block_events():
+            place = (event.group, bytes(event.hash))
+            assert (place in self.findable) is not event.is_stored
+            self.findable ^= {place}
+        assert self.findable == {(ledger.group, bytes(h)) for ledger in self.engine.ledgers for h in ledger.hashes()}
+
+    def _release_parked(self, every: int) -> None:
+        """A transfer ended for every `every`-th parked request; its one new token a choice was right."""
+        for number, key in enumerate(self.engine.in_flight()):
+            request = self.bench.requests[key]
+            places = [(key, choice) for choice in range(request.sampling.n)]
+            if request.kind is RequestKind.PREFILL_ONLY and all(place in self.bench.outputs for place in places):
+                if number % every:
+                    continue
+                for choice, place in enumerate(places):
+                    forced = next((c.tokens for c in request.forced if c.choice == choice), ())
+                    wanted = expected(request, choice, self.bench.groups)
+                    assert self.bench.outputs[place] == list(wanted[len(forced) : len(forced) + 1])
+                self.engine.release(key)
+
+
+EngineMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEngineMachine = EngineMachine.TestCase
