@@ -1,0 +1,91 @@
+"""The whole engine over a real model: greedy tokens of transformers under any schedule, prefix hits and preemption."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.clock import MonotonicClock
+from tandem.core.sampling import SamplingParams
+from tandem.engine.engine import Engine
+from tandem.engine.pace import SchedulerConfig
+from tandem.engine.request import EngineRequest
+from tandem.engine.runner import ModelRunner
+
+ANSWER = 24
+LENGTHS = (5, 16, 47, 90)
+
+
+def greedy_of_transformers(folder: Any, prompt: list[int]) -> list[int]:
+    """The answer, once it is sure that no two candidates are so close that rounding could swap them."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = list(prompt)
+    with torch.no_grad():
+        cache = None
+        for _ in range(ANSWER):
+            output = model(torch.tensor([tokens[len(tokens) - 1 if cache else 0 :]]), past_key_values=cache)
+            cache = output.past_key_values
+            best = output.logits[0, -1].topk(2)
+            assert best.values[0] - best.values[1] > 1e-4, "choose another prompt"
+            tokens.append(int(best.indices[0]))
+    return tokens[len(prompt) :]
+
+
+def run(
+    engine: Engine, prompts: dict[str, list[int]], choices: int = 1
+) -> tuple[dict[tuple[str, int], list[int]], int]:
+    """Outputs by (request, choice) and how often something was preempted."""
+    found: dict[tuple[str, int], list[int]] = {}
+    preempted = 0
+    for key, prompt in prompts.items():
+        sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True, n=choices)
+        engine.add(EngineRequest(key=key, prompt=tuple(prompt), sampling=sampling, hash_root=BlockHash(b"m" * 16)))
+    while engine.has_work:
+        result = engine.step()
+        assert not result.failed
+        preempted += len(result.preempted)
+        for output in result.outputs:
+            found.setdefault((output.key, output.choice), []).append(output.token)
+        engine.check_integrity()
+    return found, preempted
+
+
+@pytest.fixture(scope="module", params=["bundled", "llama", "qwen2", "qwen3"])
+def case(request: pytest.FixtureRequest, model_folder: Any, tokens_of: Any) -> tuple[Any, dict[str, list[int]], Any]:
+    """A model's folder, prompts of which later ones begin like the first, and the answers of transformers."""
+    folder = model_folder(request.param)
+    everything = tokens_of(max(LENGTHS), 512, seed=11)
+    prompts = {f"r{length}": everything[:length] for length in LENGTHS}
+    answers = {key: greedy_of_transformers(folder, prompt) for key, prompt in prompts.items()}
+    return folder, prompts, answers
+
+
+@pytest.mark.parametrize(
+    ("blocks", "chunk", "is_deterministic"), [(64, 512, False), (64, 16, False), (9, 32, False), (9, 32, True)]
+)
+def test_greedy_tokens_are_those_of_transformers(case: Any, blocks: int, chunk: int, is_deterministic: bool) -> None:
+    folder, prompts, answers = case
+    runner = ModelRunner(
+        model_dir=folder, dtype="float32", num_blocks=blocks, max_model_len=128, is_deterministic=is_deterministic
+    )
+    engine = Engine(
+        runner, config=SchedulerConfig(max_step_tokens=chunk + 8, chunk_tokens=chunk), clock=MonotonicClock()
+    )
+    found, preempted = run(engine, prompts)
+    assert {key: found[key, 0] for key in prompts} == answers
+    assert (preempted > 0) == (blocks == 9)
+    again, _ = run(engine, {"again": prompts["r90"]})
+    assert again["again", 0] == answers["r90"]
+    assert engine.cached_tokens("again") >= 64
+
+
+def test_choices_share_a_prompt_and_part_ways_by_copy(case: Any) -> None:
+    folder, prompts, answers = case
+    runner = ModelRunner(model_dir=folder, dtype="float32", num_blocks=64, max_model_len=128)
+    found, _ = run(Engine(runner, clock=MonotonicClock()), {"a": prompts["r47"]}, choices=3)
+    assert [found["a", choice] for choice in range(3)] == [answers["r47"]] * 3
