@@ -1,0 +1,67 @@
+"""The cluster secret: private on disk, never printed, one purpose's answer is no other's."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import ConfigError
+from tandem.core.secret import ANSWER_BYTES, ClusterSecret, write_private
+
+SECRET = ClusterSecret(b"0123456789abcdef")
+
+
+def test_saved_and_loaded_with_mode_0600(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    secret = ClusterSecret.generate()
+    secret.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ClusterSecret.load(path).rpc_token() == secret.rpc_token()
+    assert [p.name for p in tmp_path.iterdir()] == ["secret"]
+
+
+def test_write_private_replaces_in_one_step(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    write_private(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_missing_or_short_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        ClusterSecret.load(tmp_path / "none")
+    short = tmp_path / "short"
+    short.write_bytes(b"  0123456789\n")
+    with pytest.raises(ConfigError, match="too short"):
+        ClusterSecret.load(short)
+
+
+def test_it_is_never_printed() -> None:
+    assert "0123" not in f"{SECRET} {SECRET!r}"
+    assert "0123" not in SECRET.rpc_token()
+
+
+def test_tokens_and_answers_are_checked() -> None:
+    other = ClusterSecret(b"fedcba9876543210")
+    assert SECRET.is_rpc_token(SECRET.rpc_token())
+    assert not SECRET.is_rpc_token(other.rpc_token())
+    assert not SECRET.is_rpc_token("")
+    nonce = b"n" * 32
+    answer = SECRET.answer(nonce, b"kv")
+    assert len(answer) == ANSWER_BYTES
+    assert SECRET.is_answer(nonce, b"kv", answer)
+    assert not SECRET.is_answer(nonce, b"control", answer)
+    assert not SECRET.is_answer(b"m" * 32, b"kv", answer)
+    assert not other.is_answer(nonce, b"kv", answer)
+    assert not SECRET.is_answer(nonce, b"kv", b"")
+
+
+def test_generated_secrets_and_derived_keys_differ() -> None:
+    assert ClusterSecret.generate().rpc_token() != ClusterSecret.generate().rpc_token()
+    assert SECRET.derive(b"a") != SECRET.derive(b"b")
+    assert len(SECRET.derive(b"a")) == 32
+    assert SECRET.derive(b"rpc") != bytes.fromhex(SECRET.rpc_token())
