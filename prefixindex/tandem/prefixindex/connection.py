@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterable
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import (
+    AbstractConnection,
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
@@ -81,9 +89,43 @@ def redacted(url: str) -> str:
     return f"{parts.scheme}://{host}{parts.path}"
 
 
+class _CancelSafe(AbstractConnection):
+    """Before Python 3.12 `asyncio.wait_for`, through which the client writes, may swallow a cancellation.
+
+    A task that loops over commands would then go on forever; so it is raised again here.
+    """
+
+    async def send_packed_command(self, command: bytes | str | Iterable[bytes], check_health: bool = True) -> None:
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task else 0
+        await super().send_packed_command(command, check_health)
+        if task is not None and task.cancelling() > cancelled_before:
+            await self.disconnect(nowait=True)  # an answer that nobody reads is on its way
+            raise asyncio.CancelledError
+
+
+class _TcpConnection(_CancelSafe, Connection):
+    pass
+
+
+class _TlsConnection(_CancelSafe, SSLConnection):
+    pass
+
+
+class _UnixConnection(_CancelSafe, UnixDomainSocketConnection):
+    pass
+
+
+_SAFE: Final[dict[type[AbstractConnection], type[AbstractConnection]]] = {
+    Connection: _TcpConnection,
+    SSLConnection: _TlsConnection,
+    UnixDomainSocketConnection: _UnixConnection,
+}
+
+
 def _client(url: str) -> Redis:
     # Protocol 2 keeps replies of streams the same with every client version.
-    return Redis.from_url(
+    pool = ConnectionPool.from_url(
         url,
         protocol=2,
         socket_timeout=SOCKET_TIMEOUT_S,
@@ -92,6 +134,8 @@ def _client(url: str) -> Redis:
         max_connections=_CONNECTIONS,
         retry=Retry(NoBackoff(), 1),
     )
+    pool.connection_class = _SAFE[pool.connection_class]
+    return Redis.from_pool(pool)
 
 
 def _check_version(info: dict[str, Any], place: str) -> None:

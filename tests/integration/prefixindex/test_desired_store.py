@@ -1,0 +1,89 @@
+"""The desired state on a real server: one of two writers wins, watchers see it, and it survives a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.errors import ConfigError, UnavailableError
+from tandem.core.lifecycle import RoleName
+from tandem.prefixindex.desired_store import DesiredStateStore
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.private_redis import PrivateRedis
+
+KEYS = Keys("test")
+FIRST = DesiredState(version=1, pools=(Pool(name="m", model="x", role=RoleName.MIXED, count=1),))
+SECOND = replace(FIRST, version=2, pools=(replace(FIRST.pools[0], count=3),))
+
+
+def test_one_of_two_writers_wins(server: PrivateRedis, client: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            one, two = DesiredStateStore(redis, KEYS), DesiredStateStore(redis, KEYS)
+            assert await one.load() is None
+            assert await one.save(FIRST, 0)
+            assert await one.save(FIRST, 0)  # the same call again, as after a lost answer
+            assert not await two.save(replace(FIRST, pools=(replace(FIRST.pools[0], count=9),)), 0)
+            assert await two.save(SECOND, 1)
+            assert not await one.save(FIRST, 0)
+            assert await one.load() == SECOND
+
+    asyncio.run(scenario())
+
+
+def test_what_cannot_serve_or_skips_a_version_is_refused(server: PrivateRedis, client: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = DesiredStateStore(redis, KEYS)
+            with pytest.raises(ValueError, match="cannot follow"):
+                await store.save(SECOND, 0)
+            with pytest.raises(ConfigError):
+                await store.save(DesiredState(version=1, pools=()), 0)
+            assert await store.save(DesiredState(version=1, pools=(), is_stopped=True), 0)
+
+    asyncio.run(scenario())
+
+
+def test_watchers_see_changes_through_restarts(server: PrivateRedis, client: Any, until: Any, running: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store, seen = DesiredStateStore(redis, KEYS), list[DesiredState]()
+            await store.save(FIRST, 0)
+            async with running(store.watch(seen.append, poll_s=600)):
+                await until(lambda: seen == [FIRST])
+                await until(lambda: redis.execute_command("PUBSUB", "NUMSUB", KEYS.desired_channel))
+                await store.save(SECOND, 1)
+                await until(lambda: seen == [FIRST, SECOND])
+                server.stop()
+                with pytest.raises(UnavailableError):
+                    await store.load()
+                with pytest.raises(UnavailableError):
+                    await store.save(replace(SECOND, version=3), 2)
+                with PrivateRedis.start(server.directory, "a secret", port=server.port):
+                    assert await store.load() == SECOND
+                    assert await store.save(replace(SECOND, version=3), 2)
+                    await until(lambda: len(seen) == 3)
+
+    asyncio.run(scenario())
+
+
+def test_polling_alone_is_enough_and_broken_text_is_survived(
+    server: PrivateRedis, client: Any, until: Any, running: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store, seen = DesiredStateStore(redis, KEYS), list[DesiredState]()
+            await store.save(FIRST, 0)
+            async with running(store._poll(seen.append, 0.02)):
+                await until(lambda: seen == [FIRST])
+                await redis.hset(KEYS.desired, "state", "{")
+                with pytest.raises(ConfigError):
+                    await store.load()
+                await store.save(SECOND, 1)
+                await until(lambda: seen == [FIRST, SECOND])
+
+    asyncio.run(scenario())
