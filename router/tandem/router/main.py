@@ -25,7 +25,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError
-from tandem.core.ids import RouterId, new_incarnation
+from tandem.core.ids import Incarnation, RouterId, new_incarnation
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
@@ -69,7 +69,7 @@ class Surroundings:
 class Router:
     """All parts of one router in one event loop. `start` binds, `serve` runs until `stop` is called."""
 
-    def __init__(self, config: RouterConfig, surroundings: Surroundings, incarnation: int) -> None:
+    def __init__(self, config: RouterConfig, surroundings: Surroundings, incarnation: Incarnation) -> None:
         self.config = config
         self._clock = MonotonicClock()
         self._stopping = asyncio.Event()
@@ -168,7 +168,7 @@ class Router:
 
     async def _drain(self) -> None:
         ends_s = self._clock.now_s() + DRAIN_S
-        while self.dispatcher.flights and self._clock.now_s() < ends_s:
+        while self.dispatcher.flights and self._clock.now_s() < ends_s:  # noqa: ASYNC110 - once in a lifetime
             await asyncio.sleep(0.02)
 
 
@@ -213,17 +213,17 @@ async def _run(config: RouterConfig) -> None:
             admin_address=f"127.0.0.1:{ports['admin']}",
             pid=os.getpid(),
         )
-        background = asyncio.gather(hold_lease(RouterLease(redis, keys), record), replica.run())
-        try:
+        async with asyncio.TaskGroup() as group:
+            lease = RouterLease(redis, keys)
+            tasks = [group.create_task(hold_lease(lease, record)), group.create_task(replica.run())]
             await router.serve(lambda: write_ready(Path(config.ready_file), record))
-        finally:
-            background.cancel()
-            await asyncio.gather(background, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
 
 
 def write_ready(path: Path, record: RouterRecord) -> None:
     """Tell the launcher where this router listens, all at once."""
-    addresses = {
+    addresses: dict[str, Any] = {
         "http": f"http://{record.http_address}",
         "grpc": record.grpc_address,
         "admin": f"http://{record.admin_address}",

@@ -1,4 +1,4 @@
-"""Sockets, HTTP servers and ports: binding so that a taken port is an error in words, serving without touching signals."""
+"""Sockets and HTTP servers: a taken port is an error in words, and signals are left to the process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class HttpServer:
         await self._server.serve(sockets=[self._listener])
 
     async def wait_started(self) -> None:
-        while not self._server.started:  # uvicorn offers nothing to wait for
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn offers nothing to wait for
             await asyncio.sleep(0.005)
 
     def stop(self) -> None:

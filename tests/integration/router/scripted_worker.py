@@ -1,0 +1,261 @@
+"""A worker that speaks the real protocol over real sockets and computes nothing: tokens are a function of the prompt.
+
+Faults are settings of its `Script`. Workers that share a `Fabric` hand requests over to each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.core.blockhash import HashRoot, chain
+from tandem.core.ids import Incarnation, WorkerId, new_incarnation
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.rpc.v1 import generation_pb2 as g
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
+
+EOS = 1
+Answerer = Callable[[w.Submit, int], list[int]]
+"""(request, choice) → all output tokens of that choice; EOS ends it with STOP, else it ends with LENGTH."""
+
+
+def plain_answer(submit: w.Submit, choice: int) -> list[int]:
+    """Readable or not, but the same for the same prompt, seed and choice."""
+    base = sum((position + 1) * token for position, token in enumerate(submit.prompt)) + 97 * choice
+    base += submit.sampling.seed % 1009 if submit.sampling.temperature else 0
+    return [300 + (base + 37 * index * index) % 3500 for index in range(submit.sampling.max_tokens)]
+
+
+@dataclass
+class Script:
+    """How a worker behaves."""
+
+    answer: Answerer = plain_answer
+    step_s: float = 0.0005
+    prefill_s: float = 0.0
+    cached_tokens: int = 0
+    stall_at: int | None = None
+    """Say nothing from this output index on."""
+    refuse: tuple[str, str] | None = None
+    """Code and message for every submission."""
+    duplicates: bool = False
+    other_attempts: bool = False
+    is_mute: bool = False
+    """Answer nothing at all, pings included, after the hello."""
+
+
+class Fabric:
+    """Where a prefill worker leaves word for the decode worker."""
+
+    def __init__(self) -> None:
+        self._events: dict[tuple[str, int], asyncio.Event] = {}
+
+    def event(self, request: str, attempt: int) -> asyncio.Event:
+        return self._events.setdefault((request, attempt), asyncio.Event())
+
+
+@dataclass
+class ScriptedWorker:
+    """`address` is known after `start`. Everything it was told is kept for tests to look at."""
+
+    worker: WorkerId
+    role: RoleName
+    fabric: Fabric
+    secret: ClusterSecret
+    script: Script = field(default_factory=Script)
+    fingerprint: str = "f" * 32
+    block_tokens: int = 16
+    max_model_len: int = 4096
+    num_blocks: int = 512
+
+    def __post_init__(self) -> None:
+        self.incarnation: Incarnation = new_incarnation()
+        self.address = ""
+        self.submits: list[w.Submit] = []
+        self.cancels: list[w.Cancel] = []
+        self.hash_mismatches: list[str] = []
+        self.streams = 0
+        self.running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self.load: w.LoadReport | None = None
+        self._server: Any = None
+
+    @property
+    def submitted(self) -> list[w.Submit]:
+        """Submissions of clients, without the router's probes."""
+        return [submit for submit in self.submits if not submit.request.startswith("probe")]
+
+    async def start(self) -> None:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        w_grpc.add_WorkerServicer_to_server(_Servicer(self), server)
+        port = server.add_insecure_port(self.address or "127.0.0.1:0")
+        await server.start()
+        self.address, self._server = f"127.0.0.1:{port}", server
+
+    async def stop(self) -> None:
+        """Die: streams break at once."""
+        for task in list(self.running.values()):
+            task.cancel()
+        if self._server is not None:
+            await self._server.stop(0)
+            self._server = None
+
+    async def restart(self) -> None:
+        await self.stop()
+        self.incarnation = new_incarnation()
+        await self.start()
+
+    def info(self) -> w.WorkerInfo:
+        return w.WorkerInfo(
+            worker=self.worker,
+            incarnation=self.incarnation,
+            role=self.role,
+            address=self.address,
+            model="tandem-tiny",
+            fingerprint=self.fingerprint,
+            tp=1,
+            block_tokens=self.block_tokens,
+            kv_dtype="float32",
+            max_model_len=self.max_model_len,
+            vocab_size=4096,
+            num_blocks=[self.num_blocks],
+            transports=["shm", "grpc"],
+            protocol=1,
+            eos_token_ids=[EOS],
+        )
+
+
+class _Servicer(w_grpc.WorkerServicer):
+    def __init__(self, worker: ScriptedWorker) -> None:
+        self._worker = worker
+
+    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[w.WorkerMessage]:  # type: ignore[override]  # noqa: N802
+        worker = self._worker
+        token = dict(context.invocation_metadata()).get(METADATA_KEY, "")
+        if not worker.secret.is_rpc_token(token):
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong cluster secret")
+        hello = await anext(aiter(requests))
+        assert hello.WhichOneof("kind") == "hello"
+        worker.streams += 1
+        outbox: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
+        outbox.put_nowait(w.WorkerMessage(hello=w.WorkerHello(info=worker.info())))
+        reader = asyncio.create_task(self._read(requests, outbox))
+        try:
+            while True:
+                yield await outbox.get()
+        finally:
+            reader.cancel()
+            for task in list(worker.running.values()):
+                task.cancel()
+
+    async def _read(self, requests: Any, outbox: asyncio.Queue[w.WorkerMessage]) -> None:
+        worker = self._worker
+        async for message in requests:
+            kind = message.WhichOneof("kind")
+            if kind == "submit":
+                worker.submits.append(message.submit)
+                key = (message.submit.request, message.submit.attempt)
+                task = asyncio.create_task(_Run(worker, message.submit, outbox).run())
+                worker.running[key] = task
+                task.add_done_callback(lambda _, key=key: worker.running.pop(key, None))
+            elif kind == "cancel":
+                worker.cancels.append(message.cancel)
+                running = worker.running.get((message.cancel.request, message.cancel.attempt))
+                if running is not None:
+                    running.cancel()
+            elif kind == "ping" and not worker.script.is_mute:
+                outbox.put_nowait(w.WorkerMessage(pong=message.ping))
+                if worker.load is not None:
+                    outbox.put_nowait(w.WorkerMessage(load=worker.load))
+
+
+class _Run:
+    """One request at one worker."""
+
+    def __init__(self, worker: ScriptedWorker, submit: w.Submit, outbox: asyncio.Queue[w.WorkerMessage]) -> None:
+        self._worker, self._submit, self._outbox = worker, submit, outbox
+        self._script = worker.script
+        count = submit.sampling.n
+        self._answers = [self._script.answer(submit, choice) for choice in range(count)]
+
+    async def run(self) -> None:
+        submit, script = self._submit, self._script
+        self._check_hash()
+        if script.refuse is not None:
+            code, message = script.refuse
+            failed = w.RequestFailed(request=submit.request, attempt=submit.attempt, code=code, message=message)
+            self._outbox.put_nowait(w.WorkerMessage(failed=failed))
+            return
+        handed_over = self._worker.fabric.event(submit.request, submit.attempt)
+        if submit.leg == w.LEG_PREFILL:
+            await self._prefill()
+            await self._send(0)
+            handed_over.set()
+        elif submit.leg == w.LEG_DECODE:
+            await handed_over.wait()
+            await self._decode(1)
+        else:
+            await self._prefill()
+            await self._decode(0)
+
+    async def _prefill(self) -> None:
+        phase = w.RequestPhase(request=self._submit.request, attempt=self._submit.attempt, phase="prefill")
+        self._outbox.put_nowait(w.WorkerMessage(phase=phase))
+        await asyncio.sleep(self._script.prefill_s)
+
+    async def _decode(self, start: int) -> None:
+        for index in range(start, max(len(answer) for answer in self._answers)):
+            await asyncio.sleep(self._script.step_s)
+            await self._send(index)
+
+    async def _send(self, index: int) -> None:
+        script = self._script
+        if script.is_mute or (script.stall_at is not None and index >= script.stall_at):
+            await asyncio.Event().wait()
+        chunks = [self._chunk(choice, index) for choice, answer in enumerate(self._answers) if index < len(answer)]
+        if script.duplicates:
+            chunks = [*chunks, *chunks]
+            if index:
+                chunks += [self._chunk(choice, index - 1) for choice in range(len(self._answers))]
+        if script.other_attempts:
+            chunks = [*(self._foreign(chunk) for chunk in chunks), *chunks]
+        self._outbox.put_nowait(w.WorkerMessage(tokens=w.StepTokens(chunks=chunks)))
+
+    def _chunk(self, choice: int, index: int) -> w.TokenChunk:
+        answer, submit = self._answers[choice], self._submit
+        token = answer[index]
+        chunk = w.TokenChunk(request=submit.request, attempt=submit.attempt, choice=choice, index=index, tokens=[token])
+        if token == EOS and not submit.sampling.ignore_eos:
+            chunk.finish = g.FINISH_REASON_STOP
+        elif index == len(answer) - 1:
+            chunk.finish = g.FINISH_REASON_LENGTH
+        if submit.sampling.HasField("logprobs"):
+            others = [g.TopLogprob(token=token + n, logprob=-0.5 - n) for n in range(submit.sampling.logprobs)]
+            chunk.logprobs.append(g.TokenLogprob(token=token, logprob=-0.25, top=others))
+        if index == 0:
+            chunk.cached_tokens = self._script.cached_tokens
+        if index == 1 and submit.leg == w.LEG_DECODE:
+            timing = g.HandoffTiming(ticket_wait_s=0.0, sample_to_step_s=0.003, last_wire_s=0.001, step_rest_s=0.0)
+            chunk.handoff.CopyFrom(timing)
+        return chunk
+
+    def _foreign(self, chunk: w.TokenChunk) -> w.TokenChunk:
+        other = w.TokenChunk()
+        other.CopyFrom(chunk)
+        other.attempt = chunk.attempt + 7
+        other.tokens[:] = [(token + 5) % 4096 for token in chunk.tokens]
+        other.finish = g.FINISH_REASON_STOP
+        return other
+
+    def _check_hash(self) -> None:
+        submit, worker = self._submit, self._worker
+        root = HashRoot(fingerprint=worker.fingerprint, block_tokens=worker.block_tokens, salt=submit.salt).digest()
+        hashes = chain(root, submit.prompt, worker.block_tokens)
+        if submit.last_block_hash != (hashes[-1] if hashes else b""):
+            worker.hash_mismatches.append(submit.request)
