@@ -36,7 +36,7 @@ def _find_sequence(cu_seqlens_ptr, sequences, program, TILE_QUERIES: tl.constexp
     return low - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "table_stride"])
 def _extend_kernel(
     q_ptr,
     view_ptr,

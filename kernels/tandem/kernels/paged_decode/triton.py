@@ -27,7 +27,7 @@ _SPLIT_TOKENS = 256
 _MOST_SPLITS = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def _split_kernel(
     q_ptr,
     view_ptr,

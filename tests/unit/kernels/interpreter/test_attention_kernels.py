@@ -54,7 +54,11 @@ def test_decode_never_reads_blocks_that_left_the_window(paged, randn, window) ->
     check_decode(case, randn(1, 2, 16), scale=0.25, window=window)
 
 
-def test_decode_padding_row_is_zero(paged, randn) -> None:
+@pytest.mark.parametrize("splits", [1, 2])
+def test_decode_padding_row_is_zero(paged, randn, monkeypatch, splits) -> None:
+    from tandem.kernels.paged_decode import triton as decode
+
+    monkeypatch.setattr(decode, "decode_splits", lambda *_: splits)
     case = paged([0, 20], kv_heads=1)
     q = randn(2, 2, 16)
     out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.25, backend="triton")
