@@ -29,6 +29,7 @@ from tandem.workerhost.server import WorkerService
 
 _log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
+SERVER_GRACE_S = 0.5
 WATCH_EVERY_S = 0.25
 RANK_SILENCE_S = 2.5
 SERVER_OPTIONS = (
@@ -74,26 +75,32 @@ class WorkerHost:
         try:
             async with asyncio.TaskGroup() as tasks:
                 death = tasks.create_task(self._watch_death())
-                self._info.CopyFrom(await self._start(tasks, server))
-                on_ready(self._info)
-                watch = tasks.create_task(self._watch_pulse())
-                member = tasks.create_task(self._membership.run())
+                life = tasks.create_task(self._live(tasks, server, on_ready))
                 await self._stop.wait()
-                for task in (death, watch):
+                for task in (death, life):
                     task.cancel()
                 await self._membership.leave()
-                member.cancel()
                 self._service.close_all()
                 if self._peers is not None:
                     self._peers.close_all()
-                await server.stop(0.5)
-                await self._rank.stop(STOP_TIMEOUT_S)
+                is_serving = self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
+                await self._rank.stop(STOP_TIMEOUT_S if is_serving else 0.0)
         finally:
             self._rank.kill()
-            await server.stop(0)
+            await server.stop(SERVER_GRACE_S)
             await self._rank.wait()
             self._rank.close()
             await self._membership.close()
+
+    async def _live(
+        self, tasks: asyncio.TaskGroup, server: grpc.aio.Server, on_ready: Callable[[w.WorkerInfo], None]
+    ) -> None:
+        """Start, then watch and beat until cancelled (at any point)."""
+        self._info.CopyFrom(await self._start(tasks, server))
+        on_ready(self._info)
+        async with asyncio.TaskGroup() as alive:
+            alive.create_task(self._watch_pulse())
+            alive.create_task(self._membership.run())
 
     async def _start(self, tasks: asyncio.TaskGroup, server: grpc.aio.Server) -> w.WorkerInfo:
         """Rank first, then the port, then the registration: whoever finds the worker can use it at once."""
@@ -135,10 +142,11 @@ class WorkerHost:
             self._membership.publish(stored)
         elif kind == "progress":
             self._on_progress(message.progress.text)
-        elif kind == "ready" and self._ready is not None:
-            self._ready.set_result(message.ready)
-        elif kind == "fatal" and self._ready is not None and not self._ready.done():
-            self._ready.set_exception(StartupError(message.fatal.message))
+        elif self._ready is not None and not self._ready.done():
+            if kind == "ready":
+                self._ready.set_result(message.ready)
+            elif kind == "fatal":
+                self._ready.set_exception(StartupError(message.fatal.message))
 
     def _to_peer(self, to: e.ToPeer) -> None:
         if not to.address and self._service.answer_peer(to.worker, to.message):
