@@ -17,6 +17,7 @@ from tandem.core.ids import new_request_id
 from tandem.router.answers import Answer, ChoiceUpdate, attend
 from tandem.router.asks import Ask
 from tandem.router.door import Door
+from tandem.router.servers import bind
 from tandem.router.wire import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
@@ -50,6 +51,8 @@ class GrpcDoor:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. StartupError when it is taken."""
+        if port:
+            bind(host, port).close()  # gRPC would complain on stderr in its own words
         try:
             bound = self._server.add_insecure_port(f"{host}:{port}")
         except RuntimeError as error:

@@ -1,0 +1,130 @@
+"""gRPC gives the same tokens and the same complaints as HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+from scripted_worker import Script
+
+from conftest import Build, House
+from tandem.core.errors import STATUS
+from tandem.router.grpc_api import SERVICE
+from tandem.rpc.v1 import inference_pb2 as i
+from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+
+
+def generate(house: House, request: i.GenerateRequest) -> list[i.GenerateResponse]:
+    with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
+        return list(i_grpc.InferenceStub(channel).Generate(request, timeout=15))
+
+
+def test_same_answer_as_http(shared: House) -> None:
+    sampling = i.GenerateSampling(max_tokens=25, seed=7, n=2, logprobs=1)
+    responses = generate(shared, i.GenerateRequest(model="tiny", text="Hello", sampling=sampling))
+    assert [response.finished for response in responses].count(True) == 1
+    assert responses[-1].finished
+    texts, tokens = ["", ""], [[], []]  # type: list[str], list[list[int]]
+    for response in responses:
+        for delta in response.choices:
+            texts[delta.index] += delta.text
+            tokens[delta.index] += delta.token_ids
+            assert len(delta.logprobs) == len(delta.token_ids)
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 25, "seed": 7, "n": 2}
+    whole = httpx.post(f"{shared.url}/v1/completions", json=body).json()
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert [len(ids) for ids in tokens] == [25, 25]
+    usage = responses[-1].usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (whole["usage"]["prompt_tokens"], 50)
+
+
+def test_chat_and_token_ids(shared: House) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 9, "temperature": 0}
+    whole = httpx.post(f"{shared.url}/v1/chat/completions", json=body).json()
+    ids = httpx.post(f"{shared.url}/tokenize", json={"messages": messages}).json()["tokens"]
+    sampling = i.GenerateSampling(max_tokens=9, temperature=0)
+    chat = i.ChatMessages(messages=[i.ChatMessage(role="user", content="Hi")])
+    for request in (
+        i.GenerateRequest(model="tiny", chat=chat, sampling=sampling),
+        i.GenerateRequest(model="tiny", token_ids=i.TokenIds(ids=ids), sampling=sampling),
+    ):
+        text = "".join(delta.text for response in generate(shared, request) for delta in response.choices)
+        assert text == whole["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "param"),
+    [
+        (i.GenerateRequest(model="no", text="a"), "model_not_found", "model"),
+        (i.GenerateRequest(model="tiny"), "invalid_request", "prompt"),
+        (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(temperature=3)), "invalid_request",
+         "temperature"),
+        (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(n=99)), "invalid_request", "n"),
+        (i.GenerateRequest(model="tiny", text="a", stop=["x"] * 5), "invalid_request", "stop"),
+        (i.GenerateRequest(model="tiny", text="a " * 9000), "context_length_exceeded", "prompt"),
+        (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(max_tokens=9999)),
+         "context_length_exceeded", "max_tokens"),
+        (i.GenerateRequest(model="tiny", token_ids=i.TokenIds(ids=[70000])), "invalid_request", "prompt"),
+        (i.GenerateRequest(model="tiny", chat=i.ChatMessages()), "invalid_request", "messages"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(shared: House, request_: i.GenerateRequest, code: str, param: str) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        generate(shared, request_)
+    error: Any = caught.value
+    assert error.code().name == STATUS[code][1]
+    trailing = dict(error.trailing_metadata())
+    assert (trailing["tandem-code"], trailing["tandem-param"]) == (code, param)
+
+
+def test_worker_lost_and_cancel(build: Build) -> None:
+    house = build()
+    house.wait_ready()
+    decode = house.workers["decode-0"]
+    decode.script = Script(stall_at=3)
+    request = i.GenerateRequest(model="tiny", text="Hello", sampling=i.GenerateSampling(max_tokens=50))
+    with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
+        stream = i_grpc.InferenceStub(channel).Generate(request, timeout=15)
+        next(stream)
+        stream.cancel()
+        house.wait(lambda: len(decode.cancels) == 1 and not house.router.dispatcher.flights)
+        stream = i_grpc.InferenceStub(channel).Generate(request, timeout=15)
+        next(stream)
+        house.kill_worker("decode-0")
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        assert dict(error.trailing_metadata())["tandem-code"] == "worker_lost"
+        stub = health_pb2_grpc.HealthStub(channel)
+        serving = health_pb2.HealthCheckResponse.SERVING
+        house.wait(lambda: bool(house.router.readiness.missing()))
+
+        def status() -> Any:
+            return stub.Check(health_pb2.HealthCheckRequest(service=SERVICE)).status
+
+        _until(lambda: status() != serving)
+        decode.script = Script()
+        house.restart_worker("decode-0")
+        _until(lambda: status() == serving)
+
+
+def test_reflection(shared: House) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
+        pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
+        assert "Generate" in pool.FindServiceByName(SERVICE).methods_by_name
+
+
+def _until(condition: Any) -> None:
+    import time
+
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

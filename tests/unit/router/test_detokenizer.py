@@ -1,0 +1,103 @@
+"""Text as it grows: whole characters only, the same in the end, and cut at stop strings wherever chunks fall."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.router.detokenizer import IncrementalDetokenizer, StopMatcher
+from tandem.router.tokenizer import Tokenizer
+
+MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
+
+
+def as_bytes(tokens: Sequence[int]) -> str:
+    """A decoder whose tokens are bytes: every character of more than one byte is split."""
+    return bytes(tokens).decode("utf-8", "replace")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(MODEL)
+
+
+def in_parts(tokens: Sequence[int], rng: random.Random) -> list[Sequence[int]]:
+    parts, at = [], 0
+    while at < len(tokens):
+        size = rng.choice([1, 1, 1, 2, 5])
+        parts.append(tokens[at : at + size])
+        at += size
+    return parts
+
+
+@given(st.text(), st.randoms(use_true_random=False))
+def test_characters_are_never_broken(text: str, rng: random.Random) -> None:
+    detokenizer = IncrementalDetokenizer(as_bytes)
+    shown = ""
+    for part in in_parts(text.encode("utf-8", "ignore"), rng):
+        shown += detokenizer.add(list(part))
+        assert text.startswith(shown)
+    assert shown + detokenizer.finish() == text
+
+
+@given(st.binary(max_size=200), st.randoms(use_true_random=False))
+def test_broken_bytes_end_up_like_decoding_at_once(data: bytes, rng: random.Random) -> None:
+    detokenizer = IncrementalDetokenizer(as_bytes)
+    shown = "".join(detokenizer.add(list(part)) for part in in_parts(data, rng)) + detokenizer.finish()
+    assert shown == as_bytes(data)
+
+
+def test_real_tokens(tokenizer: Tokenizer) -> None:
+    rng = random.Random(3)
+    for _ in range(200):
+        tokens = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(80))]
+        detokenizer = IncrementalDetokenizer(tokenizer.decode)
+        shown = "".join(detokenizer.add(part) for part in in_parts(tokens, rng)) + detokenizer.finish()
+        assert shown == tokenizer.decode(tokens)
+
+
+def test_held_back_until_complete() -> None:
+    detokenizer = IncrementalDetokenizer(as_bytes)
+    first, second, third, fourth = "🎉".encode()
+    assert [detokenizer.add([byte]) for byte in (65, first, second, third)] == ["A", "", "", ""]
+    assert detokenizer.add([fourth]) == "🎉"
+
+
+@given(
+    st.text(alphabet="abc", max_size=60),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_stop_strings(text: str, stops: list[str], rng: random.Random) -> None:
+    matcher = StopMatcher(stops)
+    shown, end = "", len(text)
+    for stop in stops:
+        found = text.find(stop)
+        end = min(end, found) if found >= 0 else end
+    for part in in_parts(text, rng):  # type: ignore[arg-type]
+        shown += matcher.add("".join(part))  # type: ignore[arg-type]
+        # Whichever stop completes first cuts; nothing that belongs to one is ever shown.
+        assert text.startswith(shown)
+        if matcher.is_stopped:
+            break
+    shown += matcher.finish()
+    assert matcher.is_stopped == any(stop in text for stop in stops)
+    if matcher.is_stopped:
+        assert not any(stop in shown for stop in stops)
+        assert end <= len(shown) <= max(text.find(stop) for stop in stops if stop in text)
+    else:
+        assert shown == text
+
+
+def test_partial_match_is_held_then_released() -> None:
+    matcher = StopMatcher(["###", "END"])
+    assert matcher.add("one ##") == "one "
+    assert matcher.add("!") == "##!"
+    assert matcher.add(" E") == " "
+    assert matcher.add("N") == ""
+    assert matcher.finish() == "EN"
