@@ -14,8 +14,9 @@ from itertools import islice
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId
 
-ENTRY_BYTES = 190
-"""About what one entry costs: hash object, dictionary slot and mask."""
+ENTRY_BYTES = 120
+"""About what one entry costs: hash object and dictionary slot (measured by bench/index_lookup.py)."""
+_MAX_SHARED_MASKS = 65_536
 
 
 class BlockTable:
@@ -31,6 +32,7 @@ class BlockTable:
         self._sweeping = 0  # the dead bits that the current sweep clears
         self._groups_to_sweep: list[int] = []
         self._to_sweep: list[BlockHash] = []
+        self._masks: dict[int, int] = {}  # equal masks share one object: less memory, fewer cache misses
         self.evicted = 0
 
     @property
@@ -59,12 +61,15 @@ class BlockTable:
 
     def add(self, bit: int, blocks: Iterable[tuple[int, BlockHash]]) -> None:
         """Mark (group, hash) blocks as held by the slot. Idempotent."""
-        groups, keep = self._groups, self._open
+        groups, keep, share = self._groups, self._open, self._masks.setdefault
+        if len(self._masks) > _MAX_SHARED_MASKS:
+            self._masks.clear()
         for group, block in blocks:
             table = groups.get(group)
             if table is None:
                 table = groups[group] = {}
-            table[block] = table.get(block, 0) & keep | bit
+            mask = table.get(block, 0) & keep | bit
+            table[block] = share(mask, mask)
         while self.entries > self._max_entries:
             self._evict()
 
@@ -83,12 +88,12 @@ class BlockTable:
 
     def lookup(self, hashes: Sequence[BlockHash], group: int = 0) -> dict[WorkerId, int]:
         """How many leading blocks of `hashes` each worker holds; workers with none are left out. O(blocks)."""
-        get = self._groups.get(group, {}).get
         running = self._live
         found: dict[WorkerId, int] = {}
         depth = 0
-        for block in hashes:
-            still = get(block, 0) & running
+        # `map` and the shared mask objects matter here: half of the time is waiting for memory.
+        for mask in map(self._groups.get(group, {}).get, hashes):
+            still = mask & running if mask else 0
             if still != running:
                 if depth:
                     self._record(found, running & ~still, depth)

@@ -65,7 +65,7 @@ class _Follower:
 
 
 class IndexReplica:
-    """Lookups, `set_workers` and `run` belong to one event loop. Bounded by `max_entries` (about 190 bytes each)."""
+    """Lookups, `set_workers` and `run` belong to one event loop. Bounded by `max_entries` (about 120 bytes each)."""
 
     def __init__(
         self,

@@ -67,6 +67,8 @@ class HostedWorker:
     def __init__(self, redis: Redis, keys: Keys, name: str, *, lease_s: float = 2.5, **options: Any) -> None:
         self.id = WorkerId(name)
         self.incarnation = new_incarnation()
+        self.is_registered = False
+        """Set to False to have `beat` register anew."""
         self.truth: set[tuple[int, BlockHash]] = set()
         self.lease = WorkerLease(redis, keys, lease_s=lease_s)
         self.publisher = BlockEventPublisher(redis, keys, self.id, self.incarnation, check_s=0.05, **options)
@@ -94,13 +96,14 @@ class HostedWorker:
         self.publisher.renew(self.incarnation)
 
     async def beat(self, on_incarnation: Callable[[WorkerId, Incarnation], None] = lambda *_: None) -> None:
-        is_registered = False
         while True:
             try:
-                if not is_registered or not await self.lease.beat(*self.publisher.position):
+                if self.is_registered:
+                    self.is_registered = await self.lease.beat(*self.publisher.position) and self.is_registered
+                if not self.is_registered:
                     await self.register()
-                    is_registered = True
                     on_incarnation(self.id, self.incarnation)
+                    self.is_registered = True
             except UnavailableError:
                 pass
             await asyncio.sleep(0.05)

@@ -61,8 +61,7 @@ class Scene:
             case "stored" | "removed" | "cleared":
                 worker.change(BlockChange(action), blocks, group)
             case "restarted":
-                await worker.register()
-                self.registered(worker.id, worker.incarnation)
+                worker.is_registered = False
             case "lose set":
                 await self.redis.delete(members)
             case "lose stream":
@@ -84,7 +83,8 @@ class Scene:
 
     def has_converged(self) -> bool:
         return all(
-            w.publisher.is_idle
+            w.is_registered
+            and w.publisher.is_idle
             and self.incarnations.get(w.id) == w.incarnation
             and self.replica.holdings(w.id) == w.truth
             and self.replica.positions.get(w.id) == w.publisher.position
