@@ -60,7 +60,10 @@ def _best(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
     if width == scores.shape[1]:
         ordered = scores.sort(dim=-1, descending=True, stable=True)
         return ordered.values, ordered.indices
-    ids = scores.topk(width, dim=-1, sorted=False).indices.sort(dim=-1).values
+    values, ids = scores.topk(width, dim=-1)
+    if not bool((values[:, 1:] == values[:, :-1]).any()):
+        return values, ids
+    ids = ids.sort(dim=-1).values  # topk leaves equal scores in any order
     ordered = scores.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return ordered.values, ids.gather(1, ordered.indices)
 

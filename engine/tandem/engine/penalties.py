@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,60 +16,58 @@ if TYPE_CHECKING:
 def apply_penalties(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:
     """Repetition (Keskar et al. 2019), then presence and frequency (OpenAI); `scores` [n, vocab] has a row a state."""
     _repetition(scores, states)
-    rows: list[int] = []
-    ids: list[int] = []
-    amounts: list[float] = []
-    for row, state in enumerate(states):
-        presence, frequency = state.params.presence_penalty, state.params.frequency_penalty
-        if presence or frequency:
-            rows.extend([row] * len(state.counts))
-            ids.extend(state.counts)
-            amounts.extend([presence + frequency * count for count in state.counts.values()])
-    _add(scores, rows, ids, amounts, -1)
+    rows = [i for i, s in enumerate(states) if s.counts and (s.params.presence_penalty or s.params.frequency_penalty)]
+    if not rows:
+        return
+    ids, counts = array("q"), array("q")
+    for row in rows:
+        ids.extend(states[row].counts)
+        counts.extend(states[row].counts.values())
+    lengths = [len(states[row].counts) for row in rows]
+    presence = _spread([states[row].params.presence_penalty for row in rows], lengths)
+    frequency = _spread([states[row].params.frequency_penalty for row in rows], lengths)
+    amounts = presence + frequency * torch.frombuffer(counts, dtype=torch.int64)
+    # One row's tokens are distinct, so no order of additions can matter.
+    _add(scores, _places(scores, rows, lengths, ids), -amounts)
 
 
 def apply_bias(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:
     """Add each row's logit bias in place; entries of one token add up."""
-    rows: list[int] = []
-    ids: list[int] = []
-    amounts: list[float] = []
-    for row, state in enumerate(states):
-        for token, bias in state.params.logit_bias:
-            rows.append(row)
-            ids.append(token)
-            amounts.append(bias)
-    _add(scores, rows, ids, amounts, 1)
+    rows = [row for row, state in enumerate(states) if state.has_bias]
+    if not rows:
+        return
+    pairs = [pair for row in rows for pair in states[row].params.logit_bias]
+    lengths = [len(states[row].params.logit_bias) for row in rows]
+    places = _places(scores, rows, lengths, array("q", [token for token, _ in pairs]))
+    _add(scores, places, torch.tensor([bias for _, bias in pairs]))
 
 
 def _repetition(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:
     """Positive scores of seen tokens are divided by the penalty, negative ones multiplied."""
-    parts: list[Tensor] = []
-    rows: list[int] = []
-    lengths: list[int] = []
-    penalties: list[float] = []
-    for row, state in enumerate(states):
-        penalty = state.params.repetition_penalty
-        if penalty == 1.0:
-            continue
-        parts += [state.prompt_ids, torch.tensor(state.new_ids, dtype=torch.int64)]
-        rows.append(row)
-        lengths.append(len(state.prompt_ids) + len(state.new_ids))
-        penalties.append(penalty)
+    rows = [row for row, state in enumerate(states) if state.params.repetition_penalty != 1.0]
     if not rows:
         return
-    counts = torch.tensor(lengths)
-    row_of = torch.tensor(rows).repeat_interleave(counts)
-    flat = (row_of * scores.shape[1] + torch.cat(parts)).to(scores.device)
-    penalty_of = torch.tensor(penalties, dtype=scores.dtype).repeat_interleave(counts).to(scores.device)
-    view = scores.view(-1)
-    seen = view[flat]
-    view[flat] = torch.where(seen > 0, seen / penalty_of, seen * penalty_of)
+    ids = array("q")
+    for row in rows:
+        ids.extend(states[row].prompt_ids)
+        ids.extend(states[row].new_ids)
+    lengths = [len(states[row].prompt_ids) + len(states[row].new_ids) for row in rows]
+    penalties = _spread([states[row].params.repetition_penalty for row in rows], lengths)
+    places = _places(scores, rows, lengths, ids)
+    view, penalty = scores.view(-1), penalties.to(scores)
+    seen = view[places]
+    view[places] = torch.where(seen > 0, seen / penalty, seen * penalty)
 
 
-def _add(scores: Tensor, rows: list[int], ids: list[int], amounts: list[float], sign: int) -> None:
-    if not rows:
-        return
-    flat = torch.tensor(rows) * scores.shape[1] + torch.tensor(ids)
-    values = torch.tensor(amounts, dtype=scores.dtype)
-    # One row's tokens are distinct (penalties) or few (bias), so the order of additions cannot vary.
-    scores.view(-1).index_add_(0, flat.to(scores.device), values.to(scores.device), alpha=sign)
+def _places(scores: Tensor, rows: list[int], lengths: list[int], ids: array[int]) -> Tensor:
+    """Indices into the flat scores of `ids`, the first lengths[0] of which belong to rows[0], and so on."""
+    offsets = torch.tensor(rows).repeat_interleave(torch.tensor(lengths)) * scores.shape[1]
+    return (offsets + torch.frombuffer(ids, dtype=torch.int64)).to(scores.device)
+
+
+def _spread(values: list[float], lengths: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).repeat_interleave(torch.tensor(lengths))
+
+
+def _add(scores: Tensor, places: Tensor, amounts: Tensor) -> None:
+    scores.view(-1).index_add_(0, places, amounts.to(scores))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -44,9 +45,9 @@ class ChoiceSampling:
         self.has_filter = bool(params.top_k or params.top_p < 1.0 or params.min_p > 0.0)
         self.is_plain = params.is_greedy and not self.has_penalty and not self.has_bias and params.logprobs is None
         self.prompt = frozenset(prompt) if params.repetition_penalty != 1.0 else frozenset()
-        self.prompt_ids = torch.tensor(sorted(self.prompt), dtype=torch.int64)
+        self.prompt_ids = array("q", sorted(self.prompt))
         self.counts: dict[int, int] = {}
-        self.new_ids: list[int] = []  # output tokens that the prompt does not have
+        self.new_ids = array("q")  # output tokens that the prompt does not have
         for token in outputs:
             self.count(token)
 
@@ -108,9 +109,9 @@ def _choose(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> No
         states = [row.sampling for row in rows]
         apply_penalties(scores, states)
         apply_bias(scores, states)
-        tokens = scores.argmax(dim=-1).tolist()
-        for i in changed:
-            results[i].token = tokens[i]
+        if len(random) < len(rows):
+            for result, token in zip(results, scores.argmax(dim=-1).tolist(), strict=True):
+                result.token = token
     for is_filtered, choose in ((False, _unfiltered), (True, _filtered)):
         part = [i for i in random if rows[i].sampling.has_filter is is_filtered]
         if part:
@@ -136,7 +137,7 @@ def _filtered(scores: Tensor, rows: list[SampleRow]) -> list[int]:
 def _heated(scores: Tensor, rows: list[SampleRow]) -> Tensor:
     """Scores over temperature, shifted so that the best is 0: a tiny temperature cannot overflow."""
     heat = torch.tensor([row.sampling.params.temperature for row in rows], dtype=torch.float32, device=scores.device)
-    return (scores - scores.max(dim=-1, keepdim=True).values) / heat.clamp_(min=1e-30)[:, None]
+    return (scores - scores.amax(dim=-1, keepdim=True)) / heat.clamp_(min=1e-30)[:, None]
 
 
 def _uniforms(scores: Tensor, rows: list[SampleRow]) -> Tensor:
