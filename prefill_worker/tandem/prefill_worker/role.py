@@ -14,18 +14,23 @@ from tandem.prefill_worker.handover import Handover, Stage
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
+from tandem.workerhost.whole_requests import WholeRequests
 from tandem.workerhost.wire import choice_to_wire, ticket_from_wire
 
 _log = logging.getLogger(__name__)
 
 
 class PrefillRole:
-    """Computes prompts and pushes their KV. Every request here ends as handed over, not needed, failed or cancelled."""
+    """Computes prompts and pushes their KV. Every request here ends as handed over, not needed, failed or cancelled.
+
+    Also serves whole requests: answers of one token need no decode worker.
+    """
 
     name = RoleName.PREFILL
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
+        self._whole = WholeRequests(shell)
         self._handovers: dict[str, Handover] = {}
         self._by_transfer: dict[int, Handover] = {}
         self._quiescing: dict[int, Handover] = {}
@@ -35,8 +40,11 @@ class PrefillRole:
         return self._on_layers
 
     def submit(self, tracked: Tracked, message: w.Submit) -> None:
+        if message.leg == w.LEG_FULL:
+            self._whole.add(tracked)
+            return
         if message.leg != w.LEG_PREFILL:
-            raise InvalidRequestError("this worker only prefills", why="it has the prefill role", todo="plan anew")
+            raise InvalidRequestError("this worker receives no KV", why="it has the prefill role", todo="plan anew")
         self._shell.engine.check(tracked.engine_request)
         self._handovers[tracked.key] = Handover(tracked, message.peer)
         self._shell.engine.add(tracked.engine_request)
@@ -45,7 +53,8 @@ class PrefillRole:
         handover = self._handovers.get(tracked.key)
         if handover is not None:
             self._give_up(handover, "cancelled", reason)
-        self._shell.engine.cancel(tracked.key)
+            self._shell.engine.cancel(tracked.key)
+        self._whole.cancel(tracked)
 
     # ---- compute -------------------------------------------------------------------------------------------------
 
@@ -101,7 +110,7 @@ class PrefillRole:
             failed = self._handovers.get(key)
             if failed is not None:
                 self._fail(failed, error if isinstance(error, TandemError) else InternalError(str(error)))
-        self._shell.outbox.flush()
+        self._whole.after_step(result, {})
         for part in result.prefilled:
             handover = self._handovers.get(part.key)
             if handover is not None and part.is_last:
@@ -290,4 +299,4 @@ class PrefillRole:
         return
 
     def is_idle(self) -> bool:
-        return not self._handovers and not self._quiescing
+        return not self._handovers and not self._quiescing and self._whole.is_idle()

@@ -37,7 +37,7 @@ class WholeRequests:
         """Report a step's tokens; `handoffs` go out with the first token of the requests that they belong to."""
         for part in result.prefilled:
             tracked = self._shell.requests.get(part.key)
-            if tracked is not None and part.key not in self._started:
+            if tracked is not None and part.key in self._open_choices and part.key not in self._started:
                 self._started.add(part.key)
                 self._shell.outbox.phase(tracked, Phase.PREFILL)
         for output in result.outputs:
@@ -57,8 +57,8 @@ class WholeRequests:
                     self._end(tracked)
         for key, error in result.failed.items():
             tracked = self._shell.requests.get(key)
-            if tracked is not None:
-                self._open_choices.pop(key, None)
+            if tracked is not None and key in self._open_choices:
+                del self._open_choices[key]
                 self._started.discard(key)
                 self._shell.fail(tracked, error if isinstance(error, TandemError) else InternalError(str(error)))
         self._shell.outbox.flush()
