@@ -23,6 +23,8 @@ from tandem.kernels.paged_decode import paged_decode
 
 Case = tuple[str, Callable[[Report], None]]
 TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+OTHER_CHOICES = {torch.float32: 0.0, torch.float16: 0.05, torch.bfloat16: 0.25}
+"""Share of tokens whose largest logit may be another: random weights leave the first two within rounding that often."""
 HEADS = [Heads(q=8, kv=8, width=64), Heads(q=32, kv=8, width=128), Heads(q=14, kv=2, width=64)]
 HEADS += [Heads(q=8, kv=4, width=256), Heads(q=6, kv=2, width=80)]
 OPTIONS: list[dict[str, Any]] = [{}, {"window": 100}, {"softcap": 20.0}, {"window": 33, "softcap": 5.0}]
@@ -169,9 +171,8 @@ def _model(report: Report, device: torch.device, dtype: torch.dtype, rehearsal: 
             block_table=table, context_lens=(positions + 1).int(),
         )  # fmt: skip
         chosen = both(step).argmax(-1)
-    report.add(f"model {_name(dtype)}", "largest difference of logits", worst, "error", 20 * TOLERANCES[dtype])
-    wanted = 1.0 if dtype == torch.float32 else 0.9
-    report.add(f"model {_name(dtype)}", "greedy tokens that differ", 1 - agreed / judged, "error", 1 - wanted)
+    report.add(f"model {_name(dtype)}", "largest difference of logits", worst, "error", 10 * TOLERANCES[dtype])
+    report.add(f"model {_name(dtype)}", "share of other choices", 1 - agreed / judged, "error", OTHER_CHOICES[dtype])
 
 
 def _chunk(prompts: list[Tensor], begins: list[int], ends: list[int], table: Tensor, device: torch.device) -> Step:
