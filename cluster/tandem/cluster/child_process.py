@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 _MAX_LINE_BYTES = 256 * 1024
 _KILL_WAIT_S = 5.0
@@ -79,21 +80,28 @@ class ChildProcess:
         """The exit code, once it has ended; −N for signal N."""
         return await asyncio.shield(self._exited)
 
+    async def wait_at_most(self, seconds: float) -> bool:
+        """True if it has ended, after `seconds` at the latest. Unlike `wait_for`, it never swallows a cancellation."""
+        done, _ = await asyncio.wait([self._exited], timeout=seconds)
+        return bool(done)
+
     async def stop(self, *, grace_s: float, hurry: asyncio.Event | None = None) -> int:
         """Ask it to end; after `grace_s`, or once `hurry` is set, kill the whole group. Returns the exit code."""
         if self.is_running:
             self._signal(signal.SIGTERM)
-            waits = [asyncio.ensure_future(self.wait())]
-            if hurry is not None:
-                waits.append(asyncio.ensure_future(hurry.wait()))
+            waits: list[asyncio.Future[Any]] = [self._exited]
+            hurried = asyncio.ensure_future(hurry.wait()) if hurry is not None else None
+            if hurried is not None:
+                waits.append(hurried)
             try:
                 await asyncio.wait(waits, timeout=grace_s, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for wait in waits:
-                    wait.cancel()
-                if self.is_running:
-                    self.kill()
-        return await asyncio.wait_for(self.wait(), _KILL_WAIT_S)
+                if hurried is not None:
+                    hurried.cancel()
+                self.kill()
+        if not await self.wait_at_most(_KILL_WAIT_S):
+            raise TimeoutError(f"process {self.pid} does not end although it was killed")
+        return self._exited.result()
 
     def kill(self) -> None:
         """SIGKILL to the child and everything it started in its group."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -96,7 +95,7 @@ class RouterProcess:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 while child.is_running and not _is_there(ready_file):
-                    await _exit_or_pause(child)
+                    await child.wait_at_most(_POLL_S)
             if child.is_running:
                 self._note_ready(config_loader.load(ready_file, RouterAddresses))
             code = await child.wait()
@@ -133,11 +132,6 @@ def _is_there(ready_file: Path) -> bool:
 async def _drain(child: ChildProcess) -> None:
     async for _ in child.lines():
         pass
-
-
-async def _exit_or_pause(child: ChildProcess) -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(child.wait(), _POLL_S)
 
 
 def _router_error(code: int, child: ChildProcess) -> str:

@@ -31,7 +31,7 @@ from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
 
-ROUTER_GRACE_S = 5.0
+ROUTER_GRACE_S = 12.0
 _POLL_S = 0.1
 _SAVE_TRIES = 5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
