@@ -31,7 +31,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/readyz":
             self._answer(self.ready_status, {})
         elif self._is_allowed():
-            workers = [{"id": "prefill-0", "role": "prefill", "ready": True}]
+            workers = [{"worker": "prefill-0", "role": "prefill", "ready": True}]
             self._answer(200, {"cluster": self.config.cluster, "workers": workers})
 
     def do_POST(self) -> None:

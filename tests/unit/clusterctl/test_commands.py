@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 
@@ -87,10 +86,35 @@ def test_the_nearest_key_is_named(
     assert f"unknown key 'prot' in [router] of {file}. The nearest known key is 'port'." in capsys.readouterr().err
 
 
-def test_status_as_a_table_shows_everything() -> None:
+STATUS = {
+    "cluster": "c", "model": "m", "served_names": ["a", "b"], "is_ready": False, "missing": ["a decode worker"],
+    "router": {"id": "router-0", "http": 8000, "grpc": 8001, "host": "127.0.0.1", "in_flight": 3},
+    "workers": [
+        {
+            "worker": "prefill-0", "role": "prefill", "is_connected": True, "is_registered": True, "pid": 4711,
+            "running_requests": 2, "blocks": [{"total": 90, "free": 50, "cached": 33, "request": 7}],
+        },
+        {"worker": "decode-0", "is_registered": False},
+        {"worker": "decode-1", "trouble": "refuses the secret"},
+    ],
+    "refused_pairs": [{"prefill": "prefill-0", "decode": "decode-0", "why": "dtypes differ"}],
+}  # fmt: skip
+
+
+def test_status_as_a_table_fits_a_screen() -> None:
     text = io.StringIO()
-    status = {"cluster": "c", "ready": True, "workers": [{"id": "p-0", "blocks": 7}, {"id": "d-0", "role": "decode"}]}
-    status_view.show(json.loads(json.dumps(status)), Console(file=text, width=100))
+    status_view.show(STATUS, Console(file=text, width=120))
     shown = text.getvalue()
-    for word in ("cluster", "yes", "workers", "p-0", "7", "decode", "–"):
-        assert word in shown
+    for words in ("served as a, b", "no, missing: a decode worker", "HTTP            127.0.0.1:8000", "3 in flight", "lapsed"):
+        assert words in shown
+    row = next(line for line in shown.splitlines() if line.startswith("prefill-0"))
+    assert row.split() == ["prefill-0", "prefill", "up", "–", "4711", "2", "–", "7", "33", "90"]
+    assert "refuses the secret" in shown
+    assert "dtypes differ" in shown
+
+
+@pytest.mark.parametrize("status", [{}, {"workers": None, "router": None}, {"workers": [{}]}])
+def test_status_of_an_unknown_router_is_dashes(status: dict[str, object]) -> None:
+    text = io.StringIO()
+    status_view.show(status, Console(file=text, width=120))
+    assert "–" in text.getvalue()
