@@ -88,7 +88,11 @@ class Router:
         probe = tuple(tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,)
         self.readiness = Readiness(self.table, self.dispatcher, mode, self._clock, probe)
         reader = AskReader(
-            tokenizer, self.table, config.served_names, config.settings.request_timeout_s, lambda: secrets.randbits(62)
+            tokenizer,
+            self.table,
+            config.served_names or (config.model,),
+            config.settings.request_timeout_s,
+            lambda: secrets.randbits(62),
         )
         self.door = Door(
             tokenizer=tokenizer,

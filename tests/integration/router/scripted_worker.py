@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -135,7 +136,7 @@ class _Servicer(w_grpc.WorkerServicer):
     def __init__(self, worker: ScriptedWorker) -> None:
         self._worker = worker
 
-    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[w.WorkerMessage]:  # type: ignore[override]  # noqa: N802
+    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[w.WorkerMessage]:  # noqa: N802
         worker = self._worker
         token = dict(context.invocation_metadata()).get(METADATA_KEY, "")
         if not worker.secret.is_rpc_token(token):
@@ -154,6 +155,10 @@ class _Servicer(w_grpc.WorkerServicer):
             for task in list(worker.running.values()):
                 task.cancel()
 
+    async def Peer(self, requests: Any, context: Any) -> AsyncIterator[w.PeerMessage]:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "scripted workers hand over through their fabric")
+        yield w.PeerMessage()
+
     async def _read(self, requests: Any, outbox: asyncio.Queue[w.WorkerMessage]) -> None:
         worker = self._worker
         async for message in requests:
@@ -163,7 +168,7 @@ class _Servicer(w_grpc.WorkerServicer):
                 key = (message.submit.request, message.submit.attempt)
                 task = asyncio.create_task(_Run(worker, message.submit, outbox).run())
                 worker.running[key] = task
-                task.add_done_callback(lambda _, key=key: worker.running.pop(key, None))
+                task.add_done_callback(partial(_forget, worker, key))
             elif kind == "cancel":
                 worker.cancels.append(message.cancel)
                 running = worker.running.get((message.cancel.request, message.cancel.attempt))
@@ -173,6 +178,10 @@ class _Servicer(w_grpc.WorkerServicer):
                 outbox.put_nowait(w.WorkerMessage(pong=message.ping))
                 if worker.load is not None:
                     outbox.put_nowait(w.WorkerMessage(load=worker.load))
+
+
+def _forget(worker: ScriptedWorker, key: tuple[str, int], _: asyncio.Task[None]) -> None:
+    worker.running.pop(key, None)
 
 
 class _Run:

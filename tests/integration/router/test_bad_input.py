@@ -7,8 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-
-from conftest import ADMIN_KEY, House
+from tests.integration.router.house import ADMIN_KEY, House
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from scripted_worker import Script
+from tests.integration.router.house import Build, House
+from tests.integration.router.scripted_worker import Script
 
-from conftest import Build, House
 from tandem.core.config import Disaggregation
 
 

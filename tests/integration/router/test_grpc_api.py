@@ -10,9 +10,9 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from scripted_worker import Script
+from tests.integration.router.house import Build, House
+from tests.integration.router.scripted_worker import Script
 
-from conftest import Build, House
 from tandem.core.errors import STATUS
 from tandem.router.grpc_api import SERVICE
 from tandem.rpc.v1 import inference_pb2 as i
@@ -90,7 +90,7 @@ def test_worker_lost_and_cancel(build: Build) -> None:
     decode.script = Script(stall_at=3)
     request = i.GenerateRequest(model="tiny", text="Hello", sampling=i.GenerateSampling(max_tokens=50))
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
-        stream = i_grpc.InferenceStub(channel).Generate(request, timeout=15)
+        stream: Any = i_grpc.InferenceStub(channel).Generate(request, timeout=15)
         next(stream)
         stream.cancel()
         house.wait(lambda: len(decode.cancels) == 1 and not house.router.dispatcher.flights)

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from tests.integration.router.house import MODEL, House
 
-from conftest import MODEL, House
 from tandem.router.tokenizer import Tokenizer
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]

@@ -18,9 +18,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from scripted_worker import Fabric, ScriptedWorker
+from tests.integration.router.house import ADMIN_KEY, MODEL
+from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
 
-from conftest import ADMIN_KEY, MODEL
 from tandem.core.config import RouterConfig, RouterSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.ids import WorkerId

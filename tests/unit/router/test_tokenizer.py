@@ -80,7 +80,10 @@ def test_other_templates(tmp_path: Path, theirs: Any, as_file: bool) -> None:
         settings["chat_template"] = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "x"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     tokenizer = Tokenizer.load(tmp_path)
-    chat = [{"role": "user", "content": 'a "quoted" <b>', "name": None}, {"role": "assistant", "content": "ok"}]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": 'a "quoted" <b>', "name": None},
+        {"role": "assistant", "content": "ok"},
+    ]
     expected = theirs.apply_chat_template(chat, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True)
     assert tokenizer.render_chat(chat) == expected
     with pytest.raises(InvalidRequestError, match="start with the user") as caught:

@@ -10,7 +10,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tandem.core.errors import InternalError, InvalidRequestError, TandemError, UnknownModelError
+from tandem.core.errors import InternalError, InvalidRequestError, TandemError
 from tandem.core.ids import new_request_id
 from tandem.router.asks import Ask
 from tandem.router.door import Door
@@ -149,8 +149,7 @@ def _counted(door: Door, api: str, endpoint: Endpoint) -> Endpoint:
             headers = {"connection": "close"} if error.code == "request_too_large" else None
             return error_response(error, headers=headers)
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
-            _log.exception("request failed")
-            failure = InternalError("the router failed", why=type(error).__name__, todo="report this")
+            failure = _bug(error)
             door.refused(api, failure)
             return error_response(failure)
 
@@ -161,10 +160,17 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
     async def run(request: Request) -> Response:
         try:
             return await endpoint(request)
-        except UnknownModelError as error:
+        except TandemError as error:
             return error_response(error)
+        except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
+            return error_response(_bug(error))
 
     return run
+
+
+def _bug(error: Exception) -> InternalError:
+    _log.exception("request failed")
+    return InternalError("the router failed", why=type(error).__name__, todo="report this")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -1,0 +1,204 @@
+"""A router on real sockets with scripted workers behind it, in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
+
+from tandem.core.config import Disaggregation, RouterConfig, RouterSection
+from tandem.core.ids import Incarnation, WorkerId, new_incarnation
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.router.main import Router, Surroundings
+
+ROOT = Path(__file__).parents[3]
+MODEL = ROOT / "models" / "tandem-tiny"
+ADMIN_KEY = "k" * 32
+
+
+class ListedDirectory:
+    """A registry that says what it is told to say."""
+
+    def __init__(self) -> None:
+        self.workers: dict[WorkerId, ScriptedWorker] = {}
+        self._changed = asyncio.Event()
+
+    def changed(self) -> None:
+        self._changed.set()
+
+    async def run(self, on_change: Callable[[Mapping[WorkerId, Any]], None]) -> None:
+        while True:
+            on_change(dict(self.workers))
+            await self._changed.wait()
+            self._changed.clear()
+
+    def note_beat(self, worker: WorkerId, incarnation: Incarnation) -> None:
+        return
+
+
+@dataclass
+class House:
+    """A router and its workers in a thread of their own; tests talk to it as clients do."""
+
+    config: RouterConfig
+    secret: ClusterSecret
+    workers: dict[str, ScriptedWorker] = field(default_factory=dict)
+    downs: int = 0
+
+    def __post_init__(self) -> None:
+        self.ports: dict[str, int] = {}
+        self.loop = asyncio.new_event_loop()
+        self.directory: ListedDirectory
+        self.router: Router
+        self._listening = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="router")
+
+    @property
+    def is_started(self) -> bool:
+        return self._thread.ident is not None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['http']}"
+
+    @property
+    def admin_url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['admin']}"
+
+    def call(self, coroutine: Any, timeout_s: float = 20.0) -> Any:
+        """Run something in the router's event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
+
+    def wait(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Wait until `condition` holds, looked at from the router's own loop."""
+
+        async def look() -> None:
+            async with asyncio.timeout(timeout_s):
+                while not condition():  # noqa: ASYNC110 - any condition, no event
+                    await asyncio.sleep(0.005)
+
+        self.call(look(), timeout_s + 5)
+
+    def wait_ready(self) -> None:
+        self.wait(lambda: not self.router.readiness.missing())
+
+    def start(self) -> None:
+        self._thread.start()
+        assert self._listening.wait(20)
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.router.stop)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        if self._failure is not None:
+            raise self._failure
+
+    def restart_worker(self, worker: str) -> None:
+        async def run() -> None:
+            await self.workers[worker].restart()
+            self.directory.changed()
+
+        self.call(run())
+
+    def kill_worker(self, worker: str) -> None:
+        self.call(self.workers[worker].stop())
+
+    def status(self) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        body: dict[str, Any] = httpx.get(f"{self.admin_url}/admin/v1/status", headers=headers).json()
+        return body
+
+    def metric(self, name: str) -> float:
+        """Sum of all samples whose line starts with `name`."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    def _main(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+                runner.run(self._run())
+        except BaseException as error:  # noqa: BLE001 - handed to the test
+            self._failure = error
+        finally:
+            self._listening.set()
+
+    async def _run(self) -> None:
+        self.directory = ListedDirectory()
+        for worker in self.workers.values():
+            await worker.start()
+            self.directory.workers[worker.worker] = worker
+
+        async def on_down() -> None:
+            self.downs += 1
+
+        surroundings = Surroundings(directory=self.directory, index=None, on_down=on_down)
+        self.router = Router(self.config, surroundings, new_incarnation())
+        try:
+            self.ports = await self.router.start()
+            await self.router.serve(self._listening.set)
+        finally:
+            await self.router.close()
+            for worker in self.workers.values():
+                await worker.stop()
+
+
+Build = Callable[..., House]
+
+
+@contextmanager
+def builder(folder: Path) -> Iterator[Build]:
+    houses: list[House] = []
+
+    def make(
+        prefill: int = 1,
+        decode: int = 1,
+        mixed: int = 0,
+        mode: Disaggregation = Disaggregation.AUTO,
+        script: Script | None = None,
+        start: bool = True,
+        **settings: Any,
+    ) -> House:
+        secret = ClusterSecret.generate()
+        secret.save(folder / "secret")
+        (folder / "key").write_text(ADMIN_KEY)
+        section = replace(RouterSection(port=0, disaggregation=mode), **settings)
+        config = RouterConfig(
+            cluster="test",
+            router_id="r1",
+            model="tandem-tiny",
+            model_dir=str(MODEL),
+            served_names=("tandem-tiny", "tiny"),
+            redis_url="",
+            secret_file=str(folder / "secret"),
+            admin_key_file=str(folder / "key"),
+            ready_file=str(folder / "ready"),
+            settings=section,
+        )
+        fabric = Fabric()
+        house = House(config, secret)
+        for role, count in ((RoleName.PREFILL, prefill), (RoleName.DECODE, decode), (RoleName.MIXED, mixed)):
+            for number in range(count):
+                worker = WorkerId(f"{role.value}-{number}")
+                house.workers[worker] = ScriptedWorker(worker, role, fabric, secret, replace(script or Script()))
+        houses.append(house)
+        if start:
+            house.start()
+        return house
+
+    try:
+        yield make
+    finally:
+        for house in houses:
+            if house.is_started:
+                house.stop()
