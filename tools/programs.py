@@ -1,4 +1,4 @@
-"""List the programs of a folder (`bench`, `proof`), or run one of them as `python -m FOLDER.NAME` with all further arguments."""
+"""List the programs of `bench/` or `proof/`, or run one as `python -m FOLDER.NAME` with all further arguments."""
 
 from __future__ import annotations
 

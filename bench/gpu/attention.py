@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+from torch.nn import functional
+
 from bench.gpu.cases import Heads, random_cache, starts_of
 from bench.gpu.machine import seconds
 from bench.gpu.report import Report
-from torch.nn import functional
-
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import gather_blocks, scatter_blocks
 from tandem.kernels.paged_decode import paged_decode

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from bench.gpu.cases import Heads, random_cache, starts_of
 from bench.gpu.model import BLOCK_TOKENS, Decoder, Shape, Step
 from bench.gpu.report import Report
-from torch import Tensor
-
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import copy_blocks, gather_blocks, scatter_blocks
 from tandem.kernels.kv_store import kv_store

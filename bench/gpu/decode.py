@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
+
 from bench.gpu.cases import Heads
 from bench.gpu.machine import seconds
 from bench.gpu.model import BLOCK_TOKENS, Decoder, Shape, Step

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from bench.gpu.cases import Heads
 from torch import Tensor
 from torch.nn import functional
 
+from bench.gpu.cases import Heads
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode

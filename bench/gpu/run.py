@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # at run time the path has to be set first
     import torch
+
     from bench.gpu.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     sys.path[:0] = [str(ROOT), *(str(ROOT / root) for root in ("core", "kernels", "engine", "kvtransfer"))]
     import torch
+
     from bench.gpu import machine
     from bench.gpu.report import Report
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.rpc.v1 import worker_pb2 as w
 from torch import Tensor
+
+from tandem.rpc.v1 import worker_pb2 as w
 
 TOLERANCE = 1e-4
 CLEAR_GAP = 10.0

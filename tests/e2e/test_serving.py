@@ -9,10 +9,10 @@ import grpc
 import openai
 import pytest
 import torch
-from tandem.rpc.v1 import inference_pb2 as i
-from tandem.rpc.v1 import inference_pb2_grpc
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tandem.rpc.v1 import inference_pb2 as i
+from tandem.rpc.v1 import inference_pb2_grpc
 from tests.e2e.cluster import Cluster, wait_for
 from tests.integration.worker.pair import MODEL
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
 
 from tandem.core.config import Disaggregation, RouterConfig, RouterSection
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 from tandem.router.main import Router, Surroundings
+from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "models" / "tandem-tiny"

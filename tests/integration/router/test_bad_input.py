@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+
 from tests.integration.router.house import ADMIN_KEY, House
 
 CHAT = "/v1/chat/completions"

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.integration.router.house import Build, House
-from tests.integration.router.scripted_worker import Script
 
 from tandem.core.config import Disaggregation
+from tests.integration.router.house import Build, House
+from tests.integration.router.scripted_worker import Script
 
 
 def ask(house: House, **more: Any) -> httpx.Response:

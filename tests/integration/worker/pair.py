@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
 from tandem.core.lifecycle import RoleName

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tandem.core.ids import GroupId
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-
 from tests.integration.worker.loopback import Loopback, Rank
 from tests.integration.worker.pair import MODEL
 

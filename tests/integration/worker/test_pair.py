@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tandem.rpc.v1 import worker_pb2 as w
 from transformers import AutoModelForCausalLM
 
+from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit
 
 

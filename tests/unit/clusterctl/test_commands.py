@@ -105,7 +105,13 @@ def test_status_as_a_table_fits_a_screen() -> None:
     text = io.StringIO()
     status_view.show(STATUS, Console(file=text, width=120))
     shown = text.getvalue()
-    for words in ("served as a, b", "no, missing: a decode worker", "HTTP            127.0.0.1:8000", "3 in flight", "lapsed"):
+    for words in (
+        "served as a, b",
+        "no, missing: a decode worker",
+        "HTTP            127.0.0.1:8000",
+        "3 in flight",
+        "lapsed",
+    ):
         assert words in shown
     row = next(line for line in shown.splitlines() if line.startswith("prefill-0"))
     assert row.split() == ["prefill-0", "prefill", "up", "–", "4711", "2", "–", "7", "33", "90"]

@@ -25,7 +25,7 @@ def _package(root: str) -> str:
     ("where", "listed"),
     [
         ("hatch dev-mode-dirs", TOOL["hatch"]["build"]["dev-mode-dirs"]),
-        ("mypy_path", [name for name in TOOL["mypy"]["mypy_path"] if name != "tools"]),
+        ("mypy_path", TOOL["mypy"]["mypy_path"]),
         ("pyright extraPaths", TOOL["pyright"]["extraPaths"]),
         ("ruff src", [name for name in TOOL["ruff"]["src"] if name != "tests"]),
         ("wheel packages", [p.removesuffix("/tandem") for p in TOOL["hatch"]["build"]["targets"]["wheel"]["packages"]]),

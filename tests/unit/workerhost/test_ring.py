@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
 
 
