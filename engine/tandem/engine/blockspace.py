@@ -13,7 +13,7 @@ from tandem.core.blockhash import BlockHash, chain, next_hash
 from tandem.core.errors import ConfigError
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.kvlayout import KVLayout
-from tandem.core.ledger import BlockLedger, Holder, LedgerError
+from tandem.core.ledger import BlockLedger, Holder, HoldKind, LedgerError
 from tandem.engine.request import BlockEvent
 from tandem.engine.sequence import Place, RequestState, Sequence
 
@@ -196,7 +196,7 @@ class BlockSpace:
                     is_equal = sorted(ledger.blocks_of(holder)) == sorted(expected[index])
                 if not is_equal:
                     raise LedgerError(f"group {ledger.group}: {holder} and its block table disagree")
-            strays = [h for h in held if "#" in h.key and h.kind == 1 and h not in known]
+            strays = [h for h in held if "#" in h.key and h.kind is HoldKind.REQUEST and h not in known]
             if strays:
                 raise LedgerError(f"group {ledger.group}: {strays} hold blocks of no known request")
 

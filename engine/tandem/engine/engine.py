@@ -57,7 +57,7 @@ class Engine:
         self._pace = StepPace(self._config, self._space.block_tokens)
         self._scheduler = Scheduler(self._space, self._config, self._pace, order)
         self._arrivals = 0
-        self._early: list[TokenOutput] = []  # ends of replays that had nothing left to generate
+        self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
         self._ended: dict[str, RequestState] = {}  # by the latest step; their counts stay readable until the next
 
     @property
@@ -153,9 +153,10 @@ class Engine:
     def step(self, on_layers: LayerHook | None = None) -> StepResult:
         """Compute one batch. Requests whose computation failed are in `failed` and hold nothing any more."""
         started_s = self._clock.now_s()
-        self._ended = {}
+        self._ended = {output.key: state for state, output in self._early}
         plan = self._scheduler.plan(started_s)
-        outputs, self._early = self._early, []
+        outputs = [output for _, output in self._early]
+        self._early.clear()
         failed: dict[str, Exception] = {}
         slices: tuple[PrefillSlice, ...] = ()
         if plan.items:
@@ -188,7 +189,7 @@ class Engine:
         for sequence in tuple(state.live):
             self._finish_if_done(state, sequence)
             if sequence.finish is not None:
-                self._early.append(_output(request.key, sequence, None))
+                self._early.append((state, _output(request.key, sequence, None)))
         state.is_forked = len(state.live) <= 1
         return state
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, expected, make_request, tokens
 
 from tandem.core.blockhash import chain
 from tandem.core.errors import ContextLengthError, InternalError, InvalidRequestError
@@ -12,6 +11,7 @@ from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind, LedgerError
 from tandem.core.lifecycle import FinishReason
 from tandem.engine.request import PrefillSlice, RequestKind
+from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, expected, make_request, tokens
 
 G0 = GroupId(0)
 
@@ -197,6 +197,7 @@ def test_a_replay_at_its_limit_tells_its_last_token_again() -> None:
     assert bench.engine.has_work
     (output,) = bench.engine.step().outputs
     assert (output.index, output.token, output.finish) == (2, 7, FinishReason.LENGTH)
+    assert bench.engine.cached_tokens("a") == 0
     bench.check_idle()
 
 
@@ -340,7 +341,7 @@ def test_add_prefilled_refuses_blocks_that_are_not_held() -> None:
 
 
 def test_nan_logits_fail_one_request_and_forget_what_it_cached() -> None:
-    bench = Bench(poison=31)
+    bench = Bench(poison=31, chunk_tokens=4)  # two blocks are cached before the bad token is seen
     bench.add("good", tokens(9, 1), max_tokens=6)
     bench.add("bad", (*tokens(8, 2), 31), max_tokens=6)
     bench.run()
@@ -404,3 +405,31 @@ def test_logprobs_come_out_with_tokens() -> None:
     assert output.logprob is not None
     assert output.logprob.token == output.token == output.logprob.top[0][0]
     assert len(output.logprob.top) == 3
+
+
+def test_replays_set_their_blocks_aside_and_cannot_lock_each_other_out() -> None:
+    whole = make_request("x", tokens(4), 14, n=2, temperature=1.0)
+    known = _forced({c: expected(whole, c)[:12] for c in range(2)})
+    bench = Bench(num_blocks=10, chunk_tokens=4, max_step_tokens=16)
+    for key in ("a", "b"):  # 7 blocks each
+        bench.add(key, tokens(4), 14, n=2, temperature=1.0, forced=known, kind=RequestKind.PREFILL_ONLY)
+    for _ in range(20):
+        bench.step()
+    assert bench.engine.in_flight() == ["a", "b"]
+    assert len(bench.outputs) == 2
+    bench.engine.release("a")
+    bench.run()
+    assert len(bench.outputs) == 4
+    bench.engine.release("b")
+    bench.check_idle()
+
+
+def test_results_count_tokens_and_time() -> None:
+    bench = Bench()
+    bench.runner.duration_s = lambda batch: 0.5
+    bench.add("a", tokens(6), max_tokens=3)
+    results = [bench.step() for _ in range(3)]
+    assert [(r.prefill_tokens, r.decode_tokens) for r in results] == [(6, 0), (0, 1), (0, 1)]
+    assert [r.ended_s - r.started_s for r in results] == [0.5] * 3
+    empty = bench.step()
+    assert (empty.outputs, empty.prefill_tokens, empty.decode_tokens) == ((), 0, 0)

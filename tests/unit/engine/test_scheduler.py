@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.engine.arithmetic import BLOCK, Bench, tokens
 
 from tandem.core.errors import ConfigError
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.pace import SchedulerConfig, StepPace
 from tandem.engine.request import EngineRequest, RequestKind
+from tests.unit.engine.arithmetic import BLOCK, Bench, tokens
 
 
 def slices(bench: Bench) -> dict[str, int]:
@@ -162,6 +162,16 @@ def test_load_counts_what_waits_and_runs() -> None:
     bench.step()
     load = bench.engine.load()
     assert (load.queued_requests, load.running_requests, load.queued_tokens) == (1, 1, 12 + 30)
+
+
+def test_admission_leaves_room_for_what_runs() -> None:
+    bench = Bench(num_blocks=6)
+    bench.add("a", tokens(8, 1), max_tokens=12)
+    bench.step()
+    bench.add("b", tokens(13, 2), max_tokens=3)  # would take the 4 blocks that are left
+    bench.run()
+    assert bench.preempted == []
+    bench.check_outputs("b")
 
 
 # ---- pace ------------------------------------------------------------------------------------------------------------
