@@ -132,9 +132,7 @@ def test_transferred_bytes_are_blocks_minus_skipped(cluster: Cluster, client: op
 
 def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
     prompt = [(11 * k) % 900 + 1600 for k in range(64)]
-    usages = [
-        client.completions.create(model="tandem-tiny", prompt=prompt, max_tokens=2).usage for _ in range(2)
-    ]
+    usages = [client.completions.create(model="tandem-tiny", prompt=prompt, max_tokens=2).usage for _ in range(2)]
     cached = [usage.prompt_tokens_details.cached_tokens for usage in usages]  # type: ignore[union-attr]
     assert cached == [0, 48]
 

@@ -1,0 +1,165 @@
+"""The cluster secret guards the worker's gRPC port; hellos of another incarnation or protocol are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.workerhost.auth import SecretInterceptor, call_metadata
+from tandem.workerhost.peers import PeerChannels
+from tandem.workerhost.server import WorkerService
+
+SECRET = ClusterSecret(b"0123456789abcdef0123456789abcdef")
+
+
+class Backend:
+    """Stands for the worker around the service; keeps what would go to rank 0."""
+
+    def __init__(self, name: str = "d0", incarnation: int = 77) -> None:
+        self.info = w.WorkerInfo(worker=name, incarnation=incarnation)
+        self.got: asyncio.Queue[e.HostToRank] = asyncio.Queue()
+        self.acknowledgements = 0
+
+    def to_rank(self, message: e.HostToRank) -> None:
+        self.got.put_nowait(message)
+
+    def acknowledged(self) -> None:
+        self.acknowledgements += 1
+
+
+@asynccontextmanager
+async def serving(backend: Backend) -> AsyncIterator[tuple[WorkerService, str]]:
+    service = WorkerService(backend)
+    server = grpc.aio.server(interceptors=(SecretInterceptor(SECRET),))
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        service.close_all()
+        await server.stop(0.1)
+
+
+async def code_of(address: str, metadata: Any, *messages: w.RouterMessage) -> grpc.StatusCode:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = worker_pb2_grpc.WorkerStub(channel)
+        call = stub.Stream(metadata=metadata)
+        for message in messages:
+            await call.write(message)
+        try:
+            await asyncio.wait_for(call.read(), 5)
+        except grpc.aio.AioRpcError as error:
+            return error.code()
+        return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ((), grpc.StatusCode.UNAUTHENTICATED),
+        (((METADATA_KEY, "wrong"),), grpc.StatusCode.UNAUTHENTICATED),
+        (call_metadata(ClusterSecret(b"another secret of 32 bytes ......")), grpc.StatusCode.UNAUTHENTICATED),
+        (call_metadata(SECRET), grpc.StatusCode.OK),
+    ],
+)
+def test_only_members_get_in(metadata: Any, expected: grpc.StatusCode) -> None:
+    async def run() -> grpc.StatusCode:
+        async with serving(Backend()) as (_, address):
+            hello = w.RouterMessage(hello=w.RouterHello(router="r", worker_incarnation=77))
+            if expected is grpc.StatusCode.UNAUTHENTICATED:
+                return await code_of(address, metadata)
+            return await code_of(address, metadata, hello)
+
+    assert asyncio.run(run()) is expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (w.RouterMessage(hello=w.RouterHello(router="r", worker_incarnation=1)), grpc.StatusCode.FAILED_PRECONDITION),
+        (w.RouterMessage(hello=w.RouterHello(router="")), grpc.StatusCode.INVALID_ARGUMENT),
+        (w.RouterMessage(ping=w.Ping()), grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_hello_is_checked(message: w.RouterMessage, expected: grpc.StatusCode) -> None:
+    async def run() -> grpc.StatusCode:
+        async with serving(Backend()) as (_, address):
+            return await code_of(address, call_metadata(SECRET), message)
+
+    assert asyncio.run(run()) is expected
+
+
+def test_a_router_that_leaves_is_reported() -> None:
+    async def run() -> Backend:
+        backend = Backend()
+        async with serving(backend) as (_, address):
+            async with grpc.aio.insecure_channel(address) as channel:
+                stub: Any = worker_pb2_grpc.WorkerStub(channel)
+                call = stub.Stream(metadata=call_metadata(SECRET))
+                await call.write(w.RouterMessage(hello=w.RouterHello(router="r7")))
+                await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
+                kinds = [(await asyncio.wait_for(call.read(), 5)).WhichOneof("kind") for _ in range(3)]
+                assert kinds == ["hello", "load", "pong"]
+            gone = await asyncio.wait_for(backend.got.get(), 5)
+            assert gone.router_gone.router == "r7"
+        return backend
+
+    assert asyncio.run(run()).acknowledgements == 1
+
+
+def test_peers_talk_both_ways_and_hear_of_the_end() -> None:
+    async def run() -> None:
+        receiver, sender = Backend("d0", 77), Backend("p0", 5)
+        async with serving(receiver) as (service, address), asyncio.TaskGroup() as tasks:
+            channels = PeerChannels(sender, SECRET, tasks)
+            ask = w.PeerMessage(ticket_request=w.TicketRequest(request="r", attempt=1))
+            assert channels.send(e.ToPeer(worker="d0", incarnation=77, address=address, message=ask))
+            heard = await asyncio.wait_for(receiver.got.get(), 5)
+            assert (heard.peer.worker, heard.peer.message) == ("p0", ask)
+            answer = w.PeerMessage(ticket=w.Ticket(request="r", attempt=1))
+            assert service.answer_peer("p0", answer)
+            back = await asyncio.wait_for(sender.got.get(), 5)
+            assert (back.peer.worker, back.peer.message) == ("d0", answer)
+            channels.close_all()
+            for backend, other in ((receiver, "p0"), (sender, "d0")):
+                gone = await asyncio.wait_for(backend.got.get(), 5)
+                assert gone.peer_gone.worker == other
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("incarnation", [78, 0])
+def test_a_peer_of_another_incarnation_is_refused(incarnation: int) -> None:
+    async def run() -> str:
+        sender = Backend("p0", 5)
+        async with serving(Backend("d0", 77)) as (_, address), asyncio.TaskGroup() as tasks:
+            channels = PeerChannels(sender, SECRET, tasks)
+            ping = w.PeerMessage(ping=w.Ping())
+            channels.send(e.ToPeer(worker="d0", incarnation=incarnation, address=address, message=ping))
+            gone = await asyncio.wait_for(sender.got.get(), 5)
+        return gone.peer_gone.reason
+
+    assert "FAILED_PRECONDITION" in asyncio.run(run())
+
+
+def test_unreachable_peer_is_reported(unused_port: Callable[[], int]) -> None:
+    async def run() -> str:
+        sender = Backend("p0", 5)
+        async with asyncio.TaskGroup() as tasks:
+            channels = PeerChannels(sender, SECRET, tasks)
+            address = f"127.0.0.1:{unused_port()}"
+            channels.send(e.ToPeer(worker="d0", incarnation=1, address=address, message=w.PeerMessage()))
+            gone = await asyncio.wait_for(sender.got.get(), 10)
+        return gone.peer_gone.reason
+
+    assert "UNAVAILABLE" in asyncio.run(run())

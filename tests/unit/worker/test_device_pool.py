@@ -1,0 +1,43 @@
+"""The device pool gives and takes the same bytes as the host pool over the same memory."""
+
+import pytest
+import torch
+from tandem.core.ids import BlockId, GroupId
+from tandem.core.kvlayout import KVGroupSpec
+from tandem.kvtransfer.pool import HostPool
+from tandem.worker.device_pool import DevicePool
+
+SPEC = KVGroupSpec(group=GroupId(0), layers=(0, 1, 2), planes=2, heads=4, width=8, block_tokens=4, dtype="bfloat16")
+BLOCKS = [BlockId(b) for b in (5, 0, 3)]
+
+
+def pools() -> tuple[DevicePool, HostPool]:
+    tensor = torch.randn(7, 3, 2, 4, 4, 8).to(torch.bfloat16)
+    data = memoryview(tensor.view(torch.uint8).numpy().reshape(-1))  # type: ignore[arg-type]
+    return DevicePool(SPEC, 1, tensor), HostPool(SPEC, 1, data)
+
+
+@pytest.mark.parametrize("layers", [range(3), range(1, 2)])
+@pytest.mark.parametrize("heads", [range(4), range(1, 3)])
+def test_same_bytes_as_the_host_pool(layers: range, heads: range) -> None:
+    device, host = pools()
+    size = len(BLOCKS) * len(layers) * 2 * len(heads) * SPEC.head_bytes()
+    ours, theirs = bytearray(size), bytearray(size)
+    device.read_into(BLOCKS, layers, heads, memoryview(ours))
+    host.read_into(BLOCKS, layers, heads, memoryview(theirs))
+    assert ours == theirs
+    fresh = bytes(range(256)) * (size // 256)
+    device.write_from(BLOCKS, layers, heads, memoryview(fresh))
+    host.read_into(BLOCKS, layers, heads, memoryview(theirs))
+    assert bytes(theirs) == fresh
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    device, _ = pools()
+    block = memoryview(bytearray(SPEC.block_bytes()))
+    with pytest.raises(ValueError, match="outside the pool's 7"):
+        device.write_from([BlockId(7)], range(3), range(4), block)
+    with pytest.raises(ValueError, match="layers"):
+        device.read_into([BlockId(0)], range(4), range(4), block)
+    with pytest.raises(ValueError, match="a buffer of"):
+        device.read_into([BlockId(0), BlockId(1)], range(3), range(4), block)
