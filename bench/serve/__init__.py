@@ -1,1 +1,1 @@
-"""An open-loop load on a whole cluster: TTFT, second token, ITL, throughput and hand-off overhead, beside mixed workers."""
+"""An open-loop load on a whole cluster: latencies, throughput and hand-off overhead, beside mixed workers."""

@@ -1,4 +1,4 @@
-"""An open-loop load on a whole cluster: TTFT, second token, ITL, throughput and hand-off overhead, beside mixed workers.
+"""An open-loop load on a whole cluster: latencies, throughput and hand-off overhead, beside mixed workers.
 
 Poisson arrivals with a fixed seed; requests are sent when they are due, whatever the cluster does with those before.
 The same requests then go to two mixed workers with one thread each on the same cores.

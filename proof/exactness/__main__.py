@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -133,7 +134,7 @@ class Run:
             verdicts += [self._verdict(name, prompt, choice=choice, is_greedy=False) for choice in range(3)]
         return _worst(verdicts)
 
-    def _submit(self, prompt: list[int], **sampling: float) -> str:
+    def _submit(self, prompt: list[int], **sampling: Any) -> str:
         self._count += 1
         name = f"r{self._count}"
         self._pair.submit(name, prompt, max_tokens=OUTPUT_TOKENS, ignore_eos=True, logprobs=20, **sampling)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -123,7 +124,11 @@ def stop(cluster: Cluster, number: int = signal.SIGTERM) -> None:
     cluster.process.send_signal(number)
     assert cluster.process.wait(STOP_TIMEOUT_S) == 0, cluster.output + cluster.logs()
     for pid in pids:
-        wait_for(lambda pid=pid: not is_alive(pid), 5, f"process {pid} is gone")
+        wait_for(functools.partial(_is_gone, pid), 5, f"process {pid} is gone")
+
+
+def _is_gone(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 def is_alive(pid: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from typing import Any
 
 import grpc
 import openai
@@ -25,18 +26,18 @@ def client(cluster: Cluster) -> openai.OpenAI:
 
 
 def test_openai_client_chat(client: openai.OpenAI) -> None:
-    messages = [{"role": "user", "content": "What does os.path.join do?"}]
+    messages: Any = [{"role": "user", "content": "What does os.path.join do?"}]
     whole = client.chat.completions.create(
         model="tandem-tiny",
         messages=messages,
         max_tokens=24,
-        temperature=0,  # type: ignore[arg-type]
+        temperature=0,
     )
     stream = client.chat.completions.create(
         model="tandem-tiny",
         messages=messages,
         max_tokens=24,
-        temperature=0,  # type: ignore[arg-type]
+        temperature=0,
         stream=True,
         stream_options={"include_usage": True},
     )
@@ -54,7 +55,7 @@ def test_openai_client_chat(client: openai.OpenAI) -> None:
 
 def test_completions_equal_transformers(client: openai.OpenAI) -> None:
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     prompt = "The function returns a new list of all the items in the sequence, or raises"
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     with torch.inference_mode():

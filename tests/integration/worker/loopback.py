@@ -120,7 +120,7 @@ class Loopback:
 
     def submit(self, request: str, prompt: list[int], attempt: int = 1, **sampling: Any) -> None:
         values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
-        common = {
+        common: dict[str, Any] = {
             "request": request,
             "attempt": attempt,
             "prompt": prompt,

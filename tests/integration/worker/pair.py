@@ -25,6 +25,7 @@ from tandem.rpc.v1 import worker_pb2_grpc
 
 MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
 START_TIMEOUT_S = 60.0
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class RunningWorker:
@@ -46,7 +47,7 @@ class RunningWorker:
         return int(self.ready["rank_pids"][0])
 
     async def open(self, secret: ClusterSecret, tasks: asyncio.TaskGroup) -> None:
-        channel = grpc.aio.insecure_channel(self.ready["address"])
+        channel: Any = grpc.aio.insecure_channel(self.ready["address"])
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
         self._call = stub.Stream(metadata=((METADATA_KEY, secret.rpc_token()),))
         hello = w.RouterHello(router="test", router_incarnation=1, worker_incarnation=int(self.ready["incarnation"]))
@@ -71,8 +72,8 @@ class RunningWorker:
             try:
                 message = await self._call.read()
             except grpc.aio.AioRpcError:
-                message = grpc.aio.EOF
-            if message is grpc.aio.EOF:
+                message = END
+            if message is END:
                 await self.messages.put(w.WorkerMessage())
                 return
             if message.HasField("load"):
@@ -160,7 +161,7 @@ async def pair(folder: Path, **settings: Any) -> AsyncIterator[tuple[RunningWork
         redis.stop()
 
 
-def submit(request: str, leg: w.Leg, peer: RunningWorker, prompt: list[int], **sampling: Any) -> w.Submit:
+def submit(request: str, leg: Any, peer: RunningWorker, prompt: list[int], **sampling: Any) -> w.Submit:
     """A greedy request unless told otherwise."""
     values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
     return w.Submit(

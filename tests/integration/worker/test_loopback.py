@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.ids import GroupId
+from tandem.core.ids import BlockId, GroupId
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.loopback import Loopback, Rank
@@ -25,7 +25,7 @@ def prompt_of(tokens: int, seed: int = 7) -> list[int]:
     return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
 
 
-def block_bytes(rank: Rank, blocks: list[int]) -> bytes:
+def block_bytes(rank: Rank, blocks: list[BlockId]) -> bytes:
     pool = rank.pools[GroupId(0)]
     spec = pool.spec
     out = bytearray(len(blocks) * spec.block_bytes())

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit
 
 
 def reference(prompt: list[int], count: int) -> list[int]:
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
     with torch.inference_mode():
         out = model.generate(
             torch.tensor([prompt]), max_new_tokens=count, do_sample=False, eos_token_id=None, pad_token_id=0

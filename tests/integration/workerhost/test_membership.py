@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+
 from tandem.core.blockhash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.config import WorkerConfig
@@ -58,7 +59,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 async def registered(redis: Redis) -> int:
-    value = await redis.hget(Keys("test").lease(Member.WORKER, "w0"), "incarnation")  # type: ignore[misc]
+    value = await redis.hget(Keys("test").lease(Member.WORKER, "w0"), "incarnation")
     return int(value or 0)
 
 
@@ -70,7 +71,7 @@ def test_beats_extend_the_lease_and_blocks_are_published(tmp_path: Path) -> None
             watched.membership.publish([(GroupId(0), block, False)])
             key = Keys("test").blocks(WorkerId("w0"), incarnation)
             async with asyncio.timeout(10):
-                while not await redis.scard(key):  # type: ignore[misc]
+                while not await redis.scard(key):
                     await asyncio.sleep(0.01)
             before = len(watched.leases)
             watched.clock.advance(1.0)

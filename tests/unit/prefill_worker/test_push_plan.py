@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.prefill_worker.push_plan import PushPlan

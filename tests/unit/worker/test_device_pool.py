@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.kvtransfer.pool import HostPool
