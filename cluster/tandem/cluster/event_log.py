@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from redis.asyncio import Redis
@@ -37,27 +38,38 @@ class EventLog:
     ) -> None:
         self._key, self._redis = events_key(cluster), redis
         self._on_event, self._wall_clock = on_event, wall_clock
-        self._waiting: asyncio.Queue[ClusterEvent] = asyncio.Queue(_MAX_WAITING)
+        self._waiting: deque[ClusterEvent] = deque(maxlen=_MAX_WAITING)
+        self._recorded = asyncio.Event()
+        self._storing = asyncio.Lock()
 
     def record(self, kind: EventKind, subject: str, reason: str) -> None:
         happened = ClusterEvent(time_s=self._wall_clock(), kind=kind, subject=subject, reason=reason)
         event(log, str(kind), subject=subject, reason=repr(reason))
         self._on_event(happened)
-        if self._waiting.full():
-            self._waiting.get_nowait()
-        self._waiting.put_nowait(happened)
+        self._waiting.append(happened)
+        self._recorded.set()
 
     async def run(self) -> None:
         """Store events until cancelled."""
         while True:
-            await self._store(await self._waiting.get())
+            await self._recorded.wait()
+            self._recorded.clear()
+            await self._store_waiting()
 
     async def flush(self, *, timeout_s: float = 1.0) -> None:
         """Store what still waits, for at most `timeout_s`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._waiting.empty():
-                    await self._store(self._waiting.get_nowait())
+                await self._store_waiting()
+
+    async def _store_waiting(self) -> None:
+        """One at a time, in order; an event leaves the queue after it was stored or could not be."""
+        async with self._storing:
+            while self._waiting:
+                happened = self._waiting[0]
+                await self._store(happened)
+                if self._waiting and self._waiting[0] is happened:
+                    self._waiting.popleft()
 
     async def _store(self, happened: ClusterEvent) -> None:
         try:
