@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tandem.core.blockhash import chain
@@ -167,7 +169,7 @@ def _forced(request_outputs: dict[int, tuple[int, ...]]) -> tuple[ChoiceState, .
 @pytest.mark.parametrize("lengths", [{0: 1}, {0: 5}, {0: 3, 1: 6}, {1: 2}, {0: 1, 1: 1}])
 def test_forced_outputs_are_computed_but_not_reported(lengths: dict[int, int]) -> None:
     n = 2 if 1 in lengths else 1
-    options = {"n": n, "temperature": 0.8, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": 0.3}
+    options: dict[str, Any] = {"n": n, "temperature": 0.8, "seed": 3, "frequency_penalty": 0.5, "presence_penalty": 0.3}
     whole = make_request("x", tokens(7), 9, **options)
     known = _forced({c: expected(whole, c)[:length] for c, length in lengths.items()})
     bench = Bench()
@@ -217,11 +219,11 @@ def test_cancel_in_every_phase_returns_all_blocks() -> None:
         bench.check_idle()
 
 
-def test_cancel_inside_a_layer_hook() -> None:
+def test_release_inside_a_layer_hook() -> None:
     bench = Bench()
     bench.add("a", tokens(8, 1), max_tokens=2)
     bench.add("b", tokens(8, 2), max_tokens=2)
-    result = bench.engine.step(lambda slices, first, last: bench.engine.cancel("a") and None)
+    result = bench.engine.step(lambda slices, first, last: bench.engine.release("a"))
     assert {output.key for output in result.outputs} == {"b"}
     bench.engine.check_integrity()
     bench.engine.cancel("b")
@@ -279,7 +281,7 @@ def test_prefill_only_is_never_preempted() -> None:
 
 def _hand_over(n: int, prompt: int, groups: int = 1, pushing: bool = False) -> None:
     """Prefill on one engine, copy the blocks as a transfer would, decode on another."""
-    options = {"n": n, "temperature": 1.0 if n > 1 else 0.0, "seed": 11}
+    options: dict[str, Any] = {"n": n, "temperature": 1.0 if n > 1 else 0.0, "seed": 11}
     sender, receiver = Bench(groups=groups, chunk_tokens=5), Bench(groups=groups)
     first = sender.add("a", tokens(prompt), 9, kind=RequestKind.PREFILL_ONLY, **options)
     sender.run()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, expected, make_request, slot_value, tokens
 
 from tandem.core.errors import ContextLengthError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.request import RequestKind
+from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, expected, make_request, slot_value, tokens
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -56,7 +58,7 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         self.count += 1
         key = f"r{self.count}"
-        options = {
+        options: dict[str, Any] = {
             "n": n,
             "temperature": 1.0 if random else 0.0,
             "seed": seed,

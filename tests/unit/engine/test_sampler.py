@@ -53,7 +53,7 @@ def transformers_probabilities(logits: torch.Tensor, p: SamplingParams) -> torch
         chain.append(TopPLogitsWarper(p.top_p))
     if p.min_p > 0.0:
         chain.append(MinPLogitsWarper(p.min_p))
-    return LogitsProcessorList(chain)(torch.zeros(1, 1, dtype=torch.long), logits).softmax(-1)
+    return LogitsProcessorList(chain)(torch.LongTensor([[0]]), logits).softmax(-1)
 
 
 FILTERS = [

@@ -166,9 +166,9 @@ def test_load_counts_what_waits_and_runs() -> None:
 
 def test_admission_leaves_room_for_what_runs() -> None:
     bench = Bench(num_blocks=6)
-    bench.add("a", tokens(8, 1), max_tokens=12)
+    bench.add("a", tokens(9, 1), max_tokens=6)
     bench.step()
-    bench.add("b", tokens(13, 2), max_tokens=3)  # would take the 4 blocks that are left
+    bench.add("b", tokens(9, 2), max_tokens=8)  # would take the 3 blocks that are left, of which "a" soon needs one
     bench.run()
     assert bench.preempted == []
     bench.check_outputs("b")
