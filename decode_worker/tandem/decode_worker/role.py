@@ -172,9 +172,13 @@ class DecodeRole:
         choices = reservation.choices
         assert choices is not None
         tracked = reservation.tracked
+        try:
+            self._shell.receiver.admit(reservation.ticket.transfer)
+            self._shell.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
+        except TandemError as error:
+            self._fail(reservation, error)
+            return
         self._unlist(reservation)
-        self._shell.receiver.admit(reservation.ticket.transfer)
-        self._shell.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
         tracked.has_reported_cached = True
         self._whole.follow(tracked, {state.choice for state in choices if state.finish is None})
         self._handoffs[tracked.key] = reservation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from tandem.core.errors import TransferError
 from tandem.core.handoff import ChoiceState
 from tandem.core.kvlayout import KVLayout
 from tandem.core.ledger import Holder, HoldKind
@@ -43,6 +44,18 @@ class Handover:
         prompt_tokens = len(self.tracked.engine_request.prompt)
         self.plans = tuple(PushPlan(spec, prompt_tokens, cached_tokens) for spec in layout.groups)
         self.stage = Stage.COMPUTING
+
+    def check(self, ticket: Ticket, layout: KVLayout) -> None:
+        """Raise TransferError unless the ticket has room for exactly this prompt in every KV group."""
+        prompt_tokens = len(self.tracked.engine_request.prompt)
+        if len(ticket.groups) != len(layout.groups):
+            raise TransferError(f"it has {len(ticket.groups)} KV groups, this model {len(layout.groups)}")
+        for spec, group in zip(layout.groups, ticket.groups, strict=True):
+            needed = spec.blocks_for(prompt_tokens)
+            if group.group != spec.group or group.skip + len(group.blocks) != needed:
+                raise TransferError(
+                    f"group {group.group} has {group.skip} + {len(group.blocks)} blocks for a prompt of {needed}"
+                )
 
     def grant(self, ticket: Ticket, received_s: float, engine: Engine) -> None:
         """The ticket is here: open the plans, and hold the source for the push whatever becomes of the request."""

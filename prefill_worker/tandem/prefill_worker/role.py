@@ -124,8 +124,8 @@ class PrefillRole:
         if not handover.peer.worker:
             self._fail(handover, InternalError("the answer goes on, but no decode worker was planned for it"))
             return
-        self._shell.outbox.phase(handover.tracked, Phase.TRANSFER)
         self._complete_if_ready(handover)
+        self._shell.outbox.phase(handover.tracked, Phase.TRANSFER)
 
     # ---- push ----------------------------------------------------------------------------------------------------
 
@@ -208,9 +208,14 @@ class PrefillRole:
                 self._shell.outbox.to_peer(peer, message.receiver_incarnation, to)  # type: ignore[arg-type]
             return
         ticket = ticket_from_wire(message, self._shell.worker, peer)
+        try:
+            handover.check(ticket, self._shell.engine.layout)
+            self._shell.sender.open(ticket)
+        except (TransferError, ValueError) as error:
+            self._fail(handover, TransferError("the ticket cannot be used", why=str(error), todo="try again"))
+            return
         handover.grant(ticket, received_s, self._shell.engine)
         self._by_transfer[ticket.transfer] = handover
-        self._shell.sender.open(ticket)
         self._push(handover)
         self._complete_if_ready(handover)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import threading
@@ -51,6 +52,8 @@ def main() -> int:
     except TandemError as error:
         outbox.put(e.RankToHost(fatal=e.Fatal(code=error.code, message=error.message)))
         return 2
+    gc.collect()
+    gc.freeze()  # what was loaded stays; collections during steps need not look at it
     endpoints = [endpoint_to_wire(endpoint) for endpoint in shell.receiver.endpoints()]
     outbox.put(e.RankToHost(ready=e.RankReady(info=info, endpoints=endpoints)))
     try:

@@ -83,11 +83,12 @@ class WorkerHost:
                 self._service.close_all()
                 if self._peers is not None:
                     self._peers.close_all()
+                await server.stop(SERVER_GRACE_S)
                 is_serving = self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
                 await self._rank.stop(STOP_TIMEOUT_S if is_serving else 0.0)
         finally:
             self._rank.kill()
-            await server.stop(SERVER_GRACE_S)
+            await server.stop(None)
             await self._rank.wait()
             self._rank.close()
             await self._membership.close()

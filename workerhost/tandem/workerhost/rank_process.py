@@ -51,6 +51,7 @@ class RankProcess:
             f"--pulse={self.pulse.descriptor}",
             pass_fds=descriptors,
             stdin=asyncio.subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),  # ours speaks to the launcher
         )
         asyncio.get_running_loop().add_reader(self._reader.filled, self._drain)
 
