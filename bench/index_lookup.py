@@ -1,7 +1,7 @@
 """Time of one lookup in the replica's table, without Redis: `python bench/index_lookup.py [--blocks N] [--workers N]`.
 
-Every worker holds a random leading part of every measured prompt (so bits drop on the way), or all of it ("deep"). 200 prompts take turns, which no
-cache holds; "hot" is one prompt again and again, as with a shared system prompt.
+Every worker holds a random leading part of every measured prompt (so bits drop on the way), or all of it ("deep").
+200 prompts take turns, which no cache holds; "hot" is one prompt again and again, as with a shared system prompt.
 """
 
 from __future__ import annotations

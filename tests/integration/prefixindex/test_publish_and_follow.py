@@ -123,6 +123,98 @@ def test_a_silent_loss_is_found_by_heartbeats(
     asyncio.run(scenario())
 
 
+def test_an_entry_that_contradicts_its_check_is_not_trusted(
+    server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            worker = hosted_worker(redis, KEYS, "w1")
+            replica = IndexReplica(redis, KEYS)
+            await worker.register()
+            worker.store(1)
+            replica.set_workers({worker.id: worker.incarnation})
+            async with running(worker.publisher.run()):
+                await until(lambda: worker.publisher.is_idle)
+            async with running(replica.run()):
+                await until(lambda: replica.holdings(worker.id) == worker.truth)
+                forged = {"m": "append", "s": b"\0" + block(2), "r": b"", "k": "1:0"}
+                await redis.xadd(KEYS.events(worker.id, worker.incarnation), forged, id="2-0")
+                await until(lambda: replica.counters.mismatches > 0 and replica.counters.rereads > 0)
+                await until(lambda: replica.holdings(worker.id) == worker.truth)
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_hears_of_entries_it_never_gets_reads_again(
+    server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            worker = hosted_worker(redis, KEYS, "w1")
+            replica = IndexReplica(redis, KEYS, check_s=0.05)
+            await worker.register()
+            replica.set_workers({worker.id: worker.incarnation})
+            async with running(worker.publisher.run()):
+                async with running(replica.run()):
+                    worker.store(1)
+                    await until(lambda: replica.holdings(worker.id) == worker.truth)
+                worker.store(2)
+                await until(lambda: worker.publisher.is_idle)
+            last = worker.publisher.position
+            assert await redis.xdel(KEYS.events(worker.id, worker.incarnation), f"{last.seq}-0") == 1
+            assert await worker.lease.beat(*last)
+            async with running(replica.run()):
+                await until(lambda: replica.holdings(worker.id) == worker.truth)
+            assert replica.counters.gaps >= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_sequence_number_is_never_used_twice(
+    server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry is written, its answer is lost, and the worker registers again under the same incarnation."""
+
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            worker = hosted_worker(redis, KEYS, "w1")
+            await worker.register()
+            worker.store(1)
+            with monkeypatch.context() as patch:
+                patch.setattr(worker.publisher, "_settle", lambda *_: None)
+                await worker.publisher._write(worker.publisher._next_entry())
+            worker.change(BlockChange.REMOVED, (1,))
+            worker.store(2)
+            await worker.register(worker.incarnation)
+            async with running(worker.publisher.run()):
+                await until(lambda: worker.publisher.is_idle)
+            key = KEYS.blocks(worker.id, worker.incarnation)
+            assert await redis.smembers(key) == {b"\0" + block(2)}
+
+    asyncio.run(scenario())
+
+
+def test_a_repeated_entry_changes_nothing(
+    server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to an entry is lost and the same entry is sent again."""
+
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            worker = hosted_worker(redis, KEYS, "w1")
+            await worker.register()
+            worker.store(1)
+            with monkeypatch.context() as patch:
+                patch.setattr(worker.publisher, "_settle", lambda *_: None)
+                await worker.publisher._write(worker.publisher._next_entry())
+            async with running(worker.publisher.run()):
+                await until(lambda: worker.publisher.is_idle)
+            assert worker.publisher.counters.gaps == 0
+            assert await redis.xlen(KEYS.events(worker.id, worker.incarnation)) == 1
+
+    asyncio.run(scenario())
+
+
 def test_a_stale_incarnation_is_never_visible(
     server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
 ) -> None:
