@@ -13,7 +13,7 @@ from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_det
 from tandem.kernels.deterministic_linear import ROW_TILE, deterministic_linear
 
 
-@pytest.fixture(params=[1, 2], ids=["1-thread", "2-threads"])
+@pytest.fixture(params=[1, 2, 3], ids=["1-thread", "2-threads", "3-threads"])
 def threads(request) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -30,7 +30,19 @@ def with_threads(count: int, compute: Callable[[], Tensor]) -> Tensor:
         torch.set_num_threads(before)
 
 
-SHAPES = [(64, 64), (192, 64), (33, 17), (1000, 64), (256, 688), (1024, 256), (512, 1024), (96, 4096), (1, 8)]
+SHAPES = [
+    (64, 64),
+    (192, 64),
+    (33, 17),
+    (1000, 64),
+    (256, 688),
+    (1024, 256),
+    (512, 1024),
+    (96, 4096),
+    (1, 8),
+    (40, 40),
+    (257, 256),
+]
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
@@ -53,7 +65,8 @@ def test_linear_row_is_independent_of_batch(threads, randn, out_features, in_fea
 def test_linear_is_independent_of_threads_and_alignment(randn, out_features, in_features) -> None:
     weight, x = randn(out_features, in_features), randn(ROW_TILE + 1, in_features)
     one = with_threads(1, lambda: deterministic_linear(x, weight))
-    assert torch.equal(with_threads(2, lambda: deterministic_linear(x, weight)), one)
+    for count in (2, 3, 5, 16):
+        assert torch.equal(with_threads(count, lambda: deterministic_linear(x, weight)), one)
     shifted = torch.empty(weight.numel() + 1)[1:].view_as(weight).copy_(weight)
     assert torch.equal(deterministic_linear(x, shifted), one)
 
@@ -141,7 +154,7 @@ def test_attention_is_independent_of_threads_and_block_size(randn) -> None:
             torch.arange(blocks, dtype=torch.int32)[None],
             torch.tensor([333], dtype=torch.int32),
         )
-        for count in (1, 2):
+        for count in (1, 2, 3, 5):
             results.append(
                 with_threads(
                     count,
@@ -181,7 +194,7 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
     "log_softmax": lambda x: torch.log_softmax(x, -1),
     "logsumexp": lambda x: torch.logsumexp(x, -1, keepdim=True),
     "sum": lambda x: x.sum(-1, keepdim=True),
-    "silu": functional.silu,
+    "silu": lambda x: x / (1.0 + torch.exp(-x)),
     "gelu_tanh": lambda x: 0.5 * x * (1.0 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))),
     "gelu_erf": lambda x: 0.5 * x * (1.0 + torch.erf(x * 0.7071067811865476)),
     "exp": torch.exp,
@@ -194,8 +207,9 @@ ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {
 def test_elementwise_rows_are_independent(threads, randn, name, width) -> None:
     """Not kernels of ours: what the engine relies on between them.
 
-    `functional.gelu` is missing on purpose: the numbers left over after its last whole vector go through other
-    arithmetic, so that a result depends on its place. Written out, as here, it does not.
+    `functional.silu`, `functional.gelu` and `torch.sigmoid` are missing on purpose: the numbers left over after the
+    last whole vector, of the tensor or of a thread's share, go through other arithmetic, so that a result depends on
+    its place. Written out, as here, it does not.
     """
     compute = ELEMENTWISE[name]
     x = randn(37, width)

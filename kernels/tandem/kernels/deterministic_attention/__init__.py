@@ -27,7 +27,7 @@ def paged_attention_deterministic(
 
     Arguments, result and errors as in `extend_attention`; a decode step passes one query a sequence
     (`cu_seqlens = arange(batch + 1)`), a context of 0 gives zeros. `block_tokens` must divide `KEY_TILE`. The promise
-    is tested for fp32 on CPU, with one and two threads; other devices and dtypes compute the same without promise.
+    is tested for fp32 on CPU, with one to three threads and widths that 16 divides; the rest computes without promise.
     """
     check_attention_arguments(q, layer_view, block_table, context_lens)
     if cu_seqlens.dtype != torch.int32:

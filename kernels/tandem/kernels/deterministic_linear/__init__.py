@@ -14,7 +14,7 @@ def deterministic_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) 
 
     x: `[..., in_features]`; weight: `[out_features, in_features]`; bias: `[out_features]` or None; all of one dtype.
     Returns `[..., out_features]`. Raises ValueError (shapes) or TypeError (dtypes). Runs torch on the tensors' device;
-    the promise is tested for fp32 on CPU, with one and two threads.
+    the promise is tested for fp32 on CPU, with one to three threads.
     """
     if weight.dim() != 2 or x.shape[-1] != weight.shape[1]:
         raise ValueError(f"x {tuple(x.shape)} does not fit weight {tuple(weight.shape)}")
