@@ -24,8 +24,14 @@ MODEL = ROOT / "models" / "tandem-tiny"
 ADMIN_KEY = "k" * 32
 
 
+@dataclass(frozen=True)
+class Record:
+    incarnation: Incarnation
+    address: str
+
+
 class ListedDirectory:
-    """A registry that says what it is told to say."""
+    """A registry that says what `workers` were when it was last told that they changed."""
 
     def __init__(self) -> None:
         self.workers: dict[WorkerId, ScriptedWorker] = {}
@@ -36,7 +42,7 @@ class ListedDirectory:
 
     async def run(self, on_change: Callable[[Mapping[WorkerId, Any]], None]) -> None:
         while True:
-            on_change(dict(self.workers))
+            on_change({name: Record(worker.incarnation, worker.address) for name, worker in self.workers.items()})
             await self._changed.wait()
             self._changed.clear()
 
@@ -83,7 +89,7 @@ class House:
 
         async def look() -> None:
             async with asyncio.timeout(timeout_s):
-                while not condition():  # noqa: ASYNC110 - any condition, no event
+                while not condition():
                     await asyncio.sleep(0.005)
 
         self.call(look(), timeout_s + 5)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.router.detokenizer import IncrementalDetokenizer, StopMatcher
@@ -35,6 +35,7 @@ def in_parts(tokens: Sequence[int], rng: random.Random) -> list[Sequence[int]]:
     return parts
 
 
+@settings(deadline=None)
 @given(st.text(), st.randoms(use_true_random=False))
 def test_characters_are_never_broken(text: str, rng: random.Random) -> None:
     detokenizer = IncrementalDetokenizer(as_bytes)
@@ -45,6 +46,7 @@ def test_characters_are_never_broken(text: str, rng: random.Random) -> None:
     assert shown + detokenizer.finish() == text
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.randoms(use_true_random=False))
 def test_broken_bytes_end_up_like_decoding_at_once(data: bytes, rng: random.Random) -> None:
     detokenizer = IncrementalDetokenizer(as_bytes)
@@ -68,6 +70,7 @@ def test_held_back_until_complete() -> None:
     assert detokenizer.add([fourth]) == "🎉"
 
 
+@settings(deadline=None)
 @given(
     st.text(alphabet="abc", max_size=60),
     st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=4),
