@@ -133,9 +133,10 @@ class Intake:
         return InboundLink(next(self._link_numbers), peer, shares_clock(self._host, peer.host))
 
     def disconnect(self, link: InboundLink, reason: str) -> None:
-        """The connection ended: the open transfers that came through it fail. Harmless when repeated."""
+        """The connection ended: the open transfers that came through it fail, and those that its peer was promised but
+        never announced, for they may have been lost with it. Harmless when repeated."""
         with self._lock:
-            affected = [t for t in self._transfers.values() if link.number in t.links]
+            affected = [t for t in self._transfers.values() if t.depends_on(link)]
         for incoming in affected:
             self._fail(incoming, f"the connection from {link.peer.worker} was lost: {reason}")
 
@@ -270,6 +271,12 @@ class _Incoming:
         self.links: set[int] = set()
         self.finished: set[Rank] = set()
         self.bytes = 0
+
+    def depends_on(self, link: InboundLink) -> bool:
+        """Whether it came through `link`, or through none yet and is promised to the peer behind it."""
+        is_unheard_of = not self.links and not self.finished
+        promised = self.ticket.sender, self.ticket.sender_incarnation
+        return link.number in self.links or (is_unheard_of and promised == (link.peer.worker, link.peer.incarnation))
 
 
 def _reply(frame: Frame, kind: ReplyKind, reason: str = "") -> Reply:

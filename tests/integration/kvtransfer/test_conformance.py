@@ -18,6 +18,7 @@ from tandem.kvtransfer import peerlink
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 
 G0, G1 = GroupId(0), GroupId(1)
+SLACK = 6  # descriptors and threads that gRPC keeps for itself come and go; a leak would be one a transfer or more
 WaitUntil = Callable[[Callable[[], bool]], None]
 
 
@@ -340,8 +341,8 @@ def test_three_hundred_transfers_leave_no_descriptor_or_thread_behind(rig: Any) 
             assert all(target.block(0, b) == source.block(0, b) for b in blocks)
         if number in (20, 299):
             usage.append((process.num_fds(), threading.active_count()))
-    assert usage[0][0] >= usage[1][0]
-    assert usage[0][1] >= usage[1][1]
+    assert usage[1][0] <= usage[0][0] + SLACK
+    assert usage[1][1] <= usage[0][1] + SLACK
     assert receiver.counters()["open"] == 0
     assert len(sender.links()) == 1
 
@@ -349,7 +350,7 @@ def test_three_hundred_transfers_leave_no_descriptor_or_thread_behind(rig: Any) 
 def test_closed_ends_give_everything_back(rig: Any, wait_until: WaitUntil) -> None:
     process = psutil.Process(os.getpid())
     usage = []
-    for _ in range(6):
+    for _ in range(25):
         source, _target, sender, receiver, ticket = begin(rig)
         sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
         sender.finish(ticket.transfer)
@@ -357,4 +358,4 @@ def test_closed_ends_give_everything_back(rig: Any, wait_until: WaitUntil) -> No
         sender.close()
         receiver.close()
         usage.append((process.num_fds(), threading.active_count()))
-    wait_until(lambda: process.num_fds() <= usage[1][0] and threading.active_count() <= usage[1][1])
+    wait_until(lambda: process.num_fds() <= usage[4][0] + SLACK and threading.active_count() <= usage[4][1] + SLACK)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
-from tandem.core.secret import NONCE_BYTES
+from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES
 from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import (
     HEADER_BYTES,
@@ -24,7 +24,7 @@ from tandem.kvtransfer.frame import (
     checksum,
     encode,
 )
-from tandem.kvtransfer.transports.base import LinkClosedError
+from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 
 G0 = GroupId(0)
 
@@ -140,6 +140,8 @@ def test_malformed_bytes_end_only_their_connection(rig: Any, change: Callable[[b
     receiver.expect(other)
     good = rig.dial(receiver.endpoints()[0])
     good_replies = good.replies()
+    send(good, make_frame(rig, other, kind=FrameKind.OPEN, blocks=(), payload_bytes=0)[0])
+    next(good_replies)
     send(bad, make_frame(rig, ticket, kind=FrameKind.OPEN, blocks=(), payload_bytes=0)[0])
     next(bad_replies)
     rig.send_raw(bad, change(encode(make_frame(rig, ticket)[0])))
@@ -205,7 +207,8 @@ def test_a_stray_client_of_the_shm_socket_gets_nothing(any_rig: Any) -> None:
     source, target = rig.side(seed=1), rig.side()
     receiver, sender = rig.receiver(target), rig.sender(source)
     (endpoint,) = receiver.endpoints()
-    for answer in (b"", b"x" * 10, b"x" * 4000):
+    peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host=endpoint.host)
+    for answer in (b"", b"x" * 10, b"x" * 4000, b"x" * (ANSWER_BYTES + NONCE_BYTES) + peer.encode()):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stray:
             stray.connect(endpoint.address)
             assert len(stray.recv(100)) == NONCE_BYTES

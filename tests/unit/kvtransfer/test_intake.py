@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import TransferError
-from tandem.core.ids import Attempt, GroupId, Incarnation, Rank, TransferId
+from tandem.core.ids import Attempt, GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, ReplyKind
 
@@ -182,6 +182,14 @@ def test_the_lost_link_fails_its_open_transfers_alone(bench: Any, make_control: 
     bench.intake.disconnect(bench.link, "killed")
     bench.intake.disconnect(bench.link, "again")
     assert bench.events[1:] == [Failed(transfer=T, reason="the connection from p0 was lost: killed")]
+
+
+def test_a_lost_link_fails_what_its_peer_was_promised_but_never_announced(bench: Any) -> None:
+    bench.intake.expect(bench.ticket(1, {0: (1,)}))
+    bench.intake.expect(replace(bench.ticket(2, {0: (2,)}), sender=WorkerId("p1")))
+    bench.intake.expect(replace(bench.ticket(3, {0: (3,)}), sender_incarnation=Incarnation(12)))
+    bench.intake.disconnect(bench.link, "killed")
+    assert [e.transfer for e in bench.events] == [T]
 
 
 def test_abort_fails_at_the_receiver(bench: Any, make_control: Callable[..., Frame]) -> None:

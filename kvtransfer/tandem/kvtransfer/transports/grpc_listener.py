@@ -63,7 +63,9 @@ class GrpcListener:
 
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         link = self._intake.connect(self._authenticate(context))
-        context.add_callback(lambda: self._intake.disconnect(link, "the stream ended"))
+        if not context.add_callback(lambda: self._intake.disconnect(link, "the stream ended")):
+            self._intake.disconnect(link, "the stream ended before it began")
+            return
         yield encode_reply(Reply(kind=ReplyKind.ACK))  # the greeting: authenticated, go on
         yield from self._serve(requests, link)
 
