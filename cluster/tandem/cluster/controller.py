@@ -21,6 +21,7 @@ from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
 
 STOP_GRACE_S = 10.0
+START_TIMEOUT_S = 300.0
 
 
 class DesiredSource(Protocol):
@@ -31,10 +32,15 @@ class DesiredSource(Protocol):
 
 
 class Phase(Enum):
-    """Where a slot stands. WAITING: started when it is due. FAILED: left alone until the desired state changes."""
+    """Where a slot stands.
+
+    WAITING: started when it is due. HANGING: being killed because it did not get ready; what happens then is as after
+    any death. FAILED: left alone until the desired state changes.
+    """
 
     WAITING = auto()
     STARTING = auto()
+    HANGING = auto()
     READY = auto()
     STOPPING = auto()
     FAILED = auto()
@@ -49,6 +55,7 @@ class Slot:
     backoff: RestartBackoff
     phase: Phase = Phase.WAITING
     start_at_s: float = 0.0
+    started_at_s: float = 0.0
     was_ready: bool = False
     is_wanted: bool = True
 
@@ -118,21 +125,27 @@ class Controller:
             if slot.worker_id not in wanted:
                 self._retire(slot)
             elif slot.phase is Phase.WAITING and slot.start_at_s <= self._clock.now_s():
-                slot.phase = Phase.STARTING
+                slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
                 again = "after it died" if slot.was_ready else f"pool {slot.pool.name} wants {slot.pool.count}"
                 self._events.record(EventKind.STARTED, slot.worker_id, again)
                 await self._launcher.start_worker(self._make_spec(slot.pool, slot.worker_id))
+            elif slot.phase is Phase.STARTING and slot.started_at_s + START_TIMEOUT_S <= self._clock.now_s():
+                slot.phase = Phase.HANGING
+                self._stop(slot, f"it did not get ready within {START_TIMEOUT_S:g} s", grace_s=0.0)
         if wanted and all(slot.phase is Phase.READY for slot in self._slots.values()):
             self._settled.set()
 
     def _retire(self, slot: Slot) -> None:
         if slot.phase in (Phase.STARTING, Phase.READY):
             self._begin_stop(slot, f"pool {slot.pool.name} wants fewer workers", STOP_GRACE_S)
-        elif slot.phase is not Phase.STOPPING:
+        elif slot.phase in (Phase.WAITING, Phase.FAILED):
             del self._slots[slot.worker_id]
 
     def _begin_stop(self, slot: Slot, reason: str, grace_s: float) -> None:
         slot.phase = Phase.STOPPING
+        self._stop(slot, reason, grace_s)
+
+    def _stop(self, slot: Slot, reason: str, grace_s: float) -> None:
         self._events.record(EventKind.STOPPING, slot.worker_id, reason)
         task = asyncio.create_task(self._launcher.stop(slot.worker_id, grace_s=grace_s))
         self._stops[slot.worker_id] = task
@@ -182,7 +195,9 @@ class Controller:
 
     async def _wait_for_change(self, watchers: list[asyncio.Task[None]]) -> None:
         """Until something changed or the next restart is due. A watcher that ended raises what ended it."""
-        due = [slot.start_at_s for slot in self._slots.values() if slot.phase is Phase.WAITING]
+        slots = self._slots.values()
+        due = [slot.start_at_s for slot in slots if slot.phase is Phase.WAITING]
+        due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is Phase.STARTING]
         timeout_s = max(0.0, min(due) - self._clock.now_s()) if due else None
         change = asyncio.create_task(self._changed.wait())
         try:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.core.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
@@ -24,9 +26,8 @@ class Environment:
         State: TANDEM_STATE_DIR, else `tandem` below XDG_STATE_HOME, else below ~/.local/state.
         """
         found = dict(os.environ if variables is None else variables)
-        state_home = Path(found.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         return cls(
-            state_root=Path(found.get("TANDEM_STATE_DIR") or state_home / "tandem").expanduser().absolute(),
+            state_root=_state_root(found),
             socket_root=_socket_root(found.get("XDG_RUNTIME_DIR", "")),
             cores=len(os.sched_getaffinity(0)),
             variables=found,
@@ -36,6 +37,17 @@ class Environment:
         """Variables of a child process that computes with `threads` threads and leaves idle cores to its neighbours."""
         ours = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
         return {**self.variables, **ours}
+
+
+def _state_root(variables: Mapping[str, str]) -> Path:
+    try:
+        if given := variables.get("TANDEM_STATE_DIR"):
+            return Path(given).expanduser().absolute()
+        return Path(variables.get("XDG_STATE_HOME") or Path.home() / ".local" / "state").absolute() / "tandem"
+    except RuntimeError as error:
+        raise ConfigError(
+            "cannot tell where state belongs", why=str(error), todo="Set TANDEM_STATE_DIR, or HOME"
+        ) from error
 
 
 _LONGEST_ROOT = 40

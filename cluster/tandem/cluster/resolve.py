@@ -18,6 +18,8 @@ from tandem.engine.model_config import DTYPES, read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model, weight_files
 
 _DTYPES = ("auto", *DTYPES)
+_DEVICES = ("auto", "cpu", "cuda")
+_TRANSPORTS = ("auto", "shm", "grpc")
 _HIGHEST_PORT = 65535
 
 
@@ -127,16 +129,35 @@ def _counts(pools: PoolSection) -> dict[RoleName, int]:
 
 
 def _check_settings(config: ClusterConfig) -> None:
-    if config.model.dtype not in _DTYPES:
-        raise ConfigError(f"--dtype is {config.model.dtype!r}", todo=f"Use one of {', '.join(_DTYPES)}")
-    if config.model.max_model_len < 0:
-        what = f"--max-model-len is {config.model.max_model_len}"
-        raise ConfigError(what, todo="Use 0 for all that the model allows")
-    if config.worker.threads < 0:
-        raise ConfigError(f"--threads is {config.worker.threads}", todo="Use 0 to share the cores among the workers")
-    for flag, value in (("--block-tokens", config.worker.block_tokens), ("--kv-memory", config.worker.kv_memory_bytes)):
-        if value < 1:
-            raise ConfigError(f"{flag} is {value}", todo="Use 1 or more")
+    worker = config.worker
+    choices = (
+        ("--dtype", config.model.dtype, _DTYPES),
+        ("--device", worker.device, _DEVICES),
+        ("--transport", worker.transport, _TRANSPORTS),
+    )
+    for flag, value, allowed in choices:
+        if value not in allowed:
+            raise ConfigError(f"{flag} is {value!r}", todo=f"Use one of {', '.join(allowed)}")
+    least = (
+        ("--max-model-len", config.model.max_model_len, 0),
+        ("--threads", worker.threads, 0),
+        ("--block-tokens", worker.block_tokens, 1),
+        ("--kv-memory", worker.kv_memory_bytes, 1),
+        ("worker.max_step_tokens", worker.max_step_tokens, 1),
+        ("worker.chunk_tokens", worker.chunk_tokens, 1),
+        ("worker.max_sequences", worker.max_sequences, 1),
+        ("worker.layer_group", worker.layer_group, 0),
+        ("router.max_body_bytes", config.router.max_body_bytes, 1),
+    )
+    for name, value_given, smallest in least:
+        if value_given < smallest:
+            raise ConfigError(f"{name} is {value_given}", todo=f"Use {smallest} or more")
+    if config.redis.volatile_url:
+        raise ConfigError(
+            "redis.volatile_url cannot be used yet",
+            why="registry and desired state share one server for now",
+            todo="Name that one in redis.url",
+        )
 
 
 def _check_host(host: str) -> None:

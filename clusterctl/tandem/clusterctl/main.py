@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from tandem.core.config import DEFAULT_CLUSTER, Disaggregation
 from tandem.core.errors import StartupError, TandemError, UnavailableError
 
 _STARTED_S = time.monotonic()
+_FILE_WIDTH = 200
 EXIT_FAILED = 1
 EXIT_STARTUP = 2
 
@@ -126,21 +128,32 @@ def status(
     if output == "json":
         print(json.dumps(found, indent=2))
     else:
-        status_view.show(found, Console())
+        status_view.show(found, Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
 
 
 class _TerminalProgress:
     """A line for every step, with the seconds since the start; lines without a part are there to be copied."""
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = _Terminal(highlight=False, soft_wrap=True)
 
     def say(self, part: str, text: str) -> None:
         line = Text(text)
         if part:
             stamp = Text(f"{time.monotonic() - _STARTED_S:7.2f} s  ", style="dim")
             line = stamp + Text(f"{part:<11} ", style="bold") + line
-        self._console.print(line)
+        try:
+            self._console.print(line)
+        except OSError:  # the terminal is gone
+            self._console.quiet = True
+
+
+class _Terminal(Console):
+    """Falls silent when nobody reads any more, instead of ending the program as rich does."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> None:

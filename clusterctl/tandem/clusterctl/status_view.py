@@ -42,7 +42,7 @@ def _summary(status: Record) -> dict[str, str]:
 def _workers(workers: list[Record]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in ("WORKER", "ROLE", "STATE", "ADDRESS", "PID"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=column != "STATE")
     for column in ("RUNNING", "QUEUED", "KV IN USE", "CACHED", "BLOCKS"):
         table.add_column(column, justify="right")
     for worker in workers:

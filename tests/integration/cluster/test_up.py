@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -30,9 +31,16 @@ Until = Callable[[Callable[[], object]], None]
 class Up:
     """One `clusterctl up` in a process of its own; its terminal is read line by line."""
 
-    def __init__(self, state: Path, *flags: str, worker: tuple[str, ...] = (), router: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        state: Path,
+        *flags: str,
+        worker: tuple[str, ...] = (),
+        router: tuple[str, ...] = (),
+        terminal: int = subprocess.PIPE,
+    ) -> None:
         self.state, self._prefix = state, [str(HERE / "up_program.py"), json.dumps(worker), json.dumps(router)]
-        self.process = self._start("up", "--port", "0", "--timeout", "20", *flags)
+        self.process = self._start("up", "--port", "0", "--timeout", "60", *flags, terminal=terminal)
         self.seen: list[str] = []
         self._lines: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -72,18 +80,17 @@ class Up:
             if stream is not None:
                 stream.close()
 
-    def _start(self, *arguments: str) -> subprocess.Popen[str]:
+    def _start(self, *arguments: str, terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, *self._prefix, *arguments],
-            stdout=subprocess.PIPE,
+            stdout=terminal,
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "TANDEM_STATE_DIR": str(self.state)},
         )
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self.process.stdout or ():
             self.seen.append(line)
             self._lines.put(line)
         self._lines.put("")
@@ -93,8 +100,8 @@ class Up:
 def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     started: list[Up] = []
 
-    def begin(*flags: str, worker: tuple[str, ...] = (), router: tuple[str, ...] = ()) -> Up:
-        started.append(Up(tmp_path, *flags, worker=worker, router=router))
+    def begin(*flags: str, **how: Any) -> Up:
+        started.append(Up(tmp_path, *flags, **how))
         return started[-1]
 
     yield begin
@@ -293,3 +300,18 @@ def test_secrets_stay_out_of_process_lists(start: Callable[..., Up], tmp_path: P
     secrets = [(tmp_path / "tandem" / name).read_text() for name in ("secret", "admin.key")]
     lines = [" ".join(process.cmdline()) for process in up.family()]
     assert not [line for line in lines if any(secret in line for secret in secrets)]
+
+
+def test_a_terminal_that_goes_away_ends_nothing(start: Callable[..., Up], tmp_path: Path, until: Until) -> None:
+    reader, writer = os.pipe()
+    up = start("--mixed", "1", terminal=writer)
+    os.close(writer)
+    state = StateDir(tmp_path, "tandem")
+    until(state.context_file.exists)
+    os.close(reader)
+    until(lambda: up.member("fake_worker"))
+    (before,) = up.member("fake_worker")
+    before.kill()
+    until(lambda: [after for after in up.member("fake_worker") if after.pid != before.pid])
+    assert up.ctl("down")[0] == 0
+    assert up.process.wait(timeout=30) == 0

@@ -257,6 +257,30 @@ def test_ends_when_the_desired_state_is_stopped_and_shutdown_stops_all() -> None
     asyncio.run(run())
 
 
+def test_a_restart_that_hangs_is_killed_and_tried_again() -> None:
+    async def scene(h: Harness) -> None:
+        h.want(prefill=1)
+        await _settle()
+        h.ready(P0)
+        h.dies(P0)
+        await _settle()
+        h.clock.advance(0.5)
+        h.want(prefill=1)
+        await _settle()
+        assert h.launcher.started.count(P0) == 2
+        h.clock.advance(301)
+        h.want(prefill=1)
+        await _settle()
+        assert h.launcher.stopped == [P0]
+        assert h.events.of(EventKind.STOPPING) == ["prefill-0: it did not get ready within 300 s"]
+        h.clock.advance(10)
+        h.want(prefill=1)
+        await _settle()
+        assert h.launcher.started.count(P0) == 3
+
+    play(scene)
+
+
 def test_every_action_has_a_reason() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=1)

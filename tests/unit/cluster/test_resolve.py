@@ -11,7 +11,15 @@ import pytest
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
 from tandem.cluster.resolve import check_ports, resolve, resolve_ports
-from tandem.core.config import ClusterConfig, Disaggregation, ModelSection, PoolSection, RouterSection, WorkerSection
+from tandem.core.config import (
+    ClusterConfig,
+    Disaggregation,
+    ModelSection,
+    PoolSection,
+    RedisSection,
+    RouterSection,
+    WorkerSection,
+)
 from tandem.core.errors import ConfigError, ModelError, StartupError
 
 ENVIRONMENT = Environment(state_root=Path("/none"), socket_root=Path("/tmp"), cores=8, variables={"A": "b"})
@@ -70,6 +78,10 @@ def test_ports_follow_each_other(given: tuple[int, int, int], expected: tuple[in
         (ClusterConfig(router=RouterSection(host="example.org")), "no keys yet"),
         (ClusterConfig(model=ModelSection(dtype="int3")), "--dtype is 'int3'.*bfloat16"),
         (ClusterConfig(model=ModelSection(max_model_len=-1)), "--max-model-len is -1"),
+        (ClusterConfig(worker=WorkerSection(device="tpu")), "--device is 'tpu'"),
+        (ClusterConfig(worker=WorkerSection(transport="pigeon")), "--transport is 'pigeon'.*shm, grpc"),
+        (ClusterConfig(worker=WorkerSection(chunk_tokens=0)), "worker.chunk_tokens is 0"),
+        (ClusterConfig(redis=RedisSection(volatile_url="redis://x")), "volatile_url cannot be used yet"),
         (ClusterConfig(worker=WorkerSection(threads=-1)), "--threads is -1"),
         (ClusterConfig(worker=WorkerSection(block_tokens=0)), "--block-tokens is 0"),
         (
