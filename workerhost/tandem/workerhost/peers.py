@@ -21,6 +21,7 @@ from tandem.workerhost.wire import PROTOCOL
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 CHANNEL_OPTIONS = (("grpc.enable_retries", 0), ("grpc.max_receive_message_length", 64 * 1024 * 1024))
 
 
@@ -71,14 +72,17 @@ class PeerChannels:
             worker=info.worker, incarnation=info.incarnation, peer_incarnation=incarnation, protocol=PROTOCOL
         )
         await asyncio.wait_for(call.write(w.PeerMessage(hello=hello)), HELLO_TIMEOUT_S)
+        # Nothing more is written before the answer: a write into a refused call would hide why it was refused.
+        if await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S) is END:
+            return
         writer = asyncio.ensure_future(self._write(call, queue))
         pinger = asyncio.ensure_future(self._ping(queue))
         try:
             while True:
                 message = await asyncio.wait_for(call.read(), IDLE_TIMEOUT_S)
-                if message is grpc.aio.EOF:  # type: ignore[attr-defined]
+                if message is END:
                     return
-                if message.HasField("ping") or message.HasField("hello"):
+                if message.HasField("ping"):
                     continue
                 self._backend.to_rank(from_peer(worker, incarnation, message))
         finally:
