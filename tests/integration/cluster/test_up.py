@@ -69,7 +69,7 @@ class Up:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def member(self, program: str) -> list[psutil.Process]:
-        return [child for child in self.family() if program in " ".join(child.cmdline())]
+        return [child for child in self.family() if program in _command_line(child)]
 
     def close(self) -> None:
         if self.process.poll() is None:
@@ -107,6 +107,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     yield begin
     for up in started:
         up.close()
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # also what a zombie raises
+        return ""
 
 
 def _gone(family: list[psutil.Process]) -> bool:
@@ -298,7 +305,7 @@ def test_secrets_stay_out_of_process_lists(start: Callable[..., Up], tmp_path: P
     up = start("--mixed", "1")
     up.wait_for("curl")
     secrets = [(tmp_path / "tandem" / name).read_text() for name in ("secret", "admin.key")]
-    lines = [" ".join(process.cmdline()) for process in up.family()]
+    lines = [_command_line(process) for process in up.family()]
     assert not [line for line in lines if any(secret in line for secret in secrets)]
 
 
