@@ -15,9 +15,7 @@ CANDIDATES = 256
 def choose_unfiltered(scores: Tensor, uniforms: Tensor) -> Tensor:
     """Tokens int64 [n] from the softmax of `scores` fp32 [n, vocab]; `uniforms` float64 [n] in [0, 1)."""
     cdf = scores.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    places = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True)[:, 0]
-    # Rounding can push the target to the very end of the CDF: take the best token then, never one without mass.
-    return torch.where(places < scores.shape[1], places, scores.argmax(dim=-1))
+    return _places(cdf, uniforms)[:, 0]
 
 
 def choose_filtered(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor) -> Tensor:
@@ -70,6 +68,12 @@ def _best(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 def _draw(ids: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
     cdf = kept.cumsum(dim=-1, dtype=torch.float64)
-    places = torch.searchsorted(cdf, (uniforms * cdf[:, -1])[:, None], right=True)
-    last = (kept > 0).sum(dim=-1, keepdim=True) - 1
-    return ids.gather(1, torch.minimum(places, last))[:, 0]
+    return ids.gather(1, _places(cdf, uniforms))[:, 0]
+
+
+def _places(cdf: Tensor, uniforms: Tensor) -> Tensor:
+    """The first place [n, 1] of each row whose CDF is above uniform · total: it always exists and has mass."""
+    total = cdf[:, -1]
+    # Rounding can lift the product to the total itself, which nothing is above.
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cdf, target[:, None], right=True)

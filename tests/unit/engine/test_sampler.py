@@ -272,6 +272,18 @@ def test_masked_tokens_are_never_drawn() -> None:
         assert drawn == {10, 11, 12}
 
 
+def test_the_largest_random_number_still_finds_a_token() -> None:
+    """The product of the largest number below 1 and the total may round up to the total."""
+    largest = torch.tensor([1.0 - 2.0**-53, 0.0], dtype=torch.float64)
+    logits = torch.full((2, 30), -math.inf)
+    logits[:, 4:9] = torch.rand(2, 5, generator=torch.Generator().manual_seed(1))
+    off = torch.tensor([0.0, 0.0], dtype=torch.float64)
+    for scores in (logits, logits - 50.0):
+        assert filters.choose_unfiltered(scores, largest).tolist() == [8, 4]
+        last, first = choose_filtered(scores, torch.tensor([0, 0]), off + 1.0, off, largest).tolist()
+        assert (last, first) == (int(logits[0, 4:9].argmin()) + 4, int(logits[1].argmax()))
+
+
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.9}], ids=str)
 def test_a_tiny_temperature_is_greedy(options: dict[str, float]) -> None:
     logits = random_logits(1, scale=30.0)
