@@ -25,6 +25,7 @@ from tandem.kvtransfer.frame import (
     encode,
 )
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
+from tandem.kvtransfer.transports.ring import ReceiverRing
 
 G0 = GroupId(0)
 
@@ -239,7 +240,10 @@ def test_a_receiver_that_does_not_know_the_secret_gets_nothing(any_rig: Any) -> 
         with connection:
             connection.send(bytes(NONCE_BYTES))
             hello = connection.recv(5000)
-            connection.send(hello[:32])  # reflecting the dialler's own answer
+            ring = ReceiverRing(1 << 20)  # all is as it should be but the answer: it reflects the dialler's own
+            socket.send_fds(connection, [hello[:ANSWER_BYTES]], [ring.descriptor])
+            ring.close_descriptor()
+            ring.close()
         event = source.event()
         assert isinstance(event, SendFailed)
         assert "does not know the cluster secret" in event.reason
