@@ -27,6 +27,8 @@ _ALIASES: dict[str, tuple[str, dict[str, str]]] = {
     "kv_received_bytes": (names.KV_TRANSFER_BYTES, {"direction": "received"}),
     "kv_sent_blocks": (names.KV_TRANSFER_BLOCKS, {"direction": "sent"}),
     "kv_received_blocks": (names.KV_TRANSFER_BLOCKS, {"direction": "received"}),
+    "prefix_hash_mismatches": (names.HASH_MISMATCHES, {}),
+    "steps": (names.STEPS, {}),
     "kv_skipped_blocks": (names.KV_TRANSFER_SKIPPED_BLOCKS, {}),
 }
 """Short names that workers count under."""

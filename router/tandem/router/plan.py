@@ -94,12 +94,11 @@ class LeastWork:
         self._mode = mode
 
     def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
-        if job.max_tokens == 1:
-            alone = [c for c in candidates if c.role is not RoleName.DECODE] or list(candidates)
-            if alone:
-                return _alone(_least_prefill(job, alone), "one token needs no decode worker")
         if self._mode is Disaggregation.NEVER:
             return self._plan_alone(job, candidates)
+        alone = [c for c in candidates if c.role is not RoleName.DECODE]
+        if job.max_tokens == 1 and alone:
+            return _alone(_least_prefill(job, alone), "one token needs no decode worker")
         best = _best_pair(job, candidates)
         mixed = [c for c in candidates if c.role is RoleName.MIXED]
         if self._mode is Disaggregation.AUTO and mixed:

@@ -93,38 +93,54 @@ def test_serves_over_redis_and_stops(config: RouterConfig, redis_url: str, tmp_p
 
 async def _serve(config: RouterConfig, redis_url: str, secret: ClusterSecret) -> None:
     fabric = Fabric()
-    workers = [
-        ScriptedWorker(WorkerId(f"{role}-0"), role, fabric, secret) for role in (RoleName.PREFILL, RoleName.DECODE)
-    ]
+    roles = (RoleName.PREFILL, RoleName.DECODE)
+    workers = [ScriptedWorker(WorkerId(f"{role}-0"), role, fabric, secret) for role in roles]
     redis = await connect(redis_url)
     keys = Keys(config.cluster)
-    leases = []
-    for worker in workers:
-        await worker.start()
-        info = worker.info()
-        lease = WorkerLease(redis, keys)
-        record = WorkerRecord(
-            worker=worker.worker,
-            incarnation=worker.incarnation,
-            role=info.role,
-            address=info.address,
-            model=info.model,
-            fingerprint=info.fingerprint,
-        )
-        await lease.register(record)
-        leases.append(lease)
     store = DesiredStateStore(redis, keys)
     pool = Pool(name="mixed", model="tiny", role=RoleName.MIXED, count=1)
     assert await store.save(DesiredState(version=1, pools=(pool,)), 0)
-    ready = Path(config.ready_file)
-    await asyncio.to_thread(_until, ready.exists)
-    places = json.loads(await asyncio.to_thread(ready.read_text))
+    async with asyncio.TaskGroup() as group:
+        for worker in workers:
+            await worker.start()
+        beats = [group.create_task(_register_and_beat(WorkerLease(redis, keys), worker)) for worker in workers]
+        try:
+            ready = Path(config.ready_file)
+            await asyncio.to_thread(_until, ready.exists)
+            await _use(json.loads(await asyncio.to_thread(ready.read_text)))
+        finally:
+            for beat in beats:
+                beat.cancel()
+            for worker in workers:
+                await worker.stop()
+    state = await store.load()
+    assert state is not None
+    assert state.is_stopped
+    await redis.aclose()
+
+
+async def _register_and_beat(lease: WorkerLease, worker: ScriptedWorker) -> None:
+    info = worker.info()
+    record = WorkerRecord(
+        worker=worker.worker,
+        incarnation=worker.incarnation,
+        role=info.role,
+        address=info.address,
+        model=info.model,
+        fingerprint=info.fingerprint,
+    )
+    await lease.register(record)
+    while True:
+        if not await lease.beat(0, 0, 0):
+            await lease.register(record)
+        await asyncio.sleep(0.2)
+
+
+async def _use(places: dict[str, Any]) -> None:
     url, admin = places["http"], places["admin"]
     async with httpx.AsyncClient() as client:
         async with asyncio.timeout(20):
             while (await client.get(f"{url}/readyz")).status_code != 200:
-                for lease in leases:
-                    assert await lease.beat(0, 0, 0)
                 await asyncio.sleep(0.1)
         answer = await client.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi"})
         assert answer.status_code == 200
@@ -132,12 +148,6 @@ async def _serve(config: RouterConfig, redis_url: str, secret: ClusterSecret) ->
         status = (await client.get(f"{admin}/admin/v1/status", headers=headers)).json()
         assert len(status["workers"]) == 2
         assert (await client.post(f"{admin}/admin/v1/down", headers=headers)).status_code == 202
-    state = await store.load()
-    assert state is not None
-    assert state.is_stopped
-    for worker in workers:
-        await worker.stop()
-    await redis.aclose()
 
 
 @pytest.mark.parametrize("which", ["port", "grpc_port", "admin_port"])

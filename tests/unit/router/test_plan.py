@@ -52,6 +52,12 @@ def test_modes_without_a_pair() -> None:
         plan(Disaggregation.NEVER, p())
 
 
+def test_one_token_needs_no_decode_worker() -> None:
+    assert plan(Disaggregation.ALWAYS, p(), d(), max_tokens=1).workers == ("p0",)
+    assert plan(Disaggregation.AUTO, p(queued_tokens=9), d(), m(), max_tokens=1).workers == ("m0",)
+    assert plan(Disaggregation.NEVER, p(), d(), max_tokens=1).workers == ("d0",)
+
+
 def test_least_work_decides() -> None:
     assert plan(Disaggregation.AUTO, p("p0", queued_tokens=500), p("p1", queued_tokens=20), d()).prefill == "p1"
     assert plan(Disaggregation.AUTO, p(), d("d0", in_flight=4), d("d1", in_flight=3)).decode == "d1"
