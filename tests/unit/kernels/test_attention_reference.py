@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -109,7 +111,7 @@ def test_blocks_that_left_the_window_are_never_read(paged, randn) -> None:
     freed = full.without_blocks_before(window)
     assert (freed.block_table[:, 0] == -1).all()
     q = randn(2, 4, 16)
-    options = {"scale": 0.3, "window": window}
+    options: dict[str, Any] = {"scale": 0.3, "window": window}
     for case in (full, freed):
         out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, **options)
         cu_seqlens = torch.tensor([0, 1, 2], dtype=torch.int32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -171,7 +172,7 @@ def test_attention_survives_freed_blocks_and_small_working_sets(paged, randn, mo
     freed = case.without_blocks_before(20)
     q = randn(2, 4, 32)
     starts = torch.arange(3, dtype=torch.int32)
-    options = {"scale": 0.2, "window": 20}
+    options: dict[str, Any] = {"scale": 0.2, "window": 20}
     full = paged_attention_deterministic(q, case.layer_view, starts, case.block_table, case.context_lens, **options)
     monkeypatch.setattr(module, "_GATHERED_BYTES", 1)
     again = paged_attention_deterministic(q, freed.layer_view, starts, freed.block_table, freed.context_lens, **options)

@@ -16,7 +16,7 @@ RANGES = [
 
 
 @pytest.fixture
-def pool(randn) -> torch.Tensor:
+def pool(randn):
     return randn(9, 3, 2, 4, 4, 8)
 
 
