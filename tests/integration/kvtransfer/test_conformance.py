@@ -14,7 +14,7 @@ import pytest
 from tandem.core.errors import TransferError
 from tandem.core.ids import BlockId, GroupId, Incarnation
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer import peerlink
+from tandem.kvtransfer import frame, peerlink
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 
 G0, G1 = GroupId(0), GroupId(1)
@@ -127,7 +127,7 @@ def test_a_slow_receiver_holds_the_sender_back(rig: Any, wait_until: WaitUntil) 
 
 def test_a_wrong_checksum_fails_at_both_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source, target, sender, receiver, ticket = begin(rig)
-    right = peerlink.checksum
+    right = frame.checksum
     monkeypatch.setattr(peerlink, "checksum", lambda payload: right(payload) ^ 1)
     sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
     sender.finish(ticket.transfer)

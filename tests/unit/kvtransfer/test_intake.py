@@ -231,7 +231,12 @@ def test_cancel_waits_for_the_write_in_progress(bench: Any) -> None:
     writer = threading.Thread(target=bench.send, args=bench.everything()[0])
     writer.start()
     assert entered.wait(60)
-    canceller = threading.Thread(target=lambda: (bench.intake.cancel(T), cancelled.set()))
+
+    def cancel() -> None:
+        bench.intake.cancel(T)
+        cancelled.set()
+
+    canceller = threading.Thread(target=cancel)
     canceller.start()
     go_on.set()
     writer.join()
