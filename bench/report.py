@@ -40,10 +40,10 @@ def machine() -> str:
 
 def publish(name: str, rows: Sequence[Row], out: Path | None) -> None:
     """Print the table and write the JSON, if a place for it was given."""
-    width = max(len(row.case) for row in rows)
+    width, names = max(len(row.case) for row in rows), max(len(row.metric) for row in rows)
     for row in rows:
         limit = "" if row.limit is None else f"   limit {row.limit:10.3f}   ratio {row.ratio or 0:.2f}"
-        print(f"{row.case:{width}}  {row.metric:28} {row.value:10.3f} {row.unit:8}{limit}")
+        print(f"{row.case:{width}}  {row.metric:{names}} {row.value:10.3f} {row.unit:8}{limit}")
     if out is not None:
         commit = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT

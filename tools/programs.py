@@ -12,13 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def programs(folder: str) -> dict[str, str]:
-    """Name → first line of the docstring, of every package with a `__main__.py` and every module in `folder`."""
+    """Name → first line of the docstring, of every package with a `__main__.py` in `folder`."""
     found: dict[str, str] = {}
     for main in sorted(ROOT.glob(f"{folder}/*/__main__.py")):
         found[main.parent.name] = _first_line(main.parent / "__init__.py") or _first_line(main)
-    for module in sorted(ROOT.glob(f"{folder}/*.py")):
-        if not module.name.startswith("_"):
-            found[module.stem] = _first_line(module)
     return found
 
 

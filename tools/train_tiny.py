@@ -17,7 +17,9 @@ import json
 import math
 import sys
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,21 @@ Tokens = npt.NDArray[np.uint16]
 ROOT = Path(__file__).resolve().parent.parent
 BATCH_TOKENS = 4096
 # (window length, share of the steps): long windows last, so that far positions are not left untrained.
-PHASES = ((512, 0.93), (2048, 0.055), (4096, 0.015))
+PHASES = ((512, 0.93), (2048, 0.063), (4096, 0.007))
 WARMUP_STEPS, STABLE_SHARE = 40, 0.5
+# After the steps asked for: the longest windows once more, at a rate high enough to learn the far positions.
+FINISH_LENGTH, FINISH_STEPS, FINISH_RATE = 4096, 22, 0.35
 PROMPTS = ("The function returns", "This module provides", "Return True if")
 QUESTIONS = ("What does os.path.join do?", "Explain json.dumps.", "Hello")
 
 
 @dataclass(slots=True)
 class History:
-    """What the run has seen so far; kept beside the checkpoint as JSON."""
+    """What the run has seen so far, kept in the checkpoint; ``plans`` are (from step, ``--steps`` from there on)."""
 
     step: int = 0
     seconds: float = 0.0
+    plans: list[tuple[int, int]] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
     heldout: list[tuple[int, float]] = field(default_factory=list)
 
@@ -77,6 +82,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "models" / "tandem-tiny", help="model folder to write")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "train-tiny", help="corpus and checkpoints")
     parser.add_argument("--steps", type=int, default=2400, help=f"steps of {BATCH_TOKENS} tokens (default %(default)s)")
+    parser.add_argument("--stop-at", type=int, metavar="STEP", help="end there; a later call goes on, with any --steps")
     parser.add_argument("--seed", type=int, default=1, help="of corpus order, initial weights and windows")
     parser.add_argument("--threads", type=int, default=1, help="torch threads (default %(default)s)")
     parser.add_argument("--muon-lr", type=float, default=0.02, help="peak rate of the matrices (default %(default)s)")
@@ -129,10 +135,14 @@ def _encode(tokenizer: Tokenizer, documents: list[str]) -> Tokens:
 def _train(args: argparse.Namespace, model: TinyLlama, stream: Tokens, heldout: Tokens) -> History:
     optimiser = MuonAdamW(model.named_parameters(), muon_lr=args.muon_lr, adam_lr=args.adam_lr, decay=0.05)
     history = History() if args.fresh else _resume(args.work, model, optimiser, args.seed)
+    if not history.plans or history.plans[-1][1] != args.steps:
+        history.plans.append((history.step, args.steps))
+    total = args.steps + FINISH_STEPS
+    end = total if args.stop_at is None else min(args.stop_at, total)
     loss_of = torch.compile(model.loss, dynamic=False) if args.compile else model.loss
     recent: list[float] = []
     started, first_step, elapsed_before = time.monotonic(), history.step, history.seconds
-    while history.step < args.steps:
+    while history.step < end:
         step = history.step
         batch = _batch(stream, step, args.steps, args.seed)
         with torch.autocast("cpu", torch.bfloat16):
@@ -144,10 +154,10 @@ def _train(args: argparse.Namespace, model: TinyLlama, stream: Tokens, heldout: 
         history.step += 1
         recent = [*recent[-19:], float(loss.detach())]
         history.seconds = elapsed_before + time.monotonic() - started
-        if history.step % 10 == 0 or history.step == args.steps:
+        if history.step % 10 == 0 or history.step == end:
             history.curve.append((history.step, sum(recent) / len(recent)))
-            _report(history, args.steps, recent, (time.monotonic() - started) / (history.step - first_step))
-        if history.step % args.checkpoint_every == 0 or history.step == args.steps:
+            _report(history, total, recent, (time.monotonic() - started) / (history.step - first_step))
+        if history.step % args.checkpoint_every == 0 or history.step == end:
             history.heldout.append((history.step, _heldout_loss(model, heldout)))
             print(f"\nheld-out loss {history.heldout[-1][1]:.4f}", flush=True)
             _checkpoint(args.work, model, optimiser, history, args.seed)
@@ -171,6 +181,8 @@ def _batch(stream: Tokens, step: int, steps: int, seed: int) -> torch.Tensor:
 
 def _phase(step: int, steps: int) -> tuple[int, int]:
     """The window length at ``step`` and the step its phase began at."""
+    if step >= steps:
+        return FINISH_LENGTH, steps
     start = 0
     for length, share in PHASES[:-1]:
         end = start + round(share * steps)
@@ -180,8 +192,20 @@ def _phase(step: int, steps: int) -> tuple[int, int]:
     return PHASES[-1][0], start
 
 
+def _steps_by_length(history: History) -> list[tuple[int, int]]:
+    """How many steps ran at each window length, shortest first, under whatever plan held at the time."""
+    plans = [*history.plans, (history.step, 0)]
+    lengths = Counter(_phase(step, steps)[0] for (at, steps), (end, _) in pairwise(plans) for step in range(at, end))
+    return sorted(lengths.items())
+
+
 def _schedule(step: int, steps: int) -> float:
-    """Warm-up, stable, linear decay. Before the decay nothing depends on ``steps``: it may still be changed then."""
+    """Warm-up, stable, linear decay. Before the decay nothing depends on ``steps``: it may still be changed then.
+
+    The finish has a decay of its own.
+    """
+    if step >= steps:
+        return FINISH_RATE * (steps + FINISH_STEPS - step) / FINISH_STEPS
     return min(1.0, (step + 1) / WARMUP_STEPS, max(0.01, (steps - step) / ((1 - STABLE_SHARE) * steps)))
 
 
@@ -233,6 +257,7 @@ def _resume(work: Path, model: TinyLlama, optimiser: MuonAdamW, seed: int) -> Hi
         step=about["step"],
         seconds=about["seconds"],
         curve=[(int(s), float(v)) for s, v in about["curve"]],
+        plans=[(int(s), int(n)) for s, n in about["plans"]],
         heldout=[(int(s), float(v)) for s, v in about["heldout"]],
     )
 
@@ -270,12 +295,15 @@ def _export(args: argparse.Namespace, model: TinyLlama, tokenizer: Tokenizer, hi
     parameters = sum(p.numel() for p in model.parameters())
     final = history.curve[-1][1] if history.curve else math.nan
     recipe = (
-        f"{args.steps:,} steps of {BATCH_TOKENS:,} tokens ({args.steps * BATCH_TOKENS / 1e6:.1f} M tokens seen) in "
+        f"{history.step:,} steps of {BATCH_TOKENS:,} tokens ({history.step * BATCH_TOKENS / 1e6:.1f} M tokens seen) in "
         f"{history.seconds / 60:.0f} minutes on {args.threads} CPU thread(s), bfloat16 autocast over float32 weights. "
         f"Muon (rate {args.muon_lr:g}) for the matrices of the layers, AdamW (rate {args.adam_lr:g}) for embedding and "
         f"norms, gradients clipped at 1, {WARMUP_STEPS} steps of warm-up, linear decay in the second half. Windows of "
-        + ", then ".join(f"{length:,} tokens for {share:.1%} of the steps" for length, share in PHASES)
-        + f". Seed {args.seed}. Last training loss {final:.3f}."
+        + ", then ".join(f"{length:,} tokens for {count:,} steps" for length, count in _steps_by_length(history))
+        + "."
+        + "".join(f" Replanned at step {at:,}: `--steps {steps}` from there on." for at, steps in history.plans[1:])
+        + f" The last {FINISH_STEPS} steps decay once more, from {FINISH_RATE:g} of the rate. "
+        f"Seed {args.seed}. Last training loss {final:.3f}."
     )
     card = export.Card(
         corpus=summary[0].upper() + summary[1:],

@@ -16,7 +16,7 @@ Linear = Callable[[Tensor], Tensor]
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, is_deterministic: bool = False) -> Linear:
     """x · weightᵀ + bias for a `weight` of [out_features, in_features].
 
-    On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step.py`). With
+    On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`). With
     `is_deterministic` (fp32 CPU) a row's result does not depend on the other rows, bit for bit.
     """
     if is_deterministic:

@@ -15,7 +15,7 @@ from torch import Tensor
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
-from tandem.engine.allocator import keep_freed_memory
+from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.engine.kv_pool import TORCH_DTYPES, KVPools, check_blocks, plan_blocks
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder

@@ -76,7 +76,9 @@ class Handover:
 
     @property
     def has_first_tokens(self) -> bool:
-        return len(self._first) == self.tracked.engine_request.sampling.n
+        request = self.tracked.engine_request
+        ended = sum(state.finish is not None for state in request.forced)
+        return len(self._first) == request.sampling.n - ended
 
     @property
     def is_finished(self) -> bool:
@@ -84,10 +86,15 @@ class Handover:
         return self.has_first_tokens and all(output.finish is not None for output in self._first.values())
 
     def choice_states(self) -> list[ChoiceState]:
-        return [
-            ChoiceState(choice=output.choice, tokens=(output.token,), finish=output.finish)
-            for _, output in sorted(self._first.items())
-        ]
+        """Every choice with all its output: what was forced, then the token sampled here."""
+        forced = {state.choice: state for state in self.tracked.engine_request.forced}
+        states = {choice: state for choice, state in forced.items() if state.finish is not None}
+        for output in self._first.values():
+            before = forced[output.choice].tokens if output.choice in forced else ()
+            states[output.choice] = ChoiceState(
+                choice=output.choice, tokens=(*before, output.token), finish=output.finish
+            )
+        return [states[choice] for choice in sorted(states)]
 
     def _pusher(self) -> Holder:
         return Holder(HoldKind.PUSHING, self.tracked.key)

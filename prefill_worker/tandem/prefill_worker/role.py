@@ -98,6 +98,7 @@ class PrefillRole:
         return
 
     def after_step(self, result: StepResult) -> None:
+        touched: dict[str, Handover] = {}
         for output in result.outputs:
             handover = self._handovers.get(output.key)
             if handover is None:
@@ -106,14 +107,14 @@ class PrefillRole:
             handover.tracked.has_reported_cached = True
             self._shell.outbox.token(handover.tracked, output, cached_tokens=cached, handoff=None)
             handover.first_token(output, self._shell.clock.now_s())
+            touched[output.key] = handover
         for key, error in result.failed.items():
             failed = self._handovers.get(key)
             if failed is not None:
                 self._fail(failed, error if isinstance(error, TandemError) else InternalError(str(error)))
         self._whole.after_step(result, {})
-        for part in result.prefilled:
-            handover = self._handovers.get(part.key)
-            if handover is not None and part.is_last:
+        for key, handover in touched.items():
+            if handover.has_first_tokens and key in self._handovers:
                 self._prefilled(handover)
 
     def _prefilled(self, handover: Handover) -> None:

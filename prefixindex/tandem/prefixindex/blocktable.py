@@ -15,7 +15,7 @@ from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId
 
 ENTRY_BYTES = 120
-"""About what one entry costs: hash object and dictionary slot (measured by bench/index_lookup.py)."""
+"""About what one entry costs: hash object and dictionary slot (measured by bench/index_lookup)."""
 _MAX_SHARED_MASKS = 65_536
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,14 @@ class Loopback:
         self.chunks: dict[str, dict[int, list[w.TokenChunk]]] = defaultdict(lambda: defaultdict(list))
         self.failed: dict[str, list[w.RequestFailed]] = defaultdict(list)
 
-    def submit(self, request: str, prompt: list[int], attempt: int = 1, **sampling: Any) -> None:
+    def submit(
+        self,
+        request: str,
+        prompt: list[int],
+        attempt: int = 1,
+        forced: Sequence[g.ChoiceState] = (),
+        **sampling: Any,
+    ) -> None:
         values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
         common: dict[str, Any] = {
             "request": request,
@@ -126,6 +134,7 @@ class Loopback:
             "prompt": prompt,
             "sampling": g.SamplingParams(**values),
             "timeout_s": 60,
+            "forced": forced,
         }
         self.d.from_router(submit=w.Submit(leg=w.LEG_DECODE, peer=self.p.ref, **common))
         self.p.from_router(submit=w.Submit(leg=w.LEG_PREFILL, peer=self.d.ref, **common))
@@ -163,9 +172,10 @@ class Loopback:
         raise AssertionError("the pair does not come to rest")
 
     def tokens(self, request: str, choice: int = 0) -> list[int]:
-        """Output tokens in index order; each index must have come exactly once."""
+        """Output tokens in index order; each index must have come exactly once, without gaps."""
         chunks = sorted(self.chunks[request][choice], key=lambda chunk: chunk.index)
-        assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+        first = chunks[0].index if chunks else 0
+        assert [chunk.index for chunk in chunks] == list(range(first, first + len(chunks)))
         return [token for chunk in chunks for token in chunk.tokens]
 
     def _collect(self, message: w.WorkerMessage) -> None:

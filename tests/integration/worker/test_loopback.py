@@ -9,6 +9,7 @@ import pytest
 
 from tandem.core.ids import BlockId, GroupId
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.loopback import Loopback, Rank
 from tests.integration.worker.pair import MODEL
@@ -86,6 +87,22 @@ def test_three_choices_share_the_prompt(loopback: Loopback) -> None:
     assert [len(a) for a in answers] == [6, 6, 6]
     assert len({tuple(a) for a in answers}) > 1
     assert loopback.d.shell.counters["kv_received_blocks"] == 3
+    loopback.d.check_baseline()
+
+
+def test_a_replay_goes_on_where_the_answer_stood(loopback: Loopback) -> None:
+    """Forced tokens are computed, not sent again; sampling goes on with the same numbers, in every choice."""
+    prompt, settings = prompt_of(50), {"n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
+    loopback.submit("a", prompt, **settings)
+    loopback.run_until_rest()
+    whole = [loopback.tokens("a", choice) for choice in range(2)]
+    forced = [g.ChoiceState(choice=choice, tokens=whole[choice][: 5 + choice]) for choice in range(2)]
+    loopback.submit("b", prompt, attempt=2, forced=forced, **settings)
+    loopback.run_until_rest()
+    for choice in range(2):
+        assert loopback.chunks["b"][choice][0].index == 5 + choice
+        assert loopback.tokens("b", choice) == whole[choice][5 + choice :]
+    loopback.p.check_baseline()
     loopback.d.check_baseline()
 
 
