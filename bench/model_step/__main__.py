@@ -56,7 +56,8 @@ class Baseline:
     """The same model in transformers, with its own cache and attention."""
 
     def __init__(self, folder: Path, dtype: str, device: str) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).to(device)
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self._model = model.to(device)
         self._device = device
 
     @torch.inference_mode()
@@ -67,7 +68,7 @@ class Baseline:
 
         def step() -> None:
             self._model(ids[:, :1], past_key_values=cache, use_cache=True)
-            cache.crop(context - 1)
+            cache.crop(-1)
 
         return measure(step, self._device, 60)
 

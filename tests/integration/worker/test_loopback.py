@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,7 +93,8 @@ def test_three_choices_share_the_prompt(loopback: Loopback) -> None:
 
 def test_a_replay_goes_on_where_the_answer_stood(loopback: Loopback) -> None:
     """Forced tokens are computed, not sent again; sampling goes on with the same numbers, in every choice."""
-    prompt, settings = prompt_of(50), {"n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
+    prompt = prompt_of(50)
+    settings: dict[str, Any] = {"n": 2, "temperature": 1.0, "seed": 3, "max_tokens": 12, "ignore_eos": True}
     loopback.submit("a", prompt, **settings)
     loopback.run_until_rest()
     whole = [loopback.tokens("a", choice) for choice in range(2)]
