@@ -184,6 +184,9 @@ class WorkerLink:
         ping_at_s = self._clock.now_s() + PING_S
         while True:
             now_s = self._clock.now_s()
+            if now_s - ping_at_s > PING_S:
+                # This process did not run for a while, so it could not hear: that time proves nothing.
+                self._heard_s += now_s - ping_at_s
             if now_s - self._heard_s > SILENCE_S:
                 raise _BrokenError(f"the worker said nothing for {SILENCE_S:g} s")
             if now_s >= ping_at_s:
@@ -195,6 +198,7 @@ class WorkerLink:
                 async with asyncio.timeout(SILENCE_S):
                     await call.write(self._unsent.popleft())
             self._has_unsent.clear()
+            ping_at_s = max(ping_at_s, self._clock.now_s())
             await _wait(self._has_unsent, ping_at_s - self._clock.now_s())
 
     def _close(self, why: str) -> bool:
