@@ -15,12 +15,12 @@ from torch import Tensor
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
-from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.engine.kv_pool import TORCH_DTYPES, KVPools, check_blocks, plan_blocks
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
+from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import copy_blocks
