@@ -41,7 +41,7 @@ BATCH_TOKENS = 4096
 PHASES = ((512, 0.93), (2048, 0.063), (4096, 0.007))
 WARMUP_STEPS, STABLE_SHARE = 40, 0.5
 # After the steps asked for: the longest windows once more, at a rate high enough to learn the far positions.
-FINISH_LENGTH, FINISH_STEPS, FINISH_RATE = 4096, 22, 0.35
+FINISH_LENGTH, FINISH_STEPS, FINISH_RATE = 4096, 40, 0.5
 PROMPTS = ("The function returns", "This module provides", "Return True if")
 QUESTIONS = ("What does os.path.join do?", "Explain json.dumps.", "Hello")
 
