@@ -180,6 +180,8 @@ def test_an_endless_line_is_dropped(held: HeldState) -> None:
         child = ChildProcess.start(
             [sys.executable, "-c", code], variables=dict(os.environ), log_file=held.state.log_file("long")
         )
-        return [line async for line in child.lines() if "after" in line]
+        lines = [line async for line in child.lines() if "after" in line]
+        assert await asyncio.wait_for(child.wait(), 20) == 0
+        return lines
 
     assert asyncio.run(run()) == ["after"]
