@@ -136,7 +136,7 @@ async def _drain(child: ChildProcess) -> None:
 
 def _router_error(code: int, child: ChildProcess) -> str:
     """A router that refuses its configuration ends with code 2 and one line that says why."""
-    return child.last_line() if code == 2 else ""
+    return child.last_line().removeprefix("tandem router: ") if code == 2 else ""
 
 
 def _port(address: str) -> int:

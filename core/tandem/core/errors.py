@@ -4,7 +4,9 @@
     ├── InvalidRequestError        the client's request is wrong (names the field)
     │   ├── UnknownModelError
     │   ├── ContextLengthError
-    │   └── UnsupportedParameterError
+    │   ├── UnsupportedParameterError
+    │   ├── RequestTooLargeError
+    │   └── MediaTypeError
     ├── AuthError                  a missing or wrong key or cluster secret
     ├── CapacityError              no room now; waiting helps
     ├── UnavailableError           no worker can take it now; waiting helps
@@ -41,7 +43,8 @@ class TandemError(Exception):
         text = self.what.rstrip(".")
         if self.why:
             text += f": {self.why.rstrip('.')}"
-        return f"{text}. {self.todo.rstrip('.')}." if self.todo else f"{text}."
+        todo = self.todo.rstrip(".")
+        return f"{text}. {todo[0].upper()}{todo[1:]}." if todo else f"{text}."
 
 
 class InvalidRequestError(TandemError):
@@ -62,6 +65,10 @@ class UnsupportedParameterError(InvalidRequestError):
 
 class RequestTooLargeError(InvalidRequestError):
     code = "request_too_large"
+
+
+class MediaTypeError(InvalidRequestError):
+    code = "unsupported_media_type"
 
 
 class AuthError(TandemError):
@@ -118,6 +125,7 @@ STATUS: dict[str, tuple[int, str]] = {
     "context_length_exceeded": (400, "INVALID_ARGUMENT"),
     "unsupported_parameter": (400, "INVALID_ARGUMENT"),
     "request_too_large": (413, "INVALID_ARGUMENT"),
+    "unsupported_media_type": (415, "INVALID_ARGUMENT"),
     "invalid_api_key": (401, "UNAUTHENTICATED"),
     "overloaded": (503, "RESOURCE_EXHAUSTED"),
     "unavailable": (503, "UNAVAILABLE"),
@@ -136,8 +144,8 @@ _BY_CODE: dict[str, type[TandemError]] = {
     cls.code: cls
     for cls in (
         InvalidRequestError, UnknownModelError, ContextLengthError, UnsupportedParameterError, RequestTooLargeError,
-        AuthError, CapacityError, UnavailableError, WorkerLostError, TransferError, CancelledError, DeadlineError,
-        StartupError, ConfigError, ModelError, InternalError,
+        MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError, TransferError, CancelledError,
+        DeadlineError, StartupError, ConfigError, ModelError, InternalError,
     )
 }  # fmt: skip
 

@@ -11,6 +11,9 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_TOP_K = 2**32 - 1
+MIN_REPETITION_PENALTY = 1e-3
+"""Below, fp32 scores that are divided by it could overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +53,11 @@ class SamplingParams:
         _check("n", 1 <= self.n <= MAX_CHOICES, self.n, f"between 1 and {MAX_CHOICES}")
         _check_range("temperature", self.temperature, 0.0, 2.0)
         _check("top_p", _finite(self.top_p) and 0.0 < self.top_p <= 1.0, self.top_p, "above 0 and at most 1")
-        _check("top_k", self.top_k >= 0, self.top_k, "0 (off) or more")
+        _check("top_k", 0 <= self.top_k <= MAX_TOP_K, self.top_k, f"between 0 (off) and {MAX_TOP_K}")
         _check_range("min_p", self.min_p, 0.0, 1.0)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        ok = _finite(self.repetition_penalty) and 0.0 < self.repetition_penalty <= 2.0
-        _check("repetition_penalty", ok, self.repetition_penalty, "above 0 and at most 2")
+        _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 2.0)
         _check("seed", -(2**63) <= self.seed < 2**63, self.seed, "a 64-bit integer")
         count = len(self.stop_token_ids)
         _check("stop_token_ids", count <= MAX_STOP_TOKEN_IDS, f"{count} ids", f"at most {MAX_STOP_TOKEN_IDS} ids")

@@ -122,7 +122,7 @@ def _download(model: str, revision: str) -> Path:
     except failures as error:
         lines = str(error).strip().splitlines()
         raise ModelError(
-            f"cannot fetch the model {model}" + (f" at {revision}" if revision else ""),
+            f"{model} is no folder here and cannot be fetched from the hub" + (f" at {revision}" if revision else ""),
             why=f"{type(error).__name__}: {lines[0] if lines else 'no details'}",
             todo="check the name, the network and access rights, or give a folder",
         ) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from tandem.core.sampling import SamplingParams
+from tandem.router.quoting import quoted
 from tandem.router.requests import Work
 from tandem.router.tokenizer import Tokenizer
 from tandem.router.workers import WorkerTable
@@ -60,7 +61,7 @@ class AskReader:
     def check_model(self, model: str) -> None:
         if model not in self.served_names:
             raise UnknownModelError(
-                f"the model {model!r} does not exist",
+                f"the model {quoted(model)} does not exist",
                 why=f"this cluster serves {', '.join(self.served_names)}",
                 param="model",
             )

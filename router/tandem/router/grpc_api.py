@@ -17,6 +17,7 @@ from tandem.core.ids import new_request_id
 from tandem.router.answers import Answer, ChoiceUpdate, attend
 from tandem.router.asks import Ask
 from tandem.router.door import Door
+from tandem.router.quoting import quoted
 from tandem.router.servers import bind
 from tandem.router.wire import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
@@ -100,6 +101,9 @@ class _Inference(i_grpc.InferenceServicer):
         except TandemError as error:  # nobody could take the request
             door.refused("grpc", error)
             failure = error
+        except Exception as error:  # noqa: BLE001 - RPC boundary
+            failure = _bug(error)
+            door.refused("grpc", failure)
         if failure is not None:
             await _abort(context, failure)
 
@@ -111,10 +115,14 @@ async def _deliver(answer: Answer, context: Any, outcome: list[TandemError]) -> 
     except TandemError as error:
         outcome.append(error)
     except Exception as error:  # noqa: BLE001 - RPC boundary
-        _log.exception("answer failed")
-        failure = InternalError("the router failed", why=type(error).__name__, todo="report this")
+        failure = _bug(error)
         answer.cancel(failure)
         outcome.append(failure)
+
+
+def _bug(error: Exception) -> InternalError:
+    _log.exception("answer failed")
+    return InternalError("the router failed", why=type(error).__name__, todo="report this")
 
 
 async def _responses(answer: Answer) -> AsyncIterator[i.GenerateResponse]:
@@ -169,7 +177,9 @@ def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:
     for position, message in enumerate(chat.messages):
         if message.role not in _ROLES:
             why = f"it must be one of {', '.join(_ROLES)}"
-            raise InvalidRequestError(f"the role is {message.role!r}", why=why, param=f"messages[{position}].role")
+            raise InvalidRequestError(
+                f"the role is {quoted(message.role)}", why=why, param=f"messages[{position}].role"
+            )
     return tuple({"role": message.role, "content": message.content} for message in chat.messages)
 
 

@@ -62,13 +62,17 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHAT, chat(repetition_penalty=0), 400, "repetition_penalty", "invalid_request"),
     (CHAT, chat(min_p=1.5), 400, "min_p", "invalid_request"),
     (CHAT, chat(top_k=-5), 400, "top_k", "invalid_request"),
+    (CHAT, chat(top_k=2**40), 400, "top_k", "invalid_request"),
+    (CHAT, chat(repetition_penalty=1e-300), 400, "repetition_penalty", "invalid_request"),
     (CHAT, chat(seed=2**64), 400, "seed", "invalid_request"),
     (CHAT, chat(stop=["a", "b", "c", "d", "e"]), 400, "stop", "invalid_request"),
     (CHAT, chat(stop=[""]), 400, "stop", "invalid_request"),
     (CHAT, chat(stop=5), 400, "stop", "invalid_request"),
+    (CHAT, chat(stop={"a": 1}), 400, "stop", "invalid_request"),
     (CHAT, chat(stop_token_ids=[99999]), 400, "stop_token_ids", "invalid_request"),
     (CHAT, chat(logit_bias={"99999": 1}), 400, "logit_bias", "invalid_request"),
     (CHAT, chat(logit_bias={"word": 1}), 400, "logit_bias", "invalid_request"),
+    (CHAT, chat(logit_bias={"05": 1, "5": 2}), 400, "logit_bias", "invalid_request"),
     (CHAT, chat(logit_bias={"5": 101}), 400, "logit_bias", "invalid_request"),
     (CHAT, chat(logprobs=5), 400, "logprobs", "invalid_request"),
     (CHAT, chat(top_logprobs=2), 400, "top_logprobs", "invalid_request"),
@@ -90,6 +94,7 @@ CASES: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (TEXT, text(model="gpt-9"), 404, "model", "model_not_found"),
     (TEXT, {"model": "tiny"}, 400, "prompt", "invalid_request"),
     (TEXT, text(prompt=5), 400, "prompt", "invalid_request"),
+    (TEXT, text(prompt={}), 400, "prompt", "invalid_request"),
     (TEXT, text(prompt=[]), 400, "prompt", "invalid_request"),
     (TEXT, text(prompt=[[]]), 400, "prompt", "invalid_request"),
     (TEXT, text(prompt=["a"] * 100), 400, "prompt", "invalid_request"),
@@ -127,6 +132,32 @@ def test_not_json(shared: House, body: bytes) -> None:
     assert_next_works(shared)
 
 
+@pytest.mark.parametrize("name", ["x" * 100_000, "é\0", ""])
+def test_long_and_odd_names_are_repeated_in_short(shared: House, name: str) -> None:
+    for body in (chat(**{name: 1}), chat(model=name), chat(logit_bias={name: 1})):
+        answer = httpx.post(shared.url + CHAT, json=body)
+        assert answer.status_code in (400, 404)
+        assert len(answer.content) < 1000
+    assert_next_works(shared)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("content-type", "text/plain"),
+        ("content-type", "application/x-www-form-urlencoded"),
+        ("content-type", "application/json; charset=latin-1"),
+        ("content-encoding", "gzip"),
+    ],
+)
+def test_bodies_in_another_form(shared: House, name: str, value: str) -> None:
+    answer = httpx.post(shared.url + CHAT, json=chat(), headers={name: value})
+    assert_error(answer, 415, "unsupported_media_type")
+    assert answer.json()["error"]["param"] == name
+    for good in ("application/json; charset=UTF-8", "Application/JSON"):
+        assert httpx.post(shared.url + CHAT, json=chat(), headers={"content-type": good}).status_code == 200
+
+
 def test_body_over_the_limit(shared: House) -> None:
     limit = shared.config.settings.max_body_bytes
     declared = httpx.post(shared.url + CHAT, content=b'{"model": "' + b"x" * limit)
@@ -149,6 +180,7 @@ def test_huge_declared_body_is_refused_unread(shared: House) -> None:
 def test_unknown_paths_and_methods(shared: House) -> None:
     assert_error(httpx.get(f"{shared.url}/v1/nothing"), 404, "invalid_request")
     assert_error(httpx.get(shared.url + CHAT), 405, "invalid_request")
+    assert_error(httpx.post(f"{shared.url}{CHAT}/", json=chat()), 404, "invalid_request")
     assert_error(httpx.delete(f"{shared.url}/v1/models"), 405, "invalid_request")
     assert_error(httpx.get(f"{shared.url}/v1/models/gpt-9"), 404, "model_not_found")
 

@@ -62,6 +62,9 @@ def test_chat_and_token_ids(shared: House) -> None:
     ("request_", "code", "param"),
     [
         (i.GenerateRequest(model="no", text="a"), "model_not_found", "model"),
+        (i.GenerateRequest(model="x" * 100_000, text="a"), "model_not_found", "model"),
+        (i.GenerateRequest(model="tiny", chat=i.ChatMessages(messages=[i.ChatMessage(role="é" * 50_000)])),
+         "invalid_request", "messages[0].role"),
         (i.GenerateRequest(model="tiny"), "invalid_request", "prompt"),
         (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(temperature=3)), "invalid_request",
          "temperature"),

@@ -13,6 +13,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import ConfigError
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
+from tandem.core.kvlayout import KVGroupSpec
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
 from tandem.engine.engine import Engine
@@ -21,6 +22,7 @@ from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
+from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES
 from tandem.kvtransfer.pool import HostPool, PoolAccess
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
@@ -80,6 +82,8 @@ def load_engine(config: WorkerConfig) -> Loaded:
         max_sequences=settings.max_sequences,
         chunk_tokens=settings.chunk_tokens,
     )
+    for spec in runner.layout.groups:
+        _check_frames(spec)
     source = ModelSource(name=config.model, path=folder, commit=config.revision)
     return Loaded(
         engine=Engine(runner, config=scheduling, clock=MonotonicClock()),
@@ -119,6 +123,17 @@ def open_transfer_ends(
         preference=_PREFERENCES[config.settings.transport],
     )
     return receiver, sender
+
+
+def _check_frames(spec: KVGroupSpec) -> None:
+    """ConfigError when not even one head of one layer of a block fits a frame: no such block could ever travel."""
+    row = spec.planes * spec.head_bytes()
+    if row > MAX_PAYLOAD_BYTES:
+        raise ConfigError(
+            f"--block-tokens {spec.block_tokens} is too large",
+            why=f"one head of a block has {row} bytes, and KV travels in frames of {MAX_PAYLOAD_BYTES}",
+            todo=f"use {spec.block_tokens * MAX_PAYLOAD_BYTES // row} or less",
+        )
 
 
 def _pools(runner: ModelRunner, device: str) -> dict[GroupId, PoolAccess]:

@@ -27,7 +27,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 def create_app(door: Door) -> FastAPI:
     """The application; it holds no state of its own."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
     api = _Api(door)
     app.add_route("/v1/chat/completions", _counted(door, "chat", api.chat), methods=["POST"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -10,8 +10,14 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from tandem.core.errors import STATUS, InvalidRequestError, TandemError
+from tandem.router.quoting import quoted, shortened
 
 RETRY_AFTER_S = 1
+_SHAPES = {
+    "prompt": "it must be a text, a list of texts, a list of token ids or a list of lists of token ids",
+    "stop": "it must be a text or a list of texts",
+}
+"""What fields that take several types may be; pydantic would speak of one of them."""
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -47,22 +53,28 @@ def error_event(error: TandemError) -> bytes:
 def from_validation(error: ValidationError, data: Any) -> InvalidRequestError:
     """The first field that pydantic complains about, by the path that the client wrote."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
-    param = _path(problems[0]["loc"], data)
-    messages = dict.fromkeys(problem["msg"] for problem in problems if _path(problem["loc"], data) == param)
-    if problems[0]["type"] == "extra_forbidden":
-        return InvalidRequestError(f"unknown parameter {param}", todo="remove it or correct its name", param=param)
+    kind, param = problems[0]["type"], _path(problems[0], data)
+    if kind == "extra_forbidden":
+        todo = "remove it or correct its name"
+        return InvalidRequestError(f"unknown parameter {quoted(param)}", todo=todo, param=param)
+    messages = dict.fromkeys(problem["msg"] for problem in problems if _path(problem, data) == param)
     why = " or ".join(message[:1].lower() + message[1:] for message in list(messages)[:3])
+    if kind != "missing":
+        why = _SHAPES.get(param, why)
     return InvalidRequestError(f"{param or 'the request body'} is wrong", why=why, param=param or None)
 
 
-def _path(location: Sequence[str | int], data: Any) -> str:
+def _path(problem: Any, data: Any) -> str:
     """`("messages", 0, "user", "content")` as `messages[0].content`: names of union members are no part of a path."""
     path = ""
+    location = problem["loc"]
     for position, part in enumerate(location):
         if isinstance(part, int):
             if isinstance(data, list) and 0 <= part < len(data):
                 path, data = f"{path}[{part}]", data[part]
             continue
-        if isinstance(data, dict) and (part in data or position == len(location) - 1):
-            path, data = f"{path}.{part}" if path else part, data.get(part)
+        is_missing = problem["type"] == "missing" and position == len(location) - 1
+        if isinstance(data, dict) and (part in data or is_missing):
+            name = shortened(part)
+            path, data = f"{path}.{name}" if path else name, data.get(part)
     return path

@@ -14,6 +14,7 @@ from tandem.core.errors import (
     CancelledError,
     DeadlineError,
     InvalidRequestError,
+    MediaTypeError,
     RequestTooLargeError,
     UnsupportedParameterError,
 )
@@ -21,6 +22,7 @@ from tandem.core.sampling import MAX_LOGPROBS
 from tandem.router.asks import Ask
 from tandem.router.http.errors import from_validation
 from tandem.router.http.schemas import ChatRequest, CompletionRequest, Message, SamplingFields
+from tandem.router.quoting import quoted
 
 BODY_S = 60.0
 _DRAIN_S = 2.0
@@ -59,6 +61,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 
 async def read_json(request: Request, limit_bytes: int, model: type[M], simplify: Simplify | None = None) -> M:
     """The body as `model`; InvalidRequestError names the field that is wrong."""
+    _check_media_type(request)
     raw = await read_body(request, limit_bytes)
     try:
         data = orjson.loads(raw)
@@ -140,6 +143,20 @@ def check_streaming(body: SamplingFields) -> None:
         )
 
 
+def _check_media_type(request: Request) -> None:
+    """JSON in UTF-8 and plain, if the client says at all what it sends. Web pages elsewhere cannot say so unasked."""
+    given = request.headers.get("content-type", "application/json")
+    kind, _, options = given.lower().partition(";")
+    charset = options.partition("charset=")[2].strip(" \"'") or "utf-8"
+    if kind.strip() != "application/json" or charset not in ("utf-8", "utf8"):
+        raise MediaTypeError(f"the Content-Type is {quoted(given)}", todo="send application/json", param="content-type")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise MediaTypeError(
+            f"the Content-Encoding is {quoted(encoding)}", todo="send the body as it is", param="content-encoding"
+        )
+
+
 def _sampling(body: SamplingFields) -> dict[str, Any]:
     given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
     given["max_tokens"] = body.max_tokens
@@ -154,8 +171,9 @@ def _sampling(body: SamplingFields) -> dict[str, Any]:
 
 def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     for key in biases:
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise InvalidRequestError(f"logit_bias has the key {key[:20]!r}", why="keys must be token ids",
+        # No second spelling of a number: "05" beside "5" would leave one of them unheard.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key):
+            raise InvalidRequestError(f"logit_bias has the key {quoted(key)}", why="keys must be token ids",
                                       param="logit_bias")  # fmt: skip
     return tuple((int(key), value) for key, value in biases.items())
 

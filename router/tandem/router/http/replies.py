@@ -52,6 +52,10 @@ class AnswerReply(Response):
         except TandemError as error:  # nobody could take the request
             self._desk.metrics.request_ended(self._settings.api, error.code)
             await self._fail(error, scope, send)
+        except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
+            failure = _bug(error)
+            self._desk.metrics.request_ended(self._settings.api, failure.code)
+            await self._fail(failure, scope, send)
 
     async def _deliver(self, answer: Answer, scope: Scope, send: Send) -> None:
         try:
@@ -59,8 +63,7 @@ class AnswerReply(Response):
         except TandemError as error:
             await self._fail(error, scope, send)
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
-            _log.exception("answer failed")
-            failure = InternalError("the router failed", why=type(error).__name__, todo="report this")
+            failure = _bug(error)
             answer.cancel(failure)
             await self._fail(failure, scope, send)
 
@@ -109,6 +112,11 @@ class AnswerReply(Response):
             await response(scope, _no_message, send)
         elif self._is_stream:
             await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+
+
+def _bug(error: Exception) -> InternalError:
+    _log.exception("answer failed")
+    return InternalError("the router failed", why=type(error).__name__, todo="report this")
 
 
 async def _no_message() -> dict[str, str]:

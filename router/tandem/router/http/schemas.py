@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.core.errors import UnsupportedParameterError
+from tandem.router.quoting import quoted
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 
@@ -191,7 +192,7 @@ def _refuse_parts(body: Mapping[str, Any]) -> None:
         for number, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, dict) else None
             if isinstance(kind, str) and kind != "text":
-                raise _unsupported(f"{where}.content[{number}].type", f"content of type {kind!r}")
+                raise _unsupported(f"{where}.content[{number}].type", f"content of type {quoted(kind)}")
 
 
 def _unsupported(param: str, what: str) -> UnsupportedParameterError:

@@ -151,7 +151,7 @@ def test_an_index_that_cannot_be_used_is_named(index: str, complaint: str, folde
 
 def test_pickled_weights_are_refused_by_name(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"no safetensors weights\. give a folder"):
+    with pytest.raises(ModelError, match=r"no safetensors weights\. Give a folder"):
         load(folder)
     (folder / "pytorch_model.bin").write_bytes(b"not opened")
     with pytest.raises(ModelError, match=r"pytorch_model\.bin is pickled"):
@@ -225,7 +225,7 @@ def test_uneven_splits_are_refused() -> None:
         ({"num_blocks": 8, "block_tokens": 0}, "block_tokens is 0"),
         ({"num_blocks": 8, "layer_group": 0}, "layer_group is 0"),
         ({"num_blocks": 8, "max_model_len": 129}, "too small for one sequence of 129 tokens: it holds 128"),
-        ({"kv_bytes": 1000, "max_model_len": 64}, "give --kv-memory"),
+        ({"kv_bytes": 1000, "max_model_len": 64}, "Give --kv-memory"),
     ],
 )
 def test_settings_that_cannot_work_are_named(options: dict[str, Any], complaint: str, folder: Path) -> None:
