@@ -34,11 +34,13 @@ from tandem.prefixindex.keys import Keys
 ROUTER_GRACE_S = 12.0
 _POLL_S = 0.1
 _SAVE_TRIES = 5
+_STOP_TIMEOUT_S = 40.0
+_EXIT_KILLED = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunningCluster:
-    """Runs once. The first signal stops everything in order, the second one kills what is left."""
+    """Runs once. The first signal stops everything in order, the second kills what is left, the third ourselves."""
 
     def __init__(
         self,
@@ -67,8 +69,9 @@ class RunningCluster:
         stopped = asyncio.create_task(self._stop.wait())
         try:
             await asyncio.wait([body, stopped], return_when=asyncio.FIRST_COMPLETED)
-            if not body.done():
+            while not body.done():  # again, should a library below have swallowed the first cancellation
                 body.cancel()
+                await asyncio.wait([body], timeout=_STOP_TIMEOUT_S)
             try:
                 await body
             except asyncio.CancelledError:
@@ -162,7 +165,9 @@ class RunningCluster:
         self._show_addresses(addresses)
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():
+        if self._hurry.is_set():
+            os._exit(_EXIT_KILLED)  # the kernel kills every child with us
+        elif self._stop.is_set():
             self._say("up", "killing what is left")
             self._hurry.set()
         else:

@@ -73,8 +73,12 @@ class Up:
 
     def close(self) -> None:
         if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
             self.process.kill()
-        self.process.wait(timeout=10)
+            self.process.wait(timeout=10)
         self._reader.join(timeout=10)
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
