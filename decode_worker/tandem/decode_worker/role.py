@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
-from dataclasses import dataclass
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransferError, from_code
 from tandem.core.handoff import HandoffTiming
-from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId, new_transfer_id
+from tandem.core.ids import Attempt, Incarnation, RequestId, TransferId, WorkerId, new_transfer_id
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
-from tandem.decode_worker.reservation import Reservation, release, reserve
+from tandem.decode_worker.reservation import Reservation, Room, release, reserve
+from tandem.decode_worker.tickets import Asked, TicketQueue
 from tandem.engine.request import LayerHook, StepResult
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.kvtransfer.ticket import Ticket
@@ -22,15 +21,6 @@ from tandem.workerhost.whole_requests import WholeRequests
 from tandem.workerhost.wire import choices_from_wire, ticket_to_wire
 
 _log = logging.getLogger(__name__)
-ANNOUNCEMENT_WAIT_S = 5.0
-"""How long a ticket request may be ahead of its announcement."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    peer: WorkerId
-    message: w.TicketRequest
-    asked_s: float
 
 
 class DecodeRole:
@@ -41,8 +31,8 @@ class DecodeRole:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._whole = WholeRequests(shell)
-        self._announced: dict[str, Tracked] = {}
-        self._asked: OrderedDict[str, _Asked] = OrderedDict()
+        self._tickets = TicketQueue(shell)
+        self._short: tuple[str, int] | None = None  # who found too few blocks, and how few there have been since
         self._reservations: dict[str, Reservation] = {}
         self._by_transfer: dict[int, Reservation] = {}
         self._handoffs: dict[str, Reservation] = {}
@@ -58,7 +48,7 @@ class DecodeRole:
         if message.leg != w.LEG_DECODE:
             raise InvalidRequestError("this worker does not prefill", why="it has the decode role", todo="plan anew")
         self._shell.engine.check(tracked.engine_request)
-        self._announced[tracked.key] = tracked
+        self._tickets.announce(tracked)
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
         self._forget(tracked)
@@ -69,75 +59,61 @@ class DecodeRole:
     def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
         kind = message.WhichOneof("kind")
         if kind == "ticket_request":
-            self._ticket_request(peer, message.ticket_request)
+            self._tickets.ask(peer, message.ticket_request)
+            self._grant_due()
         elif kind == "complete":
             self._complete(peer, message.complete, received_s)
         elif kind == "failed":
             self._sender_failed(peer, message.failed)
 
-    def _ticket_request(self, peer: WorkerId, asked: w.TicketRequest) -> None:
-        refusal = self._refusal(asked)
-        if refusal is not None:
-            self._refuse(peer, asked, refusal)
-            return
-        key = request_key(asked.request, asked.attempt)
-        self._asked[key] = _Asked(peer, asked, self._shell.clock.now_s())
-        self._grant_waiting()
-
-    def _refusal(self, asked: w.TicketRequest) -> TandemError | None:
-        layout = self._shell.engine.layout
-        if asked.receiver_incarnation != self._shell.incarnation:
-            return TransferError("this decode worker restarted", why="its incarnation is a new one", todo="try again")
-        if self._shell.requests.is_buried(RequestId(asked.request), Attempt(asked.attempt)):
-            return from_code("cancelled", "this attempt is over")
-        mine = (self._shell.fingerprint, layout.groups[0].block_tokens, layout.groups[0].dtype, layout.tp)
-        theirs = (asked.fingerprint, asked.block_tokens, asked.kv_dtype, asked.tp)
-        if mine != theirs:
-            return TransferError("prefill and decode worker do not match", why=f"{theirs} against {mine}")
-        return None
-
-    def _grant_waiting(self) -> None:
-        """Grant in the order of asking; the head waits for room and nobody overtakes it."""
-        for key, asked in list(self._asked.items()):
-            tracked = self._announced.get(key)
-            if tracked is None:
-                continue
+    def _grant_due(self) -> None:
+        """Grant in the order of asking; the head waits for room and nobody overtakes it, nor does it overtake a request
+        that was preempted here and waits for its blocks to come back."""
+        for key, asked, tracked in self._tickets.due():
+            available = min(ledger.available for ledger in self._shell.engine.ledgers)
+            if self._shell.engine.is_short_of_blocks or self._is_still_short(key, available):
+                return
             transfer = new_transfer_id()
             room = reserve(self._shell.engine, tracked, transfer)
             if room is None:
+                self._short = (key, available)
                 return
-            del self._asked[key]
-            del self._announced[key]
-            ticket = Ticket(
-                transfer=transfer,
-                request=tracked.request,
-                attempt=tracked.attempt,
-                sender=asked.peer,
-                sender_incarnation=Incarnation(asked.message.sender_incarnation),
-                receiver=self._shell.worker,
-                receiver_incarnation=self._shell.incarnation,
-                groups=room.groups,
-                endpoints=self._shell.receiver.endpoints(),
-            )
-            reservation = Reservation(
-                tracked=tracked,
-                ticket=ticket,
-                peer=asked.peer,
-                peer_incarnation=ticket.sender_incarnation,
-                tables=room.tables,
-                holder=room.holder,
-                skipped_blocks=room.skipped_blocks,
-                received_blocks=room.new_blocks,
-            )
-            self._reservations[key] = self._by_transfer[transfer] = reservation
-            self._shell.receiver.expect(ticket)
-            self._tell(reservation, w.PeerMessage(ticket=ticket_to_wire(ticket)))
+            self._tickets.remove(key)
+            self._grant(asked, tracked, transfer, room)
 
-    def _refuse(self, peer: WorkerId, asked: w.TicketRequest, error: TandemError) -> None:
-        refused = w.TicketRefused(request=asked.request, attempt=asked.attempt, code=error.code, message=error.message)
-        to = w.PeerMessage(ticket_refused=refused)
-        self._shell.outbox.to_peer(peer, Incarnation(asked.sender_incarnation), to)
-        self._shell.count("tickets_refused")
+    def _is_still_short(self, key: str, available: int) -> bool:
+        """Whether no block came back since `key` found too few: looking again would hash its prompt for nothing."""
+        if self._short is None or self._short[0] != key:
+            return False
+        least = self._short[1]
+        self._short = (key, min(available, least))
+        return available <= least
+
+    def _grant(self, asked: Asked, tracked: Tracked, transfer: TransferId, room: Room) -> None:
+        ticket = Ticket(
+            transfer=transfer,
+            request=tracked.request,
+            attempt=tracked.attempt,
+            sender=asked.peer,
+            sender_incarnation=Incarnation(asked.message.sender_incarnation),
+            receiver=self._shell.worker,
+            receiver_incarnation=self._shell.incarnation,
+            groups=room.groups,
+            endpoints=self._shell.receiver.endpoints(),
+        )
+        reservation = Reservation(
+            tracked=tracked,
+            ticket=ticket,
+            peer=asked.peer,
+            peer_incarnation=ticket.sender_incarnation,
+            tables=room.tables,
+            holder=room.holder,
+            skipped_blocks=room.skipped_blocks,
+            received_blocks=room.new_blocks,
+        )
+        self._reservations[tracked.key] = self._by_transfer[transfer] = reservation
+        self._shell.receiver.expect(ticket)
+        self._tell(reservation, w.PeerMessage(ticket=ticket_to_wire(ticket)))
 
     # ---- admission -----------------------------------------------------------------------------------------------
 
@@ -146,7 +122,11 @@ class DecodeRole:
         if reservation is None or not self._is_current(reservation, peer, message.sender_incarnation):
             self._shell.count("completes_dropped")
             return
-        reservation.choices = choices_from_wire(message.choices)
+        try:
+            reservation.choices = choices_from_wire(message.choices)
+        except TandemError as error:
+            self._fail_unusable(reservation, error)
+            return
         reservation.complete_s = received_s
         reservation.sampled_s = message.sampled_at_s
         reservation.ticket_wait_s = message.ticket_wait_s
@@ -173,10 +153,12 @@ class DecodeRole:
         assert choices is not None
         tracked = reservation.tracked
         try:
+            if all(state.finish is not None for state in choices):
+                raise TransferError("no choice goes on")
             self._shell.receiver.admit(reservation.ticket.transfer)
             self._shell.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
         except TandemError as error:
-            self._fail(reservation, error)
+            self._fail_unusable(reservation, error)
             return
         self._unlist(reservation)
         tracked.has_reported_cached = True
@@ -194,8 +176,7 @@ class DecodeRole:
         self._shell.outbox.phase(tracked, Phase.DECODE)
 
     def before_step(self) -> None:
-        if self._asked:
-            self._grant_waiting()
+        self._grant_due()
 
     def after_step(self, result: StepResult) -> None:
         timings: dict[str, HandoffTiming] = {}
@@ -204,6 +185,8 @@ class DecodeRole:
                 reservation = self._handoffs.pop(output.key, None)
                 if reservation is not None:
                     timings[output.key] = self._timing(reservation, result.started_s)
+            for key in result.failed:
+                self._handoffs.pop(key, None)
         self._whole.after_step(result, timings)
 
     def _timing(self, reservation: Reservation, started_s: float) -> HandoffTiming:
@@ -223,25 +206,31 @@ class DecodeRole:
         """The prefill worker gave up, or needs no decode ("not_needed")."""
         key = request_key(failed.request, failed.attempt)
         reservation = self._reservations.get(key)
-        tracked = reservation.tracked if reservation else self._announced.get(key)
         if reservation is not None and reservation.peer != peer:
             return
+        if failed.transfer and (reservation is None or failed.transfer != reservation.ticket.transfer):
+            return  # a ticket that is not, or no longer, this attempt's
+        tracked = reservation.tracked if reservation else self._tickets.announced(key)
         self._shell.requests.bury(RequestId(failed.request), Attempt(failed.attempt), self._shell.clock.now_s())
-        self._asked.pop(key, None)
+        self._tickets.remove(key)
         if tracked is None:
             return
         self._forget(tracked)
         if failed.code in ("not_needed", "cancelled"):
-            self._shell.requests.remove(tracked.key)
+            self._shell.end(tracked)
         else:
             self._shell.fail(tracked, from_code(failed.code, failed.message))
 
-    def peer_gone(self, peer: WorkerId, reason: str) -> None:
-        for key in [key for key, asked in self._asked.items() if asked.peer == peer]:
-            del self._asked[key]
-        for reservation in [r for r in self._reservations.values() if r.peer == peer]:
-            error = TransferError(f"prefill worker {peer} was lost during the hand-over", why=reason, todo="try again")
-            self._fail(reservation, error, is_peer_told=True)
+    def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
+        self._tickets.peer_gone(peer, incarnation)
+        for reservation in list(self._reservations.values()):
+            if reservation.peer == peer and incarnation in (0, reservation.peer_incarnation):
+                what = f"prefill worker {peer} was lost during the hand-over"
+                self._fail(reservation, TransferError(what, why=reason, todo="try again"), is_peer_told=True)
+
+    def _fail_unusable(self, reservation: Reservation, error: TandemError) -> None:
+        """The peer's fault, whatever the error says: the client's request was checked when it was announced."""
+        self._fail(reservation, TransferError("the hand-over cannot be used", why=error.message, todo="try again"))
 
     def _fail(self, reservation: Reservation, error: TandemError, *, is_peer_told: bool = False) -> None:
         event(_log, "transfer failed", logging.WARNING, request=reservation.tracked.key, error=error.message)
@@ -252,8 +241,7 @@ class DecodeRole:
 
     def _forget(self, tracked: Tracked, *, is_peer_told: bool = False) -> None:
         """Drop everything that precedes admission; fence first, then the blocks go back."""
-        self._announced.pop(tracked.key, None)
-        self._asked.pop(tracked.key, None)
+        self._tickets.forget(tracked.key)
         self._handoffs.pop(tracked.key, None)
         reservation = self._reservations.get(tracked.key)
         if reservation is None:
@@ -286,12 +274,7 @@ class DecodeRole:
         return reservation.peer == peer and reservation.peer_incarnation == incarnation
 
     def tick(self, now_s: float) -> None:
-        for key, asked in list(self._asked.items()):
-            if key not in self._announced and now_s - asked.asked_s > ANNOUNCEMENT_WAIT_S:
-                del self._asked[key]
-                error = TransferError("no router announced this request", todo="try again")
-                self._refuse(asked.peer, asked.message, error)
+        self._tickets.tick(now_s)
 
     def is_idle(self) -> bool:
-        pending = self._announced or self._asked or self._reservations
-        return not pending and self._whole.is_idle()
+        return not self._tickets and not self._reservations and self._whole.is_idle()

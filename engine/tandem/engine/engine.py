@@ -66,6 +66,11 @@ class Engine:
         return self._scheduler.has_work or bool(self._early)
 
     @property
+    def is_short_of_blocks(self) -> bool:
+        """True while a preempted request waits to return: blocks that come back are its own first."""
+        return self._scheduler.has_preempted
+
+    @property
     def prefill_tokens_per_s(self) -> float | None:
         """Measured prefill rate; None before the first prompt."""
         return self._pace.prefill_tokens_per_s

@@ -62,6 +62,11 @@ class Scheduler:
     def has_work(self) -> bool:
         return bool(self._waiting or self._running)
 
+    @property
+    def has_preempted(self) -> bool:
+        """Whether a preempted request waits; those come first in the queue."""
+        return bool(self._waiting) and self._waiting[0].is_preempted
+
     def states(self) -> list[RequestState]:
         """Every request that is waiting, running or parked."""
         return list(self._states.values())

@@ -90,7 +90,7 @@ class Handover:
         forced = {state.choice: state for state in self.tracked.engine_request.forced}
         states = {choice: state for choice, state in forced.items() if state.finish is not None}
         for output in self._first.values():
-            before = forced[output.choice].tokens if output.choice in forced else ()
+            before = forced[output.choice].tokens[: output.index] if output.choice in forced else ()
             states[output.choice] = ChoiceState(
                 choice=output.choice, tokens=(*before, output.token), finish=output.finish
             )

@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 
 from tandem.core.errors import InternalError, InvalidRequestError, TandemError, TransferError, from_code
-from tandem.core.ids import WorkerId
+from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
 from tandem.engine.request import LayerHook, PrefillSlice, StepResult
 from tandem.kvtransfer.events import Quiesced, SendFailed, Sent
 from tandem.prefill_worker.handover import Handover, Stage
+from tandem.prefill_worker.messages import complete, given_up, ticket_request, unwanted
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
 from tandem.workerhost.whole_requests import WholeRequests
-from tandem.workerhost.wire import choice_to_wire, ticket_from_wire
+from tandem.workerhost.wire import ticket_from_wire
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +46,8 @@ class PrefillRole:
             return
         if message.leg != w.LEG_PREFILL:
             raise InvalidRequestError("this worker receives no KV", why="it has the prefill role", todo="plan anew")
-        self._shell.engine.check(tracked.engine_request)
-        self._handovers[tracked.key] = Handover(tracked, message.peer)
         self._shell.engine.add(tracked.engine_request)
+        self._handovers[tracked.key] = Handover(tracked, message.peer)
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
         handover = self._handovers.get(tracked.key)
@@ -76,23 +76,7 @@ class PrefillRole:
         self._shell.outbox.phase(handover.tracked, Phase.PREFILL)
         if not handover.peer.worker:
             return
-        layout = self._shell.engine.layout
-        self._tell(
-            handover,
-            w.PeerMessage(
-                ticket_request=w.TicketRequest(
-                    request=handover.tracked.request,
-                    attempt=handover.tracked.attempt,
-                    sender_incarnation=self._shell.incarnation,
-                    receiver_incarnation=handover.peer.incarnation,
-                    fingerprint=self._shell.fingerprint,
-                    block_tokens=layout.groups[0].block_tokens,
-                    kv_dtype=layout.groups[0].dtype,
-                    tp=layout.tp,
-                )
-            ),
-            dial=True,
-        )
+        self._tell(handover, ticket_request(self._shell, handover), dial=True)
 
     def before_step(self) -> None:
         return
@@ -101,7 +85,7 @@ class PrefillRole:
         touched: dict[str, Handover] = {}
         for output in result.outputs:
             handover = self._handovers.get(output.key)
-            if handover is None:
+            if handover is None or output.key in result.failed:
                 continue
             cached = None if handover.tracked.has_reported_cached else self._shell.engine.cached_tokens(output.key)
             handover.tracked.has_reported_cached = True
@@ -119,7 +103,9 @@ class PrefillRole:
 
     def _prefilled(self, handover: Handover) -> None:
         if handover.is_finished:
-            self._tell_failed(handover, "not_needed", "the answer ended with its first token")
+            if handover.peer.worker:  # also if it never left the queue: then the decode worker waits for its ticket
+                ended = given_up(handover, "not_needed", "the answer ended with its first token")
+                self._tell(handover, ended, dial=True)
             self._end(handover)
             return
         if not handover.peer.worker:
@@ -152,24 +138,11 @@ class PrefillRole:
             return
         self._push(handover)
         if not all(plan.is_complete for plan in handover.plans):
-            raise InternalError(f"request {handover.tracked.key} is prefilled but its KV is not all pushed")
+            self._fail(handover, InternalError("the prompt is computed, but its KV was not all pushed"))
+            return
         self._shell.sender.finish(ticket.transfer)
         handover.stage = Stage.AWAITING
-        self._tell(
-            handover,
-            w.PeerMessage(
-                complete=w.Complete(
-                    request=ticket.request,
-                    attempt=ticket.attempt,
-                    transfer=ticket.transfer,
-                    sender_incarnation=self._shell.incarnation,
-                    choices=[choice_to_wire(state) for state in handover.choice_states()],
-                    sampled_at_s=handover.sampled_s,
-                    host=self._shell.host,
-                    ticket_wait_s=max(0.0, handover.ticket_s - handover.sampled_s),
-                )
-            ),
-        )
+        self._tell(handover, complete(self._shell, handover, ticket))
 
     # ---- the other end --------------------------------------------------------------------------------------------
 
@@ -195,18 +168,11 @@ class PrefillRole:
 
     def _ticket(self, peer: WorkerId, message: w.Ticket, received_s: float) -> None:
         handover = self._find(peer, message.request, message.attempt)
-        if handover is None or message.sender_incarnation != self._shell.incarnation or handover.ticket is not None:
+        is_asked = handover is not None and handover.stage is Stage.COMPUTING and handover.ticket is None
+        if handover is None or not is_asked or message.sender_incarnation != self._shell.incarnation:
             self._shell.count("tickets_dropped")
-            late = w.TransferFailed(
-                request=message.request,
-                attempt=message.attempt,
-                transfer=message.transfer,
-                code="cancelled",
-                message="nobody waits for this ticket",
-            )
-            if handover is None:
-                to = w.PeerMessage(failed=late)
-                self._shell.outbox.to_peer(peer, message.receiver_incarnation, to)  # type: ignore[arg-type]
+            if handover is None or handover.ticket is None or handover.ticket.transfer != message.transfer:
+                self._shell.outbox.to_peer(peer, Incarnation(message.receiver_incarnation), unwanted(message))
             return
         ticket = ticket_from_wire(message, self._shell.worker, peer)
         try:
@@ -220,27 +186,32 @@ class PrefillRole:
         self._push(handover)
         self._complete_if_ready(handover)
 
-    def peer_gone(self, peer: WorkerId, reason: str) -> None:
-        for handover in [h for h in self._handovers.values() if h.peer.worker == peer and h.stage is not Stage.QUEUED]:
+    def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
+        for handover in list(self._handovers.values()):
+            is_there = handover.peer.worker == peer and incarnation in (0, handover.peer.incarnation)
+            if not is_there or handover.stage is Stage.QUEUED:
+                continue
             error = TransferError(f"decode worker {peer} was lost during the hand-over", why=reason, todo="try again")
             self._fail(handover, error, is_peer_told=True)
 
     def transfer_event(self, event: object) -> None:
+        if not isinstance(event, Sent | SendFailed | Quiesced):
+            return
+        quiet = self._quiescing.pop(event.transfer, None)
+        if quiet is not None:  # whichever event the transfer ended with: its source is no longer read
+            quiet.release_pushing(self._shell.engine)
+            return
+        handover = self._by_transfer.get(event.transfer)
+        if handover is None:
+            return
+        handover.is_sent = True
         if isinstance(event, Sent):
-            handover = self._by_transfer.get(event.transfer)
-            if handover is not None:
-                handover.is_sent = True
-                self._shell.count("kv_sent_bytes", event.bytes)
-                self._end_if_done(handover)
-        elif isinstance(event, SendFailed):
-            handover = self._by_transfer.get(event.transfer)
-            if handover is not None:
-                handover.is_sent = True  # the source is no longer read
-                self._fail(handover, TransferError("the KV transfer failed", why=event.reason, todo="try again"))
-        elif isinstance(event, Quiesced):
-            handover = self._quiescing.pop(event.transfer, None)
-            if handover is not None:
-                handover.release_pushing(self._shell.engine)
+            self._shell.count("kv_sent_bytes", event.bytes)
+        if isinstance(event, Sent) or handover.is_verified:  # a link may break after the last byte
+            self._end_if_done(handover)
+        else:
+            why = event.reason if isinstance(event, SendFailed) else "it was cancelled"
+            self._fail(handover, TransferError("the KV transfer failed", why=why, todo="try again"))
 
     # ---- ends ----------------------------------------------------------------------------------------------------
 
@@ -253,7 +224,7 @@ class PrefillRole:
         """The happy end: blocks stay behind as cache."""
         self._drop(handover)
         self._shell.engine.release(handover.tracked.key)
-        self._shell.requests.remove(handover.tracked.key)
+        self._shell.end(handover.tracked)
 
     def _fail(self, handover: Handover, error: TandemError, *, is_peer_told: bool = False) -> None:
         event(_log, "handover failed", logging.WARNING, request=handover.tracked.key, error=error.message)
@@ -281,16 +252,8 @@ class PrefillRole:
             self._shell.sender.cancel(ticket.transfer)
 
     def _tell_failed(self, handover: Handover, code: str, message: str) -> None:
-        if handover.stage is Stage.QUEUED or not handover.peer.worker:
-            return
-        failed = w.TransferFailed(
-            request=handover.tracked.request,
-            attempt=handover.tracked.attempt,
-            transfer=handover.ticket.transfer if handover.ticket else 0,
-            code=code,
-            message=message,
-        )
-        self._tell(handover, w.PeerMessage(failed=failed))
+        if handover.stage is not Stage.QUEUED and handover.peer.worker:
+            self._tell(handover, given_up(handover, code, message))
 
     def _tell(self, handover: Handover, message: w.PeerMessage, *, dial: bool = False) -> None:
         address = handover.peer.address if dial else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.core.errors import InvalidRequestError
-from tandem.core.ids import WorkerId
+from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.engine.request import LayerHook, StepResult
 from tandem.rpc.v1 import worker_pb2 as w
@@ -35,7 +35,7 @@ class MixedRole:
     def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
         return
 
-    def peer_gone(self, peer: WorkerId, reason: str) -> None:
+    def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
         return
 
     def transfer_event(self, event: object) -> None:

@@ -153,8 +153,10 @@ class WorkerHost:
         if not to.address and self._service.answer_peer(to.worker, to.message):
             return
         if self._peers is None or not self._peers.send(to):
-            unreachable = e.PeerUnreachable(worker=to.worker, reason="there is no control channel to it")
-            self.to_rank(e.HostToRank(peer_unreachable=unreachable))
+            reason = "there is no control channel to it"
+            self.to_rank(
+                e.HostToRank(peer_gone=e.PeerGone(worker=to.worker, incarnation=to.incarnation, reason=reason))
+            )
 
     async def _watch_death(self) -> None:
         status = await self._rank.wait()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from tandem.core.errors import RequestTooLargeError
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.workerhost.pulse import Pulse
 from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
@@ -56,10 +57,19 @@ class RankProcess:
         asyncio.get_running_loop().add_reader(self._reader.filled, self._drain)
 
     def send(self, message: e.HostToRank) -> None:
-        """Queue a message for the rank, in order; never blocks. Raises BufferError if the rank takes nothing."""
+        """Queue a message for the rank, in order; never blocks.
+
+        Raises RequestTooLargeError for one that no ring can hold. If the rank takes nothing, raises BufferError for
+        what routers and peers say; that they are gone is never lost.
+        """
         data = message.SerializeToString()
+        if len(data) > self._writer.max_message_bytes:
+            raise RequestTooLargeError(
+                f"a message of {len(data)} bytes", why=f"a worker takes {self._writer.max_message_bytes} bytes"
+            )
         if self._backlog or not self._writer.try_write(data):
-            if len(self._backlog) >= MAX_BACKLOG:
+            is_optional = message.WhichOneof("kind") in ("router", "peer")
+            if is_optional and len(self._backlog) >= MAX_BACKLOG:
                 raise BufferError(f"rank {self.rank} does not take its messages")
             self._backlog.append(data)
             self._schedule_retry()

@@ -43,10 +43,15 @@ class Shell:
     def count(self, name: str, amount: float = 1.0) -> None:
         self.counters[name] = self.counters.get(name, 0.0) + amount
 
+    def end(self, tracked: Tracked) -> bool:
+        """Forget a request; what comes about it later is recognised as late. False if it is not here."""
+        self.requests.bury(tracked.request, tracked.attempt, self.clock.now_s())
+        return self.requests.remove(tracked.key) is not None
+
     def fail(self, tracked: Tracked, error: TandemError) -> None:
         """End a request with an error: tell its router, forget it here, return its engine blocks."""
         self.engine.cancel(tracked.key)
-        if self.requests.remove(tracked.key) is not None:
+        if self.end(tracked):
             self.outbox.failed(tracked, error)
             self.count("requests_failed")
 
@@ -65,8 +70,8 @@ class Role(Protocol):
     def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
         """The worker at the other end of a transfer said something."""
 
-    def peer_gone(self, peer: WorkerId, reason: str) -> None:
-        """That worker's control channel is broken: every transfer with it is over."""
+    def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
+        """That worker's control channel is broken: every transfer with this incarnation of it (0 = any) is over."""
 
     def transfer_event(self, event: object) -> None:
         """A transport thread reported something (ReceiverEvent or SenderEvent)."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.logs import event
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
@@ -79,16 +80,22 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this worker is now {info.incarnation}")
         router = first.hello.router
         queue: OutQueue[w.WorkerMessage] = OutQueue()
-        self._replace(self._routers, router, queue)
+        if self._replace(self._routers, router, queue):  # the older stream's requests are over
+            self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
         queue.put(w.WorkerMessage(hello=w.WorkerHello(info=info)))
         queue.put(w.WorkerMessage(load=self._last_load))
 
         def handle(message: w.RouterMessage) -> None:
+            if self._routers.get(router) is not queue:  # superseded: its requests are over
+                return
             if message.HasField("ping"):
                 self._backend.acknowledged()
                 queue.put(w.WorkerMessage(pong=message.ping))
-            else:
+                return
+            try:
                 self._backend.to_rank(e.HostToRank(router=e.FromRouter(router=router, message=message)))
+            except RequestTooLargeError as error:
+                queue.put(w.WorkerMessage(failed=_refused(message.submit, error)))
 
         event(_log, "router connected", router=router)
         try:
@@ -110,7 +117,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         peer = hello.worker
         queue: OutQueue[w.PeerMessage] = OutQueue()
-        self._replace(self._peers, peer, queue)
+        if self._replace(self._peers, peer, queue):  # its transfers went with the older channel
+            gone = e.PeerGone(worker=peer, reason="it opened another control channel")
+            self._backend.to_rank(e.HostToRank(peer_gone=gone))
         mine = w.PeerHello(
             worker=info.worker, incarnation=info.incarnation, peer_incarnation=hello.incarnation, protocol=PROTOCOL
         )
@@ -119,7 +128,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         def handle(message: w.PeerMessage) -> None:
             if message.HasField("ping"):
                 queue.put(w.PeerMessage(ping=message.ping))
-            else:
+            elif self._peers.get(peer) is queue:
                 self._backend.to_rank(from_peer(peer, hello.incarnation, message))
 
         try:
@@ -131,12 +140,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
     @staticmethod
-    def _replace(queues: dict[str, OutQueue[Any]], name: str, queue: OutQueue[Any]) -> None:
-        """A newer stream of the same peer supersedes the older one."""
+    def _replace(queues: dict[str, OutQueue[Any]], name: str, queue: OutQueue[Any]) -> bool:
+        """A newer stream of the same peer supersedes the older one; whether there was one."""
         older = queues.get(name)
         queues[name] = queue
         if older is not None:
             older.close()
+        return older is not None
 
 
 def from_peer(worker: str, incarnation: int, message: w.PeerMessage) -> e.HostToRank:
@@ -163,9 +173,16 @@ async def run_stream(
         reader = group.create_task(read())
         try:
             async for message in queue:
-                await context.write(message)
+                async with asyncio.timeout(IDLE_TIMEOUT_S):  # who reads nothing is as good as dead
+                    await context.write(message)
+        except TimeoutError:
+            event(_log, "stream does not drain", logging.WARNING)
         finally:
             reader.cancel()
+
+
+def _refused(submit: w.Submit, error: TandemError) -> w.RequestFailed:
+    return w.RequestFailed(request=submit.request, attempt=submit.attempt, code=error.code, message=error.message)
 
 
 async def _hello(requests: AsyncIterator[Any], context: Any) -> Any:

@@ -26,6 +26,8 @@ IDLE_WAIT_S = 0.1
 BLOCKED_WAIT_S = 0.01
 """When requests wait for blocks that are held elsewhere; a message that frees some wakes the loop at once."""
 REPORT_EVERY_S = 0.1
+MAX_EVENTS = 10_000
+"""Block events in one message to the host."""
 
 
 class StepLoop:
@@ -34,7 +36,7 @@ class StepLoop:
     def __init__(self, shell: Shell, role: Role, inbox: Inbox, pulse: Pulse) -> None:
         self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
         self._deferred: deque[object] = deque()
-        self._is_stopping = False
+        self._is_stopping = self._is_checked = False
         self._wait_s = 0.0
         self._last_report_s = 0.0
         self._last_report = b""
@@ -52,7 +54,8 @@ class StepLoop:
     def turn(self, max_wait_s: float = IDLE_WAIT_S) -> None:
         """One turn: take what is there (waiting up to `max_wait_s` if there is nothing to do), one step, report."""
         wait_s = 0.0 if self._deferred else min(self._wait_s, max_wait_s)
-        for item in [*self._take_deferred(), *self._inbox.take(wait_s)]:
+        items = [*self._take_deferred(), *self._inbox.take(wait_s)]
+        for item in items:
             self._handle(item)
         now_s = self._shell.clock.now_s()
         self._expire(now_s)
@@ -61,8 +64,10 @@ class StepLoop:
         self._wait_s = IDLE_WAIT_S
         if self._shell.engine.has_work:
             self._wait_s = 0.0 if self._step() else BLOCKED_WAIT_S
-        elif self._role.is_idle():
-            self._shell.engine.check_integrity()
+            self._is_checked = False
+        elif not items and not self._is_checked and self._role.is_idle():
+            self._shell.engine.check_integrity()  # once a pause: it looks at every block, and somebody may come
+            self._is_checked = True
         self._publish()
         self._report()
 
@@ -86,9 +91,8 @@ class StepLoop:
             for tracked in self._shell.requests.of_router(RouterId(item.router_gone.router)):
                 self._cancel(tracked, "its router is gone")
         elif kind == "peer_gone":
-            self._role.peer_gone(WorkerId(item.peer_gone.worker), item.peer_gone.reason)
-        elif kind == "peer_unreachable":
-            self._role.peer_gone(WorkerId(item.peer_unreachable.worker), item.peer_unreachable.reason)
+            gone = item.peer_gone
+            self._role.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
         elif kind == "incarnation":
             self._new_incarnation(Incarnation(item.incarnation.incarnation))
         elif kind == "stop":
@@ -106,7 +110,9 @@ class StepLoop:
 
     def _submit(self, router: RouterId, message: w.Submit) -> None:
         request, attempt = RequestId(message.request), Attempt(message.attempt)
-        if self._shell.requests.is_buried(request, attempt):
+        is_known = self._shell.requests.get(request_key(request, attempt)) is not None
+        if is_known or self._shell.requests.is_buried(request, attempt):
+            self._shell.count("submissions_dropped")
             return
         for older in self._shell.requests.attempts(request, Attempt(attempt - 1)):
             self._cancel(older, "superseded by a newer attempt")
@@ -118,6 +124,7 @@ class StepLoop:
             self._shell.count("requests_received")
         except TandemError as error:
             self._shell.requests.remove(request_key(request, attempt))
+            self._shell.requests.bury(request, attempt, self._shell.clock.now_s())
             self._shell.outbox.refused(router, request, attempt, error)
 
     def _track(self, router: RouterId, message: w.Submit) -> Tracked:
@@ -125,8 +132,10 @@ class StepLoop:
         block_tokens = self._shell.engine.layout.groups[0].block_tokens
         root = HashRoot(fingerprint=self._shell.fingerprint, block_tokens=block_tokens, salt=message.salt).digest()
         prompt = tuple(message.prompt)
-        if message.last_block_hash and chain(root, prompt, block_tokens)[-1] != message.last_block_hash:
+        if message.last_block_hash and chain(root, prompt, block_tokens)[-1:] != [message.last_block_hash]:
             self._shell.count("prefix_hash_mismatches")
+        sampling = sampling_from_wire(message.sampling)
+        sampling.validate(self._shell.engine.vocab_size)  # one bad row would fail the whole step
         key = request_key(message.request, message.attempt)
         return Tracked(
             key=key,
@@ -139,7 +148,7 @@ class StepLoop:
             engine_request=EngineRequest(
                 key=key,
                 prompt=prompt,
-                sampling=sampling_from_wire(message.sampling),
+                sampling=sampling,
                 hash_root=root,
                 kind=RequestKind.PREFILL_ONLY if message.leg == w.LEG_PREFILL else RequestKind.FULL,
                 arrival_s=now_s,
@@ -148,9 +157,8 @@ class StepLoop:
         )
 
     def _cancel(self, tracked: Tracked, reason: str) -> None:
-        if self._shell.requests.remove(tracked.key) is None:
+        if not self._shell.end(tracked):
             return
-        self._shell.requests.bury(tracked.request, tracked.attempt, self._shell.clock.now_s())
         self._role.cancel(tracked, reason)
         self._shell.outbox.failed(tracked, CancelledError("the request was cancelled", why=reason))
         self._shell.count("requests_cancelled")
@@ -158,7 +166,7 @@ class StepLoop:
     def _expire(self, now_s: float) -> None:
         for tracked in self._shell.requests.overdue(now_s):
             self._role.cancel(tracked, "its deadline passed")
-            self._shell.requests.remove(tracked.key)
+            self._shell.end(tracked)
             self._shell.outbox.failed(tracked, DeadlineError("the request took too long", why="its deadline passed"))
 
     def _new_incarnation(self, incarnation: Incarnation) -> None:
@@ -195,8 +203,8 @@ class StepLoop:
             self._role.after_step(result)
         else:
             event(_log, "tokens dropped without a lease", logging.WARNING, tokens=len(result.outputs))
-            for output in result.outputs:
-                tracked = self._shell.requests.get(output.key)
+            for key in {output.key for output in result.outputs} | result.failed.keys():
+                tracked = self._shell.requests.get(key)
                 if tracked is not None:
                     self._cancel(tracked, "the worker lost its lease")
         self._shell.last_step = (result.started_s, result.ended_s)
@@ -221,9 +229,10 @@ class StepLoop:
 
     def _publish(self) -> None:
         events = self._shell.engine.take_block_events()
-        if events:
+        for first in range(0, len(events), MAX_EVENTS):  # a pool that is evicted at once would not fit the ring
+            part = events[first : first + MAX_EVENTS]
             message = e.BlockEvents(
-                events=[e.BlockEvent(group=b.group, hash=b.hash, is_removed=not b.is_stored) for b in events]
+                events=[e.BlockEvent(group=b.group, hash=b.hash, is_removed=not b.is_stored) for b in part]
             )
             self._shell.outbox.put(e.RankToHost(events=message))
 

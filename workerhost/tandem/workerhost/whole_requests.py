@@ -20,9 +20,10 @@ class WholeRequests:
 
     def add(self, tracked: Tracked) -> None:
         """Queue a request that is prefilled and decoded here; raises if it can never fit."""
-        self._shell.engine.check(tracked.engine_request)
-        self._shell.engine.add(tracked.engine_request)
-        self.follow(tracked, set(range(tracked.engine_request.sampling.n)))
+        request = tracked.engine_request
+        self._shell.engine.add(request)
+        ended = {state.choice for state in request.forced if state.finish is not None}
+        self.follow(tracked, set(range(request.sampling.n)) - ended)
 
     def follow(self, tracked: Tracked, choices: set[int]) -> None:
         """From now on, tokens of these choices are reported; the last finish ends the request."""
@@ -43,7 +44,7 @@ class WholeRequests:
         for output in result.outputs:
             tracked = self._shell.requests.get(output.key)
             open_choices = self._open_choices.get(output.key)
-            if tracked is None or open_choices is None:
+            if tracked is None or open_choices is None or output.key in result.failed:
                 continue
             cached = None
             if not tracked.has_reported_cached:
@@ -69,5 +70,5 @@ class WholeRequests:
     def _end(self, tracked: Tracked) -> None:
         del self._open_choices[tracked.key]
         self._started.discard(tracked.key)
-        self._shell.requests.remove(tracked.key)
+        self._shell.end(tracked)
         self._shell.count("requests_finished")

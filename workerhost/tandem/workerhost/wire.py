@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tandem.core.errors import InvalidRequestError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import (
     Attempt,
@@ -31,7 +32,6 @@ _FINISH_OUT = {
     FinishReason.STOP: g.FINISH_REASON_STOP,
     FinishReason.LENGTH: g.FINISH_REASON_LENGTH,
 }
-_FINISH_IN = {value: reason for reason, value in _FINISH_OUT.items()}
 
 
 def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
@@ -54,9 +54,18 @@ def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
 
 
 def choices_from_wire(states: Iterable[g.ChoiceState]) -> tuple[ChoiceState, ...]:
+    """Raises InvalidRequestError for a finish reason that this version does not know."""
     return tuple(
-        ChoiceState(choice=ChoiceIndex(s.choice), tokens=tuple(s.tokens), finish=_FINISH_IN[s.finish]) for s in states
+        ChoiceState(choice=ChoiceIndex(s.choice), tokens=tuple(s.tokens), finish=_finish_from_wire(s.finish))
+        for s in states
     )
+
+
+def _finish_from_wire(value: int) -> FinishReason | None:
+    for reason, known in _FINISH_OUT.items():
+        if value == known:
+            return reason
+    raise InvalidRequestError(f"a choice ended for the unknown reason {value}", param="forced")
 
 
 def choice_to_wire(state: ChoiceState) -> g.ChoiceState:

@@ -29,7 +29,6 @@ class HostToRank(_message.Message):
     PEER_GONE_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
-    PEER_UNREACHABLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def router(self) -> Global___FromRouter: ...
     @_builtins.property
@@ -42,8 +41,6 @@ class HostToRank(_message.Message):
     def incarnation(self) -> Global___NewIncarnation: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
-    @_builtins.property
-    def peer_unreachable(self) -> Global___PeerUnreachable: ...
     def __init__(
         self,
         *,
@@ -53,13 +50,12 @@ class HostToRank(_message.Message):
         peer_gone: Global___PeerGone | None = ...,
         incarnation: Global___NewIncarnation | None = ...,
         stop: Global___Stop | None = ...,
-        peer_unreachable: Global___PeerUnreachable | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "peer_unreachable", b"peer_unreachable", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "peer_unreachable", b"peer_unreachable", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "incarnation", "stop", "peer_unreachable"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "incarnation", "stop"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -139,6 +135,8 @@ Global___RouterGone: _TypeAlias = RouterGone  # noqa: Y015
 
 @_typing.final
 class PeerGone(_message.Message):
+    """Its control channel ended, or a message to it could not be delivered."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKER_FIELD_NUMBER: _builtins.int
@@ -161,30 +159,6 @@ class PeerGone(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PeerGone: _TypeAlias = PeerGone  # noqa: Y015
-
-@_typing.final
-class PeerUnreachable(_message.Message):
-    """A message could not be delivered."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    WORKER_FIELD_NUMBER: _builtins.int
-    REASON_FIELD_NUMBER: _builtins.int
-    worker: _builtins.str
-    reason: _builtins.str
-    def __init__(
-        self,
-        *,
-        worker: _builtins.str = ...,
-        reason: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "worker", b"worker"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PeerUnreachable: _TypeAlias = PeerUnreachable  # noqa: Y015
 
 @_typing.final
 class NewIncarnation(_message.Message):

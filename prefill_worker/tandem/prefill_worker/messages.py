@@ -1,0 +1,66 @@
+"""What a prefill worker says to a decode worker. Builds messages; sends and decides nothing."""
+
+from __future__ import annotations
+
+from tandem.kvtransfer.ticket import Ticket
+from tandem.prefill_worker.handover import Handover
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.role import Shell
+from tandem.workerhost.wire import choice_to_wire
+
+
+def ticket_request(shell: Shell, handover: Handover) -> w.PeerMessage:
+    """Ask for memory for this attempt."""
+    layout = shell.engine.layout
+    return w.PeerMessage(
+        ticket_request=w.TicketRequest(
+            request=handover.tracked.request,
+            attempt=handover.tracked.attempt,
+            sender_incarnation=shell.incarnation,
+            receiver_incarnation=handover.peer.incarnation,
+            fingerprint=shell.fingerprint,
+            block_tokens=layout.groups[0].block_tokens,
+            kv_dtype=layout.groups[0].dtype,
+            tp=layout.tp,
+        )
+    )
+
+
+def complete(shell: Shell, handover: Handover, ticket: Ticket) -> w.PeerMessage:
+    """Everything is pushed; this is the state of the sequence."""
+    return w.PeerMessage(
+        complete=w.Complete(
+            request=ticket.request,
+            attempt=ticket.attempt,
+            transfer=ticket.transfer,
+            sender_incarnation=shell.incarnation,
+            choices=[choice_to_wire(state) for state in handover.choice_states()],
+            sampled_at_s=handover.sampled_s,
+            host=shell.host,
+            ticket_wait_s=max(0.0, handover.ticket_s - handover.sampled_s),
+        )
+    )
+
+
+def given_up(handover: Handover, code: str, message: str) -> w.PeerMessage:
+    """The hand-over is over, with or without a ticket."""
+    failed = w.TransferFailed(
+        request=handover.tracked.request,
+        attempt=handover.tracked.attempt,
+        transfer=handover.ticket.transfer if handover.ticket else 0,
+        code=code,
+        message=message,
+    )
+    return w.PeerMessage(failed=failed)
+
+
+def unwanted(ticket: w.Ticket) -> w.PeerMessage:
+    """Answer to a ticket that came too late, or that nobody asked for."""
+    failed = w.TransferFailed(
+        request=ticket.request,
+        attempt=ticket.attempt,
+        transfer=ticket.transfer,
+        code="cancelled",
+        message="nobody waits for this ticket",
+    )
+    return w.PeerMessage(failed=failed)

@@ -1,0 +1,132 @@
+"""Streams that are replaced, that do not drain, and messages that no ring can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from tandem.core.errors import RequestTooLargeError
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.workerhost import rank_process, server
+from tandem.workerhost.auth import call_metadata
+from tandem.workerhost.rank_process import RankProcess
+from tests.integration.workerhost.test_guarded import SECRET, Backend, serving
+
+
+def hello(router: str) -> w.RouterMessage:
+    return w.RouterMessage(hello=w.RouterHello(router=router))
+
+
+def submit(request: str) -> w.RouterMessage:
+    return w.RouterMessage(submit=w.Submit(request=request, attempt=1))
+
+
+async def open_stream(channel: Any, router: str) -> Any:
+    call = worker_pb2_grpc.WorkerStub(channel).Stream(metadata=call_metadata(SECRET))
+    await call.write(hello(router))
+    assert (await asyncio.wait_for(call.read(), 5)).HasField("hello")
+    return call
+
+
+def test_a_newer_stream_ends_the_requests_of_the_older() -> None:
+    async def run() -> Sequence[str | None]:
+        backend = Backend()
+        async with serving(backend) as (_, address), grpc.aio.insecure_channel(address) as channel:
+            older = await open_stream(channel, "r")
+            await older.write(submit("a"))
+            kinds = [(await asyncio.wait_for(backend.got.get(), 5)).WhichOneof("kind")]
+            newer = await open_stream(channel, "r")
+            await newer.write(submit("b"))
+            kinds += [(await asyncio.wait_for(backend.got.get(), 5)).WhichOneof("kind") for _ in range(2)]
+            newer.cancel()
+            kinds.append((await asyncio.wait_for(backend.got.get(), 5)).WhichOneof("kind"))
+        assert backend.got.empty()
+        return kinds
+
+    assert asyncio.run(run()) == ["router", "router_gone", "router", "router_gone"]
+
+
+def test_a_peer_that_comes_back_has_lost_its_transfers() -> None:
+    async def run() -> None:
+        backend = Backend()
+        async with serving(backend) as (_, address), grpc.aio.insecure_channel(address) as channel:
+            calls = []
+            for incarnation in (5, 6):
+                stub: Any = worker_pb2_grpc.WorkerStub(channel)
+                calls.append(stub.Peer(metadata=call_metadata(SECRET)))
+                mine = w.PeerHello(worker="p0", incarnation=incarnation, peer_incarnation=77, protocol=1)
+                await calls[-1].write(w.PeerMessage(hello=mine))
+                assert (await asyncio.wait_for(calls[-1].read(), 5)).HasField("hello")
+            gone = await asyncio.wait_for(backend.got.get(), 5)
+            assert (gone.peer_gone.worker, gone.peer_gone.incarnation) == ("p0", 0)
+
+    asyncio.run(run())
+
+
+def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pings still come, but what it should get fills every buffer on the way."""
+    monkeypatch.setattr(server, "IDLE_TIMEOUT_S", 0.5)
+
+    async def run() -> None:
+        backend = Backend()
+        async with serving(backend) as (service, address), grpc.aio.insecure_channel(address) as channel:
+            call = await open_stream(channel, "r")
+            failed = w.RequestFailed(request="x", message="y" * 1_000_000)
+            for _ in range(30):
+                service.to_router("r", w.WorkerMessage(failed=failed))
+            for _ in range(50):
+                await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
+                await asyncio.sleep(0.1)
+                if not backend.got.empty():
+                    break
+            assert backend.got.get_nowait().router_gone.router == "r"
+            call.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_submission_that_fits_no_ring_is_refused() -> None:
+    class Small(Backend):
+        def to_rank(self, message: e.HostToRank) -> None:
+            if message.ByteSize() > 1000:
+                raise RequestTooLargeError("a message of so many bytes")
+            super().to_rank(message)
+
+    async def run() -> None:
+        backend = Small()
+        async with serving(backend) as (_, address), grpc.aio.insecure_channel(address) as channel:
+            call = await open_stream(channel, "r")
+            await call.read()  # the load
+            await call.write(w.RouterMessage(submit=w.Submit(request="big", attempt=3, prompt=[1] * 2000)))
+            failed = (await asyncio.wait_for(call.read(), 5)).failed
+            assert (failed.request, failed.attempt, failed.code) == ("big", 3, "request_too_large")
+            await call.write(submit("next"))
+            assert (await asyncio.wait_for(backend.got.get(), 5)).router.message.submit.request == "next"
+
+    asyncio.run(run())
+
+
+def test_a_rank_that_takes_nothing_still_hears_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_process, "MAX_BACKLOG", 3)
+
+    async def run() -> None:
+        rank = RankProcess(0, "nobody", Path(os.devnull), lambda _: None)
+        big = e.HostToRank(router=e.FromRouter(router="r" * 3_000_000))
+        for _ in range(5):  # two in the ring, three behind it
+            rank.send(big)
+        with pytest.raises(BufferError):
+            rank.send(big)
+        rank.send(e.HostToRank(router_gone=e.RouterGone(router="r")))
+        with pytest.raises(RequestTooLargeError):
+            rank.send(e.HostToRank(router=e.FromRouter(router="r" * 5_000_000)))
+        rank.close()
+
+    asyncio.run(run())
