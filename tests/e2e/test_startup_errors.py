@@ -43,7 +43,7 @@ def state() -> Iterator[Path]:
     """A state directory of this test alone. Whatever was started with it stands in its command line."""
     with tempfile.TemporaryDirectory(prefix="td-start-") as name:
         yield Path(name)
-        assert left_behind(Path(name)) == []
+        wait_for(lambda: not left_behind(Path(name)), 5, "no process is left")
 
 
 def left_behind(state: Path) -> list[str]:
@@ -133,7 +133,8 @@ MODELS: list[tuple[str, Edit, tuple[str, ...]]] = [
      ("unsupported architecture MambaForCausalLM", "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM")),
     # These are found by the workers.
     ("weights cut short", cut, ("model.safetensors is damaged", "cut short")),
-    ("a weight missing", reweigh(lambda weights: weights.pop("model.norm.weight")), ("is missing", "model.norm.weight")),
+    ("a weight missing", reweigh(lambda weights: weights.pop("model.norm.weight")),
+     ("is missing", "model.norm.weight")),
     ("a weight too many", reweigh(lambda weights: weights.update(odd=weights["model.norm.weight"].clone())),
      ("has unexpected", "odd")),
     ("shapes that differ", reconfigure(intermediate_size=64), ("has shape", "config.json asks for")),

@@ -185,12 +185,16 @@ def _free_port() -> int:
 
 
 def _spawn(binary: Path, folder: Path, port: int, password: str, lock: int) -> subprocess.Popen[bytes]:
-    """The settings go in through stdin, so that the password stands neither in a file nor in the process list."""
+    """The settings go in through stdin, so that the password stands neither in a file nor in the process list.
+
+    They wait in the pipe before the server exists: interrupted in between, it would else start without any, for all.
+    """
+    settings = _filled_pipe(_settings(folder, port, password).encode())
     log = os.open(folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-ISEc", _TETHER, str(os.getpid()), str(binary), "-"],
-            stdin=subprocess.PIPE,
+            stdin=settings,
             stdout=log,
             stderr=log,
             cwd=folder,
@@ -200,14 +204,17 @@ def _spawn(binary: Path, folder: Path, port: int, password: str, lock: int) -> s
         )
     finally:
         os.close(log)
-    assert process.stdin is not None
+        os.close(settings)
+
+
+def _filled_pipe(data: bytes) -> int:
+    """The reading end of a pipe with `data` in it, which must fit into one (64 KiB)."""
+    reader, writer = os.pipe()
     try:
-        process.stdin.write(_settings(folder, port, password).encode())
-        process.stdin.close()
-    except OSError as error:
-        _end(process, 1.0)
-        raise StartupError(f"{binary} does not start", why=_tail(folder / "redis.log").strip() or str(error)) from None
-    return process
+        os.write(writer, data)
+    finally:
+        os.close(writer)
+    return reader
 
 
 def _settings(folder: Path, port: int, password: str) -> str:

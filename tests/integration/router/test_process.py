@@ -157,7 +157,7 @@ def test_port_taken(config: RouterConfig, redis_url: str, tmp_path: Path, which:
         ports: dict[str, Any] = {"port": 0, "grpc_port": 0, "admin_port": 0, which: port}
         words = failure(replace(config, redis_url=redis_url, settings=RouterSection(**ports)), tmp_path)
     assert f"cannot listen on 127.0.0.1:{port}" in words
-    assert "choose another port" in words
+    assert "Choose another port" in words
 
 
 def test_cannot_start(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
