@@ -276,7 +276,8 @@ def test_ctrl_c_twice_while_starting(intact: Path, state: Path, moment: str) -> 
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)
     code, out, err = ended(process)
-    assert code in (0, 1), (code, seen, out, err)
+    # The second one may come before the first was noticed, or when Python is already leaving.
+    assert code in (0, 1, 130, -signal.SIGINT), (code, seen, out, err)
     assert "Traceback" not in out + err, err
     for pid in pids:
         wait_for(functools.partial(_is_gone, pid), 5, f"process {pid} is gone")
