@@ -36,6 +36,7 @@ class RunningWorker:
         self.messages: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
         self.load = w.LoadReport()
         self._call: Any = None
+        self._writing = asyncio.Lock()  # gRPC loses writes that overlap
 
     @property
     def ref(self) -> w.WorkerRef:
@@ -57,7 +58,8 @@ class RunningWorker:
         self._tasks = (reader, pinger, channel)
 
     async def send(self, **kind: Any) -> None:
-        await self._call.write(w.RouterMessage(**kind))
+        async with self._writing:
+            await self._call.write(w.RouterMessage(**kind))
 
     async def close(self) -> None:
         reader, pinger, channel = self._tasks
@@ -86,7 +88,7 @@ class RunningWorker:
         while True:
             sequence += 1
             try:
-                await self._call.write(w.RouterMessage(ping=w.Ping(sequence=sequence)))
+                await self.send(ping=w.Ping(sequence=sequence))
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 return
             await asyncio.sleep(0.5)
