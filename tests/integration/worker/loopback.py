@@ -47,7 +47,7 @@ class Rank:
             model_dir=str(model),
             revision="",
             dtype=settings.pop("dtype", "float32"),
-            max_model_len=0,
+            max_model_len=settings.pop("max_model_len", 0),
             redis_url="",
             secret_file=str(folder / "secret"),
             runtime_dir=str(folder / name),
@@ -125,6 +125,7 @@ class Loopback:
         prompt: list[int],
         attempt: int = 1,
         forced: Sequence[g.ChoiceState] = (),
+        is_whole: bool = False,
         **sampling: Any,
     ) -> None:
         values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
@@ -136,6 +137,9 @@ class Loopback:
             "timeout_s": 60,
             "forced": forced,
         }
+        if is_whole:  # the decode worker prefills it itself
+            self.d.from_router(submit=w.Submit(leg=w.LEG_FULL, **common))
+            return
         self.d.from_router(submit=w.Submit(leg=w.LEG_DECODE, peer=self.p.ref, **common))
         self.p.from_router(submit=w.Submit(leg=w.LEG_PREFILL, peer=self.d.ref, **common))
 

@@ -213,7 +213,7 @@ def test_a_replay_with_a_finished_choice(loopback: Loopback, leg: Any) -> None:
         g.ChoiceState(choice=0, tokens=[5, 6], finish=g.FINISH_REASON_STOP),
         g.ChoiceState(choice=1, tokens=[7, 8, 9, 10]),
     ]
-    settings = {"n": 3, "max_tokens": 4, "ignore_eos": True}
+    settings: dict[str, Any] = {"n": 3, "max_tokens": 4, "ignore_eos": True}
     if leg == w.LEG_PREFILL:
         loopback.submit("r", prompt_of(40), forced=forced, **settings)
     else:

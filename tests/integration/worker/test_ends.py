@@ -1,0 +1,125 @@
+"""How requests end when nobody cancels them: deadlines in every phase, a lost lease, a failed step, too few blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.errors import InternalError
+from tandem.core.ids import GroupId
+from tandem.core.ledger import Holder, HoldKind
+from tandem.engine.request import BlockEvent
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.integration.worker.loopback import Loopback, Rank
+from tests.integration.worker.pair import MODEL
+
+
+@pytest.fixture
+def loopback(folder: Path) -> Iterator[Loopback]:
+    pair = Loopback(folder, MODEL, transport="shm", chunk_tokens=64)
+    yield pair
+    pair.close()
+
+
+def prompt_of(tokens: int, seed: int = 7) -> list[int]:
+    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
+
+
+def rest_at_baseline(pair: Loopback) -> None:
+    pair.run_until_rest(2000)
+    pair.p.check_baseline()
+    pair.d.check_baseline()
+
+
+def expire(rank: Rank) -> None:
+    for tracked in rank.shell.requests.all():
+        tracked.deadline_s = 0.0
+
+
+@pytest.mark.parametrize("turns", [1, 2, 3, 4, 6, 9, 15])
+@pytest.mark.parametrize("first", ["p", "d"])
+def test_deadlines_in_every_phase(loopback: Loopback, turns: int, first: str) -> None:
+    """The other end need not wait for its own."""
+    loopback.submit("r", prompt_of(200), max_tokens=2000, ignore_eos=True)
+    for _ in range(turns):
+        loopback.turn()
+    ranks = [loopback.p, loopback.d]
+    expire(ranks["pd".index(first)])
+    for _ in range(5):
+        loopback.turn()
+    expire(ranks[1 - "pd".index(first)])
+    rest_at_baseline(loopback)
+    assert "deadline_exceeded" in {failure.code for failure in loopback.failed["r"]}
+
+
+@pytest.mark.parametrize("leg", [w.LEG_PREFILL, w.LEG_FULL])
+def test_nothing_is_said_or_kept_without_a_lease(loopback: Loopback, monkeypatch: pytest.MonkeyPatch, leg: Any) -> None:
+    """Also a request whose step failed in that time is forgotten."""
+    loopback.submit("r", prompt_of(40), max_tokens=20, ignore_eos=True, is_whole=leg == w.LEG_FULL)
+    rank = loopback.d if leg == w.LEG_FULL else loopback.p
+    rank._pulse.grant(rank.shell.clock.now_s() - 1)
+    monkeypatch.setattr(rank.shell.engine, "_execute", _broken)
+    rank.loop.turn(max_wait_s=0.01)
+    rank.loop.turn(max_wait_s=0.01)
+    assert len(rank.shell.requests) == 0
+    loopback.cancel("r")
+    rest_at_baseline(loopback)
+    assert not loopback.chunks["r"]
+
+
+def test_a_failed_step_ends_its_requests(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
+    loopback.submit("r", prompt_of(40), max_tokens=20, ignore_eos=True)
+    while "requests_admitted" not in loopback.d.shell.counters:
+        monkeypatch.setattr(loopback.d.shell.engine, "_execute", _broken)
+        loopback.turn()
+    rest_at_baseline(loopback)
+    assert {failure.code for failure in loopback.failed["r"]} == {"internal"}
+    assert loopback.d.role._handoffs == {}  # type: ignore[attr-defined]
+
+
+def test_a_preempted_request_returns_before_a_ticket_is_granted(folder: Path) -> None:
+    """Else a steady stream of hand-overs takes every block that comes back."""
+    pair = Loopback(folder, MODEL, transport="shm", kv_memory_bytes=30 * 16 * 5120, max_model_len=400)
+    (ledger,) = pair.d.shell.engine.ledgers
+    pair.submit("a", prompt_of(100, 3), max_tokens=120, ignore_eos=True)
+    pair.submit("b", prompt_of(100, 4), max_tokens=120, ignore_eos=True)
+    while pair.d.shell.counters.get("requests_admitted", 0) < 2:
+        pair.turn()
+    other = Holder(HoldKind.RESERVED, "a test")
+    taken = ledger.allocate(other, ledger.available)
+    assert taken is not None
+    while "preemptions" not in pair.d.shell.counters or not pair.d.shell.counters["preemptions"]:
+        pair.turn()
+    pair.submit("c", prompt_of(20, 5), max_tokens=4, ignore_eos=True)
+    for _ in range(5):
+        pair.turn()
+    assert pair.d.shell.engine.is_short_of_blocks
+    assert ledger.available >= 2
+    assert pair.d.shell.counters["requests_admitted"] == 2
+    ledger.release(other)
+    rest_at_baseline(pair)
+    assert [len(pair.tokens(name)) for name in "abc"] == [120, 120, 4]
+    pair.close()
+
+
+def test_evicting_a_large_pool_fits_the_ring(loopback: Loopback) -> None:
+    """Block events of a whole pool leave in pieces."""
+    rank = loopback.d
+    for index in range(30_000):
+        rank.shell.engine._space._events.append(_event(index))
+    rank.loop.turn(max_wait_s=0.0)
+    sizes = [len(m.events.events) for m in rank.sent if m.HasField("events")]
+    assert sum(sizes) == 30_000
+    assert max(m.ByteSize() for m in rank.sent) < 1 << 20
+
+
+def _broken(*_: object) -> None:
+    raise InternalError("a broken step")
+
+
+def _event(index: int) -> BlockEvent:
+    return BlockEvent(is_stored=True, group=GroupId(0), hash=BlockHash(index.to_bytes(16, "little")))
