@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost import rank_process, server
 from tandem.workerhost.auth import call_metadata
+from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_process import RankProcess
 from tests.integration.workerhost.test_guarded import SECRET, Backend, serving
 
@@ -69,6 +71,34 @@ def test_a_peer_that_comes_back_has_lost_its_transfers() -> None:
             assert (gone.peer_gone.worker, gone.peer_gone.incarnation) == ("p0", 0)
 
     asyncio.run(run())
+
+
+def test_a_peer_that_never_answers_does_not_hold_up_the_end() -> None:
+    async def run() -> float:
+        writers: list[asyncio.StreamWriter] = []
+        silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+        address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        backend = Backend()
+        async with asyncio.TaskGroup() as tasks:
+            channels = PeerChannels(backend, SECRET, tasks)
+            for incarnation in (1, 2):
+                to = e.ToPeer(worker="d0", incarnation=incarnation, address=address, message=w.PeerMessage())
+                assert channels.send(to)
+                while incarnation == 1 and not writers:  # the other one is not even begun
+                    await asyncio.sleep(0.01)
+            channels.close_all()
+            assert not channels.send(to)
+            closed_s = time.monotonic()
+        took_s = time.monotonic() - closed_s
+        assert {backend.got.get_nowait().peer_gone.incarnation for _ in range(2)} == {1, 2}
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+        silent.close()
+        await silent.wait_closed()
+        return took_s
+
+    assert asyncio.run(run()) < 2
 
 
 def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

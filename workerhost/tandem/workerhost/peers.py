@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import Any
 
@@ -21,6 +22,7 @@ from tandem.workerhost.wire import PROTOCOL
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
+CLOSED = "its control channel closed"
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 CHANNEL_OPTIONS = (("grpc.enable_retries", 0), ("grpc.max_receive_message_length", 64 * 1024 * 1024))
 
@@ -31,6 +33,7 @@ class PeerChannels:
     def __init__(self, backend: Backend, secret: ClusterSecret, tasks: asyncio.TaskGroup) -> None:
         self._backend, self._secret, self._tasks = backend, secret, tasks
         self._channels: dict[tuple[str, int], OutQueue[w.PeerMessage]] = {}
+        self._runs: dict[tuple[str, int], asyncio.Task[str]] = {}
 
     def send(self, to: e.ToPeer) -> bool:
         """Send to a peer that this worker dialled, or dials now if `to` has an address; False if neither."""
@@ -40,31 +43,39 @@ class PeerChannels:
             if not to.address:
                 return False
             queue = self._channels[key] = OutQueue()
-            self._tasks.create_task(self._run(key, to.address, queue))
+            run = self._runs[key] = self._tasks.create_task(self._run(key, to.address, queue))
+            run.add_done_callback(functools.partial(self._ended, key))
         return queue.put(to.message)
 
     def close_all(self) -> None:
-        for queue in self._channels.values():
-            queue.close()
+        """End every channel, also those that still wait for an answer to their hello; their tasks end by themselves."""
+        for key, run in self._runs.items():
+            self._channels[key].close()
+            run.cancel()
 
-    async def _run(self, key: tuple[str, int], address: str, queue: OutQueue[w.PeerMessage]) -> None:
+    async def _run(self, key: tuple[str, int], address: str, queue: OutQueue[w.PeerMessage]) -> str:
+        """Dial and talk until the channel ends; returns why it did."""
         worker, incarnation = key
-        reason = "its control channel closed"
         try:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
                 call = stub.Peer(metadata=call_metadata(self._secret))
                 await self._talk(call, worker, incarnation, queue)
         except grpc.aio.AioRpcError as error:
-            reason = f"{error.code().name}: {error.details()}"
+            return f"{error.code().name}: {error.details()}"
         except TimeoutError:
-            reason = f"it said nothing for {IDLE_TIMEOUT_S:g} s"
-        finally:
-            queue.close()
-            self._channels.pop(key, None)
-            event(_log, "peer channel ended", peer=worker, reason=reason)
-            gone = e.PeerGone(worker=worker, incarnation=incarnation, reason=reason)
-            self._backend.to_rank(e.HostToRank(peer_gone=gone))
+            return f"it said nothing for {IDLE_TIMEOUT_S:g} s"
+        return CLOSED
+
+    def _ended(self, key: tuple[str, int], run: asyncio.Task[str]) -> None:
+        """However it ended, even cancelled before it began: forget the channel, and tell."""
+        worker, incarnation = key
+        reason = CLOSED if run.cancelled() or run.exception() is not None else run.result()
+        self._channels.pop(key).close()
+        del self._runs[key]
+        event(_log, "peer channel ended", peer=worker, reason=reason)
+        gone = e.PeerGone(worker=worker, incarnation=incarnation, reason=reason)
+        self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
     async def _talk(self, call: Any, worker: str, incarnation: int, queue: OutQueue[w.PeerMessage]) -> None:
         info = self._backend.info
