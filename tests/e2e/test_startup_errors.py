@@ -156,12 +156,25 @@ def test_a_broken_model(intact: Path, tmp_path: Path, state: Path, edit: Edit, w
     assert [word for word in words if word not in line] == [], line
 
 
+def test_a_start_that_never_gets_ready_says_what_is_missing(intact: Path, tmp_path: Path, state: Path) -> None:
+    """Weights that are no numbers are found by the first request that the router tries."""
+    folder = tmp_path / "nan"
+    shutil.copytree(intact, folder)
+    reweigh(lambda weights: weights["model.norm.weight"].fill_(float("nan")))(folder)
+    line = refusal(state, "--model", str(folder), "--mixed", "1", "--timeout", "8")
+    assert "the cluster is not ready after 8 s: still waiting for mixed-0: " in line
+    assert f"Look into {state}" in line
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         # found before anything is started
         (("--model", "/nowhere/at/all"), ("cannot load the model /nowhere/at/all", "no such folder")),
         (("--port", "70000"), ("--port is 70000", "65535")),
+        (("--timeout", "nan"), ("--timeout is nan", "more than 0")),
+        (("--served-model-name", ""), ("--served-model-name is empty",)),
+        (("--max-model-len", "1"), ("--max-model-len is 1", "16 or more")),
         (("--dtype", "int4"), ("--dtype is 'int4'", "bfloat16")),
         (("--kv-memory", "much"), ("--kv-memory is 'much'", "256MiB")),
         (("--host", "0.0.0.0"), ("--host is '0.0.0.0'", "loopback")),

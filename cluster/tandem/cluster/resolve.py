@@ -21,6 +21,8 @@ _DTYPES = ("auto", *DTYPES)
 _DEVICES = ("auto", "cpu", "cuda")
 _TRANSPORTS = ("auto", "shm", "grpc")
 _HIGHEST_PORT = 65535
+_SHORTEST_CONTEXT = 16
+"""Tokens; the requests with which workers and routers try themselves out have to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,13 @@ def _check_settings(config: ClusterConfig) -> None:
     for name, value_given, smallest in least:
         if value_given < smallest:
             raise ConfigError(f"{name} is {value_given}", todo=f"Use {smallest} or more")
+    if 0 < config.model.max_model_len < _SHORTEST_CONTEXT:
+        raise ConfigError(
+            f"--max-model-len is {config.model.max_model_len}",
+            todo=f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows",
+        )
+    if "" in config.model.served_names:
+        raise ConfigError("--served-model-name is empty", todo="Give the name that requests will carry")
     if config.redis.volatile_url:
         raise ConfigError(
             "redis.volatile_url cannot be used yet",

@@ -148,17 +148,18 @@ class RunningCluster:
     ) -> None:
         """Wait until requests are answered, then say how to send one."""
         began_s = time.monotonic()
+        missing: list[str] = []
         try:
             async with asyncio.timeout(ready_timeout_s):
                 addresses = await router.wait_ready()
                 self._held.write_context(self._context(addresses))
                 await controller.wait_ready()
-                await _wait_until_serving(addresses.http)
+                await _wait_until_serving(addresses.http, missing)
         except TimeoutError:
             waiting = [str(worker) for worker, phase in controller.phases().items() if phase is not Phase.READY]
             raise StartupError(
                 f"the cluster is not ready after {ready_timeout_s:g} s",
-                why=f"still waiting for {', '.join(waiting) or 'the router to answer /readyz'}",
+                why=f"still waiting for {', '.join(waiting or missing) or 'the router to answer /readyz'}",
                 todo=f"Look into {self._held.state.log_dir}",
             ) from None
         events.record(EventKind.CLUSTER_READY, self._name, f"after {time.monotonic() - began_s:.1f} s")
@@ -251,15 +252,16 @@ async def _save(store: DesiredStateStore, pools: tuple[Pool, ...]) -> None:
     raise StartupError("cannot write the desired state", why="somebody else keeps changing it", todo="Try again")
 
 
-async def _wait_until_serving(base_url: str) -> None:
-    """Until /readyz says 200. The caller bounds the time."""
+async def _wait_until_serving(base_url: str, missing: list[str]) -> None:
+    """Until /readyz says 200; until then `missing` holds what it says. The caller bounds the time."""
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
         while True:
             try:
                 answer = await client.get(f"{base_url}/readyz")
                 if answer.status_code == httpx.codes.OK:
                     return
-            except httpx.HTTPError:
+                missing[:] = [str(line) for line in answer.json()["missing"]]
+            except (httpx.HTTPError, ValueError, KeyError, TypeError):
                 pass  # it may be starting again
             await asyncio.sleep(_POLL_S)
 

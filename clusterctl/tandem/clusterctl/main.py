@@ -17,7 +17,7 @@ from tandem.clusterctl import status_view
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.up_flags import UpFlags
 from tandem.core.config import DEFAULT_CLUSTER, Disaggregation
-from tandem.core.errors import StartupError, TandemError, UnavailableError
+from tandem.core.errors import ConfigError, StartupError, TandemError, UnavailableError
 
 _STARTED_S = time.monotonic()
 _FILE_WIDTH = 200
@@ -88,6 +88,8 @@ def up(
         kv_memory=kv_memory, block_tokens=block_tokens, deterministic=deterministic, transport=transport,
         device=device, threads=threads, name=name, state_dir=state_dir, log_level=log_level, config=config,
     )  # fmt: skip
+    if not timeout > 0:
+        raise ConfigError(f"--timeout is {timeout:g}", todo="Use more than 0 seconds")
     try:
         run(flags.to_config(), Environment.read(), _TerminalProgress(), UpOptions(ready_timeout_s=timeout))
     except KeyboardInterrupt:
