@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from tandem.core.sampling import SamplingParams
-from tandem.engine.sampler import ChoiceSampling, SampleRow, sample
+from tandem.engine.choice_sampling import ChoiceSampling
+from tandem.engine.sampler import SampleRow, sample
 
 
 def test_cuda_draws_what_the_cpu_draws() -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from tandem.engine.sampler import ChoiceSampling
+from tandem.engine.choice_sampling import ChoiceSampling
 
 
 def apply_penalties(scores: Tensor, states: Sequence[ChoiceSampling]) -> None:

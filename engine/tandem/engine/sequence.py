@@ -15,8 +15,8 @@ from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, ChoiceIndex
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.lifecycle import FinishReason
+from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.request import EngineRequest, RequestKind
-from tandem.engine.sampler import ChoiceSampling
 
 Age = tuple[float, int]
 """(arrival_s, order of arrival in this engine): a request is older than another if its age is smaller."""

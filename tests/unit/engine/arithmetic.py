@@ -16,10 +16,11 @@ from tandem.core.handoff import ChoiceState
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
+from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.engine import Engine
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest, RequestKind, StepResult
-from tandem.engine.sampler import ChoiceSampling, SampleRow, sample
+from tandem.engine.sampler import SampleRow, sample
 from tandem.engine.step_batch import StepBatch
 
 ROOT = BlockHash(b"r" * 16)

@@ -19,9 +19,10 @@ from transformers import (
 
 from tandem.core.sampling import SamplingParams
 from tandem.engine import filters
+from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.filters import choose_filtered, kept_probabilities
 from tandem.engine.penalties import apply_bias, apply_penalties
-from tandem.engine.sampler import ChoiceSampling, Sampled, SampleRow, sample, uniform
+from tandem.engine.sampler import Sampled, SampleRow, sample, uniform
 
 VOCAB = 400
 
