@@ -152,3 +152,24 @@ def test_probes(cluster: Cluster) -> None:
     for path in ("/livez", "/readyz", "/v1/models"):
         with urllib.request.urlopen(f"{cluster.api}{path}", timeout=5) as response:
             assert response.status == 200
+
+
+def test_the_index_tells_the_router_what_workers_hold(cluster: Cluster) -> None:
+    """Worker → Redis → the router's replica → the plan: the prediction becomes what the worker really finds."""
+    prompt = [(17 * k) % 900 + 2600 for k in range(80)]
+    body = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": 2, "ignore_eos": True}
+
+    def predicted_and_found() -> tuple[int, int, int]:
+        request = urllib.request.Request(
+            f"{cluster.api}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json", "X-Tandem-Timing": "1"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            timing = json.loads(response.headers["x-tandem-timing"])
+        hits = ("predicted_prefill_hit_tokens", "predicted_decode_hit_tokens", "cached_tokens")
+        return tuple(timing[name] for name in hits)
+
+    assert predicted_and_found() == (0, 0, 0)
+    # All five blocks are held; the prefill worker computes the last one again, since it needs the last token's logits.
+    wait_for(lambda: predicted_and_found() == (64, 80, 64), 10, "the index shows both workers' blocks")

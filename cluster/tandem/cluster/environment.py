@@ -36,7 +36,8 @@ class Environment:
     def for_child(self, *, threads: int) -> dict[str, str]:
         """Variables of a child process that computes with `threads` threads and leaves idle cores to its neighbours."""
         ours = {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
-        return {**self.variables, **ours}
+        # gRPC's C library reports every closed stream at its default level, whoever closed it.
+        return {"GRPC_VERBOSITY": "ERROR", **self.variables, **ours}
 
 
 def _state_root(variables: Mapping[str, str]) -> Path:

@@ -69,7 +69,7 @@ class Dispatcher:
         view = self._prefixes.find(work.prompt, facts)
         if plan is None:
             job = Job(prompt_tokens=len(work.prompt), max_tokens=work.sampling.max_tokens)
-            plan = self._policy.plan(job, self._table.candidates(view.hit_tokens))
+            plan = self._policy.plan(job, self._table.candidates(view))
             self._meter.planned(plan)
         flight = Flight(id=request, slot=slot, work=work, inbox=inbox, plan=plan, started_s=self._clock.now_s())
         self._flights[request] = flight
@@ -111,7 +111,7 @@ class Dispatcher:
         flight.pair += ((link.worker, link.where.incarnation),)
         link.requests.add(flight.id)
         if leg != w.LEG_DECODE:
-            link.pending_tokens[flight.id] = max(1, len(work.prompt) - view.hit_tokens.get(link.worker, 0))
+            link.pending_tokens[flight.id] = max(1, len(work.prompt) - view.reusable_tokens.get(link.worker, 0))
         self._table.note_use(link)
 
     def _connected(self, worker: WorkerId) -> WorkerLink:

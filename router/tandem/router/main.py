@@ -43,13 +43,13 @@ from tandem.router.http.app import create_app
 from tandem.router.links import Identity, WorkerLink
 from tandem.router.metrics import Metrics
 from tandem.router.plan import LeastWork
-from tandem.router.prefix import PrefixFinder
+from tandem.router.prefix import PrefixFinder, PrefixIndex
 from tandem.router.readiness import Readiness
 from tandem.router.servers import HttpServer, bind, port_after, port_of
 from tandem.router.status import StatusPage
 from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
 from tandem.router.tokenizer import Tokenizer
-from tandem.router.workers import PrefixIndex, WorkerDirectory, WorkerTable
+from tandem.router.workers import WorkerDirectory, WorkerTable
 
 _log = logging.getLogger(__name__)
 EXIT_STARTUP = 2

@@ -16,6 +16,7 @@ from tandem.core.lifecycle import RoleName
 class Candidate:
     """One worker that can take work now, as the policy sees it.
 
+    `held_tokens` of the prompt need not be moved there, `reusable_tokens` need not be computed there.
     `pairing` holds what must be equal for two workers to exchange KV blocks, by name. `last_used` counts up with every
     plan that named this worker, so that equals take turns.
     """
@@ -25,7 +26,8 @@ class Candidate:
     role: RoleName
     queued_tokens: int = 0
     in_flight: int = 0
-    hit_tokens: int = 0
+    held_tokens: int = 0
+    reusable_tokens: int = 0
     free_blocks: int = 0
     last_used: int = 0
     pairing: tuple[tuple[str, str], ...] = ()
@@ -114,8 +116,8 @@ class LeastWork:
             decode=decode.worker,
             prefill=prefill.worker,
             reason="least work",
-            prefill_hit_tokens=prefill.hit_tokens,
-            decode_hit_tokens=decode.hit_tokens,
+            prefill_hit_tokens=prefill.reusable_tokens,
+            decode_hit_tokens=decode.held_tokens,
         )
 
     def _plan_alone(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
@@ -141,16 +143,16 @@ def _least_prefill(job: Job, able: Iterable[Candidate]) -> Candidate:
 
 
 def _prefill_work(job: Job, candidate: Candidate) -> int:
-    return candidate.queued_tokens + max(1, job.prompt_tokens - candidate.hit_tokens)
+    return candidate.queued_tokens + max(1, job.prompt_tokens - candidate.reusable_tokens)
 
 
 def _decode_order(candidate: Candidate) -> tuple[int, int, int, int, str]:
     free = -candidate.free_blocks
-    return (candidate.in_flight, -candidate.hit_tokens, candidate.last_used, free, candidate.worker)
+    return (candidate.in_flight, -candidate.held_tokens, candidate.last_used, free, candidate.worker)
 
 
 def _alone(candidate: Candidate, reason: str) -> Plan:
-    hit = candidate.hit_tokens
+    hit = candidate.reusable_tokens
     return Plan(decode=candidate.worker, prefill=None, reason=reason, prefill_hit_tokens=hit, decode_hit_tokens=hit)
 
 

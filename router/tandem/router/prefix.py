@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from tandem.core.blockhash import BlockHash, HashRoot, chain
 from tandem.core.ids import WorkerId
 from tandem.router.wire import WorkerFacts
-from tandem.router.workers import PrefixIndex
+
+
+class PrefixIndex(Protocol):
+    """How many leading blocks of a prompt each worker holds. Advice: workers check before they use a block."""
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerId, int]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixView:
-    """Hits in tokens by worker, and the hash of the prompt's last full block as each worker must compute it."""
+    """By worker: leading prompt tokens whose blocks it holds, how many of them it need not compute again (whole blocks,
+    and never the last token, whose logits are wanted), and the last full block's hash as it must compute it."""
 
-    hit_tokens: dict[WorkerId, int] = field(default_factory=dict)
+    held_tokens: dict[WorkerId, int] = field(default_factory=dict)
+    reusable_tokens: dict[WorkerId, int] = field(default_factory=dict)
     last_hashes: dict[WorkerId, bytes] = field(default_factory=dict)
 
 
@@ -38,6 +46,8 @@ class PrefixFinder:
                 chains[key] = hashes
                 held[key] = dict(self._index.lookup(hashes)) if self._index is not None and hashes else {}
             blocks = held[key].get(facts.worker, 0)
-            view.hit_tokens[facts.worker] = min(blocks * facts.block_tokens, max(0, len(prompt) - 1))
+            reusable = min(blocks, (len(prompt) - 1) // max(1, facts.block_tokens))
+            view.held_tokens[facts.worker] = blocks * facts.block_tokens
+            view.reusable_tokens[facts.worker] = reusable * facts.block_tokens
             view.last_hashes[facts.worker] = chains[key][-1] if chains[key] else b""
         return view

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from tandem.core.blockhash import BlockHash
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
 from tandem.router.links import LinkFactory, WorkerAddress, WorkerLink
 from tandem.router.plan import Candidate, refusal
+from tandem.router.prefix import PrefixView
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -37,12 +37,6 @@ class WorkerDirectory(Protocol):
         """A sign of life came over the worker's stream."""
 
 
-class PrefixIndex(Protocol):
-    """How many leading blocks of a prompt each worker holds. Advice: workers check before they use a block."""
-
-    def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerId, int]: ...
-
-
 class WorkerTable:
     """All links. A worker that left the registry keeps its link while the stream lives, but gets no new work."""
 
@@ -64,8 +58,9 @@ class WorkerTable:
         """Links that new work may go to."""
         return [link for link in self._links.values() if link.is_up and link.is_registered]
 
-    def candidates(self, hit_tokens: Mapping[WorkerId, int] | None = None) -> list[Candidate]:
-        return [_candidate(link, (hit_tokens or {}).get(link.worker, 0)) for link in self.usable()]
+    def candidates(self, view: PrefixView | None = None) -> list[Candidate]:
+        """Workers that can take work now, with what `view` says of a prompt's prefix there."""
+        return [_candidate(link, view or PrefixView()) for link in self.usable()]
 
     def note_use(self, link: WorkerLink) -> None:
         self._uses += 1
@@ -138,7 +133,7 @@ class WorkerTable:
             del self._links[link.worker]
 
 
-def _candidate(link: WorkerLink, hit_tokens: int) -> Candidate:
+def _candidate(link: WorkerLink, view: PrefixView) -> Candidate:
     facts, load = link.facts, link.load
     if facts is None:
         raise RuntimeError(f"link to {link.worker} is down")
@@ -149,7 +144,8 @@ def _candidate(link: WorkerLink, hit_tokens: int) -> Candidate:
         # Reports lag by 100 ms; what this router sent meanwhile is known at once.
         queued_tokens=max(load.queued_tokens, sum(link.pending_tokens.values())),
         in_flight=max(load.in_flight, len(link.requests)),
-        hit_tokens=hit_tokens,
+        held_tokens=view.held_tokens.get(facts.worker, 0),
+        reusable_tokens=view.reusable_tokens.get(facts.worker, 0),
         free_blocks=load.free_blocks,
         last_used=link.last_used,
         pairing=facts.pairing,

@@ -35,7 +35,7 @@ def plan(mode: Disaggregation, *candidates: Candidate, prompt_tokens: int = 100,
 
 @pytest.mark.parametrize("mode", [Disaggregation.AUTO, Disaggregation.ALWAYS])
 def test_a_pair_where_there_is_one(mode: Disaggregation) -> None:
-    chosen = plan(mode, p(), d(hit_tokens=32))
+    chosen = plan(mode, p(), d(held_tokens=32))
     assert chosen.workers == ("p0", "d0")
     assert (chosen.prefill_hit_tokens, chosen.decode_hit_tokens) == (0, 32)
 
@@ -66,10 +66,10 @@ def test_least_work_decides() -> None:
 
 
 def test_hits_count_as_work_saved_but_do_not_outweigh_a_queue() -> None:
-    assert plan(Disaggregation.AUTO, p("p0"), p("p1", hit_tokens=96), d()).prefill == "p1"
-    busy = p("p1", hit_tokens=96, queued_tokens=97)
+    assert plan(Disaggregation.AUTO, p("p0"), p("p1", reusable_tokens=96), d()).prefill == "p1"
+    busy = p("p1", reusable_tokens=96, queued_tokens=97)
     assert plan(Disaggregation.AUTO, p("p0"), busy, d()).prefill == "p0"
-    assert plan(Disaggregation.AUTO, p(), d("d0"), d("d1", hit_tokens=16)).decode == "d1"
+    assert plan(Disaggregation.AUTO, p(), d("d0"), d("d1", held_tokens=16)).decode == "d1"
 
 
 def test_equals_take_turns() -> None:
