@@ -32,6 +32,7 @@ class PrefillRole:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._whole = WholeRequests(shell)
+        self._layers = 1 + max(layer for spec in shell.engine.layout.groups for layer in spec.layers)
         self._handovers: dict[str, Handover] = {}
         self._by_transfer: dict[int, Handover] = {}
         self._quiescing: dict[int, Handover] = {}
@@ -97,6 +98,8 @@ class PrefillRole:
             if failed is not None:
                 self._fail(failed, error if isinstance(error, TandemError) else InternalError(str(error)))
         self._whole.after_step(result, {})
+        computed = tuple(part for part in result.prefilled if part.key not in result.failed)
+        self._on_layers(computed, 0, self._layers)  # what the hook was not told, having no lease
         for key, handover in touched.items():
             if handover.has_first_tokens and key in self._handovers:
                 self._prefilled(handover)

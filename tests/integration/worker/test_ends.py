@@ -10,10 +10,10 @@ import pytest
 
 from tandem.core.blockhash import BlockHash
 from tandem.core.errors import InternalError
-from tandem.core.ids import GroupId
+from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.request import BlockEvent
-from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import engine_pb2 as e
 from tests.integration.worker.loopback import Loopback, Rank
 from tests.integration.worker.pair import MODEL
 
@@ -56,19 +56,67 @@ def test_deadlines_in_every_phase(loopback: Loopback, turns: int, first: str) ->
     assert "deadline_exceeded" in {failure.code for failure in loopback.failed["r"]}
 
 
-@pytest.mark.parametrize("leg", [w.LEG_PREFILL, w.LEG_FULL])
-def test_nothing_is_said_or_kept_without_a_lease(loopback: Loopback, monkeypatch: pytest.MonkeyPatch, leg: Any) -> None:
-    """Also a request whose step failed in that time is forgotten."""
-    loopback.submit("r", prompt_of(40), max_tokens=20, ignore_eos=True, is_whole=leg == w.LEG_FULL)
-    rank = loopback.d if leg == w.LEG_FULL else loopback.p
+def lapse(rank: Rank) -> None:
     rank._pulse.grant(rank.shell.clock.now_s() - 1)
-    monkeypatch.setattr(rank.shell.engine, "_execute", _broken)
-    rank.loop.turn(max_wait_s=0.01)
-    rank.loop.turn(max_wait_s=0.01)
-    assert len(rank.shell.requests) == 0
-    loopback.cancel("r")
+
+
+def renew(rank: Rank) -> None:
+    rank._pulse.grant(rank.shell.clock.now_s() + 60)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("end", ["p", "d"])
+def test_nothing_is_done_without_a_lease(loopback: Loopback, turns: int, end: str) -> None:
+    """A rank past its lease stands still; when the lease comes back, the answer goes on as if nothing had been."""
+    loopback.submit("whole", prompt_of(200), max_tokens=12, ignore_eos=True)
+    loopback.run_until_rest(2000)
+    loopback.submit("r", prompt_of(200), max_tokens=12, ignore_eos=True)
+    for _ in range(turns):
+        loopback.turn()
+    rank = loopback.p if end == "p" else loopback.d
+    lapse(rank)
+    steps, said = rank.shell.counters.get("steps"), len(loopback.chunks["r"][0])
+    for _ in range(20):
+        rank.loop.turn(max_wait_s=0.001)
+        assert not rank.sent
+    assert rank.shell.counters.get("steps") == steps
+    assert len(loopback.chunks["r"][0]) == said
+    renew(rank)
     rest_at_baseline(loopback)
-    assert not loopback.chunks["r"]
+    assert loopback.tokens("r") == loopback.tokens("whole")
+
+
+@pytest.mark.parametrize("is_renewed", [True, False], ids=["same incarnation", "another"])
+@pytest.mark.parametrize("leg", ["p", "d"])
+def test_a_lease_that_lapses_during_a_step(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch, leg: str, is_renewed: bool
+) -> None:
+    """Its tokens wait; with the same incarnation they are said, with another one their requests are void."""
+    is_whole = leg == "d"
+    loopback.submit("r", prompt_of(40), max_tokens=20, ignore_eos=True, is_whole=is_whole)
+    rank = loopback.d if is_whole else loopback.p
+    execute = rank.shell.engine._execute
+
+    def lapsing(*arguments: Any) -> Any:
+        lapse(rank)
+        return execute(*arguments)
+
+    monkeypatch.setattr(rank.shell.engine, "_execute", lapsing)
+    rank.loop.turn(max_wait_s=0.01)
+    monkeypatch.undo()
+    said = [message for message in rank.sent if message.router.message.HasField("tokens") or message.HasField("peer")]
+    assert not said
+    if not is_renewed:
+        rank.incarnation = new_incarnation()
+        rank.deliver(e.HostToRank(incarnation=e.NewIncarnation(incarnation=rank.incarnation)))
+    renew(rank)
+    if not is_renewed:
+        loopback.turn()
+        loopback.cancel("r")
+    rest_at_baseline(loopback)
+    assert len(loopback.tokens("r")) == (20 if is_renewed else len(loopback.chunks["r"][0]))
+    if not is_renewed:
+        assert {failure.code for failure in loopback.failed["r"]} == {"cancelled"}
 
 
 def test_a_failed_step_ends_its_requests(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:

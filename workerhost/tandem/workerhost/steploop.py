@@ -52,7 +52,14 @@ class StepLoop:
             self.turn()
 
     def turn(self, max_wait_s: float = IDLE_WAIT_S) -> None:
-        """One turn: take what is there (waiting up to `max_wait_s` if there is nothing to do), one step, report."""
+        """One turn: take what is there (waiting up to `max_wait_s` if there is nothing to do), one step, report.
+
+        Past its lease the rank computes, pushes, publishes and says nothing. What comes in waits for the lease's
+        return, or for the message that makes this another incarnation.
+        """
+        if not self._has_lease():
+            self._stand_still(max_wait_s)
+            return
         wait_s = 0.0 if self._deferred else min(self._wait_s, max_wait_s)
         items = [*self._take_deferred(), *self._inbox.take(wait_s)]
         for item in items:
@@ -71,6 +78,13 @@ class StepLoop:
         self._publish()
         self._report()
 
+    def _stand_still(self, max_wait_s: float) -> None:
+        for item in self._inbox.take(max_wait_s):
+            if isinstance(item, e.HostToRank) and item.HasField("stop"):
+                self._is_stopping = True
+            else:
+                self._deferred.append(item)
+
     # ---- what came in ----------------------------------------------------------------------------------------------
 
     def _take_deferred(self) -> list[object]:
@@ -79,6 +93,9 @@ class StepLoop:
         return items
 
     def _handle(self, item: object) -> None:
+        if isinstance(item, StepResult):
+            self._role.after_step(item)
+            return
         if not isinstance(item, e.HostToRank):
             self._role.transfer_event(item)
             return
@@ -182,12 +199,13 @@ class StepLoop:
     def _on_layers(self, slices: tuple[PrefillSlice, ...], first_layer: int, last_layer: int) -> None:
         """Inside a step. Tickets are taken from the inbox here, so that pushes overlap with the rest of the step."""
         for item in self._inbox.take(0.0):
-            if isinstance(item, e.HostToRank) and item.HasField("peer") and item.peer.message.HasField("ticket"):
+            is_ticket = isinstance(item, e.HostToRank) and item.peer.message.HasField("ticket")
+            if is_ticket and self._has_lease():
                 self._handle(item)
             else:
                 self._deferred.append(item)
         hook = self._role.layer_hook
-        if hook is not None:
+        if hook is not None and self._has_lease():  # what is not pushed now goes with the next chunk, or never
             hook(slices, first_layer, last_layer)
 
     def _step(self) -> bool:
@@ -201,12 +219,9 @@ class StepLoop:
         self._measure(result)
         if self._has_lease():
             self._role.after_step(result)
-        else:
-            event(_log, "tokens dropped without a lease", logging.WARNING, tokens=len(result.outputs))
-            for key in {output.key for output in result.outputs} | result.failed.keys():
-                tracked = self._shell.requests.get(key)
-                if tracked is not None:
-                    self._cancel(tracked, "the worker lost its lease")
+        else:  # it lapsed during the step
+            event(_log, "tokens wait for the lease", logging.WARNING, tokens=len(result.outputs))
+            self._deferred.append(result)
         self._shell.last_step = (result.started_s, result.ended_s)
         return bool(result.outputs or result.prefill_tokens or result.decode_tokens or result.failed)
 
