@@ -73,6 +73,7 @@ class BlockLedger:
         self._cached: OrderedDict[BlockId, None] = OrderedDict()  # oldest first
         self._holders: dict[BlockId, set[Holder]] = {}
         self._held_by: dict[Holder, list[BlockId]] = {}
+        self._kind_counts = dict.fromkeys(HoldKind, 0)  # of held blocks, each by its highest kind
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._block_of: dict[BlockHash, BlockId] = {}
 
@@ -88,6 +89,7 @@ class BlockLedger:
         blocks = [self._take() for _ in range(count)]
         for block in blocks:
             self._holders[block] = {holder}
+        self._kind_counts[holder.kind] += count
         self._held_by.setdefault(holder, []).extend(blocks)
         return blocks
 
@@ -102,7 +104,9 @@ class BlockLedger:
                 holders = self._holders[block] = set()
             if holder in holders:
                 raise LedgerError(f"{holder} already holds block {block}")
+            self._uncount(holders)
             holders.add(holder)
+            self._kind_counts[_kind_of(holders)] += 1
         self._held_by.setdefault(holder, []).extend(blocks)
 
     def move(self, source: Holder, target: Holder) -> None:
@@ -110,10 +114,12 @@ class BlockLedger:
         blocks = self._held_by.pop(source, [])
         for block in blocks:
             holders = self._holders[block]
+            self._uncount(holders)
             holders.remove(source)
             if target in holders:
                 raise LedgerError(f"{target} already holds block {block}")
             holders.add(target)
+            self._kind_counts[_kind_of(holders)] += 1
         if blocks:
             self._held_by.setdefault(target, []).extend(blocks)
 
@@ -127,8 +133,11 @@ class BlockLedger:
             holders = self._holders.get(block)
             if holders is None or holder not in holders:
                 raise LedgerError(f"{holder} does not hold block {block}")
+            self._uncount(holders)
             holders.remove(holder)
-            if not holders:
+            if holders:
+                self._kind_counts[_kind_of(holders)] += 1
+            else:
                 del self._holders[block]
                 if block in self._hash_of:
                     self._cached[block] = None
@@ -197,9 +206,8 @@ class BlockLedger:
         return count
 
     def counts(self) -> LedgerCounts:
-        by_kind = dict.fromkeys(HoldKind, 0)
-        for holders in self._holders.values():
-            by_kind[max(h.kind for h in holders)] += 1
+        """Blocks by state; costs the same however many are held."""
+        by_kind = self._kind_counts
         return LedgerCounts(
             total=self.num_blocks,
             free=len(self._free),
@@ -221,10 +229,19 @@ class BlockLedger:
             raise LedgerError(f"group {self.group}: a holder lists a block twice")
         if pairs != {(holder, block) for block, holders in self._holders.items() for holder in holders}:
             raise LedgerError(f"group {self.group}: holders and blocks disagree")
+        by_kind = dict.fromkeys(HoldKind, 0)
+        for holders in self._holders.values():
+            by_kind[_kind_of(holders)] += 1
+        if by_kind != self._kind_counts:
+            raise LedgerError(f"group {self.group}: counted {self._kind_counts}, held are {by_kind}")
         if {h: b for b, h in self._hash_of.items()} != self._block_of:
             raise LedgerError(f"group {self.group}: hashes and blocks disagree")
         if any(block not in self._hash_of for block in self._cached):
             raise LedgerError(f"group {self.group}: a cached block has no hash")
+
+    def _uncount(self, holders: set[Holder]) -> None:
+        if holders:
+            self._kind_counts[_kind_of(holders)] -= 1
 
     def _take(self) -> BlockId:
         return self._free.pop() if self._free else self._evict()
@@ -236,3 +253,7 @@ class BlockLedger:
         if self._on_removed:
             self._on_removed(block_hash)
         return block
+
+
+def _kind_of(holders: set[Holder]) -> HoldKind:
+    return max(holder.kind for holder in holders)
