@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 import urllib.request
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tandem.prefixindex.lease import LEASE_S
 from tests.e2e.cluster import Cluster, is_alive, kill, running, wait_for
 
 HEAR_OF_IT_S = 5.0
@@ -99,6 +102,38 @@ def test_kill_while_a_request_is_there(cluster: Cluster, worker: str, part: int)
     for stream in streams:
         stream.join(60)
         assert not stream.is_alive()
+    wait_for(lambda: _is_quiet(cluster), 10, "nothing in flight, nothing held")
+
+
+@pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
+def test_a_worker_that_is_stopped_and_wakes_up(cluster: Cluster, worker: str) -> None:
+    """SIGSTOP of all of it: clients hear of it; after SIGCONT it is somebody else, and serves."""
+    wait_for(lambda: is_serving(cluster), 60, "the cluster serves")
+    wait_for(lambda: _is_quiet(cluster), 10, "nothing in flight")
+    before = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
+    pids = cluster.pids()[worker]
+    streams = [Stream(cluster, 100, 3000) for _ in range(3)] if worker == "decode-0" else []
+    if streams:
+        wait_for(lambda: all(s.tokens > 3 for s in streams), 30, "tokens flow")
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        if not streams:
+            streams = [Stream(cluster, 200, 20)]
+        for stream in streams:
+            stream.join(HEAR_OF_IT_S + 5)
+            assert not stream.is_alive()
+            assert stream.error is not None
+            print(f"heard of it after {stream.ended_s - stopped_s:.1f} s: {stream.error['code']}")
+        wait_for(lambda: time.monotonic() - stopped_s > LEASE_S + 0.5, 10, "its lease lapsed by any clock")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: is_serving(cluster), 60, "the worker that woke up serves")
+    after = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
+    assert cluster.pids()[worker] == pids
+    assert after[worker] != before[worker]
     wait_for(lambda: _is_quiet(cluster), 10, "nothing in flight, nothing held")
 
 

@@ -102,6 +102,23 @@ def test_a_lost_registry_entry(tmp_path: Path, has_lapsed: bool, keeps_incarnati
     asyncio.run(run())
 
 
+def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
+    """After a stop, pings that waited in the socket arrive first; the worker must still become somebody else."""
+
+    async def run() -> None:
+        async with joined(tmp_path) as (watched, incarnation, redis):
+            watched.membership.is_alive = False
+            watched.clock.advance(2.6)
+            watched.membership.is_alive = True
+            granted = list(watched.leases)
+            watched.membership.acknowledged()
+            assert watched.leases == granted
+            await eventually(lambda: bool(watched.renewed))
+            assert await registered(redis) == watched.renewed[0] != incarnation
+
+    asyncio.run(run())
+
+
 def test_no_pulse_no_beat(tmp_path: Path) -> None:
     async def run() -> None:
         async with joined(tmp_path) as (watched, _, _redis):

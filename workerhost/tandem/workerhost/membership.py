@@ -63,10 +63,18 @@ class Membership:
         return incarnation
 
     def acknowledged(self) -> None:
-        """Somebody who counts confirmed this incarnation just now."""
-        if self.is_alive:
-            self._until_s = self._clock.now_s() + LEASE_S
-            self._on_lease(self._until_s)
+        """Somebody who counts confirmed this incarnation just now.
+
+        Too late after a lapse: what is heard then may have waited in a socket while we stood still, and others have
+        given us up meanwhile. Only registering anew helps.
+        """
+        if self.is_alive and not self.has_lapsed:
+            self._grant()
+
+    @property
+    def has_lapsed(self) -> bool:
+        """Whether nobody has acknowledged this incarnation for a whole lease."""
+        return self._clock.now_s() >= self._until_s
 
     def publish(self, changes: Iterable[tuple[GroupId, BlockHash, bool]]) -> None:
         """Queue (group, hash, is removed) for the index; never blocks."""
@@ -107,19 +115,20 @@ class Membership:
             if self.is_alive:
                 position = self._publisher.position
                 try:
-                    if await self._lease.beat(position.seq, position.blocks, position.digest):
-                        self.acknowledged()
-                    else:
+                    if self.has_lapsed or not await self._lease.beat(*position):
                         await self._rejoin()
+                    else:
+                        self.acknowledged()
                 except UnavailableError as error:
                     event(_log, "beat not acknowledged", logging.WARNING, error=error)
             await asyncio.sleep(BEAT_S)
 
     async def _rejoin(self) -> None:
-        """The registry does not know this incarnation. If the lease never lapsed by our own clock (a router went on
-        acknowledging, or Redis lost its data between two beats), nothing was fenced: register the same one again."""
+        """The lease lapsed, or the registry does not know this incarnation. If it never lapsed by our own clock (a
+        router went on acknowledging, or Redis lost its data between two beats), nothing was fenced: register the same
+        one again."""
         assert self._publisher is not None
-        has_lapsed = self._clock.now_s() >= self._until_s
+        has_lapsed = self.has_lapsed
         incarnation = new_incarnation() if has_lapsed else Incarnation(self._info.incarnation)
         await self._register(incarnation)
         self._publisher.renew(incarnation)
@@ -130,8 +139,12 @@ class Membership:
         assert self._lease is not None
         self._info.incarnation = incarnation
         await self._lease.register(_record(self._info))
-        self.acknowledged()
+        self._grant()
         return incarnation
+
+    def _grant(self) -> None:
+        self._until_s = self._clock.now_s() + LEASE_S
+        self._on_lease(self._until_s)
 
 
 def _record(info: w.WorkerInfo) -> WorkerRecord:
