@@ -95,7 +95,7 @@ def _run_part(part: str, report: Report, device: torch.device, rehearsal: bool, 
     return True
 
 
-def _machine(report, device, rehearsal: bool) -> None:  # type: ignore[no-untyped-def]
+def _machine(report: Report, device: torch.device, rehearsal: bool) -> None:
     from bench.gpu import machine
 
     report.add(

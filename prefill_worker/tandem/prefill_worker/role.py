@@ -115,7 +115,8 @@ class PrefillRole:
             self._fail(handover, InternalError("the answer goes on, but no decode worker was planned for it"))
             return
         self._complete_if_ready(handover)
-        self._shell.outbox.phase(handover.tracked, Phase.TRANSFER)
+        if handover.tracked.key in self._handovers:  # else it just failed, and nothing may follow that
+            self._shell.outbox.phase(handover.tracked, Phase.TRANSFER)
 
     # ---- push ----------------------------------------------------------------------------------------------------
 
@@ -124,8 +125,11 @@ class PrefillRole:
         if ticket is None:
             return
         for group, plan in zip(ticket.groups, handover.plans, strict=True):
+            pushes = plan.take()
+            if not pushes:
+                continue
             source = self._shell.engine.block_table(handover.tracked.key, group.group)
-            for push in plan.take():
+            for push in pushes:
                 self._shell.sender.push(
                     ticket.transfer,
                     group.group,
@@ -160,7 +164,7 @@ class PrefillRole:
                 self._fail(handover, from_code(refused.code, refused.message))
         elif kind == "verified":
             handover = self._by_transfer.get(message.verified.transfer)
-            if handover is not None:
+            if handover is not None and handover.peer.worker == peer:
                 handover.is_verified = True
                 self._end_if_done(handover)
         elif kind == "failed":
@@ -260,8 +264,8 @@ class PrefillRole:
 
     def _tell(self, handover: Handover, message: w.PeerMessage, *, dial: bool = False) -> None:
         address = handover.peer.address if dial else ""
-        peer = handover.peer
-        self._shell.outbox.to_peer(peer.worker, peer.incarnation, message, address=address)  # type: ignore[arg-type]
+        worker, incarnation = WorkerId(handover.peer.worker), Incarnation(handover.peer.incarnation)
+        self._shell.outbox.to_peer(worker, incarnation, message, address=address)
 
     def _find(self, peer: WorkerId, request: str, attempt: int) -> Handover | None:
         handover = self._handovers.get(request_key(request, attempt))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.core.ids import WorkerId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.kvtransfer.events import SendFailed, Sent
 from tandem.rpc.v1 import engine_pb2 as e
@@ -164,6 +165,19 @@ def test_a_failure_of_another_transfer_is_not_ours(loopback: Loopback) -> None:
     from_peer(loopback.d, loopback.p, failed=late)
     rest_at_baseline(loopback)
     assert len(loopback.tokens("r")) == 20
+
+
+def test_a_verdict_of_another_worker_is_not_ours(loopback: Loopback) -> None:
+    """Only the worker that received the blocks can say that it verified them."""
+    loopback.submit("r", prompt_of(200), max_tokens=4, ignore_eos=True)
+    while not loopback.p.role._by_transfer:  # type: ignore[attr-defined]
+        loopback.turn()
+    ((transfer, handover),) = loopback.p.role._by_transfer.items()  # type: ignore[attr-defined]
+    verified = w.PeerMessage(verified=w.Verified(request="r", attempt=1, transfer=transfer))
+    loopback.p.role.peer_message(WorkerId("x9"), verified, 0.0)
+    assert not handover.is_verified
+    rest_at_baseline(loopback)
+    assert len(loopback.tokens("r")) == 4
 
 
 @pytest.mark.parametrize("is_sent", [True, False])
