@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # at run time the path has to be set first
     from bench.gpu.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("correctness", "attention", "decode")
+PARTS = ("correctness", "attention", "decode", "transfer")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.rehearse:
         os.environ["TRITON_INTERPRET"] = "1"
-    sys.path[:0] = [str(ROOT), *(str(ROOT / root) for root in ("core", "kernels", "engine", "kvtransfer"))]
+    sys.path[:0] = [str(ROOT), *(str(ROOT / root) for root in ("core", "kernels", "engine", "kvtransfer", "worker"))]
     import torch
 
     from bench.gpu import machine
@@ -72,13 +72,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _run_part(part: str, report: Report, device: torch.device, rehearsal: bool, deadline: float | None) -> bool:
     """Run the cases of a part that are not done. Returns False when time ran out."""
-    from bench.gpu import attention, correctness, decode
+    from bench.gpu import attention, correctness, decode, transfer
 
     if part == "machine":
         cases = iter([("machine", partial(_machine, device=device, rehearsal=rehearsal))])
     else:
-        module = {"correctness": correctness, "attention": attention, "decode": decode}[part]
-        cases = module.cases(device, rehearsal=rehearsal)
+        modules = {"correctness": correctness, "attention": attention, "decode": decode, "transfer": transfer}
+        cases = modules[part].cases(device, rehearsal=rehearsal)
     for name, body in cases:
         key = f"{part}: {name}"
         if key in report.done:

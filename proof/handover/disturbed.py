@@ -208,7 +208,7 @@ class Disturbed(Loopback):
         if kind == 0:
             self._channel_breaks(rank, other)
         elif kind == 1:
-            for link in list(self.p.shell.sender._links.values()):
+            for link in list(self.p.sender._links.values()):
                 link.close()
         elif kind == 2:
             rank.incarnation = new_incarnation()

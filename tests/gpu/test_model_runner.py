@@ -27,12 +27,21 @@ def run(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-3), ("bfloat16", 0.5)])
-def test_the_gpu_agrees_with_the_cpu(dtype: str, tolerance: float) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "tolerance"),
+    [
+        ("float32", "auto", 2e-3),
+        ("bfloat16", "auto", 0.5),
+        ("float32", "bfloat16", 0.1),
+        ("bfloat16", "float32", 0.5),
+        ("bfloat16", "float16", 0.5),
+    ],
+)
+def test_the_gpu_agrees_with_the_cpu(dtype: str, kv_dtype: str, tolerance: float) -> None:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, 4096, (310,), generator=generator).tolist()
     runners = [
-        ModelRunner(model_dir=BUNDLED, dtype=dtype, device=device, num_blocks=48, max_model_len=512)
+        ModelRunner(model_dir=BUNDLED, dtype=dtype, kv_dtype=kv_dtype, device=device, num_blocks=48, max_model_len=512)
         for device in ("cpu", "cuda")
     ]
     cpu, gpu = (run(runner, tokens) for runner in runners)

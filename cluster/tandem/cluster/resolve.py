@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
+from tandem.cluster.worker_settings import check_fit, check_workers, share_out
 from tandem.core.config import ClusterConfig, Disaggregation, PoolSection, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, ModelError, StartupError
@@ -18,8 +19,6 @@ from tandem.engine.model_config import DTYPES, read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model, weight_files
 
 _DTYPES = ("auto", *DTYPES)
-_DEVICES = ("auto", "cpu", "cuda")
-_TRANSPORTS = ("auto", "shm", "grpc")
 _HIGHEST_PORT = 65535
 _SHORTEST_CONTEXT = 16
 """Tokens; the requests with which workers and routers try themselves out have to fit."""
@@ -34,7 +33,8 @@ class ResolvedCluster:
     served_names: tuple[str, ...]
     pools: tuple[Pool, ...]
     router: RouterSection
-    worker: WorkerSection
+    workers: dict[RoleName, WorkerSection]
+    """What workers of each role are set to."""
 
     @property
     def worker_count(self) -> int:
@@ -47,8 +47,10 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     counts = _counts(config.pools)
     _check_host(config.router.host)
     router = resolve_ports(config.router)
-    model = resolve_model(config.model.path or str(bundled_model()), revision=config.model.revision)
-    _check_model(model)
+    has_weights = config.worker.engine != "sim"
+    path = config.model.path or str(bundled_model())
+    model = resolve_model(path, revision=config.model.revision, has_weights=has_weights)
+    _check_model(model, has_weights=has_weights)
     pools = tuple(
         Pool(name=role.value, model=model.name, role=role, count=count, revision=model.commit)
         for role, count in counts.items()
@@ -56,15 +58,14 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     )
     DesiredState(version=1, pools=pools).validate()
     _check_disaggregation(config, counts)
-    workers = sum(counts.values())
-    threads = config.worker.threads or max(1, environment.cores // workers)
+    check_fit(config, counts, read_model_config(model.path))
     return ResolvedCluster(
         config=config,
         model=model,
         served_names=config.model.served_names or (model.name,),
         pools=pools,
         router=router,
-        worker=dataclasses.replace(config.worker, threads=threads),
+        workers=share_out(config, counts, environment.cores),
     )
 
 
@@ -131,24 +132,11 @@ def _counts(pools: PoolSection) -> dict[RoleName, int]:
 
 
 def _check_settings(config: ClusterConfig) -> None:
-    worker = config.worker
-    choices = (
-        ("--dtype", config.model.dtype, _DTYPES),
-        ("--device", worker.device, _DEVICES),
-        ("--transport", worker.transport, _TRANSPORTS),
-    )
-    for flag, value, allowed in choices:
-        if value not in allowed:
-            raise ConfigError(f"{flag} is {value!r}", todo=f"Use one of {', '.join(allowed)}")
+    if config.model.dtype not in _DTYPES:
+        raise ConfigError(f"--dtype is {config.model.dtype!r}", todo=f"Use one of {', '.join(_DTYPES)}")
+    check_workers(config)
     least = (
         ("--max-model-len", config.model.max_model_len, 0),
-        ("--threads", worker.threads, 0),
-        ("--block-tokens", worker.block_tokens, 1),
-        ("--kv-memory", worker.kv_memory_bytes, 1),
-        ("worker.max_step_tokens", worker.max_step_tokens, 1),
-        ("worker.chunk_tokens", worker.chunk_tokens, 1),
-        ("worker.max_sequences", worker.max_sequences, 1),
-        ("worker.layer_group", worker.layer_group, 0),
         ("router.max_body_bytes", config.router.max_body_bytes, 1),
     )
     for name, value_given, smallest in least:
@@ -195,12 +183,12 @@ def _check_disaggregation(config: ClusterConfig, counts: dict[RoleName, int]) ->
         )
 
 
-def _check_model(model: ModelSource) -> None:
+def _check_model(model: ModelSource, *, has_weights: bool) -> None:
     if not (model.path / "config.json").is_file():
         raise ModelError(
             f"{model.path} is no model", why="it has no config.json", todo="Give a folder in Hugging Face format"
         )
     read_model_config(model.path)
-    for name in weight_files(model.path):
+    for name in weight_files(model.path) if has_weights else ():
         if not (model.path / name).is_file():
             raise ModelError(f"{model.path} is not complete", why=f"{name} is missing", todo="Download the model again")

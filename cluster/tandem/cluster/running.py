@@ -207,9 +207,9 @@ class RunningCluster:
             secret_file=str(self._held.state.secret_file),
             runtime_dir=str(self._sockets),
             log_level=resolved.config.log_level,
-            settings=resolved.worker,
+            settings=resolved.workers[pool.role],
         )
-        return WorkerSpec(config=config, threads=resolved.worker.threads)
+        return WorkerSpec(config=config, threads=config.settings.threads)
 
     def _context(self, addresses: RouterAddresses) -> Context:
         return Context(

@@ -24,7 +24,8 @@ from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.running import RunningCluster
 from tandem.cluster.state_dir import StateDir
 from tandem.core import logs
-from tandem.core.config import ClusterConfig
+from tandem.core.config import ClusterConfig, WorkerSection
+from tandem.core.desired import Pool
 from tandem.core.errors import StartupError
 
 READY_TIMEOUT_S = 300.0
@@ -81,10 +82,17 @@ def _check(config: ClusterConfig, environment: Environment, progress: Progress) 
         progress.say("model", f"looking for {config.model.path}")
     resolved = resolve(config, environment)
     check_ports(resolved.router)
-    pools = ", ".join(f"{pool.count} {pool.role}" for pool in resolved.pools)
     progress.say("model", f"{resolved.model.name} in {resolved.model.path}")
-    progress.say("plan", f"{pools}; {resolved.worker.threads} threads a worker on {environment.cores} cores")
+    pools = ", ".join(_pool_text(pool, resolved.workers[pool.role]) for pool in resolved.pools)
+    progress.say("plan", f"{pools} on {environment.cores} cores")
     return resolved
+
+
+def _pool_text(pool: Pool, settings: WorkerSection) -> str:
+    """Such as "2 decode (TP 4, 1 thread a rank)"."""
+    threads = "1 thread" if settings.threads == 1 else f"{settings.threads} threads"
+    ranks = f"TP {settings.tp}, {threads} a rank" if settings.tp > 1 else f"{threads} a worker"
+    return f"{pool.count} {pool.role} ({ranks})"
 
 
 @contextlib.contextmanager

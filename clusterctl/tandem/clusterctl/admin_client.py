@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,6 +66,25 @@ class AdminClient:
             raise InternalError(f"{self.endpoint} does not answer like an admin port")
         return answer
 
+    def audit(self) -> dict[str, Any]:
+        """One look at every worker's KV ledger."""
+        return self._record("GET", "/admin/v1/kv/audit", "holds")
+
+    def net(self) -> dict[str, Any]:
+        """Measured links between hosts, and those in use between workers."""
+        return self._record("GET", "/admin/v1/net", "measured")
+
+    def repair(self, holds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Ask for the release of holds of `audit`; {"released": […], "refused": […]}."""
+        body = {"holds": [dict(hold) for hold in holds]}
+        return self._record("POST", "/admin/v1/kv/repair", "released", body)
+
+    def _record(self, method: str, path: str, key: str, body: object = None) -> dict[str, Any]:
+        answer = self._call(method, path, body).json()
+        if not isinstance(answer, dict) or key not in answer:
+            raise InternalError(f"{self.endpoint} does not answer {path} like an admin port")
+        return answer
+
     def down(self) -> None:
         """Ask the whole cluster to stop; returns once the request is accepted."""
         try:
@@ -93,9 +112,9 @@ class AdminClient:
             return False
         return False
 
-    def _call(self, method: str, path: str) -> httpx.Response:
+    def _call(self, method: str, path: str, body: object = None) -> httpx.Response:
         try:
-            answer = self._http.request(method, path)
+            answer = self._http.request(method, path, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UnavailableError(
                 f"no cluster answers at {self.endpoint}",

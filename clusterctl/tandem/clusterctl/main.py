@@ -1,4 +1,7 @@
-"""`clusterctl up | down | status`. Exit codes: 0 done, 1 failed, 2 wrong usage or a cluster that cannot start."""
+"""`clusterctl up | down | status | net | kv`. Exit codes: 0 done, 1 failed, 2 wrong usage or a cluster cannot start.
+
+`kv audit` has its own (kv.py).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl import status_view
+from tandem.clusterctl import kv, net, status_view
 from tandem.clusterctl.admin_client import AdminClient
+from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
 from tandem.clusterctl.up_flags import UpFlags
 from tandem.core.config import DEFAULT_CLUSTER, Disaggregation
 from tandem.core.errors import ConfigError, StartupError, TandemError, UnavailableError
@@ -33,10 +37,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
-Name = Annotated[str, typer.Option(help="Which cluster, if several run here.")]
-StateDirFlag = Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")]
-Endpoint = Annotated[str, typer.Option(help="Admin port of a cluster elsewhere, such as http://127.0.0.1:8002.")]
-KeyFile = Annotated[str, typer.Option(help="File with the admin key.")]
+app.add_typer(kv.app, name="kv")
+app.command()(net.net)
 
 
 @app.command()
@@ -62,14 +64,45 @@ def up(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Memory for KV of each worker, such as 256MiB.")] = None,
+    prefill_kv_memory: Annotated[str | None, typer.Option(help="--kv-memory of prefill workers.")] = None,
+    decode_kv_memory: Annotated[str | None, typer.Option(help="--kv-memory of decode workers.")] = None,
     block_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV block.")] = None,
+    prefill_block_tokens: Annotated[int | None, typer.Option(help="--block-tokens of prefill workers.")] = None,
+    decode_block_tokens: Annotated[
+        int | None, typer.Option(help="--block-tokens of decode workers; KV is re-blocked on its way.")
+    ] = None,
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Type of stored KV: auto (as --dtype), float32, bfloat16 or float16.")
+    ] = None,
+    prefill_kv_dtype: Annotated[str | None, typer.Option(help="--kv-dtype of prefill workers.")] = None,
+    decode_kv_dtype: Annotated[
+        str | None, typer.Option(help="--kv-dtype of decode workers; KV is converted on its way.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Tensor parallelism: processes of one worker that share the model.")
+    ] = None,
+    prefill_tp: Annotated[int | None, typer.Option(help="--tp of prefill workers.")] = None,
+    decode_tp: Annotated[int | None, typer.Option(help="--tp of decode workers.")] = None,
+    wire_codec: Annotated[
+        str | None, typer.Option(help="Compress KV on slow links: int8, fp8 or none. Answers may change slightly.")
+    ] = None,
+    wire_codec_below: Annotated[
+        str | None, typer.Option(help="A link measured below this many bytes/s is slow, such as 125MB; or always.")
+    ] = None,
     deterministic: Annotated[
         bool | None,
         typer.Option("--deterministic/--no-deterministic", help="Answers independent of batches (fp32, CPU)."),
     ] = None,
-    transport: Annotated[str | None, typer.Option(help="How KV travels: auto, shm or grpc.")] = None,
+    transport: Annotated[
+        str | None, typer.Option(help="How KV travels: auto, or one transport (shm, tcp, grpc).")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="model, or sim: KV by arithmetic, without weights; for trials and tests.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Compute threads of a worker; 0 = cores / workers.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Compute threads of a rank; 0 = cores / ranks of all workers.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the cluster; several can run side by side.")] = None,
     state_dir: Annotated[str | None, typer.Option(help="Where state is kept [env: TANDEM_STATE_DIR].")] = None,
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None,
@@ -86,6 +119,11 @@ def up(
         prefill=prefill, decode=decode, mixed=mixed, disaggregation=disaggregation, host=host, port=port,
         grpc_port=grpc_port, admin_port=admin_port, redis=redis, dtype=dtype, max_model_len=max_model_len,
         kv_memory=kv_memory, block_tokens=block_tokens, deterministic=deterministic, transport=transport,
+        prefill_kv_memory=prefill_kv_memory, decode_kv_memory=decode_kv_memory,
+        prefill_block_tokens=prefill_block_tokens, decode_block_tokens=decode_block_tokens,
+        kv_dtype=kv_dtype, prefill_kv_dtype=prefill_kv_dtype, decode_kv_dtype=decode_kv_dtype,
+        tp=tp, prefill_tp=prefill_tp, decode_tp=decode_tp,
+        wire_codec=wire_codec, wire_codec_below=wire_codec_below, engine=engine,
         device=device, threads=threads, name=name, state_dir=state_dir, log_level=log_level, config=config,
     )  # fmt: skip
     if not timeout > 0:

@@ -8,7 +8,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tandem.core.pairing import ALWAYS_BYTES_PER_S
+
 Record = Mapping[str, Any]
+_SHOWN_PAIRS = 4
 
 
 def show(status: Record, console: Console) -> None:
@@ -16,8 +19,8 @@ def show(status: Record, console: Console) -> None:
     for name, value in _summary(status).items():
         console.print(f"{name:<15} {value}", markup=False, highlight=False, soft_wrap=True)
     console.print(_workers(status.get("workers") or []))
-    for pair in status.get("refused_pairs") or []:
-        text = f"never paired: {pair.get('prefill')} and {pair.get('decode')}: {pair.get('why')}"
+    console.print(_kv(status.get("workers") or []))
+    for text in (*_paired(status.get("pairs") or []), *map(_refused, status.get("refused_pairs") or [])):
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -61,6 +64,52 @@ def _workers(workers: list[Record]) -> Table:
             str(total),
         )
     return table
+
+
+def _kv(workers: list[Record]) -> Table:
+    """What decides who pairs with whom, and in which form blocks travel."""
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("KV OF", "TP", "BLOCK TOKENS", "DTYPE", "PROTOCOL", "TRANSPORTS", "CODECS", "WIRE CODEC"):
+        table.add_column(column, justify="right" if column in ("TP", "BLOCK TOKENS") else "left")
+    for worker in workers:
+        if "tp" in worker:
+            table.add_row(
+                _text(worker.get("worker")),
+                _text(worker.get("tp")),
+                _text(worker.get("block_tokens")),
+                _text(worker.get("kv_dtype")),
+                _text(worker.get("protocol")),
+                _list(worker.get("transports")),
+                _list(worker.get("codecs")),
+                _wire_codec(worker),
+            )
+    return table
+
+
+def _wire_codec(worker: Record) -> str:
+    """Such as "int8 below 125 MB/s"."""
+    if not worker.get("wire_codec"):
+        return "–"
+    below = float(worker.get("wire_codec_below_bytes_per_s") or 0.0)
+    when = "always" if below >= ALWAYS_BYTES_PER_S else f"below {below / 1e6:g} MB/s"
+    return f"{worker['wire_codec']} {when}"
+
+
+def _paired(pairs: list[Record]) -> list[str]:
+    """One line for every form in which blocks travel, with the pairs that it is for."""
+    by_form: dict[str, list[str]] = {}
+    for pair in pairs:
+        by_form.setdefault(str(pair.get("form")), []).append(f"{pair.get('prefill')} to {pair.get('decode')}")
+    return [f"paired, {form}: {_some(names)}" for form, names in sorted(by_form.items())]
+
+
+def _some(names: list[str]) -> str:
+    rest = len(names) - _SHOWN_PAIRS
+    return ", ".join(names[:_SHOWN_PAIRS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _refused(pair: Record) -> str:
+    return f"never paired: {pair.get('prefill')} and {pair.get('decode')}: {pair.get('why')}"
 
 
 def _state(worker: Record) -> str:

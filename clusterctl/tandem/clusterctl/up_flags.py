@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig, Disaggregation
+from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
 Section = TypeVar("Section")
 
@@ -29,12 +30,25 @@ class UpFlags:
     prefill: int | None = None
     decode: int | None = None
     mixed: int | None = None
+    engine: str | None = None
     device: str | None = None
     kv_memory: str | None = None
     block_tokens: int | None = None
     deterministic: bool | None = None
     transport: str | None = None
     threads: int | None = None
+    tp: int | None = None
+    prefill_tp: int | None = None
+    decode_tp: int | None = None
+    kv_dtype: str | None = None
+    prefill_kv_dtype: str | None = None
+    decode_kv_dtype: str | None = None
+    prefill_block_tokens: int | None = None
+    decode_block_tokens: int | None = None
+    prefill_kv_memory: str | None = None
+    decode_kv_memory: str | None = None
+    wire_codec: str | None = None
+    wire_codec_below: str | None = None
     host: str | None = None
     port: int | None = None
     grpc_port: int | None = None
@@ -45,9 +59,6 @@ class UpFlags:
     def to_config(self) -> ClusterConfig:
         """The file's configuration, or the defaults, with these flags over it; raises ConfigError."""
         base = config_loader.load(self.config, ClusterConfig) if self.config else ClusterConfig()
-        kv_memory_bytes = None
-        if self.kv_memory is not None:
-            kv_memory_bytes = config_loader.parse_size(self.kv_memory, field="--kv-memory")
         config = _over(base, name=self.name, state_dir=self.state_dir, log_level=self.log_level)
         return dataclasses.replace(
             config,
@@ -62,12 +73,31 @@ class UpFlags:
             pools=_over(base.pools, prefill=self.prefill, decode=self.decode, mixed=self.mixed),
             worker=_over(
                 base.worker,
+                engine=self.engine,
                 device=self.device,
-                kv_memory_bytes=kv_memory_bytes,
+                kv_memory_bytes=_size(self.kv_memory, "--kv-memory"),
                 block_tokens=self.block_tokens,
+                tp=self.tp,
+                kv_dtype=self.kv_dtype,
+                wire_codec="" if self.wire_codec == "none" else self.wire_codec,
+                wire_codec_below_bytes_per_s=self._codec_below(),
                 is_deterministic=self.deterministic,
                 transport=self.transport,
                 threads=self.threads,
+            ),
+            prefill=_over(
+                base.prefill,
+                tp=self.prefill_tp,
+                kv_dtype=self.prefill_kv_dtype,
+                block_tokens=self.prefill_block_tokens,
+                kv_memory_bytes=_size(self.prefill_kv_memory, "--prefill-kv-memory"),
+            ),
+            decode=_over(
+                base.decode,
+                tp=self.decode_tp,
+                kv_dtype=self.decode_kv_dtype,
+                block_tokens=self.decode_block_tokens,
+                kv_memory_bytes=_size(self.decode_kv_memory, "--decode-kv-memory"),
             ),
             router=_over(
                 base.router,
@@ -79,6 +109,16 @@ class UpFlags:
             ),
             redis=_over(base.redis, url=self.redis),
         )
+
+    def _codec_below(self) -> float | None:
+        """Bytes a second."""
+        if self.wire_codec_below == "always":
+            return ALWAYS_BYTES_PER_S
+        return _size(self.wire_codec_below, "--wire-codec-below")
+
+
+def _size(text: str | None, flag: str) -> int | None:
+    return None if text is None else config_loader.parse_size(text, field=flag)
 
 
 def _over(section: Section, **given: Any) -> Section:

@@ -13,6 +13,8 @@ from tandem.core.lifecycle import RoleName
 
 DEFAULT_CLUSTER = "tandem"
 DEFAULT_PORT = 8000
+ENGINES = ("model", "sim")
+"""What `engine` may be: computing the model, or arithmetic in its place."""
 
 
 class Disaggregation(StrEnum):
@@ -44,9 +46,44 @@ class PoolSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSection:
-    """`[worker]`: settings of every worker. `threads` 0 = cores divided by workers, at least 1."""
+class SimSection:
+    """`[worker.sim]`: how long the simulated engine takes. 0 = as fast as it can."""
 
+    prefill_tokens_per_s: float = 0.0
+    decode_step_s: float = 0.0
+    decode_sequence_s: float = 0.0
+    """Added to a decode step for every sequence in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSection:
+    """`[prefill]`, `[decode]`, `[mixed]`: what workers of one role do differently from `[worker]`; None = the same."""
+
+    tp: int | None = None
+    block_tokens: int | None = None
+    kv_dtype: str | None = None
+    kv_memory_bytes: int | None = None
+    threads: int | None = None
+    device: str | None = None
+    transport: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSection:
+    """`[worker]`: settings of every worker. `threads` 0 = cores divided by ranks, at least 1.
+
+    `engine`: "model" computes, "sim" writes, moves and reads back KV by arithmetic, without weights. `kv_dtype` "auto"
+    = the compute dtype. `wire_codec` ("int8", "fp8", "" = none) compresses KV on links that were measured below
+    `wire_codec_below_bytes_per_s`. `transports` is what a worker listens on; empty = all that work here.
+    """
+
+    engine: str = "model"
+    tp: int = 1
+    kv_dtype: str = "auto"
+    wire_codec: str = ""
+    wire_codec_below_bytes_per_s: float = 125e6
+    transports: tuple[str, ...] = ()
+    sim: SimSection = field(default_factory=SimSection)
     device: str = "auto"
     kv_memory_bytes: int = 256 * 1024 * 1024
     block_tokens: int = 16
@@ -93,6 +130,9 @@ class ClusterConfig:
     model: ModelSection = field(default_factory=ModelSection)
     pools: PoolSection = field(default_factory=PoolSection)
     worker: WorkerSection = field(default_factory=WorkerSection)
+    prefill: RoleSection = field(default_factory=RoleSection)
+    decode: RoleSection = field(default_factory=RoleSection)
+    mixed: RoleSection = field(default_factory=RoleSection)
     router: RouterSection = field(default_factory=RouterSection)
     redis: RedisSection = field(default_factory=RedisSection)
 

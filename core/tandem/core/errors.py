@@ -12,6 +12,7 @@
     ├── UnavailableError           no worker can take it now; waiting helps
     ├── WorkerLostError            a worker died or stalled while it held the request
     ├── TransferError              a KV transfer failed; its attempt is over
+    │   └── PairRefusedError       two workers whose KV does not fit together
     ├── CancelledError             the client left or a deadline passed
     ├── DeadlineError
     ├── StartupError               wrong configuration, model, port, memory …
@@ -95,6 +96,11 @@ class TransferError(TandemError):
     retryable = True
 
 
+class PairRefusedError(TransferError):
+    code = "pair_refused"
+    retryable = False
+
+
 class CancelledError(TandemError):
     code = "cancelled"
 
@@ -131,6 +137,7 @@ STATUS: dict[str, tuple[int, str]] = {
     "unavailable": (503, "UNAVAILABLE"),
     "worker_lost": (502, "UNAVAILABLE"),
     "transfer_failed": (502, "UNAVAILABLE"),
+    "pair_refused": (503, "FAILED_PRECONDITION"),
     "cancelled": (499, "CANCELLED"),
     "deadline_exceeded": (504, "DEADLINE_EXCEEDED"),
     "startup": (500, "INTERNAL"),
@@ -144,8 +151,8 @@ _BY_CODE: dict[str, type[TandemError]] = {
     cls.code: cls
     for cls in (
         InvalidRequestError, UnknownModelError, ContextLengthError, UnsupportedParameterError, RequestTooLargeError,
-        MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError, TransferError, CancelledError,
-        DeadlineError, StartupError, ConfigError, ModelError, InternalError,
+        MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError, TransferError, PairRefusedError,
+        CancelledError, DeadlineError, StartupError, ConfigError, ModelError, InternalError,
     )
 }  # fmt: skip
 

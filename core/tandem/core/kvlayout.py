@@ -42,6 +42,14 @@ class KVGroupSpec:
             raise ValueError(f"{self.heads} KV heads cannot be split over {tp} ranks")
         return max(1, self.heads // tp)
 
+    def heads_of(self, rank: int, tp: int) -> range:
+        """The model's KV heads that `rank` of `tp` holds: its share; one, shared, if tp > heads; all if replicated."""
+        if self.is_replicated:
+            return range(self.heads)
+        local = self.heads_local(tp)
+        first = rank * local if tp <= self.heads else rank // (tp // self.heads)
+        return range(first, first + local)
+
     def head_bytes(self) -> int:
         """Bytes of one head of one plane of one layer of one block: block_tokens × width × dtype."""
         return self.block_tokens * self.width * DTYPE_BYTES[self.dtype]

@@ -11,11 +11,12 @@ Not thread-safe: one thread (the step loop) owns a ledger. Nothing here moves by
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from tandem.core.blockhash import BlockHash
+from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.ids import BlockId, GroupId
 
 
@@ -33,6 +34,15 @@ class Holder:
 
     kind: HoldKind
     key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """All blocks of one holder, and since when it has any (monotonic seconds)."""
+
+    holder: Holder
+    blocks: tuple[BlockId, ...]
+    since_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +75,17 @@ class BlockLedger:
         *,
         on_stored: Callable[[BlockHash], None] | None = None,
         on_removed: Callable[[BlockHash], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.group = group
         self.num_blocks = num_blocks
         self._on_stored, self._on_removed = on_stored, on_removed
+        self._clock = clock or MonotonicClock()
         self._free: list[BlockId] = [BlockId(b) for b in range(num_blocks - 1, -1, -1)]
         self._cached: OrderedDict[BlockId, None] = OrderedDict()  # oldest first
         self._holders: dict[BlockId, set[Holder]] = {}
         self._held_by: dict[Holder, list[BlockId]] = {}
+        self._since_s: dict[Holder, float] = {}
         self._kind_counts = dict.fromkeys(HoldKind, 0)  # of held blocks, each by its highest kind
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._block_of: dict[BlockHash, BlockId] = {}
@@ -90,7 +103,7 @@ class BlockLedger:
         for block in blocks:
             self._holders[block] = {holder}
         self._kind_counts[holder.kind] += count
-        self._held_by.setdefault(holder, []).extend(blocks)
+        self._held(holder).extend(blocks)
         return blocks
 
     def share(self, holder: Holder, blocks: Sequence[BlockId]) -> None:
@@ -107,11 +120,12 @@ class BlockLedger:
             self._uncount(holders)
             holders.add(holder)
             self._kind_counts[_kind_of(holders)] += 1
-        self._held_by.setdefault(holder, []).extend(blocks)
+        self._held(holder).extend(blocks)
 
     def move(self, source: Holder, target: Holder) -> None:
         """Hand all of `source`'s blocks to `target`, which must not hold any of them yet (reserved → request)."""
         blocks = self._held_by.pop(source, [])
+        self._since_s.pop(source, None)
         for block in blocks:
             holders = self._holders[block]
             self._uncount(holders)
@@ -121,7 +135,7 @@ class BlockLedger:
             holders.add(target)
             self._kind_counts[_kind_of(holders)] += 1
         if blocks:
-            self._held_by.setdefault(target, []).extend(blocks)
+            self._held(target).extend(blocks)
 
     def release(self, holder: Holder, blocks: Iterable[BlockId] | None = None) -> None:
         """Take `holder` off `blocks` (all of its blocks by default). Tails are released first, so evicted first."""
@@ -144,14 +158,14 @@ class BlockLedger:
                 else:
                     self._free.append(block)
         if blocks is None:
-            del self._held_by[holder]
+            self._let_go(holder)
         else:
             gone = set(leaving)
             rest = [block for block in held if block not in gone]
             if rest:
                 self._held_by[holder] = rest
             else:
-                del self._held_by[holder]
+                self._let_go(holder)
 
     def publish(self, block: BlockId, block_hash: BlockHash) -> bool:
         """Say that a held block's content is complete and has this hash. False if another block already has it."""
@@ -194,6 +208,19 @@ class BlockLedger:
         """How many blocks each holder has, for audits."""
         return {holder: len(blocks) for holder, blocks in self._held_by.items()}
 
+    def held(self) -> list[Held]:
+        """Every holder with its blocks and its age, for audits."""
+        return [
+            Held(holder=holder, blocks=tuple(blocks), since_s=self._since_s[holder])
+            for holder, blocks in self._held_by.items()
+        ]
+
+    def freed_without(self, leaving: Collection[Holder]) -> int:
+        """How many blocks would be available in addition if all of `leaving` let go; costs as much as they hold."""
+        gone = set(leaving)
+        blocks = {block for holder in gone for block in self._held_by.get(holder, ())}
+        return sum(self._holders[block] <= gone for block in blocks)
+
     def hashes(self) -> list[BlockHash]:
         """All findable hashes."""
         return list(self._block_of)
@@ -227,6 +254,8 @@ class BlockLedger:
         pairs = {(holder, block) for holder, blocks in self._held_by.items() for block in blocks}
         if sum(map(len, self._held_by.values())) != len(pairs):
             raise LedgerError(f"group {self.group}: a holder lists a block twice")
+        if self._since_s.keys() != self._held_by.keys():
+            raise LedgerError(f"group {self.group}: holders and their ages disagree")
         if pairs != {(holder, block) for block, holders in self._holders.items() for holder in holders}:
             raise LedgerError(f"group {self.group}: holders and blocks disagree")
         by_kind = dict.fromkeys(HoldKind, 0)
@@ -238,6 +267,17 @@ class BlockLedger:
             raise LedgerError(f"group {self.group}: hashes and blocks disagree")
         if any(block not in self._hash_of for block in self._cached):
             raise LedgerError(f"group {self.group}: a cached block has no hash")
+
+    def _held(self, holder: Holder) -> list[BlockId]:
+        held = self._held_by.get(holder)
+        if held is None:
+            held = self._held_by[holder] = []
+            self._since_s[holder] = self._clock.now_s()
+        return held
+
+    def _let_go(self, holder: Holder) -> None:
+        del self._held_by[holder]
+        del self._since_s[holder]
 
     def _uncount(self, holders: set[Holder]) -> None:
         if holders:

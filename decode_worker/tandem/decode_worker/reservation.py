@@ -1,4 +1,4 @@
-"""One ticket's memory at the receiver: which blocks were matched, which were allocated, and the way back."""
+"""Tickets' memory at the receiver: which blocks were matched, which were allocated, and the way back."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Reservation:
     peer_incarnation: Incarnation
     tables: tuple[list[BlockId], ...]
     holder: Holder
+    granted_s: float
     choices: tuple[ChoiceState, ...] | None = None
     complete_s: float = 0.0
     sampled_s: float = 0.0
@@ -39,6 +40,38 @@ class Reservation:
         return self.choices is not None and self.verified_s is not None
 
 
+class Reservations:
+    """All that are granted and not admitted yet, in the order of granting."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, Reservation] = {}
+        self._by_transfer: dict[int, Reservation] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def add(self, reservation: Reservation) -> None:
+        self._by_key[reservation.tracked.key] = self._by_transfer[reservation.ticket.transfer] = reservation
+
+    def remove(self, reservation: Reservation) -> None:
+        del self._by_key[reservation.tracked.key]
+        del self._by_transfer[reservation.ticket.transfer]
+
+    def get(self, key: str) -> Reservation | None:
+        return self._by_key.get(key)
+
+    def of_transfer(self, transfer: int) -> Reservation | None:
+        return self._by_transfer.get(transfer)
+
+    def all(self) -> list[Reservation]:
+        return list(self._by_key.values())
+
+    def blocks_of(self, peer: WorkerId, groups: int) -> list[int]:
+        """Blocks of each KV group that a peer's reservations have, pinned prefix hits among them."""
+        mine = [r for r in self._by_key.values() if r.peer == peer]
+        return [sum(len(r.tables[group]) for r in mine) for group in range(groups)]
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Blocks taken for one prompt, group by group, in logical order."""
@@ -50,8 +83,15 @@ class Room:
     new_blocks: int = field(default=0)
 
 
+def needs(engine: Engine, tracked: Tracked) -> list[int]:
+    """Blocks of each KV group that the prompt takes, if none of them is shared."""
+    return [spec.blocks_for(len(tracked.engine_request.prompt)) for spec in engine.layout.groups]
+
+
 def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | None:
     """Pin what the prefix cache has of the prompt and allocate the rest; None (and nothing held) if there is no room.
+
+    What running choices may grow into is no room.
 
     The blocks are held as RESERVED: nobody reads them before the transfer is verified, nobody else gets them.
     """
@@ -63,7 +103,9 @@ def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | No
     for spec, ledger in zip(engine.layout.groups, engine.ledgers, strict=True):
         matched = engine.match_prefix(request.hash_root, request.prompt, spec.group)
         ledger.share(holder, matched)
-        new = ledger.allocate(holder, spec.blocks_for(len(request.prompt)) - len(matched))
+        missing = spec.blocks_for(len(request.prompt)) - len(matched)
+        has_room = ledger.available - missing >= engine.growth_blocks
+        new = ledger.allocate(holder, missing) if has_room else None
         if new is None:
             release(engine, holder)
             return None

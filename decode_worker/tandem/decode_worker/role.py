@@ -6,19 +6,21 @@ import logging
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransferError, from_code
 from tandem.core.handoff import HandoffTiming
-from tandem.core.ids import Attempt, Incarnation, RequestId, TransferId, WorkerId, new_transfer_id
+from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
-from tandem.decode_worker.reservation import Reservation, Room, release, reserve
-from tandem.decode_worker.tickets import Asked, TicketQueue
+from tandem.decode_worker.granting import Granting
+from tandem.decode_worker.reservation import Reservation, Reservations, release
+from tandem.decode_worker.tickets import TicketQueue
 from tandem.engine.request import LayerHook, StepResult
 from tandem.kvtransfer.events import Failed, Verified
-from tandem.kvtransfer.ticket import Ticket
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.claims import Claim
+from tandem.workerhost.leases import FORGOTTEN, PeerLeases
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
 from tandem.workerhost.whole_requests import WholeRequests
-from tandem.workerhost.wire import choices_from_wire, ticket_to_wire
+from tandem.workerhost.wire import choices_from_wire
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +34,9 @@ class DecodeRole:
         self._shell = shell
         self._whole = WholeRequests(shell)
         self._tickets = TicketQueue(shell)
-        self._short: tuple[str, int] | None = None  # who found too few blocks, and how few there have been since
-        self._reservations: dict[str, Reservation] = {}
-        self._by_transfer: dict[int, Reservation] = {}
+        self._reservations = Reservations()
+        self._leases = PeerLeases(shell)
+        self._granting = Granting(shell, self._tickets, self._reservations, self._leases)
         self._handoffs: dict[str, Reservation] = {}
 
     @property
@@ -60,65 +62,16 @@ class DecodeRole:
         kind = message.WhichOneof("kind")
         if kind == "ticket_request":
             self._tickets.ask(peer, message.ticket_request)
-            self._grant_due()
+            self._granting.grant_due()
         elif kind == "complete":
             self._complete(peer, message.complete, received_s)
         elif kind == "failed":
             self._sender_failed(peer, message.failed)
 
-    def _grant_due(self) -> None:
-        """Grant in the order of asking; the head waits for room and nobody overtakes it, nor does it overtake a request
-        that was preempted here and waits for its blocks to come back."""
-        for key, asked, tracked in self._tickets.due():
-            available = min(ledger.available for ledger in self._shell.engine.ledgers)
-            if self._shell.engine.is_short_of_blocks or self._is_still_short(key, available):
-                return
-            transfer = new_transfer_id()
-            room = reserve(self._shell.engine, tracked, transfer)
-            if room is None:
-                self._short = (key, available)
-                return
-            self._tickets.remove(key)
-            self._grant(asked, tracked, transfer, room)
-
-    def _is_still_short(self, key: str, available: int) -> bool:
-        """Whether no block came back since `key` found too few: looking again would hash its prompt for nothing."""
-        if self._short is None or self._short[0] != key:
-            return False
-        least = self._short[1]
-        self._short = (key, min(available, least))
-        return available <= least
-
-    def _grant(self, asked: Asked, tracked: Tracked, transfer: TransferId, room: Room) -> None:
-        ticket = Ticket(
-            transfer=transfer,
-            request=tracked.request,
-            attempt=tracked.attempt,
-            sender=asked.peer,
-            sender_incarnation=Incarnation(asked.message.sender_incarnation),
-            receiver=self._shell.worker,
-            receiver_incarnation=self._shell.incarnation,
-            groups=room.groups,
-            endpoints=self._shell.receiver.endpoints(),
-        )
-        reservation = Reservation(
-            tracked=tracked,
-            ticket=ticket,
-            peer=asked.peer,
-            peer_incarnation=ticket.sender_incarnation,
-            tables=room.tables,
-            holder=room.holder,
-            skipped_blocks=room.skipped_blocks,
-            received_blocks=room.new_blocks,
-        )
-        self._reservations[tracked.key] = self._by_transfer[transfer] = reservation
-        self._shell.receiver.expect(ticket)
-        self._tell(reservation, w.PeerMessage(ticket=ticket_to_wire(ticket)))
-
     # ---- admission -----------------------------------------------------------------------------------------------
 
     def _complete(self, peer: WorkerId, message: w.Complete, received_s: float) -> None:
-        reservation = self._by_transfer.get(message.transfer)
+        reservation = self._reservations.of_transfer(message.transfer)
         if reservation is None or not self._is_current(reservation, peer, message.sender_incarnation):
             self._shell.count("completes_dropped")
             return
@@ -135,14 +88,14 @@ class DecodeRole:
 
     def transfer_event(self, event: object) -> None:
         if isinstance(event, Verified):
-            reservation = self._by_transfer.get(event.transfer)
+            reservation = self._reservations.of_transfer(event.transfer)
             if reservation is not None:
                 reservation.verified_s = event.verified_at_s
                 reservation.last_wire_s = event.last_wire_s
                 reservation.received_bytes = event.bytes
                 self._admit_if_ready(reservation)
         elif isinstance(event, Failed):
-            reservation = self._by_transfer.get(event.transfer)
+            reservation = self._reservations.of_transfer(event.transfer)
             if reservation is not None:
                 self._fail(reservation, TransferError("the KV transfer failed", why=event.reason, todo="try again"))
 
@@ -176,7 +129,7 @@ class DecodeRole:
         self._shell.outbox.phase(tracked, Phase.DECODE)
 
     def before_step(self) -> None:
-        self._grant_due()
+        self._granting.grant_due()
 
     def after_step(self, result: StepResult) -> None:
         timings: dict[str, HandoffTiming] = {}
@@ -223,7 +176,7 @@ class DecodeRole:
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
         self._tickets.peer_gone(peer, incarnation)
-        for reservation in list(self._reservations.values()):
+        for reservation in self._reservations.all():
             if reservation.peer == peer and incarnation in (0, reservation.peer_incarnation):
                 what = f"prefill worker {peer} was lost during the hand-over"
                 self._fail(reservation, TransferError(what, why=reason, todo="try again"), is_peer_told=True)
@@ -253,8 +206,8 @@ class DecodeRole:
         release(self._shell.engine, reservation.holder)
 
     def _unlist(self, reservation: Reservation) -> None:
-        del self._reservations[reservation.tracked.key]
-        del self._by_transfer[reservation.ticket.transfer]
+        self._reservations.remove(reservation)
+        self._leases.close(reservation.ticket.transfer)
 
     def _tell_failed(self, reservation: Reservation, error: TandemError) -> None:
         ticket = reservation.ticket
@@ -275,6 +228,18 @@ class DecodeRole:
 
     def tick(self, now_s: float) -> None:
         self._tickets.tick(now_s)
+        for transfer in self._leases.overdue():
+            reservation = self._reservations.of_transfer(transfer)
+            if reservation is not None:
+                what = f"prefill worker {reservation.peer} has forgotten the hand-over"
+                self._shell.count("transfers_forgotten")
+                self._fail(reservation, TransferError(what, why=FORGOTTEN, todo="try again"))
+
+    def claims(self) -> list[Claim]:
+        return [
+            Claim("reservation", r.tracked.key, r.ticket.transfer, r.peer, r.peer_incarnation)
+            for r in self._reservations.all()
+        ]
 
     def is_idle(self) -> bool:
         return not self._tickets and not self._reservations and self._whole.is_idle()

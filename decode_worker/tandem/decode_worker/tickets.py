@@ -6,8 +6,11 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tandem.core import pairing
 from tandem.core.errors import TandemError, TransferError, from_code
 from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
+from tandem.core.pairing import WireForm
+from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
@@ -16,13 +19,16 @@ ANNOUNCEMENT_WAIT_S = 5.0
 """How long a ticket request may be ahead of its announcement."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Asked:
-    """A prefill worker's request for a ticket."""
+    """A prefill worker's request for a ticket, and the form in which its blocks would come."""
 
     peer: WorkerId
     message: w.TicketRequest
     asked_s: float
+    form: WireForm
+    told_position: int | None = None
+    """The place in the queue that the peer was told, if it was."""
 
 
 class TicketQueue:
@@ -32,6 +38,7 @@ class TicketQueue:
         self._shell = shell
         self._announced: dict[str, Tracked] = {}
         self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._wait_per_place_s = 0.0  # smoothed, from tickets that had to wait; 0 = none has yet
 
     def __bool__(self) -> bool:
         return bool(self._announced or self._asked)
@@ -45,12 +52,13 @@ class TicketQueue:
 
     def ask(self, peer: WorkerId, message: w.TicketRequest) -> None:
         """Queue a prefill worker's request, or refuse it at once."""
-        asked = Asked(peer, message, self._shell.clock.now_s())
         key = request_key(message.request, message.attempt)
-        refusal = self._refusal(message)
-        if refusal is not None:
-            self._refuse(asked, refusal)
-        elif key in self._announced or self._shell.requests.get(key) is None:
+        try:
+            asked = Asked(peer, message, self._shell.clock.now_s(), self._agree(message))
+        except TandemError as error:
+            self._refuse(peer, message, error)
+            return
+        if key in self._announced or self._shell.requests.get(key) is None:
             self._asked[key] = asked
         else:  # it has its ticket already
             self._shell.count("ticket_requests_dropped")
@@ -62,8 +70,34 @@ class TicketQueue:
             if tracked is not None:
                 yield key, asked, tracked
 
+    def granted(self, key: str) -> None:
+        """Its ticket is granted; if it had to wait, the next ones know better how long that takes."""
+        asked = self._asked.get(key)
+        if asked is not None and asked.told_position is not None:
+            place_s = (self._shell.clock.now_s() - asked.asked_s) / (asked.told_position + 1)
+            known_s = self._wait_per_place_s
+            self._wait_per_place_s = known_s + (place_s - known_s) / 4 if known_s else place_s
+        self.remove(key)
+
+    def tell_waiting(self) -> None:
+        """Tell every peer whose ticket waits, once, which place in the queue it has and about how long that takes."""
+        for position, (_, asked, _) in enumerate(self.due()):
+            if asked.told_position is not None:
+                continue
+            asked.told_position = position
+            message = asked.message
+            queued = w.TicketQueued(
+                request=message.request,
+                attempt=message.attempt,
+                position=position,
+                estimate_s=(position + 1) * self._wait_per_place_s,
+            )
+            incarnation = Incarnation(message.sender_incarnation)
+            self._shell.outbox.to_peer(asked.peer, incarnation, w.PeerMessage(queued=queued))
+            self._shell.count("tickets_queued")
+
     def remove(self, key: str) -> None:
-        """Its ticket is granted, or the peer gave it up."""
+        """The peer gave it up, or it is granted."""
         self._announced.pop(key, None)
         self._asked.pop(key, None)
 
@@ -72,7 +106,7 @@ class TicketQueue:
         self._announced.pop(key, None)
         asked = self._asked.pop(key, None)
         if asked is not None:
-            self._refuse(asked, from_code("cancelled", "the request was cancelled."))
+            self._refuse(asked.peer, asked.message, from_code("cancelled", "the request was cancelled."))
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation) -> None:
         """Nobody is there any more to take its tickets; `incarnation` 0 stands for all of them."""
@@ -85,25 +119,21 @@ class TicketQueue:
         for key, asked in list(self._asked.items()):
             if key not in self._announced and now_s - asked.asked_s > ANNOUNCEMENT_WAIT_S:
                 del self._asked[key]
-                self._refuse(asked, TransferError("no router announced this request", todo="try again"))
+                error = TransferError("no router announced this request", todo="try again")
+                self._refuse(asked.peer, asked.message, error)
 
-    def _refusal(self, asked: w.TicketRequest) -> TandemError | None:
-        layout = self._shell.engine.layout
+    def _agree(self, asked: w.TicketRequest) -> WireForm:
+        """The form of the wire; raises what the request is refused with."""
         if asked.receiver_incarnation != self._shell.incarnation:
-            return TransferError("this decode worker restarted", why="its incarnation is a new one", todo="try again")
+            raise TransferError("this decode worker restarted", why="its incarnation is a new one", todo="try again")
         if self._shell.requests.is_buried(RequestId(asked.request), Attempt(asked.attempt)):
-            return from_code("cancelled", "this attempt is over")
-        mine = (self._shell.fingerprint, layout.groups[0].block_tokens, layout.groups[0].dtype, layout.tp)
-        theirs = (asked.fingerprint, asked.block_tokens, asked.kv_dtype, asked.tp)
-        if mine != theirs:
-            return TransferError("prefill and decode worker do not match", why=f"{theirs} against {mine}")
-        return None
+            raise from_code("cancelled", "this attempt is over")
+        return pairing.agree(profile_from_wire(asked.profile), self._shell.profile, offered=tuple(asked.codecs))
 
-    def _refuse(self, asked: Asked, error: TandemError) -> None:
-        message = asked.message
+    def _refuse(self, peer: WorkerId, message: w.TicketRequest, error: TandemError) -> None:
         refused = w.TicketRefused(
             request=message.request, attempt=message.attempt, code=error.code, message=error.message
         )
         incarnation = Incarnation(message.sender_incarnation)
-        self._shell.outbox.to_peer(asked.peer, incarnation, w.PeerMessage(ticket_refused=refused))
+        self._shell.outbox.to_peer(peer, incarnation, w.PeerMessage(ticket_refused=refused))
         self._shell.count("tickets_refused")

@@ -10,6 +10,7 @@ from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
 
 from tandem.core.blockhash import BlockHash, chain, next_hash
+from tandem.core.clock import Clock
 from tandem.core.errors import ConfigError
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.kvlayout import KVLayout
@@ -29,7 +30,7 @@ class BlockCopy(NamedTuple):
 class BlockSpace:
     """Ledgers of all groups. Not thread-safe: owned by the step loop."""
 
-    def __init__(self, layout: KVLayout, num_blocks: AbstractSequence[int]) -> None:
+    def __init__(self, layout: KVLayout, num_blocks: AbstractSequence[int], clock: Clock | None = None) -> None:
         sizes = {spec.block_tokens for spec in layout.groups}
         if len(sizes) != 1 or len(num_blocks) != len(layout.groups):
             raise ConfigError(
@@ -38,6 +39,7 @@ class BlockSpace:
             )
         self.block_tokens = sizes.pop()
         self._events: list[BlockEvent] = []
+        self._clock = clock
         self.ledgers = tuple(self._ledger(s.group, n) for s, n in zip(layout.groups, num_blocks, strict=True))
 
     def blocks_for(self, tokens: int) -> int:
@@ -207,7 +209,7 @@ class BlockSpace:
         def removed(block_hash: BlockHash) -> None:
             self._events.append(BlockEvent(is_stored=False, group=group, hash=block_hash))
 
-        return BlockLedger(group, num_blocks, on_stored=stored, on_removed=removed)
+        return BlockLedger(group, num_blocks, on_stored=stored, on_removed=removed, clock=self._clock)
 
     def _hash(self, sequence: Sequence, root: BlockHash, count: int) -> None:
         """Know the hashes of the first `count` full blocks; they depend on tokens alone and are never dropped."""

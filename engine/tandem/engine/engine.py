@@ -1,6 +1,6 @@
 """The engine of one worker: requests in, tokens out, one `step` at a time. Knows no network and starts no thread.
 
-A step: plan (scheduler) → copy-on-write → forward (runner) → sample → publish full blocks → finish or fork choices.
+A step: plan (scheduler) → copy-on-write → forward and sample (runner) → publish full blocks → finish or fork choices.
 Every method is called from one thread, the step loop's.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as AbstractSequence
 from itertools import islice
 
 from tandem.core.blockhash import BlockHash, chain
 from tandem.core.clock import Clock
-from tandem.core.errors import InternalError, TandemError
+from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder
@@ -31,7 +32,7 @@ from tandem.engine.request import (
     TokenOutput,
 )
 from tandem.engine.runner_protocol import Runner
-from tandem.engine.sampler import Sampled, SampleRow, sample
+from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.scheduler import Order, Scheduler, StepItem, StepPlan
 from tandem.engine.sequence import Place, RequestState, Sequence
 from tandem.engine.step_batch import SeqSlice, StepBatch
@@ -52,7 +53,7 @@ class Engine:
         self._runner, self._clock = runner, clock
         self.eos_token_ids = tuple(runner.eos_token_ids)
         self._eos = frozenset(runner.eos_token_ids)
-        self._space = BlockSpace(runner.layout, runner.num_blocks)
+        self._space = BlockSpace(runner.layout, runner.num_blocks, clock)
         self.ledgers = self._space.ledgers
         self._pace = StepPace(self._config, self._space.block_tokens)
         self._scheduler = Scheduler(self._space, self._config, self._pace, order)
@@ -67,8 +68,30 @@ class Engine:
 
     @property
     def is_short_of_blocks(self) -> bool:
-        """True while a preempted request waits to return: blocks that come back are its own first."""
-        return self._scheduler.has_preempted
+        """True while a preempted request waits to return, or the oldest running one cannot grow: blocks that come back
+        are theirs first."""
+        return self._scheduler.has_preempted or self._scheduler.is_starved
+
+    @property
+    def is_starved(self) -> bool:
+        """True while the oldest running request cannot grow, though it took what younger ones had."""
+        return self._scheduler.is_starved
+
+    @property
+    def oldest_preempted_s(self) -> float | None:
+        """When the oldest preempted request that waits to return arrived."""
+        return self._scheduler.oldest_preempted_s
+
+    @property
+    def growth_blocks(self) -> int:
+        """Blocks a group that running choices may need soon: one each. Nobody else should take the last of these."""
+        return self._scheduler.running_sequences
+
+    def make_way(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
+        """Preempt requests younger than `arrival_s`, youngest first, until each group has `needs[i]` blocks
+        available beyond `growth_blocks`. Returns their keys; [] and nothing changed if that cannot be.
+        Never the oldest running."""
+        return self._scheduler.make_way(arrival_s, needs)
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
@@ -156,7 +179,10 @@ class Engine:
         self._scheduler.check_integrity()
 
     def step(self, on_layers: LayerHook | None = None) -> StepResult:
-        """Compute one batch. Requests whose computation failed are in `failed` and hold nothing any more."""
+        """Compute one batch. Requests whose computation failed are in `failed` and hold nothing any more.
+
+        Raises WorkerLostError when the runner has lost ranks of its group: this engine is at its end.
+        """
         started_s = self._clock.now_s()
         self._ended = {output.key: state for state, output in self._early}
         plan = self._scheduler.plan(started_s)
@@ -170,6 +196,8 @@ class Engine:
                 slices = tuple(_prefill_slices(plan.items))
             try:
                 sampled = self._execute(plan, slices, on_layers)
+            except WorkerLostError:  # the group that computes is broken: no step can run any more
+                raise
             except Exception as error:  # noqa: BLE001 - the top of the step loop: ends the step's requests only
                 _log.exception("a step failed")
                 self._fail(plan.items, error, failed)
@@ -215,8 +243,7 @@ class Engine:
                 tell(slices, first, last)
 
             hook(0, 0)
-        logits = self._runner.forward(batch, hook)
-        return sample(logits, rows) if rows else []
+        return self._runner.step(batch, rows, hook)
 
     def _commit(
         self, items: list[StepItem], sampled: list[Sampled], outputs: list[TokenOutput], failed: dict[str, Exception]
@@ -305,16 +332,19 @@ def _batch(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
 
 
 def _prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
-    """The parts of chunks that are prompt tokens."""
+    """The parts of chunks that are prompt tokens.
+
+    A replay may find its whole prompt cached and compute outputs alone: whoever hands it over still hears of it.
+    """
     return [
         PrefillSlice(
             key=item.state.request.key,
-            start=item.start,
+            start=min(item.start, item.sequence.prompt_tokens),
             end=min(item.end, item.sequence.prompt_tokens),
             is_last=item.end >= item.sequence.prompt_tokens,
         )
         for item in items
-        if item.start < item.sequence.prompt_tokens
+        if item.start < item.sequence.prompt_tokens or item.state.is_prefill_only
     ]
 
 

@@ -1,4 +1,4 @@
-"""The KV memory of one rank: one pool tensor a KV group, and how many blocks a byte budget buys.
+"""The KV memory of one rank: one pool tensor a KV group.
 
 Owns allocation and views. Who holds which block is the ledger's business.
 """
@@ -7,50 +7,15 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from tandem.core.errors import StartupError
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.engine.pool_plan import human_size
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-def blocks_for_sequence(spec: KVGroupSpec, max_model_len: int) -> int:
-    """Blocks of this group that one sequence of `max_model_len` tokens holds at a time; windows free what they left."""
-    blocks = spec.blocks_for(max_model_len)
-    return blocks if spec.window is None else min(blocks, spec.blocks_for(spec.window) + 1)
-
-
-def plan_blocks(layout: KVLayout, budget_bytes: int, max_model_len: int) -> tuple[int, ...]:
-    """Blocks of each group that fit `budget_bytes` on this rank; every group covers the same number of tokens.
-
-    Raises StartupError if the budget cannot hold one sequence of `max_model_len` tokens.
-    """
-    per_token = sum(Fraction(group.block_bytes(layout.tp), group.block_tokens) for group in layout.groups)
-    tokens = int(budget_bytes / per_token)
-    counts = tuple(tokens // group.block_tokens for group in layout.groups)
-    check_blocks(layout, counts, max_model_len)
-    return counts
-
-
-def check_blocks(layout: KVLayout, num_blocks: Sequence[int], max_model_len: int) -> None:
-    """Raise StartupError if `num_blocks` (one number a group) cannot hold one sequence of `max_model_len` tokens."""
-    if len(num_blocks) != len(layout.groups):
-        raise ValueError(f"{len(num_blocks)} block counts for {len(layout.groups)} KV groups")
-    needed = [blocks_for_sequence(group, max_model_len) for group in layout.groups]
-    if all(have >= need for have, need in zip(num_blocks, needed, strict=True)):
-        return
-    per_token = sum(Fraction(group.block_bytes(layout.tp), group.block_tokens) for group in layout.groups)
-    tokens = max(need * group.block_tokens for need, group in zip(needed, layout.groups, strict=True))
-    fits = min(have * group.block_tokens for have, group in zip(num_blocks, layout.groups, strict=True))
-    raise StartupError(
-        f"KV memory is too small for one sequence of {max_model_len} tokens",
-        why=f"it holds {fits} tokens",
-        todo=f"give --kv-memory {_human(int(tokens * per_token) + 1)} or more, or lower --max-model-len",
-    )
 
 
 class KVPools:
@@ -99,13 +64,7 @@ def _allocate(group: KVGroupSpec, count: int, tp: int, device: torch.device) -> 
         return torch.zeros(shape, dtype=TORCH_DTYPES[group.dtype], device=device)
     except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises the plain class
         raise StartupError(
-            f"cannot allocate {_human(count * group.block_bytes(tp))} of KV memory on {device}",
+            f"cannot allocate {human_size(count * group.block_bytes(tp))} of KV memory on {device}",
             why=str(error).splitlines()[0],
             todo="lower --kv-memory",
         ) from error
-
-
-def _human(size_bytes: int) -> str:
-    units = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)]
-    unit, size = next((pair for pair in units if size_bytes >= 10 * pair[1]), units[-1])
-    return f"{-(-size_bytes // size)}{unit}"

@@ -32,10 +32,11 @@ class ModelSource:
     commit: str = ""
 
 
-def resolve_model(model: str, *, revision: str = "") -> ModelSource:
+def resolve_model(model: str, *, revision: str = "", has_weights: bool = True) -> ModelSource:
     """Find `model`: a folder if one exists under that path, else a hub id at `revision` (a branch, tag or commit).
 
-    May download; raises ModelError in one line when that fails, also offline.
+    May download, weights only if the model `has_weights` to be computed with. Raises ModelError in one line when that
+    fails, also offline.
     """
     folder = Path(model).expanduser()
     if folder.is_dir():
@@ -48,7 +49,7 @@ def resolve_model(model: str, *, revision: str = "") -> ModelSource:
     if folder.is_absolute() or model.startswith(("./", "../", "~")) or folder.is_file():
         why = "it is a file" if folder.is_file() else "no such folder"
         raise ModelError(f"cannot load the model {model}", why=why, todo="give a folder or a hub id such as owner/name")
-    path = _download(model, revision)
+    path = _download(model, revision, [*HUB_PATTERNS] if has_weights else [*HUB_PATTERNS[1:]])
     return ModelSource(name=model, path=path, commit=path.name)
 
 
@@ -65,6 +66,18 @@ def fingerprint(source: ModelSource, config: ModelConfig, *, compute_dtype: str)
     return Fingerprint(
         model=source.name, revision=revision, rope=config.rope.describe(), adapter="", weight_quantisation="none",
         compute_dtype=compute_dtype, tokenizer=tokenizer,
+    )  # fmt: skip
+
+
+def sim_fingerprint(source: ModelSource, config: ModelConfig) -> Fingerprint:
+    """What must be equal for two simulated engines to exchange KV: config and tokenizer. Pairs with no computed model.
+
+    Raises ModelError if a file cannot be read.
+    """
+    tokenizer = _digest(source.path, _present(source.path, TOKENIZER_FILES))
+    return Fingerprint(
+        model=source.name, revision=_digest(source.path, ["config.json"], tokenizer), rope=config.rope.describe(),
+        adapter="", weight_quantisation="none", compute_dtype="sim", tokenizer=tokenizer,
     )  # fmt: skip
 
 
@@ -105,7 +118,7 @@ def _indexed_files(index: Path) -> list[str]:
     return sorted(names)
 
 
-def _download(model: str, revision: str) -> Path:
+def _download(model: str, revision: str, patterns: list[str]) -> Path:
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -118,7 +131,7 @@ def _download(model: str, revision: str) -> Path:
     failures: tuple[type[Exception], ...] = (OSError, ValueError, errors.EntryNotFoundError)
     failures += errors.HfHubHTTPError.__bases__
     try:
-        path = huggingface_hub.snapshot_download(model, revision=revision or None, allow_patterns=list(HUB_PATTERNS))
+        path = huggingface_hub.snapshot_download(model, revision=revision or None, allow_patterns=patterns)
     except failures as error:
         lines = str(error).strip().splitlines()
         raise ModelError(

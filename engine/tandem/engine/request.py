@@ -48,7 +48,8 @@ class TokenOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillSlice:
-    """The prompt tokens [start, end) of a request that one step computes."""
+    """The prompt tokens [start, end) of a request that one step computes; none of a PREFILL_ONLY replay that found its
+    whole prompt cached."""
 
     key: str
     start: int

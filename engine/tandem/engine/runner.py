@@ -1,25 +1,29 @@
 """Runs one step of the model over paged KV memory: the engine's only door to weights, pools and kernels.
 
 Owns the decoder and the pools of one rank. It decides nothing: which tokens, which blocks and what to sample are the
-scheduler's and the sampler's business. One thread, the step loop, calls it.
+scheduler's and the sampler's business. One thread, the step loop, calls it; with several ranks, every rank's with the
+same steps in the same order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tandem.core.errors import ConfigError, ModelError
-from tandem.core.ids import GroupId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
-from tandem.engine.kv_pool import TORCH_DTYPES, KVPools, check_blocks, plan_blocks
+from tandem.core.errors import ConfigError
+from tandem.engine.kv_pool import TORCH_DTYPES, KVPools
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
+from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
+from tandem.engine.pool_plan import block_counts, context_length, kv_layout
+from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampler import sample
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
+from tandem.engine.tp_fit import check_tp
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.extend_attention import extend_attention
@@ -38,36 +42,46 @@ class ModelRunner:
 
     `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes` and `num_blocks` (a group) is set;
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
-    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier.
+    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. `kv_dtype` "auto" takes the
+    compute dtype; attention always computes in the compute dtype.
+
+    With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
+    when all ranks have loaded, and the smallest block count among them is everybody's. A rank that fails in the middle
+    of a step aborts the group, for the others wait for its numbers.
     """
 
     def __init__(
         self, *, model_dir: Path, dtype: str = "auto", device: str = "cpu", block_tokens: int = 16,
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
-        is_deterministic: bool = False, layer_group: int = 4,
+        is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
             if value < 1:
                 raise ConfigError(f"{name} is {value}", why="it must be at least 1")
         self.config: ModelConfig = read_model_config(model_dir)
+        self.group = SingleRank() if group is None else group
+        check_tp(self.config, self.group.size)
         self.device = _device(device)
         self.dtype = _dtype(dtype, self.config, self.device, is_deterministic=is_deterministic)
-        self.max_model_len = _max_model_len(max_model_len, self.config)
+        self.max_model_len = context_length(max_model_len, self.config)
         self.layer_group, self.is_deterministic = layer_group, is_deterministic
         if is_deterministic and KEY_TILE % block_tokens:
             raise ConfigError(
                 f"--deterministic cannot use blocks of {block_tokens} tokens", why=f"they must divide {KEY_TILE}"
             )
-        self.layout = kv_layout(self.config, dtype=self.dtype, block_tokens=block_tokens)
-        counts = _block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
+        self.kv_dtype = _kv_dtype(kv_dtype, self.dtype)
+        self.layout = kv_layout(self.config, dtype=self.kv_dtype, block_tokens=block_tokens, tp=self.group.size)
+        counts = block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
         self._decoder = Decoder(
             self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
-            is_deterministic=is_deterministic,
+            is_deterministic=is_deterministic, group=self.group,
         )  # fmt: skip
         self._decoder.load(model_dir, device=device)
         if self.device.type == "cpu":
             keep_freed_memory()
+        counts = self.group.smallest(counts, timeout_s=START_TIMEOUT_S)
         self.pools = KVPools(self.layout, counts, self.device)
+        self.group.barrier()  # a rank without the memory is missed here, not in the first request
         self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
         self._windows = tuple(self.layout.groups[group].window for group in self.pools.group_of_layer)
         self._scale = self.config.head_dim**-0.5
@@ -88,8 +102,8 @@ class ModelRunner:
     def forward(self, batch: StepBatch, on_layers: LayersStored | None = None) -> Tensor:
         """Store the step's KV and compute logits: fp32 [len(batch.logit_rows), vocab], owned by the caller.
 
-        `on_layers` runs on this thread between layers and must be quick. Raises ValueError if the batch contradicts
-        itself or leaves the model's context.
+        Ranks above 0 answer [0, vocab]. `on_layers` runs on this thread between layers and must be quick. Raises
+        ValueError if the batch contradicts itself or leaves the model's context, WorkerLostError when a rank is gone.
         """
         step = build_step(batch, self._block_tokens, self.device, has_decode_kernel=not self.is_deterministic)
         if max(batch.positions) >= self.max_model_len or min(batch.positions) < 0:
@@ -105,7 +119,20 @@ class ModelRunner:
                 done = layer + 1
             return self._attention(step, layer, group, view, q)
 
-        return self._decoder.forward(step.token_ids, step.positions, step.rows, attend)
+        try:
+            return self._decoder.forward(step.token_ids, step.positions, step.rows, attend)
+        except BaseException as error:
+            self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
+            raise
+
+    def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
+        """`forward`, then one token for every row; ranks above 0 choose none."""
+        logits = self.forward(batch, on_layers)
+        if rows and self.group.rank == 0:
+            return sample(logits, rows)
+        if self.device.type == "cuda":  # blocks given away now may be written on another stream: the step must be over
+            torch.cuda.current_stream(self.device).synchronize()
+        return []
 
     @torch.inference_mode()
     def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
@@ -140,27 +167,6 @@ class ModelRunner:
         return extend_attention(q, view, part.cu_seqlens, table, lens, scale=scale, window=window)
 
 
-def kv_layout(config: ModelConfig, *, dtype: str, block_tokens: int, tp: int = 1) -> KVLayout:
-    """The KV groups of a model: one for the dense families."""
-    group = KVGroupSpec(
-        group=GroupId(0), layers=tuple(range(config.layers)), planes=2, heads=config.kv_heads, width=config.head_dim,
-        block_tokens=block_tokens, dtype=dtype,
-    )  # fmt: skip
-    return KVLayout(groups=(group,), tp=tp)
-
-
-def _block_counts(
-    layout: KVLayout, kv_bytes: int | None, num_blocks: int | None, max_model_len: int
-) -> tuple[int, ...]:
-    if (kv_bytes is None) == (num_blocks is None):
-        raise ConfigError("exactly one of kv_bytes and num_blocks must be set", todo="give --kv-memory")
-    if kv_bytes is not None:
-        return plan_blocks(layout, kv_bytes, max_model_len)
-    counts = (num_blocks or 0,) * len(layout.groups)
-    check_blocks(layout, counts, max_model_len)
-    return counts
-
-
 def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
@@ -187,12 +193,9 @@ def _dtype(name: str, config: ModelConfig, device: torch.device, *, is_determini
     return name
 
 
-def _max_model_len(wanted: int, config: ModelConfig) -> int:
-    if wanted < 0:
-        raise ConfigError(f"max_model_len is {wanted}", todo="use 0 for the model's own limit")
-    if wanted > config.max_positions:
-        raise ModelError(
-            f"max_model_len {wanted} is beyond the model", why=f"it has {config.max_positions} positions",
-            todo=f"use {config.max_positions} or less",
-        )  # fmt: skip
-    return wanted or config.max_positions
+def _kv_dtype(name: str, compute: str) -> str:
+    if name == "auto":
+        return compute
+    if name not in TORCH_DTYPES:
+        raise ConfigError(f"KV dtype {name} is unknown", todo=f"use auto, {', '.join(TORCH_DTYPES)}")
+    return name

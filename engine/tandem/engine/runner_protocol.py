@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tandem.core.kvlayout import KVLayout
+from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.step_batch import StepBatch
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Runner(Protocol):
     """Executes steps on one tensor-parallel group. Called from the step loop's thread only.
 
-    An exception from `forward` or `copy_blocks` fails every request of that step.
+    An exception from `step` or `copy_blocks` fails every request of that step; WorkerLostError ends the engine.
     """
 
     layout: KVLayout
@@ -31,11 +29,14 @@ class Runner(Protocol):
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each KV group's pool."""
 
-    def forward(self, batch: StepBatch, on_layers: Callable[[int, int], None] | None = None) -> torch.Tensor:
-        """fp32 logits [len(batch.logit_rows), vocab_size]; calls `on_layers(first, last)` as KV layers are written.
+    def step(
+        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
+    ) -> list[Sampled]:
+        """Compute the batch and choose a token for every row; `row.row` indexes `batch.logit_rows`.
 
-        The block tables in `batch` belong to the scheduler and are valid during the call only.
+        Calls `on_layers(first, last)` as KV layers are written. The block tables in `batch` belong to the scheduler and
+        are valid during the call only.
         """
 
     def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
-        """Copy whole blocks (source, target) of a group before the next forward; no target is a source."""
+        """Copy whole blocks (source, target) of a group before the next step; no target is a source."""

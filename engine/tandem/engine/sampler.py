@@ -10,15 +10,14 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tandem.core.handoff import TokenLogprob
-from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.filters import choose_filtered, choose_unfiltered
 from tandem.engine.penalties import apply_bias, apply_penalties
+from tandem.engine.sampled import Sampled, SampleRow
 
 _CPU_PIECE = 65_536
 """Logits drawn from at once on a CPU: larger temporaries leave the cache and cost page faults (9 times as long)."""
@@ -29,24 +28,6 @@ def uniform(seed: int, choice: int, index: int) -> float:
     """A number in [0, 1) with 53 random bits from SHA-256 over (seed, choice, output index)."""
     digest = hashlib.sha256(b"tandem-sample" + _RANDOM.pack(seed, choice, index)).digest()
     return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
-
-
-@dataclass(slots=True)
-class SampleRow:
-    """One token to choose: from logits row `row`, for output `index` of a choice."""
-
-    row: int
-    index: int
-    sampling: ChoiceSampling
-
-
-@dataclass(slots=True)
-class Sampled:
-    """A chosen token. `is_valid` is False if the row held no finite maximum (NaN or infinity)."""
-
-    token: int
-    logprob: TokenLogprob | None = None
-    is_valid: bool = True
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 
 from tandem.core.ledger import LedgerError
@@ -57,6 +58,8 @@ class Scheduler:
         self._waiting: list[RequestState] = []  # by rank
         self._running: list[RequestState] = []  # by age
         self._blocked: tuple[str, int] | None = None  # who found too few blocks, and how many there were
+        self.is_starved = False
+        """Whether the oldest running request found no block to grow into when the latest step was planned."""
 
     @property
     def has_work(self) -> bool:
@@ -66,6 +69,16 @@ class Scheduler:
     def has_preempted(self) -> bool:
         """Whether a preempted request waits; those come first in the queue."""
         return bool(self._waiting) and self._waiting[0].is_preempted
+
+    @property
+    def oldest_preempted_s(self) -> float | None:
+        """When the oldest preempted request that waits arrived."""
+        return self._waiting[0].age[0] if self.has_preempted else None
+
+    @property
+    def running_sequences(self) -> int:
+        """Choices that grow by a token a step."""
+        return sum(len(state.live) for state in self._running)
 
     def states(self) -> list[RequestState]:
         """Every request that is waiting, running or parked."""
@@ -106,12 +119,14 @@ class Scheduler:
         elif state.place is Place.RUNNING:
             self._running.remove(state)
         state.place = Place.GONE
+        self.is_starved = False  # the next plan tells
         del self._states[state.request.key]
         self._space.release(state)
 
     def plan(self, now_s: float) -> StepPlan:
         """The next step. Block tables already have room for it; an empty plan means nothing can run now."""
         plan = StepPlan()
+        self.is_starved = False
         prefilling = self._plan_decodes(plan)
         self._plan_prefills(plan, prefilling, now_s)
         return plan
@@ -224,19 +239,43 @@ class Scheduler:
         while (copies := self._space.extend(state, sequence, end)) is None:
             victim = next((s for s in reversed(self._running) if s is state or not s.is_prefill_only), state)
             if victim is state and state is self._running[0]:
+                self.is_starved = True
                 return None
-            self._preempt(victim, plan)
+            self._preempt(victim)
+            plan.preempted.append(victim.request.key)
             if victim is state:
                 return None
         return copies
 
-    def _preempt(self, state: RequestState, plan: StepPlan) -> None:
+    def make_way(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
+        """Preempt the youngest of those that arrived after `arrival_s` until each group has `needs[i]` blocks available
+        besides one for each choice that still runs. Returns their keys; none, and nothing changed, if all of them
+        together are not enough. The oldest running request and PREFILL_ONLY ones are never among them.
+        """
+        victims: list[RequestState] = []
+        for state in reversed(self._running[1:]):
+            if state.age[0] <= arrival_s:
+                break
+            if state.is_prefill_only:
+                continue
+            victims.append(state)
+            headroom = self.running_sequences - sum(len(victim.live) for victim in victims)
+            leaving = [holder for victim in victims for holder in victim.holders]
+            if all(
+                ledger.available + ledger.freed_without(leaving) >= need + headroom
+                for ledger, need in zip(self._space.ledgers, needs, strict=True)
+            ):
+                for victim in victims:
+                    self._preempt(victim)
+                return [victim.request.key for victim in victims]
+        return []
+
+    def _preempt(self, state: RequestState) -> None:
         self._running.remove(state)
         self._space.release(state)
         state.place = Place.WAITING
         state.is_preempted = True
         insort(self._waiting, state, key=_rank)
-        plan.preempted.append(state.request.key)
 
     def _run(self, state: RequestState) -> None:
         state.place = Place.RUNNING

@@ -121,6 +121,11 @@ class RequestState:
         return self.live[0] if self.live else self.sequences[0]
 
     @property
+    def holders(self) -> list[Holder]:
+        """Everybody who may hold blocks for it as a request."""
+        return [*(sequence.holder for sequence in self.sequences), self.spare_holder]
+
+    @property
     def rank(self) -> tuple[bool, Age]:
         """Order of return and admission: preempted ones foremost, then the oldest."""
         return (not self.is_preempted, self.age)

@@ -22,11 +22,15 @@ _NAMED = 3  # keys that an error spells out
 
 
 class Split(Enum):
-    """How ranks share a tensor: each its own copy, a slice of dim 0 (output features) or of dim 1 (input features)."""
+    """How ranks share a tensor: each its own copy, a slice of dim 0 (output features) or of dim 1 (input features).
+
+    PADDED_ROWS: slices of dim 0 of one size, the last ones filled up with zeros (a vocabulary).
+    """
 
     WHOLE = "whole"
     ROWS = "rows"
     COLUMNS = "columns"
+    PADDED_ROWS = "padded rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,7 @@ class Parameter:
         dtype: torch.dtype, tp_size: int = 1,
     ) -> Parameter:  # fmt: skip
         """A parameter without memory, shaped for one of `tp_size` ranks; ValueError if it cannot be split evenly."""
-        rows = sum(_share(part.rows, tp_size // part.replicas, split is Split.ROWS) for part in parts)
+        rows = sum(_rows(part, split, tp_size) for part in parts)
         shape = (rows,) if columns is None else (rows, _share(columns, tp_size, split is Split.COLUMNS))
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         return cls(parts=parts, columns=columns, split=split, tensor=tensor)
@@ -157,16 +161,18 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
         raise ModelError(
             f"{part.key} in {path} is {data.dtype}", why="only unquantized weights are loaded", todo="use plain weights"
         )
+    rows = _rows(part, parameter.split, tp_size)
     target[: data.shape[0]].copy_(data)
-    return data.shape[0]
+    target[data.shape[0] : rows].zero_()
+    return rows
 
 
 def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tuple[slice, ...]:
     """The rows (and columns) of a part that rank `tp_rank` holds."""
-    if parameter.split is Split.ROWS:
-        rows = part.rows // (tp_size // part.replicas)
-        first = tp_rank // part.replicas * rows
-        chosen = [slice(first, first + rows)]
+    if parameter.split in (Split.ROWS, Split.PADDED_ROWS):
+        rows = _rows(part, parameter.split, tp_size)
+        first = min(tp_rank // part.replicas * rows, part.rows)
+        chosen = [slice(first, min(first + rows, part.rows))]
     else:
         chosen = [slice(0, part.rows)]
     if parameter.columns is not None:
@@ -174,6 +180,13 @@ def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tupl
         first = tp_rank * columns if parameter.split is Split.COLUMNS else 0
         chosen.append(slice(first, first + columns))
     return tuple(chosen)
+
+
+def _rows(part: Part, split: Split, tp_size: int) -> int:
+    """Rows of `part` on one rank, padding included."""
+    if split is Split.PADDED_ROWS:
+        return -(-part.rows // tp_size)
+    return _share(part.rows, tp_size // part.replicas, split is Split.ROWS)
 
 
 def _share(size: int, shares: int, is_split: bool) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KEY_PLANE = 0
 VALUE_PLANE = 1
 
@@ -30,6 +31,13 @@ def check_layer_view(layer_view: Tensor) -> None:
         raise ValueError(f"layer_view strides must be whole rows of {row} elements, got {layer_view.stride()}")
 
 
+def check_dtypes(layer_view: Tensor, **others: Tensor) -> None:
+    """Raise TypeError naming a tensor whose numbers cannot be converted to the view's or back: floats only."""
+    for name, tensor in (("layer_view", layer_view), *others.items()):
+        if tensor.dtype not in STORED_DTYPES:
+            raise TypeError(f"{name} is {tensor.dtype}, which is none of {', '.join(map(str, STORED_DTYPES))}")
+
+
 def check_attention_arguments(q: Tensor, layer_view: Tensor, block_table: Tensor, context_lens: Tensor) -> None:
     """Raise ValueError or TypeError naming the argument of a paged attention operation that does not fit."""
     check_layer_view(layer_view)
@@ -39,8 +47,7 @@ def check_attention_arguments(q: Tensor, layer_view: Tensor, block_table: Tensor
         raise ValueError(f"q has width {q.shape[2]}, layer_view {layer_view.shape[4]}")
     if q.shape[1] % layer_view.shape[2]:
         raise ValueError(f"{q.shape[1]} q heads are no multiple of {layer_view.shape[2]} kv heads")
-    if q.dtype != layer_view.dtype:
-        raise TypeError(f"q is {q.dtype}, layer_view {layer_view.dtype}")
+    check_dtypes(layer_view, q=q)
     if block_table.dtype != torch.int32 or context_lens.dtype != torch.int32:
         raise TypeError(f"block_table and context_lens must be int32, got {block_table.dtype}, {context_lens.dtype}")
     if block_table.dim() != 2 or context_lens.shape != block_table.shape[:1]:
@@ -50,12 +57,13 @@ def check_attention_arguments(q: Tensor, layer_view: Tensor, block_table: Tensor
         )
 
 
-def gather_tokens(layer_view: Tensor, block_ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Copy whole blocks out of the view, side by side, as keys and values.
+def gather_tokens(layer_view: Tensor, block_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Copy whole blocks out of the view, side by side, as keys and values in `dtype`.
 
-    block_ids: `[n, blocks]`, any integer dtype. Returns two tensors `[n * heads, blocks * block_tokens, width]` of the
-    view's dtype, head fastest in the first dimension. One copy: the view is read as a matrix of rows, so that the
-    copied rows land in their final order. Raises IndexError for a block id outside the view (CPU).
+    block_ids: `[n, blocks]`, any integer dtype. Returns two tensors `[n * heads, blocks * block_tokens, width]`, head
+    fastest in the first dimension. One copy, and one more where the view's dtype is another: the view is read as a
+    matrix of rows, so that the copied rows land in their final order. Raises IndexError for a block id outside the view
+    (CPU).
     """
     num_blocks, _, heads, block_tokens, width = layer_view.shape
     row = block_tokens * width
@@ -66,5 +74,6 @@ def gather_tokens(layer_view: Tensor, block_ids: Tensor) -> tuple[Tensor, Tensor
     planes = []
     for plane in (KEY_PLANE, VALUE_PLANE):
         matrix = layer_view[:, plane].as_strided((matrix_rows, row), (row, 1))
-        planes.append(matrix.index_select(0, index).view(-1, block_ids.shape[1] * block_tokens, width))
+        gathered = matrix.index_select(0, index).to(dtype)
+        planes.append(gathered.view(-1, block_ids.shape[1] * block_tokens, width))
     return planes[0], planes[1]

@@ -63,6 +63,8 @@ def attend_tile(
     else:
         k = tl.load(k_ptr + offsets)
         v = tl.load(v_ptr + offsets)
+    k = k.to(q.dtype)  # the pool's numbers may be stored in another dtype
+    v = v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale_log2
     if HAS_SOFTCAP:
         # scores hold s / softcap * 2 log2(e); tanh(x) = 1 - 2 / (exp(2x) + 1); softcap carries the factor log2(e).

@@ -2,6 +2,9 @@
 
 Every open transfer has a lock; a frame is checked and written while it is held. `cancel` takes the same lock, so that
 after its return no byte of that transfer can land.
+
+Header, place and size are judged before a byte is written; the payload's checksum is taken in the pass that writes it,
+into blocks that are reserved and read by nobody before the transfer is verified. One wrong checksum ends the attempt.
 """
 
 from __future__ import annotations
@@ -17,19 +20,24 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TransferError
 from tandem.core.ids import GroupId, Incarnation, Rank, TransferId
 from tandem.core.logs import event
+from tandem.kernels import kv_wire
+from tandem.kvtransfer import guards
 from tandem.kvtransfer.coverage import Coverage
+from tandem.kvtransfer.devicepayload import DevicePayload, Payload
 from tandem.kvtransfer.events import Failed, ReceiverEvent, Verified
-from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, Reply, ReplyKind, checksum
+from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, MalformedFrameError, Reply, ReplyKind
 from tandem.kvtransfer.hostid import host_id, shares_clock
 from tandem.kvtransfer.pool import PoolAccess
+from tandem.kvtransfer.snapshot import OpenTransfer, open_transfer
 from tandem.kvtransfer.state import TransferPhase, TransferState
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports.base import Peer
+from tandem.kvtransfer.wirecodec import PayloadForm
 
 DROP_REASONS = (
-    "stale_attempt", "wrong_incarnation", "unknown_transfer", "fenced", "duplicate", "checksum", "malformed",
+    "stale_attempt", "wrong_incarnation", "foreign", "unknown_transfer", "fenced", "duplicate", "withdrawn",
+    "checksum", "malformed",
 )  # fmt: skip
-_TOMBSTONES = 8192
 _log = logging.getLogger(__name__)
 
 
@@ -53,14 +61,19 @@ class Intake:
         pools: Mapping[GroupId, PoolAccess],
         on_event: Callable[[ReceiverEvent], None],
         clock: Clock,
+        tombstones: int = 8192,
     ) -> None:
+        """`tombstones`: how many ended transfers are remembered, so that what comes about them is told from what was
+        never expected."""
         self._incarnation, self._rank, self._pools = incarnation, rank, pools
+        self._max_tombstones = tombstones
         self._on_event, self._clock = on_event, clock
         self._host = host_id()
         self._link_numbers = itertools.count(1)
         self._lock = threading.Lock()  # guards the fields below, never held together with a transfer's lock
         self._transfers: dict[TransferId, _Incoming] = {}
         self._tombstones: OrderedDict[TransferId, bool] = OrderedDict()  # ended transfers: was it verified?
+        self._revoked: OrderedDict[TransferId, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
 
     def expect(self, ticket: Ticket) -> None:
@@ -70,16 +83,17 @@ class Intake:
         another incarnation, ValueError if it contradicts the pools or is expected already.
         """
         incoming = _Incoming(ticket, Coverage(ticket, self._pools), TransferState(self._clock))
+        verified = None
+        if incoming.coverage.is_complete:  # decided before anybody else knows of it, and could fail it
+            incoming.state.to(TransferPhase.PUSHING)
+            verified = self._verify(incoming, self._clock.now_s())
         with self._lock:
             if ticket.receiver_incarnation != self._incarnation:
                 raise TransferError("the ticket was granted by another incarnation", todo="grant a new one")
             if ticket.transfer in self._transfers or ticket.transfer in self._tombstones:
                 raise ValueError(f"transfer {ticket.transfer} is not new")
             self._transfers[ticket.transfer] = incoming
-        if incoming.coverage.is_complete:
-            with incoming.lock:
-                incoming.state.to(TransferPhase.PUSHING)
-                verified = self._verify(incoming, self._clock.now_s())
+        if verified is not None:
             self._on_event(verified)
 
     def admit(self, transfer: TransferId) -> None:
@@ -114,6 +128,38 @@ class Intake:
                 incoming.state.to(TransferPhase.RELEASED)
         self._bury(transfer, was_verified=was_verified)
 
+    def revoke(self, transfer: TransferId, *, even_if_begun: bool = False) -> bool:
+        """Take back a promise that nobody made use of: like `cancel`, but only if not a byte came for it yet.
+
+        Frames that come later are dropped and counted, but not answered as failures: the owner tells the sender, who
+        then pushes the same blocks under another ticket. False, and nothing changed, if it is too late for that.
+        `even_if_begun`: nor is it too late with some of its bytes here; another rank of the worker had none.
+        """
+        with self._lock:
+            incoming = self._transfers.get(transfer)
+        if incoming is None:
+            return False
+        with incoming.lock:
+            is_begun = incoming.state.phase is TransferPhase.PUSHING
+            if incoming.state.phase is not TransferPhase.RESERVED and not (even_if_begun and is_begun):
+                return False
+            incoming.is_unwanted = incoming.is_revoked = True
+            incoming.state.cancel("revoked")
+            incoming.state.to(TransferPhase.FENCED)
+            incoming.state.to(TransferPhase.RELEASED)
+        with self._lock:
+            self._revoked[transfer] = None
+            while len(self._revoked) > self._max_tombstones:
+                self._revoked.popitem(last=False)
+        self._bury(transfer, was_verified=False)
+        return True
+
+    def transfers(self) -> list[OpenTransfer]:
+        """Every open transfer: nothing lands for one that is not listed."""
+        with self._lock:
+            expected = list(self._transfers.values())
+        return [open_transfer(t.ticket, t.state, t.bytes) for t in expected]
+
     def set_incarnation(self, incarnation: Incarnation) -> None:
         """Begin a new incarnation: every open transfer of the old one fails; after return no byte of them can land."""
         with self._lock:
@@ -123,9 +169,9 @@ class Intake:
             self._fail(incoming, "the receiver began a new incarnation")
 
     def counters(self) -> dict[str, int]:
-        """`bytes`, `frames`, `blocks` received, `open` transfers, and `dropped_<reason>` frames."""
+        """`bytes`, `frames`, `blocks` received, `probes`, `open` transfers, and `dropped_<reason>` frames."""
         with self._lock:
-            names = ("bytes", "frames", "blocks", *(f"dropped_{reason}" for reason in DROP_REASONS))
+            names = ("bytes", "frames", "blocks", "probes", *(f"dropped_{reason}" for reason in DROP_REASONS))
             return {name: self._counts[name] for name in names} | {"open": len(self._transfers)}
 
     def connect(self, peer: Peer) -> InboundLink:
@@ -134,7 +180,9 @@ class Intake:
 
     def disconnect(self, link: InboundLink, reason: str) -> None:
         """The connection ended: the open transfers that came through it fail, and those that its peer was promised but
-        never announced, for they may have been lost with it. Harmless when repeated."""
+        never announced, for they may have been lost with it.
+
+        To be called once, when nothing of it can arrive any more: a second time could hit what was promised since."""
         with self._lock:
             affected = [t for t in self._transfers.values() if t.depends_on(link)]
         for incoming in affected:
@@ -145,26 +193,36 @@ class Intake:
         self._count(dropped_malformed=1)
         event(_log, "transfer_frame_malformed", logging.WARNING, peer=link.peer.worker, error=str(error))
 
-    def accept(self, frame: Frame, payload: memoryview, link: InboundLink) -> Reply:
+    def accept(self, frame: Frame, payload: Payload, link: InboundLink) -> Reply:
         """Judge one frame and write its payload. `payload` is borrowed for the call.
 
         Raises MalformedFrameError for a frame that contradicts its ticket.
         """
+        if frame.checksum is not Checksum.CRC32 and not isinstance(payload, DevicePayload):
+            raise MalformedFrameError(f"checksum {frame.checksum.name} on a link that carries none but CRC-32")
+        if frame.kind is FrameKind.PROBE:
+            return self._probed(frame, payload)
         arrived_s = self._clock.now_s()
         with self._lock:
             incoming = self._transfers.get(frame.transfer)
             was_verified = self._tombstones.get(frame.transfer)
+            is_revoked = frame.transfer in self._revoked
             incarnation = self._incarnation
-        if frame.dest_incarnation != incarnation:
+        if not guards.is_for(frame, incarnation):
             return self._drop(frame, "wrong_incarnation")
+        if is_revoked:
+            self._count(dropped_fenced=1)
+            return _reply(frame, ReplyKind.ACK)
         if incoming is None:
             if was_verified:
                 return self._after_verified(frame)
             return self._drop(frame, "unknown_transfer" if was_verified is None else "fenced")
-        if frame.attempt != incoming.ticket.attempt:
+        if not guards.is_of_attempt(frame, incoming.ticket):
             return self._drop(frame, "stale_attempt")
-        if frame.source_incarnation != incoming.ticket.sender_incarnation:
+        if not guards.is_from(frame, incoming.ticket):
             return self._drop(frame, "wrong_incarnation")
+        if not guards.is_of_sender(link.peer.worker, incoming.ticket):
+            return self._drop(frame, "foreign")
         if frame.dest_rank != self._rank:
             raise MalformedFrameError(f"a frame for rank {frame.dest_rank} came to rank {self._rank}")
         with incoming.lock:
@@ -174,12 +232,15 @@ class Intake:
         return reply
 
     def _judge(
-        self, incoming: _Incoming, frame: Frame, payload: memoryview, link: InboundLink, arrived_s: float
+        self, incoming: _Incoming, frame: Frame, payload: Payload, link: InboundLink, arrived_s: float
     ) -> tuple[Reply, ReceiverEvent | None]:
         """The frame's fate, and the event that it causes; the transfer's lock is held."""
         state = incoming.state
         if state.phase in (TransferPhase.VERIFIED, TransferPhase.ADMITTED):
             return self._after_verified(frame), None
+        if incoming.is_revoked:
+            self._count(dropped_fenced=1)
+            return _reply(frame, ReplyKind.ACK), None
         if incoming.is_unwanted or not state.can_move_bytes:
             return self._drop(frame, "fenced", state.reason), None
         incoming.links.add(link.number)
@@ -198,27 +259,58 @@ class Intake:
         return _reply(frame, ReplyKind.ACK), None
 
     def _take(
-        self, incoming: _Incoming, frame: Frame, payload: memoryview, sent_s: float
+        self, incoming: _Incoming, frame: Frame, payload: Payload, sent_s: float
     ) -> tuple[Reply, ReceiverEvent | None]:
         """Check and write a data frame; the transfer's lock is held."""
         incoming.coverage.check(frame, len(payload))
         if not incoming.coverage.has_new(frame):
             self._count(dropped_duplicate=1)
             return _reply(frame, ReplyKind.ACK), None
-        if checksum(payload) != frame.payload_crc:
+        if incoming.state.phase is TransferPhase.RESERVED:
+            incoming.state.to(TransferPhase.PUSHING)
+        crc = self._write(incoming.coverage.form(frame.group), frame, payload)
+        if not guards.is_current(payload):  # asked after the last byte was read: what was read before that was its own
+            self._count(dropped_withdrawn=1)
+            return _reply(frame, ReplyKind.FAIL, "withdrawn"), self._give_up(incoming, "the sender gave up")
+        if not guards.is_intact(frame, crc):
             self._count(dropped_checksum=1)
             reason = f"checksum mismatch in group {frame.group}, layers {frame.layers.start}–{frame.layers.stop - 1}"
             return _reply(frame, ReplyKind.FAIL, reason), self._give_up(incoming, reason)
-        if incoming.state.phase is TransferPhase.RESERVED:
-            incoming.state.to(TransferPhase.PUSHING)
-        self._pools[frame.group].write_from(frame.blocks, frame.layers, frame.heads, payload)
         incoming.bytes += len(payload)
         self._count(bytes=len(payload), frames=1, blocks=incoming.coverage.mark(frame))
         verified = self._verify(incoming, sent_s) if incoming.coverage.is_complete else None
         return _reply(frame, ReplyKind.ACK), verified
 
+    def _write(self, form: PayloadForm, frame: Frame, payload: Payload) -> int:
+        """Scatter a payload that fits; its checksum. What came in a codec is decoded only if that is right."""
+        pool = self._pools[frame.group]
+        if not form.codec:
+            if isinstance(payload, memoryview):
+                return pool.write_from(frame.blocks, frame.layers, frame.heads, payload)
+            if payload.suits(pool):
+                return payload.scatter(pool, frame.blocks, frame.layers, frame.heads, frame.checksum)
+        if isinstance(payload, DevicePayload):
+            crc, own = payload.checksum(frame.checksum), None
+        else:  # a copy: what is decoded is what was summed, even if the sender still writes where it came from
+            own = memoryview(bytearray(len(payload)))
+            crc = kv_wire.copy(payload, own)
+        if guards.is_intact(frame, crc):
+            data = payload.to_host() if isinstance(payload, DevicePayload) else own
+            assert data is not None
+            pool.write_from(frame.blocks, frame.layers, frame.heads, form.decode(data) if form.codec else data)
+        return crc
+
+    def _probed(self, frame: Frame, payload: Payload) -> Reply:
+        """Bytes that measure the link. Raises MalformedFrameError for a wrong size."""
+        if len(payload) != frame.payload_bytes:
+            raise MalformedFrameError(f"{len(payload)} payload bytes where {frame.payload_bytes} belong")
+        if not guards.is_intact(frame, _checksum(frame, payload)):
+            return self._drop(frame, "checksum")
+        self._count(probes=1)
+        return _reply(frame, ReplyKind.ACK)
+
     def _verify(self, incoming: _Incoming, sent_s: float) -> Verified:
-        """Everything is here and every checksum held; the transfer's lock is held."""
+        """Everything is here and every checksum held; the transfer's lock is held, or nobody knows of it yet."""
         incoming.state.to(TransferPhase.COMPLETE)
         incoming.state.to(TransferPhase.VERIFIED)
         now_s = self._clock.now_s()
@@ -253,12 +345,13 @@ class Intake:
         with self._lock:
             self._transfers.pop(transfer, None)
             self._tombstones[transfer] = was_verified
-            while len(self._tombstones) > _TOMBSTONES:
+            while len(self._tombstones) > self._max_tombstones:
                 self._tombstones.popitem(last=False)
 
     def _count(self, **amounts: int) -> None:
         with self._lock:
-            self._counts.update(amounts)
+            for name, amount in amounts.items():  # not `update`, which looks at its argument for microseconds
+                self._counts[name] += amount
 
 
 class _Incoming:
@@ -268,6 +361,7 @@ class _Incoming:
         self.ticket, self.coverage, self.state = ticket, coverage, state
         self.lock = threading.Lock()
         self.is_unwanted = False
+        self.is_revoked = False
         self.links: set[int] = set()
         self.finished: set[Rank] = set()
         self.bytes = 0
@@ -277,6 +371,11 @@ class _Incoming:
         is_unheard_of = not self.links and not self.finished
         promised = self.ticket.sender, self.ticket.sender_incarnation
         return link.number in self.links or (is_unheard_of and promised == (link.peer.worker, link.peer.incarnation))
+
+
+def _checksum(frame: Frame, payload: Payload) -> int:
+    """Of the kind that the frame names."""
+    return payload.checksum(frame.checksum) if isinstance(payload, DevicePayload) else kv_wire.crc32(payload)
 
 
 def _reply(frame: Frame, kind: ReplyKind, reason: str = "") -> Reply:

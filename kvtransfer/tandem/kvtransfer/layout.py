@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from tandem.core.ids import BlockId, Rank
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS
+from tandem.kvtransfer.pool import TokenRun
+from tandem.kvtransfer.wirecodec import PayloadForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,9 @@ class HeadRoute:
 
 @dataclass(frozen=True, slots=True)
 class FrameSlice:
-    """What one frame carries of a push."""
+    """What one frame carries of a push: `source`, cut into the receiver's blocks, goes to `dest_blocks`."""
 
-    source_blocks: tuple[BlockId, ...]
+    source: TokenRun
     dest_blocks: tuple[BlockId, ...]
     layers: range
     source_heads: range
@@ -71,8 +73,8 @@ def feeders(specs: Iterable[KVGroupSpec], source_tp: int, dest_tp: int, dest_ran
 
 
 def slices(
-    spec: KVGroupSpec,
-    source_blocks: Sequence[BlockId],
+    form: PayloadForm,
+    source: TokenRun,
     dest_blocks: Sequence[BlockId],
     layers: range,
     route: HeadRoute,
@@ -80,9 +82,10 @@ def slices(
 ) -> Iterator[FrameSlice]:
     """Cut a push into frames of at most `max_payload_bytes`: several blocks each, else layers of one, else heads.
 
-    Raises ValueError if one head of one layer of one block is larger than a frame.
+    `dest_blocks` hold the tokens of `source`, one after another, in the receiver's `form`. Raises ValueError if one
+    head of one layer of one block is larger than a frame.
     """
-    row = spec.planes * spec.head_bytes()
+    row, tokens = form.payload_bytes(1, range(1), range(1)), form.spec.block_tokens
     heads = min(len(route.source), max_payload_bytes // row)
     if heads == 0:
         raise ValueError(f"one head of a block has {row} bytes, a frame {max_payload_bytes}")
@@ -94,14 +97,15 @@ def slices(
         fits = max_payload_bytes // (layer_bytes * len(layers)) if per_frame == len(layers) else 1
         steps = (min(max(1, fits), MAX_FRAME_BLOCKS), per_frame, heads)
     block_step, layer_step, head_step = steps
-    for b in range(0, len(source_blocks), block_step):
-        sources, dests = tuple(source_blocks[b : b + block_step]), tuple(dest_blocks[b : b + block_step])
+    for b in range(0, len(dest_blocks), block_step):
+        dests = tuple(dest_blocks[b : b + block_step])
+        part = source.cut(b * tokens, len(dests) * tokens)
         for first in range(layers.start, layers.stop, layer_step):
-            part = range(first, min(first + layer_step, layers.stop))
+            some = range(first, min(first + layer_step, layers.stop))
             for h in range(0, len(route.source), head_step):
                 source_heads, dest_heads = route.source[h : h + head_step], route.dest[h : h + head_step]
-                size = len(sources) * len(part) * len(source_heads) * row
-                yield FrameSlice(sources, dests, part, source_heads, dest_heads, size)
+                size = len(dests) * len(some) * len(source_heads) * row
+                yield FrameSlice(part, dests, some, source_heads, dest_heads, size)
 
 
 def _supplier(spec: KVGroupSpec, head: int, source_tp: int, dest_rank: int) -> int:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from tandem.core.clock import Clock
-from tandem.core.ids import BlockId, GroupId, Rank
+from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId
+from tandem.core.kvlayout import KVGroupSpec
 from tandem.kvtransfer.events import Quiesced, SenderEvent, SendFailed, Sent
 from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.layout import HeadRoute, feeders, head_routes
 from tandem.kvtransfer.pool import PoolAccess
+from tandem.kvtransfer.snapshot import OpenTransfer, open_transfer
 from tandem.kvtransfer.state import TransferPhase, TransferState
 from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.wirecodec import PayloadForm, codec_named
 
 
 class Outgoing:
@@ -41,32 +45,42 @@ class Outgoing:
         self.routes: dict[GroupId, tuple[HeadRoute, ...]] = {
             group: head_routes(pool.spec, pool.tp, rank, dest_tp) for group, pool in named.items()
         }
+        self.forms: dict[GroupId, PayloadForm] = _forms(ticket, named, dest_tp)
         self.dest_ranks = tuple(Rank(r) for r in dest_ranks if rank in self._source_ranks[r])
         self._dest_blocks: dict[GroupId, frozenset[BlockId]] = {g.group: frozenset(g.blocks) for g in ticket.groups}
         self._unfinished = set(self.dest_ranks)  # FINISH not sent yet
         self._waiting = set(self.dest_ranks)  # DONE not received yet
+        self._withdrawals: set[Callable[[TransferId, Attempt], None]] = set()
 
     @property
     def can_move_bytes(self) -> bool:
         return self._state.can_move_bytes and not self.is_unwanted
 
+    def snapshot(self) -> OpenTransfer:
+        """What it is and how far it got."""
+        return open_transfer(self.ticket, self._state, self.bytes)
+
     def is_promised(self, group: GroupId, blocks: frozenset[BlockId]) -> bool:
         """Whether the ticket reserved all of `blocks`."""
         return group in self._dest_blocks and blocks <= self._dest_blocks[group]
 
-    def control_frame(self, kind: FrameKind, dest_rank: Rank) -> Frame:
-        """A frame without payload; also the start of a data frame."""
+    def frame(self, kind: FrameKind, dest_rank: Rank, **fields: Any) -> Frame:
+        """A frame of this transfer; `fields` are those that only data frames have."""
         ticket = self.ticket
         return Frame(
             kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, source_incarnation=ticket.sender_incarnation,
             dest_incarnation=ticket.receiver_incarnation, source_rank=self._rank,
-            source_ranks=len(self._source_ranks[dest_rank]), dest_rank=dest_rank,
+            source_ranks=len(self._source_ranks[dest_rank]), dest_rank=dest_rank, **fields,
         )  # fmt: skip
 
     def begin(self) -> None:
         """The first frame is about to leave; `lock` is held."""
         if self._state.phase is TransferPhase.RESERVED:
             self._state.to(TransferPhase.PUSHING)
+
+    def at_fence(self, withdraw: Callable[[TransferId, Attempt], None]) -> None:
+        """Called with this transfer when it is given up, under `lock`, once, however often named; `lock` is held."""
+        self._withdrawals.add(withdraw)
 
     def note_finish(self, dest_rank: Rank) -> None:
         """All frames for `dest_rank` were handed over; `lock` is held and bytes may move."""
@@ -117,5 +131,25 @@ class Outgoing:
         return Sent(transfer=self.ticket.transfer, bytes=self.bytes)
 
     def _release(self) -> None:
+        for withdraw in self._withdrawals:
+            withdraw(self.ticket.transfer, self.ticket.attempt)
         self._state.to(TransferPhase.FENCED)
         self._state.to(TransferPhase.RELEASED)
+
+
+def _forms(ticket: Ticket, pools: Mapping[GroupId, PoolAccess], dest_tp: int) -> dict[GroupId, PayloadForm]:
+    """How each group's payloads are to be written. Raises ValueError if the receiver's KV is of another shape."""
+    codec, layout = codec_named(ticket.codec), ticket.layout
+    if layout is None:
+        return {group: PayloadForm(pool.spec, codec) for group, pool in pools.items()}
+    if layout.tp != dest_tp:
+        raise ValueError(f"the ticket's layout is for {layout.tp} ranks, its endpoints are those of {dest_tp}")
+    theirs = {spec.group: spec for spec in layout.groups}
+    for group, pool in pools.items():
+        if group not in theirs or _shape(theirs[group]) != _shape(pool.spec):
+            raise ValueError(f"group {group} has another shape at the receiver")
+    return {group: PayloadForm(theirs[group], codec) for group in pools}
+
+
+def _shape(spec: KVGroupSpec) -> tuple[object, ...]:
+    return len(spec.layers), spec.planes, spec.heads, spec.width, spec.is_replicated

@@ -1,7 +1,9 @@
 """One kept link to one rank of a receiver: a thread that dials, then gathers and sends; another that reads replies.
 
-push ──▶ queue ──▶ [link thread: reserve window → gather under the transfer's lock → checksum → commit]
+push ──▶ queue ──▶ [link thread: reserve window → gather and checksum under the transfer's lock → commit]
                    [reply thread: credit back to the window; done and failed → sender]
+
+With a table of speeds it measures its transports where nobody did, and again when its transfers run far below that.
 """
 
 from __future__ import annotations
@@ -10,52 +12,47 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.core.clock import Clock
-from tandem.core.ids import BlockId, GroupId, Rank, WorkerId
+from tandem.core.ids import Rank, WorkerId
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.frame import FrameKind, Reply, checksum
-from tandem.kvtransfer.layout import FrameSlice, HeadRoute, slices
+from tandem.kvtransfer.frame import FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.jobs import Control, FrameWriter, Push
+from tandem.kvtransfer.line import Line
+from tandem.kvtransfer.linkmeter import LinkMeter
+from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.outgoing import Outgoing
-from tandem.kvtransfer.pool import PoolAccess
+from tandem.kvtransfer.remeasure import Remeasure
+from tandem.kvtransfer.survey import Survey
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer
-from tandem.kvtransfer.transports.dialling import Candidate, dial_first
+from tandem.kvtransfer.transports.dialling import Candidate, dial, dial_first
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Push:
-    """Blocks of one group and some of its layers, for the heads of one route."""
-
-    outgoing: Outgoing
-    group: GroupId
-    pool: PoolAccess
-    route: HeadRoute
-    source_blocks: tuple[BlockId, ...]
-    dest_blocks: tuple[BlockId, ...]
-    layers: range
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A frame without payload."""
-
-    outgoing: Outgoing
-    kind: FrameKind
+IDLE_S = 0.2
+"""Nothing to send for so long: time to look after the link itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkInfo:
-    """A link as shown to people: `transport` is empty while it dials; `reason` says why this one was chosen."""
+    """A link as shown to people: `transport` is empty while it dials; `reason` says why this one was chosen.
+
+    `unused`: transports that would come before it, each with why it was not taken. 0 = not measured, nothing sent.
+    """
 
     worker: WorkerId
     rank: Rank
+    from_rank: Rank
     transport: str
     reason: str
     stalls: int
+    from_host: str = ""
+    to_host: str = ""
+    bytes_per_s: float = 0.0
+    latency_s: float = 0.0
+    achieved_bytes_per_s: float = 0.0
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,11 @@ class LinkKey:
 
 
 class PeerLink:
-    """`on_reply` and `on_lost` are called from its threads; `on_broken` when reading the source raised."""
+    """`on_reply` and `on_lost` are called from its threads; `on_broken` when reading the source raised.
+
+    `speeds`: what is known of links, to which it adds; None = the first transport that connects is taken, unmeasured.
+    `on_slower(link, transport)`: another transport is faster now; from a thread of the link's own.
+    """
 
     def __init__(
         self,
@@ -78,15 +79,25 @@ class PeerLink:
         on_lost: Callable[[PeerLink, str], None],
         on_broken: Callable[[Outgoing, str], None],
         clock: Clock,
+        speeds: LinkSpeeds | None = None,
+        on_slower: Callable[[PeerLink, str], None] = lambda link, transport: None,
     ) -> None:
         self.key = key
-        self._on_reply, self._on_lost, self._on_broken, self._clock = on_reply, on_lost, on_broken, clock
+        self._on_reply, self._on_lost, self._on_slower = on_reply, on_lost, on_slower
+        self._clock, self._speeds = clock, speeds
+        self._meter = LinkMeter(clock)
+        self._writer = FrameWriter(key.rank, on_broken=on_broken, clock=clock)  # the link thread's
         self._jobs: queue.SimpleQueue[Push | Control | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()  # guards the three below
+        self._lock = threading.Lock()  # guards the fields below
         self._link: Link | None = None
         self._is_closed = False
         self._reason = "dialling"
+        self._survey: Survey | None = None
+        self._candidate: Candidate | None = None
+        self._from: Peer | None = None
         self._thread: threading.Thread | None = None
+        self._care: Remeasure | None = None
+        self._opened: Line | None = None  # the link thread's
 
     def start(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> None:
         """Dial in the background; jobs wait meanwhile."""
@@ -105,9 +116,19 @@ class PeerLink:
     def info(self) -> LinkInfo:
         with self._lock:
             transport, stalls = (self._link.transport, self._link.stalls) if self._link else ("", 0)
-            return LinkInfo(
-                worker=self.key.worker, rank=self.key.rank, transport=transport, reason=self._reason, stalls=stalls
-            )
+            survey, candidate, peer, reason = self._survey, self._candidate, self._from, self._reason
+        known = None
+        if survey is not None and candidate is not None and self._speeds is not None:
+            known = self._speeds.latest(survey.route(candidate))
+        return LinkInfo(
+            worker=self.key.worker, rank=self.key.rank, transport=transport, reason=reason, stalls=stalls,
+            from_host=peer.host if peer is not None else "", from_rank=peer.rank if peer is not None else Rank(0),
+            to_host=candidate.endpoint.host if candidate is not None else "",
+            bytes_per_s=known.bytes_per_s if known is not None else 0.0,
+            latency_s=known.latency_s if known is not None else 0.0,
+            achieved_bytes_per_s=self._meter.achieved_bytes_per_s(),
+            unused=survey.unused(candidate) if survey is not None and candidate is not None else (),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Take no more jobs and end the connection; does not wait."""
@@ -116,6 +137,8 @@ class PeerLink:
             self._jobs.put(None)
             if self._link is not None:
                 self._link.close()
+            if self._survey is not None:
+                self._survey.abandon()
 
     def join(self) -> None:
         """After `close`: wait for its threads."""
@@ -124,77 +147,95 @@ class PeerLink:
 
     def _run(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> None:
         try:
-            link, reason = dial_first(options, peer, secret)
+            line = self._connect(options, peer, secret)
         except LinkClosedError as error:
-            self.close()
-            self._on_lost(self, str(error))
+            self._give_up(str(error))
             return
-        with self._lock:
-            self._link, self._reason = link, reason
-            if self._is_closed:
-                link.close()
-        reader = threading.Thread(target=self._read_replies, args=(link,), name="kv-out-replies", daemon=True)
-        reader.start()
+        except Exception as error:  # noqa: BLE001 - top of a thread: what waits for the link must hear that there is none
+            _log.exception("transfer_link_broke")
+            self._give_up(f"the link could not be made: {error}")
+            return
         try:
-            while (job := self._jobs.get()) is not None:
-                self._do(link, job)
+            while (job := self._next_job(line)) is not None:
+                self._write(line.link, job)
         except LinkClosedError:
             pass  # the reply thread knows why, and tells
         finally:
-            link.close()
-            reader.join()
-            link.release()
+            line.end()
+            if self._care is not None:
+                self._care.join()
 
-    def _read_replies(self, link: Link) -> None:
-        reason = "its reader broke"
-        try:
-            for reply in link.replies():
-                self._on_reply(self, reply)
-        except LinkClosedError as error:
-            reason = str(error)
-        finally:  # also if the callback raised: a link without reader must not look alive
-            self.close()
-            self._on_lost(self, reason)
+    def _give_up(self, reason: str) -> None:
+        self.close()
+        if self._opened is not None:
+            self._opened.end()
+        self._on_lost(self, reason)
 
-    def _do(self, link: Link, job: Push | Control) -> None:
-        """Send one job's frames. Raises LinkClosedError."""
-        if isinstance(job, Control):
-            self._send_control(link, job)
-            return
-        try:
-            spec, size = job.pool.spec, link.max_payload_bytes
-            for part in slices(spec, job.source_blocks, job.dest_blocks, job.layers, job.route, size):
-                if not self._send_slice(link, job, part):
-                    return
-        except LinkClosedError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the pool is the caller's: its failure ends this transfer, not the link
-            _log.exception("transfer_source_unreadable")
-            self._on_broken(job.outgoing, f"the source could not be read: {error}")
+    def _connect(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> Line:
+        """Choose, dial and begin to read. Raises LinkClosedError."""
 
-    def _send_slice(self, link: Link, job: Push, part: FrameSlice) -> bool:
-        """Gather and send one frame; False if the transfer has ended meanwhile."""
-        outgoing = job.outgoing
-        with link.reserve(part.payload_bytes) as payload:
-            with outgoing.lock:
-                if not outgoing.can_move_bytes:
-                    return False
-                outgoing.begin()
-                send_ns = int(self._clock.now_s() * 1e9)
-                job.pool.read_into(part.source_blocks, part.layers, part.source_heads, payload)
-                outgoing.bytes += part.payload_bytes
-            frame = replace(
-                outgoing.control_frame(FrameKind.DATA, self.key.rank),
-                group=job.group, layers=part.layers, heads=part.dest_heads, blocks=part.dest_blocks,
-                payload_bytes=part.payload_bytes, payload_crc=checksum(payload), send_ns=send_ns,
-            )  # fmt: skip
-            link.commit(frame, payload)
-        return True
+        def adopt(link: Link) -> Line:
+            line = Line(link, on_reply=self._take_reply, on_end=self._ended, clock=self._clock)
+            with self._lock:
+                self._link = link
+                if self._is_closed:
+                    link.close()
+            line.start()
+            self._opened = line
+            return line
 
-    def _send_control(self, link: Link, job: Control) -> None:
-        if job.kind is FrameKind.FINISH:
-            with job.outgoing.lock:
-                if not job.outgoing.can_move_bytes:
-                    return
-                job.outgoing.note_finish(self.key.rank)
-        link.commit(job.outgoing.control_frame(job.kind, self.key.rank), None)
+        if self._speeds is None:
+            link, reason = dial_first(options, peer, secret)
+            with self._lock:
+                self._from, self._reason = peer, reason
+            return adopt(link)
+        survey = Survey(
+            self._speeds, self.key.worker, self.key.rank, options, peer, secret, self._clock,
+            lambda: not self._is_closed,
+        )  # fmt: skip
+        with self._lock:
+            self._survey = survey
+        chosen = survey.choose(lambda candidate: adopt(dial(candidate.endpoint, peer, secret)))
+        with self._lock:
+            self._from, self._reason = peer, chosen.reason
+            self._candidate = chosen.candidate
+        self._care = Remeasure(
+            survey, chosen, self._speeds, self._meter, self._clock, lambda name: self._on_slower(self, name)
+        )
+        return chosen.line
+
+    def _next_job(self, line: Line) -> Push | Control | None:
+        """The next job; while there is none, or none for long enough, the link is looked after."""
+        if self._care is None:
+            return self._jobs.get()
+        while True:
+            if self._care.is_overdue():
+                self._care.attend(line)
+            try:
+                return self._jobs.get(timeout=IDLE_S)
+            except queue.Empty:
+                if not self._meter.is_busy:
+                    self._care.attend(line)
+
+    def _write(self, link: Link, job: Push | Control) -> None:
+        before, transfer = self._writer.bytes, job.outgoing.ticket.transfer
+        is_last = isinstance(job, Control) and job.kind is FrameKind.FINISH
+        if is_last:
+            self._meter.finishing(transfer)  # first: the answer may be faster than we are
+        if isinstance(job, Push):
+            self._meter.begin()
+        for _ in self._writer.write(link, job):
+            pass
+        if isinstance(job, Push):
+            self._meter.wrote(self._writer.bytes - before)
+        if is_last and self._writer.finished != transfer:
+            self._meter.answered(transfer)
+
+    def _take_reply(self, reply: Reply) -> None:
+        if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL):
+            self._meter.answered(reply.transfer)
+        self._on_reply(self, reply)
+
+    def _ended(self, _line: Line, reason: str) -> None:
+        self.close()
+        self._on_lost(self, reason)

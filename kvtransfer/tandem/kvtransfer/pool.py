@@ -6,15 +6,54 @@ pool: layer 0 is the group's first layer, head 0 the first head that this rank h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 from tandem.core.ids import BlockId
 from tandem.core.kvlayout import KVGroupSpec
+from tandem.kernels import kv_wire
+from tandem.kernels.kv_wire import is_within
+
+__all__ = ["DeviceAccess", "HostPool", "PoolAccess", "TokenRun", "is_within", "payload_bytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """The tokens of `blocks`, one after another, from the token `offset_tokens` of the first block on.
+
+    `tokens`: so many of them are somebody's; what follows is whatever the block held before. None = all.
+    """
+
+    blocks: tuple[BlockId, ...]
+    block_tokens: int
+    offset_tokens: int = 0
+    tokens: int | None = None
+
+    def reaches(self, targets: int, target_tokens: int) -> bool:
+        """Whether each block of the run gives a token to, and the run reaches into the last of, so many blocks."""
+        if not 0 <= self.offset_tokens < self.block_tokens:
+            return False
+        if not self.blocks or not targets:
+            return len(self.blocks) == targets
+        held, wanted = len(self.blocks) * self.block_tokens - self.offset_tokens, targets * target_tokens
+        return wanted - target_tokens < held < wanted + self.block_tokens
+
+    def cut(self, first: int, tokens: int) -> TokenRun:
+        """`tokens` tokens from the token `first` of the run on, or as many of them as there are."""
+        start = self.offset_tokens + first
+        index, offset = divmod(start, self.block_tokens)
+        blocks = self.blocks[index : -(-(start + tokens) // self.block_tokens)]
+        rest = None if self.tokens is None else max(0, self.tokens - first)
+        return TokenRun(blocks, self.block_tokens, offset if blocks else 0, rest)
 
 
 class PoolAccess(Protocol):
-    """Byte access to a pool, from transfer threads. A payload is `[blocks, layers, planes, heads, tokens, width]`."""
+    """Byte access to a pool, from transfer threads. A payload is `[blocks, layers, planes, heads, tokens, width]`.
+
+    Every method returns the CRC-32 (as `zlib.crc32`) of the payload that it moved, and raises ValueError, before a byte
+    has moved, for an index or a size that does not fit.
+    """
 
     @property
     def spec(self) -> KVGroupSpec: ...
@@ -22,31 +61,72 @@ class PoolAccess(Protocol):
     @property
     def tp(self) -> int: ...
 
-    def read_into(self, blocks: Sequence[BlockId], layers: range, heads: range, out: memoryview) -> None:
-        """Gather the named slices into `out`, which has exactly their size."""
+    def read_into(self, blocks: Sequence[BlockId], layers: range, heads: range, out: memoryview) -> int:
+        """Gather the named slices into `out`, which has exactly their size.
+
+        Nobody may write them meanwhile: a checksum that does not fit what was copied would fail the attempt.
+        """
         ...
 
-    def write_from(self, blocks: Sequence[BlockId], layers: range, heads: range, payload: memoryview) -> None:
-        """Scatter `payload`, which has exactly the slices' size. Every block is in range, else nothing is written."""
+    def read_tokens_into(
+        self, source: TokenRun, layers: range, heads: range, out: memoryview, *, target_tokens: int
+    ) -> int:
+        """Gather the tokens of a run, cut anew into blocks of `target_tokens`; zeros follow the last source block.
+
+        `out` holds a whole number of such blocks.
+        """
+        ...
+
+    def write_from(self, blocks: Sequence[BlockId], layers: range, heads: range, payload: memoryview) -> int:
+        """Scatter `payload`, which has exactly the slices' size."""
+        ...
+
+
+@runtime_checkable
+class DeviceAccess(PoolAccess, Protocol):
+    """A pool in a device's memory that also gives and takes payloads there: `out` and `payload` are uint8 tensors of
+    exactly the payload's size on that device, of one dimension, contiguous, at an address that fits the dtype.
+
+    Work is queued on the calling thread's current stream, and a gather behind what the device's default stream holds.
+    Errors as in PoolAccess; no checksum is taken.
+    """
+
+    @property
+    def device(self) -> str:
+        """As torch names it."""
+        ...
+
+    def gather_into(self, source: TokenRun, layers: range, heads: range, out: Any, *, target_tokens: int) -> None:
+        """Gather the tokens of a run, cut into blocks of `target_tokens`."""
+        ...
+
+    def scatter_from(self, blocks: Sequence[BlockId], layers: range, heads: range, payload: Any) -> None:
+        """Scatter whole blocks."""
         ...
 
 
 class HostPool:
     """A pool in host memory; `data` is the whole of it, borrowed for this object's life, contiguous.
 
-    Thread-safe as far as two calls touch different slices. Raises ValueError for a size or index that does not fit.
+    Thread-safe as far as two calls touch different slices. Making one loads the native library, or builds it.
     """
 
     def __init__(self, spec: KVGroupSpec, tp: int, data: memoryview) -> None:
         self._data = data.cast("B")
         self._spec, self._tp = spec, tp
-        self._heads = spec.heads_local(tp)
-        self._head_bytes = spec.head_bytes()
-        self._layer_bytes = spec.layer_bytes(tp)
-        self._block_bytes = spec.block_bytes(tp)
-        if len(self._data) % self._block_bytes:
-            raise ValueError(f"{len(self._data)} bytes are no whole number of {self._block_bytes}-byte blocks")
-        self.num_blocks = len(self._data) // self._block_bytes
+        block_bytes = spec.block_bytes(tp)
+        if len(self._data) % block_bytes:
+            raise ValueError(f"{len(self._data)} bytes are no whole number of {block_bytes}-byte blocks")
+        self.num_blocks = len(self._data) // block_bytes
+        self._shape = kv_wire.PoolShape(
+            num_blocks=self.num_blocks,
+            layers=len(spec.layers),
+            planes=spec.planes,
+            heads=spec.heads_local(tp),
+            block_tokens=spec.block_tokens,
+            row_bytes=spec.head_bytes() // spec.block_tokens,
+        )
+        kv_wire.prepare()
 
     @property
     def spec(self) -> KVGroupSpec:
@@ -56,63 +136,26 @@ class HostPool:
     def tp(self) -> int:
         return self._tp
 
-    def read_into(self, blocks: Sequence[BlockId], layers: range, heads: range, out: memoryview) -> None:
+    def read_into(self, blocks: Sequence[BlockId], layers: range, heads: range, out: memoryview) -> int:
         """Gather into `out`."""
-        self._check(blocks, layers, heads, len(out))
-        data, at = self._data, 0
-        for start, size in self._runs(blocks, layers, heads):
-            out[at : at + size] = data[start : start + size]
-            at += size
+        return kv_wire.gather(self._data, self._shape, blocks, layers, heads, out)
 
-    def write_from(self, blocks: Sequence[BlockId], layers: range, heads: range, payload: memoryview) -> None:
+    def read_tokens_into(
+        self, source: TokenRun, layers: range, heads: range, out: memoryview, *, target_tokens: int
+    ) -> int:
+        """Gather into `out`, re-blocked."""
+        if source.block_tokens != self._spec.block_tokens:
+            raise ValueError(f"blocks of {source.block_tokens} tokens in a pool of {self._spec.block_tokens}")
+        return kv_wire.reblock(
+            self._data, self._shape, source.blocks, layers, heads, out,
+            offset_tokens=source.offset_tokens, target_tokens=target_tokens,
+        )  # fmt: skip
+
+    def write_from(self, blocks: Sequence[BlockId], layers: range, heads: range, payload: memoryview) -> int:
         """Scatter `payload`."""
-        self._check(blocks, layers, heads, len(payload))
-        data, at = self._data, 0
-        for start, size in self._runs(blocks, layers, heads):
-            data[start : start + size] = payload[at : at + size]
-            at += size
-
-    def _check(self, blocks: Sequence[BlockId], layers: range, heads: range, size: int) -> None:
-        if not is_within(layers, len(self._spec.layers)) or not is_within(heads, self._heads):
-            raise ValueError(f"layers {layers} or heads {heads} lie outside the pool")
-        if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
-            raise ValueError(f"blocks {min(blocks)} to {max(blocks)} lie outside the pool's {self.num_blocks}")
-        expected = payload_bytes(self._spec, len(blocks), layers, heads)
-        if size != expected:
-            raise ValueError(f"a buffer of {size} bytes for a slice of {expected}")
-
-    def _runs(self, blocks: Sequence[BlockId], layers: range, heads: range) -> Iterator[tuple[int, int]]:
-        """(offset, size) of the slice's contiguous runs in payload order, neighbours joined."""
-        start, size = 0, 0
-        for offset, length in self._pieces(blocks, layers, heads):
-            if offset == start + size:
-                size += length
-                continue
-            if size:
-                yield start, size
-            start, size = offset, length
-        if size:
-            yield start, size
-
-    def _pieces(self, blocks: Sequence[BlockId], layers: range, heads: range) -> Iterator[tuple[int, int]]:
-        if len(heads) == self._heads:
-            for block in blocks:
-                yield block * self._block_bytes + layers.start * self._layer_bytes, len(layers) * self._layer_bytes
-            return
-        plane_bytes = self._heads * self._head_bytes
-        first, length = heads.start * self._head_bytes, len(heads) * self._head_bytes
-        for block in blocks:
-            for layer in layers:
-                base = block * self._block_bytes + layer * self._layer_bytes + first
-                for plane in range(self._spec.planes):
-                    yield base + plane * plane_bytes, length
+        return kv_wire.scatter(self._data, self._shape, blocks, layers, heads, payload)
 
 
 def payload_bytes(spec: KVGroupSpec, blocks: int, layers: range, heads: range) -> int:
     """Bytes of a slice: blocks × layers × planes × heads × head bytes."""
     return blocks * len(layers) * spec.planes * len(heads) * spec.head_bytes()
-
-
-def is_within(part: range, size: int) -> bool:
-    """Whether `part` is a non-empty run of step 1 inside 0 … size - 1."""
-    return part.step == 1 and 0 <= part.start < part.stop <= size

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tandem.core.clock import Clock
-from tandem.core.errors import ConfigError
+from tandem.core.errors import ConfigError, StartupError
 from tandem.core.ids import GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import ReceiverEvent
 from tandem.kvtransfer.intake import Intake
 from tandem.kvtransfer.pool import PoolAccess
+from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.kvtransfer.ticket import Endpoint, Ticket
-from tandem.kvtransfer.transports.base import WINDOW_BYTES, Listener
+from tandem.kvtransfer.transports.base import Listener, UnavailableTransportError
+from tandem.kvtransfer.transports.registry import TRANSPORTS, Site, find
+from tandem.kvtransfer.transports.ring import RING_BYTES
+
+_log = logging.getLogger(__name__)
 
 
 class TransferReceiver:
@@ -33,31 +40,50 @@ class TransferReceiver:
         runtime_dir: Path,
         on_event: Callable[[ReceiverEvent], None],
         clock: Clock,
-        transports: Sequence[str] = ("shm", "grpc"),
+        transports: Sequence[str] = (),
         bind_host: str = "127.0.0.1",
         advertise_host: str | None = None,
-        ring_bytes: int = WINDOW_BYTES,
+        ring_bytes: int = RING_BYTES,
+        on_device: bool = False,
     ) -> None:
+        """`transports`: names to listen on, each of which must work; none = all that "auto" takes and that work here.
+
+        `on_device`: the pools lie in a GPU's memory. Raises ConfigError for a name that is unknown or does not work.
+        """
         self.worker = worker
         self._intake = Intake(incarnation=incarnation, rank=rank, pools=pools, on_event=on_event, clock=clock)
+        self._is_choosy = bool(transports)
+        site = Site(
+            intake=self._intake, secret=secret, rank=rank, runtime_dir=runtime_dir, bind_host=bind_host,
+            advertise_host=advertise_host or bind_host, ring_bytes=ring_bytes, on_device=on_device,
+        )  # fmt: skip
+        automatic = [t for t in TRANSPORTS.values() if t.suits(on_device=on_device)]
         self._listeners: list[Listener] = []
-        for name in transports:
-            if name == "shm":
-                from tandem.kvtransfer.transports.shm_listener import ShmListener
-
-                self._listeners.append(ShmListener(self._intake, secret, rank, runtime_dir, ring_bytes))
-            elif name == "grpc":
-                from tandem.kvtransfer.transports.grpc_listener import GrpcListener
-
-                host = advertise_host or bind_host
-                self._listeners.append(GrpcListener(self._intake, secret, rank, bind_host, host))
-            else:
-                raise ConfigError(f"unknown KV transport {name!r}", todo="use shm or grpc")
+        for transport in [find(name) for name in transports] or automatic:
+            try:
+                self._listeners.append(transport.listen(site))
+            except (ImportError, UnavailableTransportError) as error:
+                if self._is_choosy:
+                    self.close()
+                    raise ConfigError(f"KV transport {transport.name} does not work here", why=str(error)) from error
+                event(_log, "transfer_transport_skipped", transport=transport.name, reason=str(error))
 
     def start(self) -> None:
-        """Listen; raises OSError or StartupError."""
-        for listener in self._listeners:
-            listener.start()
+        """Listen. Raises OSError or StartupError where a transport that was named cannot, or where none can."""
+        failures: list[Exception] = []
+        for listener in tuple(self._listeners):
+            try:
+                listener.start()
+            except (OSError, StartupError) as error:
+                if self._is_choosy:
+                    self.close()
+                    raise
+                failures.append(error)
+                listener.close()
+                self._listeners.remove(listener)
+                event(_log, "transfer_transport_skipped", logging.WARNING, reason=str(error))
+        if not self._listeners:
+            raise StartupError("no KV transport works here", why="; ".join(map(str, failures)))
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """Where senders reach this rank, to be put into tickets; valid after `start`."""
@@ -82,6 +108,14 @@ class TransferReceiver:
     def set_incarnation(self, incarnation: Incarnation) -> None:
         """Begin a new incarnation; open transfers of the old one fail and nothing of them lands after return."""
         self._intake.set_incarnation(incarnation)
+
+    def revoke(self, transfer: TransferId, *, even_if_begun: bool = False) -> bool:
+        """Fence a transfer that not a byte came for; False, and nothing changed, if one did. See Intake."""
+        return self._intake.revoke(transfer, even_if_begun=even_if_begun)
+
+    def transfers(self) -> list[OpenTransfer]:
+        """Every open transfer: nothing lands for one that is not listed."""
+        return self._intake.transfers()
 
     def counters(self) -> dict[str, int]:
         """`bytes`, `frames`, `blocks` received, `open` transfers, and `dropped_<reason>` frames."""

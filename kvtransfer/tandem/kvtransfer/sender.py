@@ -12,12 +12,16 @@ from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import SenderEvent
 from tandem.kvtransfer.frame import FrameKind, Reply, ReplyKind
 from tandem.kvtransfer.hostid import host_id
+from tandem.kvtransfer.jobs import Control, Push
+from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.outgoing import Outgoing
-from tandem.kvtransfer.peerlink import Control, LinkInfo, LinkKey, PeerLink, Push
-from tandem.kvtransfer.pool import PoolAccess, is_within
+from tandem.kvtransfer.peerlink import LinkInfo, LinkKey, PeerLink
+from tandem.kvtransfer.pool import PoolAccess, TokenRun, is_within
+from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports.base import Peer
-from tandem.kvtransfer.transports.dialling import Preference, candidates
+from tandem.kvtransfer.transports.dialling import candidates
+from tandem.kvtransfer.transports.registry import AUTO, Preference
 
 
 class TransferSender:
@@ -39,14 +43,25 @@ class TransferSender:
         secret: ClusterSecret,
         on_event: Callable[[SenderEvent], None],
         clock: Clock,
-        preference: Preference = "auto",
+        preference: Preference = AUTO,
+        on_device: bool = False,
+        link_type: type[PeerLink] = PeerLink,
+        speeds: LinkSpeeds | None = None,
     ) -> None:
+        """`preference`: the one transport to use, or AUTO; `on_device`: the pools lie in a GPU's memory.
+
+        `speeds`: what is known of links; they are chosen by it, and what is not known is measured. None = the first
+        transport that connects is taken.
+        `link_type`: what links are made of; tests give one without threads.
+        """
         self._worker, self._incarnation, self._rank, self._pools = worker, incarnation, rank, pools
         self._secret, self._on_event, self._clock, self._preference = secret, on_event, clock, preference
-        self._host = host_id()
-        self._lock = threading.Lock()  # guards the three below; never held together with a transfer's lock
+        self._host, self._on_device, self._link_type = host_id(), on_device, link_type
+        self._speeds = speeds
+        self._lock = threading.Lock()  # guards the four below; never held together with a transfer's lock
         self._transfers: dict[TransferId, _Open] = {}
         self._links: dict[LinkKey, PeerLink] = {}
+        self._left: dict[LinkKey, list[PeerLink]] = {}  # slower ones; what is open on them ends there
         self._is_closed = False
 
     def open(self, ticket: Ticket) -> None:
@@ -74,22 +89,32 @@ class TransferSender:
         src_blocks: Sequence[BlockId],
         dst_blocks: Sequence[BlockId],
         layers: range,
+        offset_tokens: int = 0,
+        tokens: int | None = None,
     ) -> None:
-        """Queue `layers` (indices in the group) of source blocks for the destination blocks of the same position.
+        """Queue `layers` (indices in the group) of source blocks for destination blocks.
 
-        The content must be final before the call and stay so until the transfer's event. Raises ValueError for
-        blocks that the ticket does not promise or layers that the group does not have.
+        These, in blocks of the receiver's size, hold one after another the tokens of the source blocks, from the token
+        `offset_tokens` of the first on; tokens past the last source block are zeros. `tokens`:
+        so many of them are the prompt's (None = all); under a codec the rest arrives as zeros. Their content must be
+        final before the call and stay so until the transfer's event. Raises ValueError for blocks that the ticket does
+        not promise, layers that the group does not have, and source blocks that are too few or too many.
         """
         opened = self._find(transfer)
         if opened is None:
             return
         pool, outgoing = self._pools[group], opened.outgoing
-        if len(src_blocks) != len(dst_blocks) or not outgoing.is_promised(group, frozenset(dst_blocks)):
+        if not outgoing.is_promised(group, frozenset(dst_blocks)):
             raise ValueError(f"the ticket does not promise these blocks of group {group}")
+        source = TokenRun(tuple(src_blocks), pool.spec.block_tokens, offset_tokens, tokens)
+        if not source.reaches(len(dst_blocks), outgoing.forms[group].spec.block_tokens):
+            raise ValueError(
+                f"{len(src_blocks)} blocks from token {offset_tokens} on for {len(dst_blocks)} that the ticket promises"
+            )
         if not is_within(layers, len(pool.spec.layers)) or outgoing.is_finishing:
             raise ValueError(f"layers {layers} lie outside group {group}, or the transfer is finished")
         for route in outgoing.routes[group]:
-            job = Push(outgoing, group, pool, route, tuple(src_blocks), tuple(dst_blocks), layers)
+            job = Push(outgoing, group, pool, route, source, tuple(dst_blocks), layers)
             link = opened.links.get(route.dest_rank)  # none if the sender is being closed
             if link is not None:
                 link.enqueue(job)
@@ -116,16 +141,24 @@ class TransferSender:
         self._fail_all(lambda t: t.outgoing.ticket.sender_incarnation != incarnation, "a new incarnation began")
 
     def links(self) -> tuple[LinkInfo, ...]:
-        """Every kept link, with its transport and why that was chosen."""
+        """Every link that transfers go over, with its transport and why that was chosen."""
         with self._lock:
-            kept = list(self._links.values())
+            busy = {link for opened in self._transfers.values() for link in opened.links_now()}
+            left = [link for links in self._left.values() for link in links if link in busy]
+            kept = [*self._links.values(), *left]
         return tuple(link.info() for link in kept)
+
+    def transfers(self) -> list[OpenTransfer]:
+        """Every open transfer: one that is not listed never reads its source again."""
+        with self._lock:
+            opened = list(self._transfers.values())
+        return [one.outgoing.snapshot() for one in opened]
 
     def close(self) -> None:
         """Fail what is open, end every link and wait for their threads. Not from inside `on_event`."""
         with self._lock:
             self._is_closed = True
-            kept = list(self._links.values())
+            kept = [*self._links.values(), *(link for links in self._left.values() for link in links)]
         self._fail_all(lambda _: True, "the sender was closed")
         for link in kept:
             link.close()
@@ -153,17 +186,34 @@ class TransferSender:
             self._drop(link)
 
     def _dial(self, key: LinkKey) -> PeerLink:
-        link = PeerLink(
-            key, on_reply=self._on_reply, on_lost=self._on_lost, on_broken=self._on_broken, clock=self._clock
-        )
+        link = self._link_type(
+            key, on_reply=self._on_reply, on_lost=self._on_lost, on_broken=self._on_broken, clock=self._clock,
+            speeds=self._speeds, on_slower=self._on_slower,
+        )  # fmt: skip
         peer = Peer(worker=self._worker, incarnation=self._incarnation, rank=self._rank, host=self._host)
-        link.start(candidates(key.endpoints, self._host, self._preference), peer, self._secret)
+        options = candidates(key.endpoints, self._host, self._preference, on_device=self._on_device)
+        link.start(options, peer, self._secret)
         return link
 
     def _drop(self, link: PeerLink) -> None:
         with self._lock:
             if self._links.get(link.key) is link:
                 del self._links[link.key]
+            elif link in self._left.get(link.key, ()):
+                self._left[link.key].remove(link)
+
+    def _on_slower(self, link: PeerLink, transport: str) -> None:
+        """New transfers go over `transport` from now on. The slower link is kept: were it closed, the receiver would
+        fail what it has promised and not heard of yet. It is taken back should it be the faster one again."""
+        with self._lock:
+            if self._is_closed or self._links.get(link.key) is not link:
+                return
+            left = self._left.setdefault(link.key, [])
+            found = next((other for other in left if other.info().transport == transport), None)
+            if found is not None:
+                left.remove(found)
+            left.append(link)
+            self._links[link.key] = found or self._dial(link.key)
 
     def _on_reply(self, link: PeerLink, reply: Reply) -> None:
         opened = self._find(reply.transfer) if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL) else None

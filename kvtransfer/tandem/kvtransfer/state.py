@@ -89,6 +89,10 @@ class TransferState:
     def is_terminal(self) -> bool:
         return not NEXT[self.phase]
 
+    def age_s(self) -> float:
+        """Seconds since it was reserved."""
+        return self._clock.now_s() - self.entered_s[TransferPhase.RESERVED]
+
     def in_phase_s(self) -> float:
         """Seconds since the last transition."""
         return self._clock.now_s() - self.entered_s[self.phase]

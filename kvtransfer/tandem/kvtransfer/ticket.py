@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
+from tandem.core.kvlayout import KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where one rank of the receiver takes frames: `transport` is "shm" or "grpc"; `host` tells which machine (and
-    boot) it is on, so that a sender knows whether shared memory can work; `address` is the transport's own."""
+    """Where one rank of the receiver takes frames: `transport` is its name; `host` tells which machine (and boot) it is
+    on, so that a sender knows whether shared memory can work; `address` is the transport's own."""
 
     rank: Rank
     transport: str
@@ -20,8 +21,8 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBlocks:
-    """Destination blocks of one KV group. `blocks[i]` receives logical block `skip + i` of the prompt; the first
-    `skip` logical blocks are already at the receiver and must not be sent."""
+    """Destination blocks of one KV group. `blocks[i]` receives logical block `skip + i` of the prompt, in blocks of the
+    receiver's size; the first `skip` logical blocks are already at the receiver and must not be sent."""
 
     group: GroupId
     skip: int
@@ -41,3 +42,7 @@ class Ticket:
     receiver_incarnation: Incarnation
     groups: tuple[GroupBlocks, ...]
     endpoints: tuple[Endpoint, ...]
+    layout: KVLayout | None = None
+    """The receiver's KV groups (block size, dtype) and TP; None = those of the sender, with one endpoint a rank."""
+    codec: str = ""
+    """The wire codec that both ends agreed on (tandem.core.pairing); "" = bytes in the receiver's dtype."""

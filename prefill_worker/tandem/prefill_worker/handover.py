@@ -6,8 +6,10 @@ from enum import Enum, auto
 
 from tandem.core.errors import TransferError
 from tandem.core.handoff import ChoiceState
+from tandem.core.ids import TransferId
 from tandem.core.kvlayout import KVLayout
 from tandem.core.ledger import Holder, HoldKind
+from tandem.core.pairing import KVProfile, agree
 from tandem.engine.engine import Engine
 from tandem.engine.request import TokenOutput
 from tandem.kvtransfer.ticket import Ticket
@@ -31,12 +33,16 @@ class Handover:
         self.tracked = tracked
         self.peer = peer
         self.stage = Stage.QUEUED
+        self.offered: tuple[str, ...] = ()
+        """Codecs that the ticket request offers."""
         self.plans: tuple[PushPlan, ...] = ()
         self.ticket: Ticket | None = None
         self.ticket_s = 0.0
         self.sampled_s = 0.0
         self.is_sent = False
         self.is_verified = False
+        self.revoked: set[int] = set()
+        """Transfers that the decode worker took back: whatever still comes about them is late."""
         self._first: dict[int, TokenOutput] = {}
 
     def start(self, layout: KVLayout, cached_tokens: int) -> None:
@@ -45,12 +51,17 @@ class Handover:
         self.plans = tuple(PushPlan(spec, prompt_tokens, cached_tokens) for spec in layout.groups)
         self.stage = Stage.COMPUTING
 
-    def check(self, ticket: Ticket, layout: KVLayout) -> None:
-        """Raise TransferError unless the ticket has room for exactly this prompt in every KV group."""
+    def check(self, ticket: Ticket, mine: KVProfile, receiver: KVProfile) -> None:
+        """Raise TransferError unless the ticket keeps to the form that follows from both profiles, and has room for
+        exactly this prompt in every KV group, in blocks of the receiver's size."""
         prompt_tokens = len(self.tracked.engine_request.prompt)
-        if len(ticket.groups) != len(layout.groups):
-            raise TransferError(f"it has {len(ticket.groups)} KV groups, this model {len(layout.groups)}")
-        for spec, group in zip(layout.groups, ticket.groups, strict=True):
+        form = agree(mine, receiver, offered=self.offered)
+        if ticket.codec != form.codec:
+            raise TransferError(f"its codec is {ticket.codec or 'none'} where {form.codec or 'none'} follows")
+        groups = receiver.layout.groups
+        if len(ticket.groups) != len(groups):
+            raise TransferError(f"it has {len(ticket.groups)} KV groups, this model {len(groups)}")
+        for spec, group in zip(groups, ticket.groups, strict=True):
             needed = spec.blocks_for(prompt_tokens)
             if group.group != spec.group or group.skip + len(group.blocks) != needed:
                 raise TransferError(
@@ -61,14 +72,18 @@ class Handover:
         """The ticket is here: open the plans, and hold the source for the push whatever becomes of the request."""
         self.ticket, self.ticket_s = ticket, received_s
         for group, plan in zip(ticket.groups, self.plans, strict=True):
-            plan.open(group.skip)
+            theirs = ticket.layout.groups[group.group] if ticket.layout else None
+            plan.open(group.skip, theirs.block_tokens if theirs else None)
             blocks = engine.block_table(self.tracked.key, group.group)
-            engine.ledgers[group.group].share(self._pusher(), blocks)
+            engine.ledgers[group.group].share(pusher(self.tracked.key, ticket.transfer), blocks)
 
-    def release_pushing(self, engine: Engine) -> None:
-        """The sender no longer reads the source blocks."""
-        for ledger in engine.ledgers:
-            ledger.release(self._pusher())
+    def take_back(self, transfer: int) -> None:
+        """The ticket is void, if it ever came: as before it was asked for, save for what is computed since."""
+        self.revoked.add(transfer)
+        self.ticket, self.ticket_s, self.is_sent = None, 0.0, False
+        self.stage = Stage.COMPUTING
+        for plan in self.plans:
+            plan.close()
 
     def first_token(self, output: TokenOutput, now_s: float) -> None:
         self._first[output.choice] = output
@@ -96,5 +111,7 @@ class Handover:
             )
         return [states[choice] for choice in sorted(states)]
 
-    def _pusher(self) -> Holder:
-        return Holder(HoldKind.PUSHING, self.tracked.key)
+
+def pusher(key: str, transfer: TransferId) -> Holder:
+    """Who holds the source blocks of one transfer until its sender is quiet."""
+    return Holder(HoldKind.PUSHING, f"{key}/{transfer}")

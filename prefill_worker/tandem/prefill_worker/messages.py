@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.wire import profile_to_wire
 from tandem.prefill_worker.handover import Handover
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.role import Shell
@@ -11,17 +12,14 @@ from tandem.workerhost.wire import choice_to_wire
 
 def ticket_request(shell: Shell, handover: Handover) -> w.PeerMessage:
     """Ask for memory for this attempt."""
-    layout = shell.engine.layout
     return w.PeerMessage(
         ticket_request=w.TicketRequest(
             request=handover.tracked.request,
             attempt=handover.tracked.attempt,
             sender_incarnation=shell.incarnation,
             receiver_incarnation=handover.peer.incarnation,
-            fingerprint=shell.fingerprint,
-            block_tokens=layout.groups[0].block_tokens,
-            kv_dtype=layout.groups[0].dtype,
-            tp=layout.tp,
+            profile=profile_to_wire(shell.profile),
+            codecs=handover.offered,
         )
     )
 

@@ -9,7 +9,8 @@ from tandem.core.kvlayout import KVGroupSpec
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Logical blocks [first, last) of layers [first_layer, last_layer) of the group (indices within the group)."""
+    """Logical blocks [first, last), of the receiver's size, of layers [first_layer, last_layer) of the group (indices
+    within the group)."""
 
     first: int
     last: int
@@ -24,7 +25,11 @@ class PushPlan:
         layer 1   ████████░░░░··
                   ^skip
 
-    A block is ready in a layer when all of its tokens are computed there, or with the prompt's last token.
+    A block is ready in a layer when all of its tokens are computed there, or with the prompt's last token. Blocks are
+    the receiver's; `source` says where they lie in ours:
+
+        ours       ├──── 16 ────┼──── 16 ────┼──── 16 ──┄       receiver's blocks 2 … 4 are our blocks 1 … 2,
+        receiver's ├── 10 ──┼── 10 ──┼── 10 ──┼── 10 ──┼┄       from token 4 of block 1 on
     """
 
     def __init__(self, spec: KVGroupSpec, prompt_tokens: int, cached_tokens: int) -> None:
@@ -32,12 +37,29 @@ class PushPlan:
         self._prompt_tokens = prompt_tokens
         self._computed = [cached_tokens] * len(spec.layers)
         self._pushed = [0] * len(spec.layers)
+        self._block_tokens = spec.block_tokens
         self._is_open = False
 
-    def open(self, skip: int) -> None:
-        """The ticket is here; the receiver already has the first `skip` blocks."""
+    def open(self, skip: int, block_tokens: int | None = None) -> None:
+        """The ticket is here; the receiver already has the first `skip` blocks, of `block_tokens` (None: as ours)."""
+        self._block_tokens = block_tokens or self._spec.block_tokens
         self._pushed = [skip] * len(self._pushed)
         self._is_open = True
+
+    def source(self, push: Push) -> tuple[slice, int, int]:
+        """Which of our logical blocks hold the tokens of a push, and at which token of the first of them it begins, and
+        how many tokens it has.
+
+        Past the prompt's last block nothing is named: the receiver's last block is filled up with zeros.
+        """
+        ours = self._spec.block_tokens
+        index, offset_tokens = divmod(push.first * self._block_tokens, ours)
+        end = min(push.last * self._block_tokens, self._prompt_tokens)
+        return slice(index, self._spec.blocks_for(end)), offset_tokens, end - push.first * self._block_tokens
+
+    def close(self) -> None:
+        """The ticket was taken back: what was pushed was for nothing."""
+        self._is_open = False
 
     def computed(self, first_layer: int, last_layer: int, tokens: int) -> None:
         """Prompt tokens below `tokens` are computed in these model layers."""
@@ -65,10 +87,10 @@ class PushPlan:
     @property
     def is_complete(self) -> bool:
         """Everything that the receiver needs was taken."""
-        blocks = self._spec.blocks_for(self._prompt_tokens)
+        blocks = self._ready_blocks(self._prompt_tokens)
         return self._is_open and all(pushed >= blocks for pushed in self._pushed)
 
     def _ready_blocks(self, tokens: int) -> int:
         if tokens >= self._prompt_tokens:
-            return self._spec.blocks_for(self._prompt_tokens)
-        return tokens // self._spec.block_tokens
+            return -(-self._prompt_tokens // self._block_tokens)
+        return tokens // self._block_tokens

@@ -5,14 +5,21 @@ from __future__ import annotations
 import logging
 
 from tandem.core.errors import InternalError, InvalidRequestError, TandemError, TransferError, from_code
-from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.holders import subject_of
+from tandem.core.ids import Incarnation, TransferId, WorkerId
+from tandem.core.ledger import Holder
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
+from tandem.core.pairing import offers_for
 from tandem.engine.request import LayerHook, PrefillSlice, StepResult
 from tandem.kvtransfer.events import Quiesced, SendFailed, Sent
-from tandem.prefill_worker.handover import Handover, Stage
+from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.wire import profile_from_wire
+from tandem.prefill_worker.handover import Handover, Stage, pusher
 from tandem.prefill_worker.messages import complete, given_up, ticket_request, unwanted
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.claims import Claim
+from tandem.workerhost.leases import FORGOTTEN, PeerLeases
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
 from tandem.workerhost.whole_requests import WholeRequests
@@ -35,7 +42,8 @@ class PrefillRole:
         self._layers = 1 + max(layer for spec in shell.engine.layout.groups for layer in spec.layers)
         self._handovers: dict[str, Handover] = {}
         self._by_transfer: dict[int, Handover] = {}
-        self._quiescing: dict[int, Handover] = {}
+        self._quiescing: dict[int, Holder] = {}
+        self._leases = PeerLeases(shell)
 
     @property
     def layer_hook(self) -> LayerHook | None:
@@ -60,6 +68,7 @@ class PrefillRole:
     # ---- compute -------------------------------------------------------------------------------------------------
 
     def _on_layers(self, slices: tuple[PrefillSlice, ...], first_layer: int, last_layer: int) -> None:
+        self._leases.say()  # a long step is no reason to be taken for forgetful
         for part in slices:
             handover = self._handovers.get(part.key)
             if handover is None:
@@ -77,6 +86,7 @@ class PrefillRole:
         self._shell.outbox.phase(handover.tracked, Phase.PREFILL)
         if not handover.peer.worker:
             return
+        handover.offered = offers_for(self._shell.profile, self._shell.link_speed(WorkerId(handover.peer.worker)))
         self._tell(handover, ticket_request(self._shell, handover), dial=True)
 
     def before_step(self) -> None:
@@ -130,12 +140,15 @@ class PrefillRole:
                 continue
             source = self._shell.engine.block_table(handover.tracked.key, group.group)
             for push in pushes:
+                ours, offset_tokens, tokens = plan.source(push)
                 self._shell.sender.push(
                     ticket.transfer,
                     group.group,
-                    source[push.first : push.last],
+                    source[ours],
                     group.blocks[push.first - group.skip : push.last - group.skip],
                     range(push.first_layer, push.last_layer),
+                    offset_tokens,
+                    tokens,
                 )
 
     def _complete_if_ready(self, handover: Handover) -> None:
@@ -166,7 +179,13 @@ class PrefillRole:
             handover = self._by_transfer.get(message.verified.transfer)
             if handover is not None and handover.peer.worker == peer:
                 handover.is_verified = True
+                self._leases.close(TransferId(message.verified.transfer))  # the rest is between the transfer's ends
                 self._end_if_done(handover)
+        elif kind == "revoked":
+            self._revoked(peer, message.revoked)
+        elif kind == "queued":
+            if self._find(peer, message.queued.request, message.queued.attempt) is not None:
+                self._shell.count("tickets_queued")
         elif kind == "failed":
             failed = message.failed
             handover = self._find(peer, failed.request, failed.attempt)
@@ -176,6 +195,9 @@ class PrefillRole:
     def _ticket(self, peer: WorkerId, message: w.Ticket, received_s: float) -> None:
         handover = self._find(peer, message.request, message.attempt)
         is_asked = handover is not None and handover.stage is Stage.COMPUTING and handover.ticket is None
+        if handover is not None and message.transfer in handover.revoked:
+            self._shell.count("tickets_dropped")
+            return
         if handover is None or not is_asked or message.sender_incarnation != self._shell.incarnation:
             self._shell.count("tickets_dropped")
             if handover is None or handover.ticket is None or handover.ticket.transfer != message.transfer:
@@ -183,15 +205,33 @@ class PrefillRole:
             return
         ticket = ticket_from_wire(message, self._shell.worker, peer)
         try:
-            handover.check(ticket, self._shell.engine.layout)
+            handover.check(ticket, self._shell.profile, profile_from_wire(message.profile))
             self._shell.sender.open(ticket)
         except (TransferError, ValueError) as error:
             self._fail(handover, TransferError("the ticket cannot be used", why=str(error), todo="try again"))
             return
         handover.grant(ticket, received_s, self._shell.engine)
         self._by_transfer[ticket.transfer] = handover
+        self._leases.open(ticket.transfer, peer, ticket.receiver_incarnation)
         self._push(handover)
         self._complete_if_ready(handover)
+
+    def _revoked(self, peer: WorkerId, message: w.TicketRevoked) -> None:
+        """The decode worker took back a ticket that nothing had come for. What is on its way is dropped there, and the
+        source is still here: ask again, and wait in turn."""
+        handover = self._find(peer, message.request, message.attempt)
+        if handover is None or handover.stage is Stage.QUEUED or message.transfer in handover.revoked:
+            self._shell.count("revocations_dropped")
+            return
+        ticket = handover.ticket
+        if ticket is not None and ticket.transfer != message.transfer:
+            self._shell.count("revocations_dropped")
+            return
+        if ticket is not None:
+            self._stop_push(handover, ticket)
+        handover.take_back(message.transfer)
+        self._shell.count("tickets_revoked")
+        self._tell(handover, ticket_request(self._shell, handover))
 
     def peer_gone(self, peer: WorkerId, incarnation: Incarnation, reason: str) -> None:
         for handover in list(self._handovers.values()):
@@ -206,7 +246,7 @@ class PrefillRole:
             return
         quiet = self._quiescing.pop(event.transfer, None)
         if quiet is not None:  # whichever event the transfer ended with: its source is no longer read
-            quiet.release_pushing(self._shell.engine)
+            self._release(quiet)
             return
         handover = self._by_transfer.get(event.transfer)
         if handover is None:
@@ -251,12 +291,21 @@ class PrefillRole:
         ticket = handover.ticket
         if ticket is None:
             return
+        self._stop_push(handover, ticket)
+
+    def _stop_push(self, handover: Handover, ticket: Ticket) -> None:
         self._by_transfer.pop(ticket.transfer, None)
+        self._leases.close(ticket.transfer)
+        holder = pusher(handover.tracked.key, ticket.transfer)
         if handover.is_sent:
-            handover.release_pushing(self._shell.engine)
+            self._release(holder)
         else:
-            self._quiescing[ticket.transfer] = handover
+            self._quiescing[ticket.transfer] = holder
             self._shell.sender.cancel(ticket.transfer)
+
+    def _release(self, holder: Holder) -> None:
+        for ledger in self._shell.engine.ledgers:
+            ledger.release(holder)
 
     def _tell_failed(self, handover: Handover, code: str, message: str) -> None:
         if handover.stage is not Stage.QUEUED and handover.peer.worker:
@@ -272,7 +321,23 @@ class PrefillRole:
         return handover if handover is not None and handover.peer.worker == peer else None
 
     def tick(self, now_s: float) -> None:
-        return
+        for transfer in self._leases.overdue():
+            handover = self._by_transfer.get(transfer)
+            if handover is not None:
+                what = f"decode worker {handover.peer.worker} has forgotten the hand-over"
+                self._shell.count("transfers_forgotten")
+                self._fail(handover, TransferError(what, why=FORGOTTEN, todo="try again"))
+
+    def claims(self) -> list[Claim]:
+        working = [
+            Claim("handover", h.tracked.key, TransferId(t), WorkerId(h.peer.worker), Incarnation(h.peer.incarnation))
+            for t, h in self._by_transfer.items()
+        ]
+        ending = [
+            Claim("quiescing", subject_of(holder).key, TransferId(t), WorkerId(""), Incarnation(0))
+            for t, holder in self._quiescing.items()
+        ]
+        return working + ending
 
     def is_idle(self) -> bool:
         return not self._handovers and not self._quiescing and self._whole.is_idle()

@@ -52,6 +52,16 @@ class Keys:
         return f"tandem:{self.cluster}:worker:{{{_check('id', worker)}}}:{incarnation}:blocks"
 
     @property
+    def link_speeds(self) -> str:
+        """Hash of measured links by route."""
+        return f"tandem:{self.cluster}:links"
+
+    @property
+    def link_speeds_channel(self) -> str:
+        """Channel of wake-ups: a link was measured."""
+        return f"tandem:{self.cluster}:wake:links"
+
+    @property
     def desired(self) -> str:
         """Hash with version and JSON of the desired state."""
         return f"tandem:{self.cluster}:desired"

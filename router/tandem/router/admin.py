@@ -1,4 +1,4 @@
-"""The admin port: status, requests in flight, the wish to stop; an admin key guards everything but metrics."""
+"""The admin port: status, requests, links, KV audits, the wish to stop; an admin key guards all but metrics."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tandem.core.errors import AuthError, ConfigError, InternalError, InvalidRequestError, TandemError
+from tandem.router.audit import AuditDesk
 from tandem.router.http.errors import error_response
 from tandem.router.metrics import CONTENT_TYPE, Metrics
+from tandem.router.net import net
 from tandem.router.status import StatusPage
+from tandem.router.workers import WorkerTable
 
 _log = logging.getLogger(__name__)
 _MIN_KEY_BYTES = 16
@@ -36,7 +39,9 @@ def load_key(path: Path) -> bytes:
     return key
 
 
-def create_admin_app(page: StatusPage, metrics: Metrics, key: bytes, on_down: OnDown) -> Starlette:
+def create_admin_app(
+    page: StatusPage, metrics: Metrics, key: bytes, on_down: OnDown, audits: AuditDesk, table: WorkerTable
+) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
 
     async def status(request: Request) -> Response:
@@ -49,6 +54,20 @@ def create_admin_app(page: StatusPage, metrics: Metrics, key: bytes, on_down: On
         await on_down()
         return _json({"is_stopping": True}, 202)
 
+    async def audit(request: Request) -> Response:
+        return _json(await audits.look())
+
+    async def repair(request: Request) -> Response:
+        try:
+            holds = orjson.loads(await request.body())["holds"]
+            wanted = [dict(hold) for hold in holds]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidRequestError('the body must be {"holds": [...]}', why=str(error)) from error
+        return _json(await audits.repair(wanted))
+
+    async def links(request: Request) -> Response:
+        return _json(net(table))
+
     async def scrape(request: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
@@ -56,6 +75,9 @@ def create_admin_app(page: StatusPage, metrics: Metrics, key: bytes, on_down: On
         Route("/admin/v1/status", _keyed(key, status), methods=["GET"]),
         Route("/admin/v1/requests", _keyed(key, requests), methods=["GET"]),
         Route("/admin/v1/down", _keyed(key, down), methods=["POST"]),
+        Route("/admin/v1/kv/audit", _keyed(key, audit), methods=["GET"]),
+        Route("/admin/v1/kv/repair", _keyed(key, repair), methods=["POST"]),
+        Route("/admin/v1/net", _keyed(key, links), methods=["GET"]),
         Route("/metrics", scrape, methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})

@@ -197,6 +197,7 @@ class Answer:
             "decode": flight.plan.decode,
             "reason": flight.plan.reason,
             "predicted_prefill_hit_tokens": flight.plan.prefill_hit_tokens,
+            "sources": [source.worker for source in flight.plan.sources],
             "predicted_decode_hit_tokens": flight.plan.decode_hit_tokens,
             "cached_tokens": flight.cached_tokens or 0,
         }

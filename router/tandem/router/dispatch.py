@@ -16,7 +16,8 @@ from tandem.router.links import WorkerLink
 from tandem.router.plan import Job, Plan, Policy
 from tandem.router.prefix import PrefixFinder, PrefixView
 from tandem.router.requests import Flight, Inbox, Work
-from tandem.router.wire import LegOrder, TokenChunk
+from tandem.router.sources import with_sources
+from tandem.router.wire import LegOrder, TokenChunk, WorkerFacts
 from tandem.router.workers import WorkerTable
 from tandem.rpc.v1 import worker_pb2 as w
 
@@ -69,7 +70,8 @@ class Dispatcher:
         view = self._prefixes.find(work.prompt, facts)
         if plan is None:
             job = Job(prompt_tokens=len(work.prompt), max_tokens=work.sampling.max_tokens)
-            plan = self._policy.plan(job, self._table.candidates(view))
+            candidates = self._table.candidates(view)
+            plan = with_sources(self._policy.plan(job, candidates), job, candidates)
             self._meter.planned(plan)
         flight = Flight(id=request, slot=slot, work=work, inbox=inbox, plan=plan, started_s=self._clock.now_s())
         self._flights[request] = flight
@@ -95,6 +97,7 @@ class Dispatcher:
         self, flight: Flight, link: WorkerLink, peer: WorkerLink | None, leg: w.Leg.ValueType, view: PrefixView
     ) -> None:
         work = flight.work
+        sources = self._sources(flight.plan) if leg != w.LEG_DECODE else []
         order = LegOrder(
             request=flight.id,
             attempt=flight.attempt,
@@ -105,14 +108,21 @@ class Dispatcher:
             last_block_hash=view.last_hashes.get(link.worker, b""),
             timeout_s=work.timeout_s,
             peer=peer.facts if peer is not None else None,
+            sources=sources,
         )
         link.send(wire.submit(order))
         flight.legs[link.worker] = link
         flight.pair += ((link.worker, link.where.incarnation),)
         link.requests.add(flight.id)
         if leg != w.LEG_DECODE:
-            link.pending_tokens[flight.id] = max(1, len(work.prompt) - view.reusable_tokens.get(link.worker, 0))
+            known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
+            link.pending_tokens[flight.id] = max(1, len(work.prompt) - known)
         self._table.note_use(link)
+
+    def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:
+        """Those of the plan's sources that are here, as the worker that fetches must address them."""
+        links = [(self._table.link(source.worker), source.tokens) for source in plan.sources]
+        return [(link.facts, tokens) for link, tokens in links if link is not None and link.facts is not None]
 
     def _connected(self, worker: WorkerId) -> WorkerLink:
         link = self._table.link(worker)

@@ -23,7 +23,7 @@ from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY
 from tandem.router import wire
-from tandem.router.wire import Load, TokenChunk, WorkerFacts
+from tandem.router.wire import Load, TokenChunk, UsedLink, WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 
@@ -93,11 +93,17 @@ class WorkerLink:
         self._identity, self._listener, self._clock = identity, listener, clock
         self._unsent: deque[w.RouterMessage] = deque()
         self._has_unsent = asyncio.Event()
+        self._asks: dict[int, asyncio.Future[w.AuditReport]] = {}
         self._heard_s = 0.0
 
     @property
     def worker(self) -> WorkerId:
         return self.where.worker
+
+    @property
+    def used_links(self) -> Sequence[UsedLink]:
+        """Over which this worker sends KV to others, as it said last."""
+        return self.load.links
 
     @property
     def is_up(self) -> bool:
@@ -111,6 +117,20 @@ class WorkerLink:
             raise CapacityError(f"worker {self.worker} does not keep up", todo="try again later")
         self._unsent.append(message)
         self._has_unsent.set()
+
+    async def ask(self, message: w.RouterMessage, number: int, timeout_s: float) -> w.AuditReport:
+        """Send a question with this id and wait for the report that answers it; WorkerLostError if none comes."""
+        future: asyncio.Future[w.AuditReport] = asyncio.get_running_loop().create_future()
+        self._asks[number] = future
+        try:
+            self.send(message)
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            why = f"no report came within {timeout_s:g} s"
+            raise WorkerLostError(f"worker {self.worker} did not answer", why=why, todo="ask again") from None
+        finally:
+            del self._asks[number]
 
     async def run(self) -> None:
         """Connect, serve, reconnect; returns when the worker is lost and no longer registered."""
@@ -178,6 +198,10 @@ class WorkerLink:
                 listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
             elif kind == "phase":
                 listener.on_phase(self, message.phase.request, message.phase.attempt, message.phase.phase)
+            elif kind == "audit":
+                asked = self._asks.get(message.audit.id)
+                if asked is not None and not asked.done():
+                    asked.set_result(message.audit)
 
     async def _write(self, call: Any) -> None:
         sequence = 0
@@ -207,6 +231,9 @@ class WorkerLink:
         self.load = Load()
         self._unsent.clear()
         self.pending_tokens.clear()
+        for asked in self._asks.values():
+            if not asked.done():
+                asked.set_exception(WorkerLostError(f"worker {self.worker} was lost", why=why, todo="ask again"))
         if was_up:
             event(_log, "worker lost", logging.WARNING, worker=self.worker, why=why)
             self._listener.on_lost(self, why)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,19 @@ from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import RouterLease
+from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.replica import IndexReplica
 from tandem.router.admin import OnDown, create_admin_app, load_key
 from tandem.router.answers import AnswerDesk
 from tandem.router.asks import AskReader
+from tandem.router.audit import AuditDesk
 from tandem.router.dispatch import Dispatcher
 from tandem.router.door import Door
 from tandem.router.grpc_api import GrpcDoor
 from tandem.router.http.app import create_app
 from tandem.router.links import Identity, WorkerLink
+from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.metrics import Metrics
 from tandem.router.plan import LeastWork
 from tandem.router.prefix import PrefixFinder, PrefixIndex
@@ -64,6 +67,7 @@ class Surroundings:
     directory: WorkerDirectory
     index: PrefixIndex | None
     on_down: OnDown
+    speeds: LinkSpeedView = field(default_factory=LinkSpeedView)
 
 
 class Router:
@@ -78,9 +82,9 @@ class Router:
         self._key = load_key(Path(config.admin_key_file))
         tokenizer = Tokenizer.load(Path(config.model_dir))
         mode = config.settings.disaggregation
-        self.table = WorkerTable(surroundings.directory)
+        self.table = WorkerTable(surroundings.directory, surroundings.speeds)
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
-        prefixes = PrefixFinder(surroundings.index, secret.derive(b"tenant:")[:16])
+        prefixes = PrefixFinder(surroundings.index, secret.derive(b"tenant:")[:16], self.table.link_speed)
         self.dispatcher = Dispatcher(self.table, LeastWork(mode), prefixes, self._clock, self.metrics)
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
@@ -114,6 +118,9 @@ class Router:
             clock=self._clock,
             addresses=lambda: {**self._ports, "host": config.settings.host, "pid": os.getpid()},
         )
+        self._audits = AuditDesk(
+            router=config.router_id, table=self.table, dispatcher=self.dispatcher, clock=self._clock
+        )
         self._on_down = surroundings.on_down
         self._grpc = GrpcDoor(self.door)
         self._listeners: list[socket.socket] = []
@@ -135,7 +142,8 @@ class Router:
 
     async def serve(self, on_listening: Callable[[], None]) -> None:
         http = HttpServer(create_app(self.door), self._listeners[0])
-        admin = HttpServer(create_admin_app(self._page, self.metrics, self._key, self._on_down), self._listeners[1])
+        admin_app = create_admin_app(self._page, self.metrics, self._key, self._on_down, self._audits, self.table)
+        admin = HttpServer(admin_app, self._listeners[1])
         async with asyncio.TaskGroup() as group:
             servers = [group.create_task(server.run()) for server in (http, admin)]
             tasks = [
@@ -201,8 +209,11 @@ async def _run(config: RouterConfig) -> None:
         store = DesiredStateStore(redis, keys)
         incarnation = new_incarnation()
         surroundings = Surroundings(
-            directory=RedisDirectory(redis, keys, replica), index=replica, on_down=lambda: ask_to_stop(store)
+            directory=RedisDirectory(redis, keys, replica),
+            index=replica,
+            on_down=lambda: ask_to_stop(store),
         )
+        links = LinkSpeedStore(redis, keys)
         router = Router(config, surroundings, incarnation)
         stack.push_async_callback(router.close)
         ports = await router.start()
@@ -219,7 +230,11 @@ async def _run(config: RouterConfig) -> None:
         )
         async with asyncio.TaskGroup() as group:
             lease = RouterLease(redis, keys)
-            tasks = [group.create_task(hold_lease(lease, record)), group.create_task(replica.run())]
+            tasks = [
+                group.create_task(hold_lease(lease, record)),
+                group.create_task(replica.run()),
+                group.create_task(links.watch(surroundings.speeds.set_rows)),
+            ]
             await router.serve(lambda: write_ready(Path(config.ready_file), record))
             for task in tasks:
                 task.cancel()

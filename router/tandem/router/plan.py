@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem.core import pairing
 from tandem.core.config import Disaggregation
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
+from tandem.core.pairing import KVProfile
+
+_MAX_REASONS = 3
+
+
+def _unmeasured(_: WorkerId) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """One worker that can take work now, as the policy sees it.
 
-    `held_tokens` of the prompt need not be moved there, `reusable_tokens` need not be computed there.
-    `pairing` holds what must be equal for two workers to exchange KV blocks, by name. `last_used` counts up with every
-    plan that named this worker, so that equals take turns.
+    `held_tokens` of the prompt need not be moved there, `reusable_tokens` need not be computed there. `lossy_tokens`
+    (by HashRoot.lossy) take the place of `held_tokens` where the blocks of the other worker change on their way.
+    `profile` decides with whom it can exchange KV blocks. `last_used` counts up with every plan that named this
+    worker, so that equals take turns. `link_speed`: measured bytes a second to another worker, None = not measured.
+    `prefill_rate`: measured tokens a second, 0 = not yet known.
     """
 
     worker: WorkerId
@@ -28,10 +38,12 @@ class Candidate:
     in_flight: int = 0
     held_tokens: int = 0
     reusable_tokens: int = 0
+    lossy_tokens: Mapping[str, int] = field(default_factory=dict)
     free_blocks: int = 0
     last_used: int = 0
-    pairing: tuple[tuple[str, str], ...] = ()
-    transports: tuple[str, ...] = ()
+    prefill_rate: float = 0.0
+    profile: KVProfile | None = None
+    link_speed: Callable[[WorkerId], float | None] = field(default=_unmeasured, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +55,19 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A worker that holds the first `tokens` of the prompt, as exact blocks."""
+
+    worker: WorkerId
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`decode` streams the answer. `prefill` computes the prompt and pushes its KV; None = `decode` does all alone.
 
     Two hits, in tokens: what the prefill worker need not compute, what need not be moved to the decode worker.
+    `sources`: from whom the worker that computes is to fetch first, best first.
     """
 
     decode: WorkerId
@@ -54,6 +75,7 @@ class Plan:
     reason: str
     prefill_hit_tokens: int = 0
     decode_hit_tokens: int = 0
+    sources: tuple[Source, ...] = ()
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -68,13 +90,26 @@ class Policy(Protocol):
 
 def refusal(prefill: Candidate, decode: Candidate) -> str:
     """Why these two can never exchange KV blocks, or "" if they can."""
-    theirs = dict(decode.pairing)
-    for name, value in prefill.pairing:
-        if theirs.get(name) != value:
-            return f"{name} differs: {value or 'none'} and {theirs.get(name) or 'none'}"
-    if prefill.transports and decode.transports and not set(prefill.transports) & set(decode.transports):
-        return f"no common transport: {', '.join(prefill.transports)} and {', '.join(decode.transports)}"
-    return ""
+    if prefill.profile is None or decode.profile is None:
+        return "" if prefill.profile is decode.profile else "one of them did not say what its KV is"
+    return pairing.refusal(prefill.profile, decode.profile)
+
+
+def form(prefill: Candidate, decode: Candidate) -> str:
+    """How blocks get from one to the other, for people: "exact", re-blocked, converted, with a codec; they must fit."""
+    if prefill.profile is None or decode.profile is None:
+        return "exact"
+    offered = pairing.offers_for(prefill.profile, prefill.link_speed(decode.worker))
+    return pairing.describe(prefill.profile, decode.profile, offered=offered)
+
+
+def held_tokens(prefill: Candidate, decode: Candidate) -> int:
+    """Leading prompt tokens that `decode` holds in the form in which blocks of `prefill` would come; they must fit."""
+    if prefill.profile is None or decode.profile is None:
+        return decode.held_tokens
+    offered = pairing.offers_for(prefill.profile, prefill.link_speed(decode.worker))
+    lossy = pairing.lossy_name(prefill.profile, decode.profile, offered=offered)
+    return decode.lossy_tokens.get(lossy, 0) if lossy else decode.held_tokens
 
 
 def pairs(candidates: Iterable[Candidate]) -> list[tuple[Candidate, Candidate]]:
@@ -117,7 +152,7 @@ class LeastWork:
             prefill=prefill.worker,
             reason="least work",
             prefill_hit_tokens=prefill.reusable_tokens,
-            decode_hit_tokens=decode.held_tokens,
+            decode_hit_tokens=held_tokens(prefill, decode),
         )
 
     def _plan_alone(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
@@ -134,7 +169,8 @@ def _best_pair(job: Job, candidates: Sequence[Candidate]) -> tuple[Candidate, Ca
     if not able:
         return None
     prefill = _least_prefill(job, [p for p, _ in able])
-    decode = min((d for p, d in able if p.worker == prefill.worker), key=_decode_order)
+    decodes = (d for p, d in able if p.worker == prefill.worker)
+    decode = min(decodes, key=lambda d: _decode_order(d, held_tokens(prefill, d)))
     return prefill, decode
 
 
@@ -146,9 +182,8 @@ def _prefill_work(job: Job, candidate: Candidate) -> int:
     return candidate.queued_tokens + max(1, job.prompt_tokens - candidate.reusable_tokens)
 
 
-def _decode_order(candidate: Candidate) -> tuple[int, int, int, int, str]:
-    free = -candidate.free_blocks
-    return (candidate.in_flight, -candidate.held_tokens, candidate.last_used, free, candidate.worker)
+def _decode_order(candidate: Candidate, held: int) -> tuple[int, int, int, int, str]:
+    return (candidate.in_flight, -held, candidate.last_used, -candidate.free_blocks, candidate.worker)
 
 
 def _alone(candidate: Candidate, reason: str) -> Plan:
@@ -159,6 +194,17 @@ def _alone(candidate: Candidate, reason: str) -> Plan:
 def _missing(candidates: Sequence[Candidate]) -> str:
     count = {role: sum(c.role is role for c in candidates) for role in RoleName}
     if count[RoleName.PREFILL] and count[RoleName.DECODE]:
-        return "no prefill and decode worker fit together"
+        return f"no prefill and decode worker fit together: {'; '.join(_reasons(candidates))}"
     absent = [role.value for role in (RoleName.PREFILL, RoleName.DECODE) if not count[role]]
     return f"no {' and no '.join(absent)} worker is connected"
+
+
+def _reasons(candidates: Sequence[Candidate]) -> list[str]:
+    """Why pairs are refused, every reason once with one of its pairs."""
+    reasons: dict[str, str] = {}
+    for prefill in candidates:
+        for decode in candidates:
+            if prefill.role is RoleName.PREFILL and decode.role is RoleName.DECODE:
+                why = refusal(prefill, decode)
+                reasons.setdefault(why, f"{prefill.worker} and {decode.worker}: {why}")
+    return list(reasons.values())[:_MAX_REASONS]

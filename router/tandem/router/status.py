@@ -46,6 +46,9 @@ class StatusPage:
                 **self.addresses(),
             },
             "workers": [_worker(link) for link in sorted(self.table.links, key=lambda link: link.worker)],
+            "pairs": [
+                {"prefill": prefill, "decode": decode, "form": how} for prefill, decode, how in self.table.paired()
+            ],
             "refused_pairs": [
                 {"prefill": prefill, "decode": decode, "why": why}
                 for prefill, decode, why in self.table.refused_pairs()
@@ -82,7 +85,10 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
         "max_model_len": facts.max_model_len,
         "num_blocks": list(facts.num_blocks),
         "transports": list(facts.transports),
-        "protocol": facts.protocol,
+        "protocol": ".".join(map(str, facts.profile.protocol)),
+        "codecs": list(facts.profile.codecs),
+        "wire_codec": ", ".join(facts.profile.offers),
+        "wire_codec_below_bytes_per_s": facts.profile.offers_below_bytes_per_s,
         "pid": facts.pid,
         "rank_pids": list(facts.rank_pids),
         "in_flight": load.in_flight,
@@ -107,6 +113,7 @@ def _request(flight: Flight, now_s: float) -> dict[str, Any]:
         "reason": flight.plan.reason,
         "predicted_prefill_hit_tokens": flight.plan.prefill_hit_tokens,
         "predicted_decode_hit_tokens": flight.plan.decode_hit_tokens,
+        "sources": [{"worker": source.worker, "tokens": source.tokens} for source in flight.plan.sources],
         "cached_tokens": flight.cached_tokens,
         "prompt_tokens": len(flight.work.prompt),
         "output_tokens": flight.output_tokens,

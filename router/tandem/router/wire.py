@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import FinishReason, RoleName
+from tandem.core.pairing import KVProfile
 from tandem.core.sampling import SamplingParams
+from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 
@@ -35,16 +37,8 @@ class WorkerFacts:
     eos_token_ids: tuple[int, ...]
     pid: int
     rank_pids: tuple[int, ...]
-
-    @property
-    def pairing(self) -> tuple[tuple[str, str], ...]:
-        """What must be equal for two workers to exchange KV blocks."""
-        return (
-            ("fingerprint", self.fingerprint),
-            ("kv dtype", self.kv_dtype),
-            ("block size", str(self.block_tokens)),
-            ("protocol", str(self.protocol)),
-        )
+    profile: KVProfile
+    host: str = ""
 
     @property
     def context_tokens(self) -> int:
@@ -82,6 +76,24 @@ class GroupBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UsedLink:
+    """A link from a rank of the worker that reports it to one of `peer`; speeds in bytes a second, 0 = no figure."""
+
+    rank: int
+    peer: WorkerId
+    peer_rank: int
+    transport: str
+    from_host: str
+    to_host: str
+    bytes_per_s: float
+    latency_s: float
+    achieved_bytes_per_s: float
+    stalls: int
+    reason: str
+    unused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """A worker's last word on how busy it is."""
 
@@ -92,6 +104,7 @@ class Load:
     prefill_rate: float = 0.0
     decode_step_s: float = 0.0
     blocks: tuple[GroupBlocks, ...] = ()
+    links: tuple[UsedLink, ...] = ()
     counters: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -113,6 +126,8 @@ class LegOrder:
     last_block_hash: bytes
     timeout_s: float
     peer: WorkerFacts | None = None
+    sources: Sequence[tuple[WorkerFacts, int]] = ()
+    """Who holds how many leading tokens of the prompt, best first."""
 
 
 def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.RouterMessage:
@@ -140,9 +155,14 @@ def submit(order: LegOrder) -> w.RouterMessage:
         timeout_s=order.timeout_s,
     )
     if order.peer is not None:
-        peer = order.peer
-        message.peer.CopyFrom(w.WorkerRef(worker=peer.worker, incarnation=peer.incarnation, address=peer.address))
+        message.peer.CopyFrom(_ref(order.peer))
+    for facts, tokens in order.sources:
+        message.sources.append(w.PrefixSource(worker=_ref(facts), tokens=tokens))
     return w.RouterMessage(submit=message)
+
+
+def _ref(facts: WorkerFacts) -> w.WorkerRef:
+    return w.WorkerRef(worker=facts.worker, incarnation=facts.incarnation, address=facts.address)
 
 
 def sampling_to_wire(sampling: SamplingParams) -> g.SamplingParams:
@@ -185,6 +205,8 @@ def facts_from_wire(info: w.WorkerInfo) -> WorkerFacts:
         eos_token_ids=tuple(info.eos_token_ids),
         pid=info.pid,
         rank_pids=tuple(info.rank_pids),
+        profile=profile_from_wire(info.profile),
+        host=info.host,
     )
 
 
@@ -222,7 +244,25 @@ def load_from_wire(report: w.LoadReport) -> Load:
             )
             for count in report.blocks
         ),
+        links=tuple(map(_link_from_wire, report.links)),
         counters=dict(report.counters),
+    )
+
+
+def _link_from_wire(link: w.LinkReport) -> UsedLink:
+    return UsedLink(
+        rank=link.rank,
+        peer=WorkerId(link.peer),
+        peer_rank=link.peer_rank,
+        transport=link.transport,
+        from_host=link.from_host,
+        to_host=link.to_host,
+        bytes_per_s=link.bytes_per_s,
+        latency_s=link.latency_s,
+        achieved_bytes_per_s=link.achieved_bytes_per_s,
+        stalls=link.stalls,
+        reason=link.reason,
+        unused=tuple(link.unused),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -11,8 +12,9 @@ from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
 from tandem.router.links import LinkFactory, WorkerAddress, WorkerLink
-from tandem.router.plan import Candidate, refusal
-from tandem.router.prefix import PrefixView
+from tandem.router.linkspeeds import LinkSpeedView
+from tandem.router.plan import Candidate, form, pairs, refusal
+from tandem.router.prefix import PrefixView, SpeedOf
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -40,7 +42,8 @@ class WorkerDirectory(Protocol):
 class WorkerTable:
     """All links. A worker that left the registry keeps its link while the stream lives, but gets no new work."""
 
-    def __init__(self, directory: WorkerDirectory) -> None:
+    def __init__(self, directory: WorkerDirectory, speeds: LinkSpeedView | None = None) -> None:
+        self.speeds = speeds or LinkSpeedView()
         self._directory = directory
         self._links: dict[WorkerId, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
@@ -60,7 +63,11 @@ class WorkerTable:
 
     def candidates(self, view: PrefixView | None = None) -> list[Candidate]:
         """Workers that can take work now, with what `view` says of a prompt's prefix there."""
-        return [_candidate(link, view or PrefixView()) for link in self.usable()]
+        return [_candidate(link, view or PrefixView(), self.link_speed) for link in self.usable()]
+
+    def link_speed(self, prefill: WorkerId, decode: WorkerId) -> float | None:
+        """Measured bytes a second from one worker to the other; None = nobody measured it."""
+        return self.speeds.bytes_per_s(self._links.get(prefill), self._links.get(decode))
 
     def note_use(self, link: WorkerLink) -> None:
         self._uses += 1
@@ -73,8 +80,12 @@ class WorkerTable:
         """Every (prefill, decode) pair that is never planned, and why."""
         able = self.candidates()
         decodes = [c for c in able if c.role is RoleName.DECODE]
-        pairs = [(p, d, refusal(p, d)) for p in able if p.role is RoleName.PREFILL for d in decodes]
-        return [(p.worker, d.worker, why) for p, d, why in pairs if why]
+        every = [(p, d, refusal(p, d)) for p in able if p.role is RoleName.PREFILL for d in decodes]
+        return [(p.worker, d.worker, why) for p, d, why in every if why]
+
+    def paired(self) -> list[tuple[WorkerId, WorkerId, str]]:
+        """Every (prefill, decode) pair that may be planned, and how blocks get from one to the other."""
+        return [(p.worker, d.worker, form(p, d)) for p, d in pairs(self.candidates())]
 
     def context_tokens(self) -> int:
         """The longest sequence that some usable worker can hold; 0 = no worker is here."""
@@ -133,7 +144,7 @@ class WorkerTable:
             del self._links[link.worker]
 
 
-def _candidate(link: WorkerLink, view: PrefixView) -> Candidate:
+def _candidate(link: WorkerLink, view: PrefixView, link_speed: SpeedOf) -> Candidate:
     facts, load = link.facts, link.load
     if facts is None:
         raise RuntimeError(f"link to {link.worker} is down")
@@ -146,8 +157,10 @@ def _candidate(link: WorkerLink, view: PrefixView) -> Candidate:
         in_flight=max(load.in_flight, len(link.requests)),
         held_tokens=view.held_tokens.get(facts.worker, 0),
         reusable_tokens=view.reusable_tokens.get(facts.worker, 0),
+        lossy_tokens=view.lossy_tokens.get(facts.worker, {}),
         free_blocks=load.free_blocks,
         last_used=link.last_used,
-        pairing=facts.pairing,
-        transports=facts.transports,
+        prefill_rate=load.prefill_rate,
+        profile=facts.profile,
+        link_speed=functools.partial(link_speed, facts.worker),
     )

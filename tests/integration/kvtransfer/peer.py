@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import sys
@@ -27,10 +28,15 @@ def main() -> None:
     role, options = sys.argv[1], json.loads(sys.argv[2])
     spec = KVGroupSpec(**(options["spec"] | {"layers": tuple(options["spec"]["layers"])}))
     size = options["num_blocks"] * spec.block_bytes()
-    memory = bytearray(random.Random(options["seed"]).randbytes(size) if options["seed"] else size)
-    pool = SlowPool(spec, 1, memoryview(memory))
-    if options.get("hangs"):
-        pool.gate.clear()
+    memory: Any = bytearray(random.Random(options["seed"]).randbytes(size) if options["seed"] else size)
+    pool: Any = SlowPool(spec, 1, memoryview(memory))
+    device = {"cpu_ipc": "cpu", "cuda_ipc": "cuda"}.get(options["transport"])
+    if device:
+        from tests.integration.kvtransfer.tensorpools import DeviceBytes, SlowDevicePool
+
+        memory = DeviceBytes(memory, device)
+        pool = SlowDevicePool(spec, 1, memory, say)
+    pool.halts_at = 0 if options.get("hangs") else options.get("halts_at", -1)
     if role == "receiver":
         receive(options, pool, memory)
     else:
@@ -38,20 +44,30 @@ def main() -> None:
 
 
 class SlowPool(HostPool):
-    """Writes wait while the gate is shut."""
+    """Tells of every write; the copy of number `halts_at` (reads and writes counted together) waits for the gate."""
 
     def __init__(self, spec: KVGroupSpec, tp: int, data: memoryview) -> None:
         super().__init__(spec, tp, data)
         self.gate = threading.Event()
-        self.gate.set()
+        self.halts_at = -1
+        self._copies = itertools.count()
 
-    def write_from(self, *args: Any) -> None:
+    def read_into(self, *args: Any) -> int:
+        self._halt()
+        return super().read_into(*args)
+
+    def write_from(self, *args: Any) -> int:
         say("writing")
-        self.gate.wait()
-        super().write_from(*args)
+        self._halt()
+        return super().write_from(*args)
+
+    def _halt(self) -> None:
+        if next(self._copies) == self.halts_at:
+            say("halted")
+            self.gate.wait()
 
 
-def receive(options: dict[str, Any], pool: HostPool, memory: bytearray) -> None:
+def receive(options: dict[str, Any], pool: Any, memory: Any) -> None:
     receiver = TransferReceiver(
         worker=WorkerId("d0"), incarnation=Incarnation(22), rank=Rank(0), pools={GroupId(0): pool}, secret=SECRET,
         runtime_dir=Path(options["runtime_dir"]), transports=(options["transport"],),
@@ -66,11 +82,13 @@ def receive(options: dict[str, Any], pool: HostPool, memory: bytearray) -> None:
             receiver.expect(ticket_of(command["ticket"]))
             say("expected")
         elif command["command"] == "digest":
-            say("digest", digest=hashlib.sha256(memory).hexdigest(), counters=receiver.counters())
+            say("digest", digest=hashlib.sha256(bytes(memory)).hexdigest(), counters=receiver.counters())
+        elif command["command"] == "go":
+            pool.gate.set()
     receiver.close()
 
 
-def send(options: dict[str, Any], pool: HostPool) -> None:
+def send(options: dict[str, Any], pool: Any) -> None:
     sender = TransferSender(
         worker=WorkerId("p0"), incarnation=Incarnation(11), rank=Rank(0), pools={GroupId(0): pool}, secret=SECRET,
         preference=options["transport"], clock=MonotonicClock(),
@@ -78,9 +96,15 @@ def send(options: dict[str, Any], pool: HostPool) -> None:
     )  # fmt: skip
     say("ready")
     for command in commands():
+        if command["command"] == "go":
+            pool.gate.set()
+            continue
         ticket = ticket_of(command["ticket"])
         blocks = ticket.groups[0].blocks
         sender.open(ticket)
+        if command["command"] == "open":
+            say("opened")
+            continue
         sender.push(ticket.transfer, GroupId(0), blocks, blocks, range(len(pool.spec.layers)))
         if command["command"] == "push":
             sender.finish(ticket.transfer)

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from tandem.core.errors import ConfigError
+from tandem.core.errors import ConfigError, StartupError
 from tandem.core.ids import BlockId, GroupId
+from tandem.kvtransfer import receiver
 from tandem.kvtransfer.events import SendFailed, Sent
+from tandem.kvtransfer.transports.base import UnavailableTransportError
+from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 BOTH = ("shm", "grpc")
 
@@ -85,3 +88,36 @@ def test_a_socket_file_is_private_and_goes_with_its_receiver(any_rig: Any) -> No
 def test_an_unknown_transport_is_a_configuration_error(any_rig: Any) -> None:
     with pytest.raises(ConfigError, match="pigeon"):
         any_rig.receiver(any_rig.side(), transports=("pigeon",))
+
+
+def unavailable(_: Any) -> Any:
+    raise UnavailableTransportError("this machine lacks it")
+
+
+@pytest.fixture
+def broken_shm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which shared memory does not work."""
+    broken = dict(TRANSPORTS) | {"shm": replace(TRANSPORTS["shm"], listen=unavailable)}
+    monkeypatch.setattr(receiver, "TRANSPORTS", broken)
+    monkeypatch.setattr(receiver, "find", broken.__getitem__)
+
+
+@pytest.mark.usefixtures("broken_shm")
+def test_a_transport_that_does_not_work_here_is_left_out_unless_it_is_named(
+    any_rig: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    working = any_rig.receiver(any_rig.side(), transports=())
+    assert {e.transport for e in working.endpoints()} == {
+        t.name for t in TRANSPORTS.values() if t.suits(on_device=False)
+    } - {"shm"}
+    assert "transfer_transport_skipped" in caplog.text
+    with pytest.raises(ConfigError, match="this machine lacks it"):
+        any_rig.receiver(any_rig.side(), transports=("shm",))
+
+
+def test_an_address_that_cannot_be_bound_is_an_error(any_rig: Any) -> None:
+    with pytest.raises((StartupError, OSError)):
+        any_rig.receiver(any_rig.side(), transports=("grpc",), bind_host="192.0.2.1")
+    fallback = any_rig.receiver(any_rig.side(), transports=(), bind_host="192.0.2.1")
+    assert {e.transport for e in fallback.endpoints()} == {"shm"}

@@ -17,6 +17,7 @@ import grpc.aio
 from tandem.core.blockhash import HashRoot, chain
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
+from tandem.core.pairing import PROTOCOL
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
@@ -127,8 +128,16 @@ class ScriptedWorker:
             vocab_size=4096,
             num_blocks=[self.num_blocks],
             transports=["shm", "grpc"],
-            protocol=1,
+            protocol=PROTOCOL[0],
             eos_token_ids=[EOS],
+            profile=w.KvProfile(
+                fingerprint=self.fingerprint,
+                identity={"model": "tandem-tiny", "revision": self.fingerprint},
+                tp=1,
+                protocol_major=PROTOCOL[0],
+                protocol_minor=PROTOCOL[1],
+                transports=["shm", "grpc"],
+            ),
         )
 
 

@@ -217,11 +217,15 @@ def test_incompatible_pair_is_never_planned(build: Build) -> None:
     house.start()
     house.wait(lambda: len(house.router.table.usable()) == 2)
     status = house.status()
-    assert status["refused_pairs"][0]["why"].startswith("fingerprint differs")
+    assert status["refused_pairs"][0]["why"].startswith("revision differs")
     assert not status["is_ready"]
     answer = ask(house)
     assert answer.status_code == 503
-    assert "fit together" in answer.json()["error"]["message"]
+    message = answer.json()["error"]["message"]
+    assert "no prefill and decode worker fit together: prefill-0 and decode-0: revision differs" in message
+    missing = httpx.get(f"{house.url}/readyz").json()["missing"]
+    assert any(line.startswith("prefill-0 + decode-0: revision differs") for line in missing)
+    assert status["pairs"] == []
 
 
 def test_mixed_and_never(build: Build) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tandem.core import pairing
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId, new_incarnation
@@ -20,7 +21,7 @@ from tandem.kvtransfer.hostid import host_id
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.worker.loading import load_engine, open_transfer_ends
+from tandem.worker.loading import kv_profile, load_engine, open_transfer_ends
 from tandem.worker.rank import create_role
 from tandem.workerhost.inbox import Inbox
 from tandem.workerhost.outbox import Outbox
@@ -31,13 +32,21 @@ from tandem.workerhost.role import Shell
 from tandem.workerhost.steploop import StepLoop
 from tandem.workerhost.wire import PROTOCOL
 
-assert PROTOCOL == 1
+assert PROTOCOL == 2
 
 
 class Rank:
     """One worker's rank 0 without its host."""
 
-    def __init__(self, name: str, role: RoleName, folder: Path, model: Path, **settings: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        role: RoleName,
+        folder: Path,
+        model: Path,
+        protocol: tuple[int, int] = pairing.PROTOCOL,
+        **settings: Any,
+    ) -> None:
         config = WorkerConfig(
             cluster="test",
             worker_id=name,
@@ -64,11 +73,11 @@ class Rank:
         receiver, sender = open_transfer_ends(config, loaded, self.inbox.post)
         receiver.set_incarnation(self.incarnation)
         sender.set_incarnation(self.incarnation)
-        self.pools = loaded.pools
+        self.pools, self.sender = loaded.pools, sender
         self.shell = Shell(
             worker=WorkerId(name),
             incarnation=self.incarnation,
-            fingerprint=loaded.fingerprint,
+            profile=dataclasses.replace(kv_profile(loaded, receiver, config.settings), protocol=protocol),
             host=host_id(),
             engine=loaded.engine,
             receiver=receiver,
@@ -92,7 +101,7 @@ class Rank:
 
     def is_at_rest(self) -> bool:
         engine = self.shell.engine
-        return self.role.is_idle() and not engine.has_work and len(self.shell.requests) == 0
+        return self.loop.is_idle() and not engine.has_work and len(self.shell.requests) == 0
 
     def check_baseline(self) -> None:
         """Nothing is held: every block is free or cached."""
@@ -112,10 +121,18 @@ class Rank:
 class Loopback:
     """Carries messages between the two ranks and collects what the router would get."""
 
-    def __init__(self, folder: Path, model: Path, **settings: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: Path,
+        prefill: dict[str, Any] | None = None,
+        decode: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        """`prefill` and `decode`: what either does differently from `settings`."""
         ClusterSecret.generate().save(folder / "secret")
-        self.p = Rank("p0", RoleName.PREFILL, folder, model, **settings)
-        self.d = Rank("d0", RoleName.DECODE, folder, model, **settings)
+        self.p = Rank("p0", RoleName.PREFILL, folder, model, **{**settings, **(prefill or {})})
+        self.d = Rank("d0", RoleName.DECODE, folder, model, **{**settings, **(decode or {})})
         self.chunks: dict[str, dict[int, list[w.TokenChunk]]] = defaultdict(lambda: defaultdict(list))
         self.failed: dict[str, list[w.RequestFailed]] = defaultdict(list)
 
@@ -126,6 +143,7 @@ class Loopback:
         attempt: int = 1,
         forced: Sequence[g.ChoiceState] = (),
         is_whole: bool = False,
+        salt: bytes = b"",
         **sampling: Any,
     ) -> None:
         values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
@@ -136,6 +154,7 @@ class Loopback:
             "sampling": g.SamplingParams(**values),
             "timeout_s": 60,
             "forced": forced,
+            "salt": salt,
         }
         if is_whole:  # the decode worker prefills it itself
             self.d.from_router(submit=w.Submit(leg=w.LEG_FULL, **common))

@@ -107,7 +107,7 @@ async def start_worker(
         model_dir=str(model),
         revision="",
         dtype=settings.pop("dtype", "float32"),
-        max_model_len=0,
+        max_model_len=settings.pop("max_model_len", 0),
         redis_url=redis_url,
         secret_file=str(folder / "secret"),
         runtime_dir=str(folder),
@@ -134,20 +134,28 @@ async def start_worker(
             if "ready" in line:
                 return RunningWorker(name, process, line["ready"])
             if "fatal" in line:
+                await process.wait()
+                process._transport.close()  # type: ignore[attr-defined]
                 raise RuntimeError(line["fatal"])
     raise RuntimeError(f"{name} ended with {await process.wait()}: {(folder / f'{name}.log').read_text()[-3000:]}")
 
 
 @asynccontextmanager
-async def pair(folder: Path, **settings: Any) -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
-    """A prefill and a decode worker with open streams; everything is taken down at the end."""
+async def pair(
+    folder: Path, *, prefill: dict[str, Any] | None = None, decode: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[tuple[RunningWorker, RunningWorker]]:
+    """A prefill and a decode worker with open streams; everything is taken down at the end.
+
+    `settings` are those of both, `prefill` and `decode` what one of them has besides.
+    """
     secret = ClusterSecret.generate()
     secret.save(folder / "secret")
     redis = PrivateRedis.start(folder / "redis", "test-password")
     workers: list[RunningWorker] = []
     try:
-        for name, role in (("p0", RoleName.PREFILL), ("d0", RoleName.DECODE)):
-            workers.append(await start_worker(folder, name, role, redis.url, **settings))
+        roles = (("p0", RoleName.PREFILL, prefill), ("d0", RoleName.DECODE, decode))
+        for name, role, own in roles:
+            workers.append(await start_worker(folder, name, role, redis.url, **settings, **(own or {})))
         async with asyncio.TaskGroup() as tasks:
             for worker in workers:
                 await worker.open(secret, tasks)

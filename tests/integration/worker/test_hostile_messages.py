@@ -187,11 +187,11 @@ def test_a_push_that_ended_just_before_its_cancel(loopback: Loopback, is_sent: b
     loopback.submit("r", prompt_of(300), max_tokens=50, ignore_eos=True)
     forward(loopback, loopback.d, "ticket", lambda _: None)
     p.loop.turn(max_wait_s=0.002)
-    (transfer,) = p.shell.sender._transfers
-    opened = p.shell.sender._transfers[transfer]
+    (transfer,) = p.sender._transfers
+    opened = p.sender._transfers[transfer]
     ended = Sent(transfer=transfer, bytes=1) if is_sent else SendFailed(transfer=transfer, reason="a test")
     opened.outgoing.fail("a test")
-    del p.shell.sender._transfers[transfer]
+    del p.sender._transfers[transfer]
     loopback.cancel("r")
     for item in p.inbox.take(0.1):
         p.loop._deferred.append(item)  # the cancel is taken first …

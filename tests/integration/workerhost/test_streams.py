@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from tandem.core.errors import RequestTooLargeError
+from tandem.core.pairing import PROTOCOL
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
@@ -64,7 +65,7 @@ def test_a_peer_that_comes_back_has_lost_its_transfers() -> None:
             for incarnation in (5, 6):
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
                 calls.append(stub.Peer(metadata=call_metadata(SECRET)))
-                mine = w.PeerHello(worker="p0", incarnation=incarnation, peer_incarnation=77, protocol=1)
+                mine = w.PeerHello(worker="p0", incarnation=incarnation, peer_incarnation=77, protocol=PROTOCOL[0])
                 await calls[-1].write(w.PeerMessage(hello=mine))
                 assert (await asyncio.wait_for(calls[-1].read(), 5)).HasField("hello")
             gone = await asyncio.wait_for(backend.got.get(), 5)

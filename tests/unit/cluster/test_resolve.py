@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 from pathlib import Path
@@ -11,16 +12,22 @@ import pytest
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
 from tandem.cluster.resolve import check_ports, resolve, resolve_ports
+from tandem.cluster.worker_settings import share_out
 from tandem.core.config import (
     ClusterConfig,
     Disaggregation,
     ModelSection,
     PoolSection,
     RedisSection,
+    RoleSection,
     RouterSection,
+    SimSection,
     WorkerSection,
 )
+from tandem.core.config_loader import dump
 from tandem.core.errors import ConfigError, ModelError, StartupError
+from tandem.core.lifecycle import RoleName
+from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
 ENVIRONMENT = Environment(state_root=Path("/none"), socket_root=Path("/tmp"), cores=8, variables={"A": "b"})
 
@@ -34,15 +41,15 @@ def test_defaults_are_the_bundled_model_and_one_pair() -> None:
     assert resolved.model.path == bundled_model()
     assert resolved.served_names == ("tandem-tiny",)
     assert _counts(ClusterConfig()) == {"prefill": 1, "decode": 1}
-    assert resolved.worker.threads == 4
+    assert {role: settings.threads for role, settings in resolved.workers.items()} == dict.fromkeys(RoleName, 4)
     assert (resolved.router.port, resolved.router.grpc_port, resolved.router.admin_port) == (8000, 8001, 8002)
 
 
 @pytest.mark.parametrize(("workers", "threads"), [(1, 8), (3, 2), (8, 1), (20, 1)])
 def test_cores_are_shared(workers: int, threads: int) -> None:
     resolved = resolve(ClusterConfig(pools=PoolSection(mixed=workers)), ENVIRONMENT)
-    assert resolved.worker.threads == threads
-    variables = ENVIRONMENT.for_child(threads=resolved.worker.threads)
+    assert resolved.workers[RoleName.MIXED].threads == threads
+    variables = ENVIRONMENT.for_child(threads=threads)
     assert variables["OMP_NUM_THREADS"] == str(threads)
     assert (variables["OMP_WAIT_POLICY"], variables["A"]) == ("passive", "b")
 
@@ -50,7 +57,63 @@ def test_cores_are_shared(workers: int, threads: int) -> None:
 def test_given_counts_and_threads_stand() -> None:
     config = ClusterConfig(pools=PoolSection(mixed=2), worker=WorkerSection(threads=5))
     assert _counts(config) == {"mixed": 2}
-    assert resolve(config, ENVIRONMENT).worker.threads == 5
+    assert resolve(config, ENVIRONMENT).workers[RoleName.MIXED].threads == 5
+
+
+def test_roles_differ_where_they_are_told_to_and_share_the_rest() -> None:
+    config = ClusterConfig(
+        pools=PoolSection(prefill=1, decode=2),
+        worker=WorkerSection(block_tokens=32, kv_dtype="float32"),
+        prefill=RoleSection(tp=2, kv_memory_bytes=1 << 30),
+        decode=RoleSection(block_tokens=8, kv_dtype="bfloat16", transport="grpc", device="cpu"),
+    )
+    workers = resolve(config, ENVIRONMENT).workers
+    prefill, decode = workers[RoleName.PREFILL], workers[RoleName.DECODE]
+    assert (prefill.tp, prefill.block_tokens, prefill.kv_dtype, prefill.kv_memory_bytes) == (2, 32, "float32", 1 << 30)
+    assert (decode.tp, decode.block_tokens, decode.kv_dtype, decode.transport) == (1, 8, "bfloat16", "grpc")
+    assert (decode.kv_memory_bytes, decode.device) == (256 << 20, "cpu")
+    assert prefill.threads == decode.threads == 2  # 8 cores for 2 + 2 ranks
+    assert workers[RoleName.MIXED].block_tokens == 32
+
+
+@pytest.mark.parametrize(("tp", "cores", "threads"), [(1, 8, 4), (2, 8, 2), (4, 8, 1), (4, 2, 1)])
+def test_every_rank_is_a_process_that_wants_cores(tp: int, cores: int, threads: int) -> None:
+    # Heads of the bundled model are not looked at here: what fits is the model's to say.
+    counts = {RoleName.PREFILL: 1, RoleName.DECODE: 1, RoleName.MIXED: 0}
+    workers = share_out(ClusterConfig(worker=WorkerSection(tp=tp)), counts, cores)
+    assert {settings.threads for settings in workers.values()} == {threads}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ClusterConfig(worker=WorkerSection(tp=3)), r"--tp 3 does not fit the model.*1, 2, 4 or 8 ranks"),
+        (ClusterConfig(decode=RoleSection(tp=16)), r"--decode-tp 16 does not fit the model \(LlamaForCausalLM\)"),
+        (
+            ClusterConfig(pools=PoolSection(mixed=1), mixed=RoleSection(tp=5)),
+            r"mixed.tp 5 does not fit the model.*Use one of 1, 2",
+        ),
+    ],
+)
+def test_ranks_that_the_model_cannot_be_split_over(config: ClusterConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(config, ENVIRONMENT)
+    # Nobody minds what workers that are not wanted would be set to.
+    resolve(dataclasses.replace(config, worker=WorkerSection(), pools=PoolSection(mixed=1), mixed=RoleSection()),
+            ENVIRONMENT)  # fmt: skip
+
+
+def test_threads_of_one_role_stand() -> None:
+    config = ClusterConfig(pools=PoolSection(prefill=1, decode=1), decode=RoleSection(threads=7))
+    workers = resolve(config, ENVIRONMENT).workers
+    assert (workers[RoleName.PREFILL].threads, workers[RoleName.DECODE].threads) == (4, 7)
+
+
+def test_a_codec_for_every_link_is_written_as_a_number() -> None:
+    config = ClusterConfig(worker=WorkerSection(wire_codec="int8", wire_codec_below_bytes_per_s=float("inf")))
+    settings = resolve(config, ENVIRONMENT).workers[RoleName.PREFILL]
+    assert settings.wire_codec_below_bytes_per_s == ALWAYS_BYTES_PER_S
+    assert json.loads(dump(settings))["wire_codec_below_bytes_per_s"] == ALWAYS_BYTES_PER_S
 
 
 @pytest.mark.parametrize(
@@ -79,11 +142,24 @@ def test_ports_follow_each_other(given: tuple[int, int, int], expected: tuple[in
         (ClusterConfig(model=ModelSection(dtype="int3")), "--dtype is 'int3'.*bfloat16"),
         (ClusterConfig(model=ModelSection(max_model_len=-1)), "--max-model-len is -1"),
         (ClusterConfig(worker=WorkerSection(device="tpu")), "--device is 'tpu'"),
-        (ClusterConfig(worker=WorkerSection(transport="pigeon")), "--transport is 'pigeon'.*shm, grpc"),
+        (ClusterConfig(worker=WorkerSection(transport="pigeon")), "--transport is 'pigeon'.*shm, .*grpc"),
         (ClusterConfig(worker=WorkerSection(chunk_tokens=0)), "worker.chunk_tokens is 0"),
         (ClusterConfig(redis=RedisSection(volatile_url="redis://x")), "volatile_url cannot be used yet"),
         (ClusterConfig(worker=WorkerSection(threads=-1)), "--threads is -1"),
         (ClusterConfig(worker=WorkerSection(block_tokens=0)), "--block-tokens is 0"),
+        (ClusterConfig(worker=WorkerSection(tp=0)), "--tp is 0. Use 1 or more"),
+        (ClusterConfig(worker=WorkerSection(kv_dtype="int8")), "--kv-dtype is 'int8'.*bfloat16"),
+        (ClusterConfig(worker=WorkerSection(wire_codec="zip")), "--wire-codec is 'zip'.*none, int8, fp8"),
+        (ClusterConfig(worker=WorkerSection(wire_codec_below_bytes_per_s=-1)), "--wire-codec-below is -1"),
+        (ClusterConfig(worker=WorkerSection(wire_codec_below_bytes_per_s=float("nan"))), "--wire-codec-below is nan"),
+        (ClusterConfig(worker=WorkerSection(transports=("shm", "owl"))), "worker.transports is 'owl'"),
+        (ClusterConfig(prefill=RoleSection(tp=-1)), "--prefill-tp is -1"),
+        (ClusterConfig(decode=RoleSection(kv_dtype="q")), "--decode-kv-dtype is 'q'"),
+        (ClusterConfig(decode=RoleSection(block_tokens=0)), "--decode-block-tokens is 0"),
+        (ClusterConfig(decode=RoleSection(kv_memory_bytes=0)), "--decode-kv-memory is 0"),
+        (ClusterConfig(mixed=RoleSection(block_tokens=0)), "mixed.block_tokens is 0"),
+        (ClusterConfig(prefill=RoleSection(threads=-2)), "prefill.threads is -2"),
+        (ClusterConfig(prefill=RoleSection(transport="owl")), "prefill.transport is 'owl'"),
         (
             ClusterConfig(pools=PoolSection(mixed=1), router=RouterSection(disaggregation=Disaggregation.ALWAYS)),
             "--disaggregation always cannot work",
@@ -115,6 +191,26 @@ def test_missing_weights_are_found_early(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text((bundled_model() / "config.json").read_text())
     with pytest.raises(ModelError, match="no safetensors weights"):
         resolve(ClusterConfig(model=ModelSection(path=str(tmp_path))), ENVIRONMENT)
+
+
+def test_a_simulated_engine_needs_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((bundled_model() / "config.json").read_text())
+    model, sim = ModelSection(path=str(tmp_path)), SimSection(prefill_tokens_per_s=1000.0)
+    resolved = resolve(ClusterConfig(model=model, worker=WorkerSection(engine="sim", sim=sim)), ENVIRONMENT)
+    worker = resolved.workers[RoleName.DECODE]
+    assert (worker.engine, worker.sim) == ("sim", sim)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_simulated_duration_is_a_time(value: float) -> None:
+    worker = WorkerSection(engine="sim", sim=SimSection(decode_step_s=value))
+    with pytest.raises(ConfigError, match=r"worker.sim.decode_step_s is (-1|nan|inf)"):
+        resolve(ClusterConfig(worker=worker), ENVIRONMENT)
+
+
+def test_an_engine_that_nobody_knows() -> None:
+    with pytest.raises(ConfigError, match=r"--engine is 'vllm'.*model, sim"):
+        resolve(ClusterConfig(worker=WorkerSection(engine="vllm")), ENVIRONMENT)
 
 
 def test_a_taken_port_is_named_with_what_to_do() -> None:

@@ -14,6 +14,7 @@ from tandem.clusterctl import status_view
 from tandem.clusterctl.up_flags import UpFlags
 from tandem.core.config import ClusterConfig, Disaggregation
 from tandem.core.errors import ConfigError
+from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -32,17 +33,37 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file.write_text('name = "f"\n[router]\nport = 7000\nhost = "::1"\n[worker]\nis_deterministic = true\n')
     flags = UpFlags(
         config=file, port=0, deterministic=False, kv_memory="64MiB", served_model_name=("a", "b"),
-        disaggregation=Disaggregation.ALWAYS, prefill=2,
+        disaggregation=Disaggregation.ALWAYS, prefill=2, engine="sim",
     )  # fmt: skip
     config = flags.to_config()
     assert (config.name, config.router.port, config.router.host) == ("f", 0, "::1")
     assert not config.worker.is_deterministic
+    assert config.worker.engine == "sim"
     assert config.worker.kv_memory_bytes == 64 * 2**20
     assert config.model.served_names == ("a", "b")
     assert (config.router.disaggregation, config.pools.prefill) == (Disaggregation.ALWAYS, 2)
 
 
+def test_roles_have_flags_of_their_own() -> None:
+    flags = UpFlags(
+        tp=2, decode_tp=4, kv_dtype="float32", prefill_kv_dtype="bfloat16", block_tokens=16, decode_block_tokens=8,
+        prefill_kv_memory="1GiB", wire_codec="int8", wire_codec_below="always",
+    )  # fmt: skip
+    config = flags.to_config()
+    assert (config.worker.tp, config.prefill.tp, config.decode.tp) == (2, None, 4)
+    assert (config.worker.kv_dtype, config.prefill.kv_dtype, config.decode.kv_dtype) == ("float32", "bfloat16", None)
+    assert (config.worker.block_tokens, config.decode.block_tokens) == (16, 8)
+    assert (config.prefill.kv_memory_bytes, config.decode.kv_memory_bytes) == (2**30, None)
+    assert (config.worker.wire_codec, config.worker.wire_codec_below_bytes_per_s) == ("int8", ALWAYS_BYTES_PER_S)
+    slow = UpFlags(wire_codec="none", wire_codec_below="125MB").to_config().worker
+    assert (slow.wire_codec, slow.wire_codec_below_bytes_per_s) == ("", 125e6)
+
+
 def test_a_bad_size_names_its_flag() -> None:
+    with pytest.raises(ConfigError, match="--wire-codec-below is 'slow'"):
+        UpFlags(wire_codec_below="slow").to_config()
+    with pytest.raises(ConfigError, match="--decode-kv-memory is 'lots'"):
+        UpFlags(decode_kv_memory="lots").to_config()
     with pytest.raises(ConfigError, match="--kv-memory is 'lots'"):
         UpFlags(kv_memory="lots").to_config()
 
@@ -93,9 +114,15 @@ STATUS = {
         {
             "worker": "prefill-0", "role": "prefill", "is_connected": True, "is_registered": True, "pid": 4711,
             "running_requests": 2, "blocks": [{"total": 90, "free": 50, "cached": 33, "request": 7}],
+            "tp": 2, "block_tokens": 16, "kv_dtype": "bfloat16", "protocol": "2.0", "transports": ["shm", "tcp"],
+            "codecs": ["int8", "fp8"], "wire_codec": "int8", "wire_codec_below_bytes_per_s": 125e6,
         },
         {"worker": "decode-0", "is_registered": False},
         {"worker": "decode-1", "trouble": "refuses the secret"},
+    ],
+    "pairs": [
+        *({"prefill": "prefill-0", "decode": f"decode-{i}", "form": "exact"} for i in range(5)),
+        {"prefill": "prefill-0", "decode": "decode-9", "form": "re-blocked 16 to 8"},
     ],
     "refused_pairs": [{"prefill": "prefill-0", "decode": "decode-0", "why": "dtypes differ"}],
 }  # fmt: skip
@@ -116,7 +143,13 @@ def test_status_as_a_table_fits_a_screen() -> None:
     row = next(line for line in shown.splitlines() if line.startswith("prefill-0"))
     assert row.split() == ["prefill-0", "prefill", "up", "–", "4711", "2", "–", "7", "33", "90"]
     assert "refuses the secret" in shown
-    assert "dtypes differ" in shown
+    assert "never paired: prefill-0 and decode-0: dtypes differ" in shown
+    kv = [line for line in shown.splitlines() if line.startswith("prefill-0")][1]
+    assert kv.split() == ["prefill-0", "2", "16", "bfloat16", "2.0", "shm,", "tcp", "int8,", "fp8", "int8", "below",
+                          "125", "MB/s"]  # fmt: skip
+    assert "paired, exact: prefill-0 to decode-0, " in shown
+    assert "prefill-0 to decode-3 and 1 more\n" in shown
+    assert "paired, re-blocked 16 to 8: prefill-0 to decode-9\n" in shown
 
 
 @pytest.mark.parametrize("status", [{}, {"workers": None, "router": None}, {"workers": [{}]}])

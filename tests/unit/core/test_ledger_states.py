@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tandem.core.blockhash import BlockHash
+from tandem.core.clock import ManualClock
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import BlockLedger, Holder, HoldKind
 
@@ -21,10 +22,13 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize(blocks=st.integers(0, 10))
     def start(self, blocks: int) -> None:
+        self.clock = ManualClock()
         self.findable: set[BlockHash] = set()
         self.ledger = BlockLedger(
-            GroupId(3), blocks, on_stored=self._stored, on_removed=lambda block_hash: self.findable.remove(block_hash)
-        )
+            GroupId(3), blocks, on_stored=self._stored, on_removed=lambda block_hash: self.findable.remove(block_hash),
+            clock=self.clock,
+        )  # fmt: skip
+        self.since: dict[Holder, float] = {}
         self.held: dict[Holder, list[BlockId]] = {holder: [] for holder in HOLDERS}
         self.content: dict[BlockHash, BlockId] = {}
 
@@ -89,6 +93,26 @@ class LedgerMachine(RuleBasedStateMachine):
         gone = {h for h, b in self.content.items() if b not in self._all_held()}
         assert self.ledger.evict_cached() == len(gone)
         self.content = {h: b for h, b in self.content.items() if h not in gone}
+
+    @rule(leaving=st.sets(holders))
+    def would_be_freed(self, leaving: set[Holder]) -> None:
+        staying = {block for holder, blocks in self.held.items() if holder not in leaving for block in blocks}
+        assert self.ledger.freed_without(leaving) == len(self._all_held() - staying)
+
+    @rule(seconds=st.floats(0.1, 9))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @invariant()
+    def knows_since_when(self) -> None:
+        """A hold is as old as its holder's first block."""
+        if not hasattr(self, "ledger"):
+            return
+        held = {hold.holder: hold for hold in self.ledger.held() if hold.blocks}
+        assert {holder: list(hold.blocks) for holder, hold in held.items()} == {h: b for h, b in self.held.items() if b}
+        self.since = {holder: self.since.get(holder, self.clock.now_s()) for holder in held}
+        assert all(hold.since_s <= self.clock.now_s() for hold in held.values())
+        assert all(hold.since_s <= self.since[holder] for holder, hold in held.items())
 
     @invariant()
     def agrees(self) -> None:

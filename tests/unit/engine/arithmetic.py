@@ -20,7 +20,8 @@ from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.engine import Engine
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest, RequestKind, StepResult
-from tandem.engine.sampler import SampleRow, sample
+from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampler import sample
 from tandem.engine.step_batch import StepBatch
 
 ROOT = BlockHash(b"r" * 16)
@@ -83,7 +84,9 @@ class ArithmeticRunner:
             self.pools[group][target] = list(self.pools[group][source])
             self.copies += 1
 
-    def forward(self, batch: StepBatch, on_layers: Callable[[int, int], None] | None = None) -> torch.Tensor:
+    def step(
+        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
+    ) -> list[Sampled]:
         queries = [s.query_tokens for s in batch.sequences]
         assert sum(queries) == len(batch.token_ids) == len(batch.positions)
         assert queries == sorted(queries, key=lambda count: count > 1), "decodes come first"
@@ -120,7 +123,7 @@ class ArithmeticRunner:
         for index, r in enumerate(batch.logit_rows):
             if batch.token_ids[r] == self.poison:
                 logits[index] = float("nan")
-        return logits
+        return sample(logits, rows) if rows else []
 
 
 def expected(request: EngineRequest, choice: int = 0, groups: int = 1, max_model_len: int = 256) -> tuple[int, ...]:

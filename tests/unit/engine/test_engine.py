@@ -435,3 +435,38 @@ def test_results_count_tokens_and_time() -> None:
     assert [r.ended_s - r.started_s for r in results] == [0.5] * 3
     empty = bench.step()
     assert (empty.outputs, empty.prefill_tokens, empty.decode_tokens) == ((), 0, 0)
+
+
+def test_the_youngest_make_way_for_an_older_ticket_and_still_answer() -> None:
+    bench = Bench(24, max_step_tokens=64)
+    for number in range(4):
+        bench.add(f"r{number}", tokens(14, seed=number), 6, arrival_s=float(number))
+    bench.step()
+    assert bench.engine.growth_blocks == 4
+    available = bench.engine.ledgers[0].available
+    assert bench.engine.make_way(9.0, [1]) == [], "nobody is younger"
+    assert bench.engine.make_way(0.5, [24]) == [], "not even all of them would do"
+    assert bench.engine.ledgers[0].available == available
+    assert bench.engine.make_way(0.5, [available]) == ["r3"], "one is enough"
+    assert bench.engine.oldest_preempted_s == 3.0
+    bench.run()
+    for number in range(4):
+        bench.check_outputs(f"r{number}")
+    bench.check_idle()
+
+
+def test_the_oldest_that_cannot_grow_is_known_until_it_can() -> None:
+    bench = Bench(6)
+    bench.add("a", tokens(8), 12)
+    bench.step()
+    ledger = bench.engine.ledgers[0]
+    tickets = Holder(HoldKind.RESERVED, "b/1")
+    assert ledger.allocate(tickets, ledger.available) is not None
+    for _ in range(8):
+        bench.step()
+    assert bench.engine.is_starved
+    assert bench.engine.is_short_of_blocks
+    ledger.release(tickets)
+    bench.run()
+    assert not bench.engine.is_starved
+    bench.check_outputs("a")

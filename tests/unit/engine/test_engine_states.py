@@ -123,6 +123,21 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.cancel(key)
         self.gone.add(key)
 
+    @rule(arrival=st.integers(0, 12), need=st.integers(1, 12))
+    def make_way(self, arrival: int, need: int) -> None:
+        """What a decode worker does for an older ticket: all that it needs comes free, or nobody is disturbed."""
+        engine = self.engine
+        before = {ledger.group: ledger.counts() for ledger in engine.ledgers}
+        victims = engine.make_way(float(arrival), [need] * len(engine.ledgers))
+        assert all(self.bench.requests[key].arrival_s > arrival for key in victims)
+        assert all(self.bench.requests[key].kind is RequestKind.FULL for key in victims)
+        if victims:
+            assert engine.is_short_of_blocks
+            assert engine.load().running_requests >= 1, "the oldest goes on"
+            assert all(ledger.available >= need + engine.growth_blocks for ledger in engine.ledgers)
+        else:
+            assert before == {ledger.group: ledger.counts() for ledger in engine.ledgers}
+
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
         for _ in range(steps):

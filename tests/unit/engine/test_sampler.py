@@ -22,7 +22,8 @@ from tandem.engine import filters
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.filters import choose_filtered, kept_probabilities
 from tandem.engine.penalties import apply_bias, apply_penalties
-from tandem.engine.sampler import Sampled, SampleRow, sample, uniform
+from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampler import sample, uniform
 
 VOCAB = 400
 

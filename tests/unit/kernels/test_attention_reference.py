@@ -38,6 +38,27 @@ def test_decode_matches_dense_attention(paged, expected_attention, randn, dtype,
     close(out, expected_attention(q, list(range(len(lens) + 1)), case, scale=0.25, **options))
 
 
+@pytest.mark.parametrize(
+    ("computed", "stored"),
+    [(torch.float32, torch.float16), (torch.float16, torch.float32), (torch.bfloat16, torch.float16),
+     (torch.float32, torch.bfloat16)],
+)  # fmt: skip
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_pool_of_another_dtype_is_computed_in_that_of_the_queries(
+    paged, expected_attention, randn, computed, stored, options
+) -> None:
+    lens, starts = [3, 33, 50, 200], [0, 1, 13, 20, 120]
+    case = paged(lens, dtype=stored)
+    q = randn(4, 4, 16, dtype=computed)
+    out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.25, **options)
+    assert out.dtype is computed
+    close(out, expected_attention(q, [0, 1, 2, 3, 4], case, scale=0.25, **options))
+    q = randn(120, 4, 16, dtype=computed)
+    cu_seqlens = torch.tensor(starts, dtype=torch.int32)
+    out = extend_attention(q, case.layer_view, cu_seqlens, case.block_table, case.context_lens, scale=0.25, **options)
+    close(out, expected_attention(q, starts, case, scale=0.25, **options))
+
+
 @pytest.mark.parametrize("lens", [[6], [8, 8, 8], [40, 41], [0, 5, 0], [300, 5, 290, 4]])
 def test_decode_batches_of_any_lengths(paged, expected_attention, randn, lens) -> None:
     case = paged(lens)
@@ -147,7 +168,9 @@ def test_arguments_that_do_not_fit_are_named(paged, randn) -> None:
     with pytest.raises(ValueError, match="width"):
         paged_decode(q[..., :8], case.layer_view, *rest, scale=1.0)
     with pytest.raises(TypeError, match="layer_view"):
-        paged_decode(q.half(), case.layer_view, *rest, scale=1.0)
+        paged_decode(q, case.layer_view.nan_to_num().to(torch.int8), *rest, scale=1.0)
+    with pytest.raises(TypeError, match=r"q is .*float64"):
+        paged_decode(q.double(), case.layer_view, *rest, scale=1.0)
     with pytest.raises(TypeError, match="int32"):
         paged_decode(q, case.layer_view, case.block_table.long(), case.context_lens, scale=1.0)
     with pytest.raises(ValueError, match="layer_view"):

@@ -26,6 +26,17 @@ def test_stores_into_the_slots_and_nowhere_else(paged, randn, dtype) -> None:
     torch.testing.assert_close(case.pool[:, [0, 2]], before[:, [0, 2]], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("computed", [torch.float32, torch.float16, torch.bfloat16])
+def test_numbers_are_rounded_to_the_dtype_of_the_view(paged, randn, stored, computed) -> None:
+    case = paged([5], dtype=stored)
+    k, v = randn(5, 2, 16, dtype=computed), randn(5, 2, 16, dtype=computed)
+    kv_store(k, v, case.layer_view, torch.tensor(case.slots(0)))
+    for token, slot in enumerate(case.slots(0)):
+        found = case.layer_view[slot // 4, :, :, slot % 4]
+        torch.testing.assert_close(found, torch.stack((k[token], v[token])).to(stored), rtol=0, atol=0)
+
+
 def test_padding_alone_writes_nothing(paged, randn) -> None:
     case = paged([4])
     before = case.pool.clone()
@@ -40,7 +51,7 @@ def test_arguments_that_do_not_fit_are_named(paged, randn) -> None:
         kv_store(randn(3, 2, 16), randn(3, 2, 16), case.layer_view, slots)
     with pytest.raises(TypeError, match="slot_mapping"):
         kv_store(randn(2, 2, 16), randn(2, 2, 16), case.layer_view, slots.int())
-    with pytest.raises(TypeError, match="layer_view"):
-        kv_store(randn(2, 2, 16).half(), randn(2, 2, 16), case.layer_view, slots)
+    with pytest.raises(TypeError, match=r"v is .*int32"):
+        kv_store(randn(2, 2, 16), randn(2, 2, 16).int(), case.layer_view, slots)
     with pytest.raises(IndexError):
         kv_store(randn(2, 2, 16), randn(2, 2, 16), case.layer_view, torch.tensor([0, 10_000]))

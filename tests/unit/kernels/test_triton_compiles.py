@@ -59,20 +59,23 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("q_heads", "kv_heads", "width", "dtype", "options"),
+    ("q_heads", "kv_heads", "width", "dtype", "stored", "options"),
     [
-        (32, 8, 128, torch.bfloat16, {}),
-        (6, 2, 80, torch.float16, {"window": 1024, "softcap": 30.0}),
-        (14, 2, 64, torch.float32, {}),
+        (32, 8, 128, torch.bfloat16, torch.bfloat16, {}),
+        (6, 2, 80, torch.float16, torch.float16, {"window": 1024, "softcap": 30.0}),
+        (14, 2, 64, torch.float32, torch.float32, {}),
+        (32, 8, 128, torch.bfloat16, torch.float32, {}),
+        (32, 8, 128, torch.float32, torch.bfloat16, {}),
+        (6, 2, 80, torch.bfloat16, torch.float16, {"window": 1024}),
     ],
 )
-def test_attention_kernels_compile(compiled, monkeypatch, q_heads, kv_heads, width, dtype, options) -> None:
+def test_attention_kernels_compile(compiled, monkeypatch, q_heads, kv_heads, width, dtype, stored, options) -> None:
     from tandem.kernels.extend_attention import extend_attention
     from tandem.kernels.paged_decode import paged_decode
     from tandem.kernels.paged_decode import triton as decode
 
     monkeypatch.setattr(decode, "_processors", lambda _: 132)
-    view = torch.zeros(4, 2, 2, kv_heads, 16, width, dtype=dtype)[:, 1]
+    view = torch.zeros(4, 2, 2, kv_heads, 16, width, dtype=stored)[:, 1]
     for batch, blocks in ((1, 1), (4, 256)):
         q = torch.zeros(batch, q_heads, width, dtype=dtype)
         table = torch.zeros(batch, blocks, dtype=torch.int32)
@@ -90,7 +93,8 @@ def test_memory_kernels_compile(compiled) -> None:
 
     pool = torch.zeros(4, 2, 2, 8, 16, 128, dtype=torch.bfloat16)
     new = torch.zeros(3, 8, 128, dtype=torch.bfloat16)
-    kv_store(new, new, pool[:, 1], torch.zeros(3, dtype=torch.int64), backend="triton")
+    for stored in (torch.bfloat16, torch.float32, torch.float16):
+        kv_store(new, new, pool[:, 1].to(stored), torch.zeros(3, dtype=torch.int64), backend="triton")
     ids = torch.zeros(2, dtype=torch.int32)
     for heads in (slice(None), slice(0, 1)):
         scatter_blocks(
@@ -98,3 +102,11 @@ def test_memory_kernels_compile(compiled) -> None:
         )
     copy_blocks(pool, ids, ids, backend="triton")
     assert {name for name, _ in compiled} == {"_store_kernel", "_move_runs_kernel", "_copy_blocks_kernel"}
+
+
+def test_the_payload_checksum_compiles(compiled) -> None:
+    from tandem.kernels.payload_checksum import payload_checksum
+
+    for size in (8192, 50_001):
+        payload_checksum(torch.zeros(size, dtype=torch.uint8), backend="triton")
+    assert {name for name, _ in compiled} == {"_weighted_sum_kernel"}

@@ -7,7 +7,8 @@ import pytest
 from tandem.core.ids import Rank
 from tandem.kvtransfer.hostid import host_id, shares_clock
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.dialling import Preference, candidates
+from tandem.kvtransfer.transports.dialling import candidates
+from tandem.kvtransfer.transports.registry import Preference
 
 GRPC = Endpoint(rank=Rank(0), transport="grpc", host="a:1", address="127.0.0.1:1")
 SHM = Endpoint(rank=Rank(0), transport="shm", host="a:1", address="/run/kv.sock")
@@ -16,7 +17,7 @@ SHM = Endpoint(rank=Rank(0), transport="shm", host="a:1", address="/run/kv.sock"
 @pytest.mark.parametrize(
     ("preference", "host", "expected"),
     [
-        ("auto", "a:1", [("shm", "same host"), ("grpc", "same host, no shm")]),
+        ("auto", "a:1", [("shm", "same host"), ("grpc", "same host")]),
         ("auto", "a:2", [("grpc", "another host")]),
         ("auto", "b:1", [("grpc", "another host")]),
         ("shm", "a:2", [("shm", "configured")]),

@@ -17,6 +17,8 @@ from tandem.kvtransfer.frame import (
     MAX_FRAME_BLOCKS,
     MAX_PAYLOAD_BYTES,
     MAX_REASON_BYTES,
+    Checksum,
+    Codec,
     Frame,
     FrameKind,
     MalformedFrameError,
@@ -46,6 +48,8 @@ frames = st.builds(
     payload_bytes=st.integers(0, MAX_PAYLOAD_BYTES),
     payload_crc=u32,
     send_ns=u64,
+    codec=st.sampled_from(Codec),
+    checksum=st.sampled_from(Checksum),
 )
 
 
@@ -93,10 +97,11 @@ def test_an_oversized_count_is_refused_though_its_checksum_holds(
         decode(memoryview(bytes(head)))
 
 
-def test_an_unknown_kind_or_version_is_refused(make_control: Callable[..., Frame]) -> None:
-    for offset, what in ((6, "kind"), (4, "protocol")):
+def test_an_unknown_kind_codec_or_version_is_refused(make_control: Callable[..., Frame]) -> None:
+    wrong = ((6, 99, "kind"), (7, 3, "codec"), (7, 0x20, "checksum"), (4, 99, "protocol"), (4, 1, "protocol"))
+    for offset, value, what in wrong:
         head = bytearray(encode(make_control()))
-        head[offset] = 99
+        head[offset] = value
         struct.pack_into("<I", head, HEADER_BYTES - 4, zlib.crc32(head[:-4]))
         with pytest.raises(MalformedFrameError, match=what):
             decode(memoryview(bytes(head)))
@@ -113,3 +118,12 @@ def test_a_reply_survives_the_wire_with_a_bounded_reason(reply: Reply) -> None:
 def test_a_garbage_reply_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedFrameError):
         decode_reply(data)
+
+
+def test_no_flipped_bit_of_a_reply_passes() -> None:
+    data = encode_reply(Reply(kind=ReplyKind.FAIL, transfer=TransferId(7), attempt=Attempt(2), consumed=9, reason="no"))
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(MalformedFrameError):
+            decode_reply(bytes(flipped))

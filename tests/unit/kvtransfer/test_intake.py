@@ -12,6 +12,8 @@ import pytest
 
 from tandem.core.errors import TransferError
 from tandem.core.ids import Attempt, GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.kernels import native
+from tandem.kvtransfer.coverage import Coverage
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, ReplyKind
 
@@ -96,19 +98,34 @@ def test_frames_of_others_are_dropped_counted_and_refused(bench: Any, changes: d
     assert [type(e) for e in bench.events] == [Verified]
 
 
-def test_a_flipped_bit_fails_the_transfer_and_is_never_written(bench: Any) -> None:
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_flipped_bit_in_any_frame_fails_the_attempt_and_nothing_is_admitted(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, number: int, is_native: bool
+) -> None:
+    monkeypatch.setattr(native, "_is_enabled", is_native)
     bench.intake.expect(bench.ticket())
     before = bench.image()
-    frame, payload = bench.everything()[0]
-    flipped = bytearray(payload)
-    flipped[17] ^= 4
-    reply = bench.send(frame, bytes(flipped))
-    assert reply.kind is ReplyKind.FAIL
-    assert reply.reason.startswith("checksum mismatch")
-    assert bench.events == [Failed(transfer=T, reason=reply.reason)]
-    assert bench.send(frame, payload).kind is ReplyKind.FAIL  # the attempt is over, even for good frames
-    assert bench.image() == before
-    assert (bench.dropped("checksum"), bench.dropped("fenced")) == (1, 1)
+    frames = bench.everything()
+    for good in frames[:number]:
+        bench.send(*good)
+    frame, payload = frames[number]
+    for bit in (0, 17, 8 * len(payload) - 1):
+        flipped = bytearray(payload)
+        flipped[bit // 8] ^= 1 << bit % 8
+        reply = bench.send(frame, bytes(flipped))
+        assert reply.kind is ReplyKind.FAIL
+        if bit == 0:
+            assert reply.reason.startswith("checksum mismatch")
+            assert bench.events == [Failed(transfer=T, reason=reply.reason)]
+    image = bench.image()
+    assert [bench.send(*good).kind for good in frames] == [ReplyKind.FAIL] * 5  # over, even for good frames
+    assert bench.image() == image
+    assert bench.promised_only(before, image)
+    assert (bench.dropped("checksum"), bench.dropped("fenced")) == (1, 7)
+    assert bench.intake.counters()["bytes"] == sum(len(sent) for _, sent in frames[:number])
+    with pytest.raises(TransferError, match="not verified"):
+        bench.intake.admit(T)
 
 
 def test_finish_with_cells_missing_fails(bench: Any, make_control: Callable[..., Frame]) -> None:
@@ -220,11 +237,11 @@ def test_cancel_waits_for_the_write_in_progress(bench: Any) -> None:
     returned_early: list[bool] = []
     write = bench.pools[0].write_from
 
-    def slow_write(*args: Any) -> None:
+    def slow_write(*args: Any) -> int:
         entered.set()
         assert go_on.wait(60)
         returned_early.append(cancelled.wait(0.1))  # a cancel that does not wait for us returns within this window
-        write(*args)
+        return int(write(*args))
 
     bench.pools[0].write_from = slow_write
     bench.intake.expect(bench.ticket())
@@ -281,3 +298,74 @@ def test_wrong_tickets_are_refused(bench: Any) -> None:
     bench.intake.cancel(T)
     with pytest.raises(ValueError, match="not new"):
         bench.intake.expect(bench.ticket())
+
+
+def test_a_revoked_promise_drops_late_frames_without_calling_them_a_failure(bench: Any, make_control: Any) -> None:
+    bench.intake.expect(bench.ticket())
+    assert bench.send(make_control()).kind is ReplyKind.ACK  # announced, but not a byte came
+    assert bench.intake.revoke(T)
+    before = bench.image()
+    frame, payload = bench.everything()[0]
+    assert bench.send(frame, payload).kind is ReplyKind.ACK
+    assert bench.send(make_control(kind=FrameKind.FINISH)).kind is ReplyKind.ACK  # and not DONE: nothing is here
+    assert bench.image() == before
+    assert bench.events == []
+    assert bench.dropped("fenced") == 2
+    assert bench.intake.transfers() == []
+    assert not bench.intake.revoke(T)
+
+
+def test_a_rank_that_has_bytes_already_revokes_as_quietly_as_the_one_that_had_none(
+    bench: Any, make_control: Any
+) -> None:
+    """Its sender hears of it from another rank, and later than it pushes: a refusal would cost the attempt."""
+    bench.intake.expect(bench.ticket())
+    frames = bench.everything()
+    bench.send(*frames[0])
+    before = bench.image()
+    assert bench.intake.revoke(T, even_if_begun=True)
+    assert [bench.send(*late).kind for late in frames[1:]] == [ReplyKind.ACK] * len(frames[1:])
+    assert bench.send(make_control(kind=FrameKind.FINISH)).kind is ReplyKind.ACK
+    assert (bench.image(), bench.events, bench.intake.transfers()) == (before, [], [])
+    assert not bench.intake.revoke(T, even_if_begun=True)
+
+
+def test_what_is_being_pushed_cannot_be_revoked(bench: Any) -> None:
+    bench.intake.expect(bench.ticket())
+    frames = bench.everything()
+    bench.send(*frames[0])
+    assert not bench.intake.revoke(T)
+    (snapshot,) = bench.intake.transfers()
+    assert (snapshot.transfer, snapshot.phase, snapshot.bytes) == (T, "pushing", len(frames[0][1]))
+    for frame, payload in frames[1:]:
+        bench.send(frame, payload)
+    assert not bench.intake.revoke(T)
+    assert [type(e) for e in bench.events] == [Verified]
+
+
+def test_a_link_that_ends_while_an_empty_ticket_is_taken_up_does_not_fail_it(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is nothing to send, so nothing that the connection could have lost."""
+
+    def and_then_the_link_ends(coverage: Coverage) -> bool:
+        bench.intake.disconnect(bench.link, "gone")
+        return coverage.missing_cells == 0
+
+    monkeypatch.setattr(Coverage, "is_complete", property(and_then_the_link_ends))
+    bench.intake.expect(bench.ticket(groups={0: ()}))
+    assert [type(e) for e in bench.events] == [Verified]
+    bench.intake.admit(T)
+
+
+def test_frames_of_a_ticket_count_only_from_the_worker_that_it_was_granted_to(bench: Any, make_control: Any) -> None:
+    bench.intake.expect(bench.ticket())
+    before = bench.image()
+    other = bench.intake.connect(replace(bench.link.peer, worker=WorkerId("p1")))
+    assert bench.send(*bench.everything()[0], link=other).reason == "foreign"
+    assert bench.send(make_control(kind=FrameKind.ABORT), link=other).kind is ReplyKind.FAIL
+    assert bench.dropped("foreign") == 2
+    assert bench.image() == before
+    for frame, payload in bench.everything():
+        bench.send(frame, payload)
+    assert [type(e) for e in bench.events] == [Verified]

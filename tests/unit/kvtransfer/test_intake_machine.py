@@ -1,4 +1,4 @@
-"""Random histories of several transfers against a model: memory changes only by frames that were accepted."""
+"""Random histories of several transfers against a model: memory changes only by frames of the current attempt."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def make_machine(new_bench: Any, make_control: Any) -> type[RuleBasedStateMachin
             self.blocks: dict[int, int] = {}
             self.outcome: dict[int, str] = {}
             self.next = 1
+            self.touched: set[int] = set()  # a byte was offered to them
+            self.revoked: set[int] = set()
 
         @rule()
         def expect(self) -> None:
@@ -57,14 +59,15 @@ def make_machine(new_bench: Any, make_control: Any) -> type[RuleBasedStateMachin
             is_current = number in self.missing and attempt == 1 and source == 11
             cells = {(layer, head) for layer in layers for head in heads}
             if not is_current:
-                assert reply.kind is ReplyKind.FAIL or self.outcome.get(number) == "verified"
+                assert reply.kind is ReplyKind.FAIL or self.outcome.get(number) == "verified" or number in self.revoked
                 return
+            self.touched.add(number)
             if not cells & self.missing[number]:
                 return
-            if flip:
+            self.model.pools[0].write_from(frame.blocks, layers, heads, memoryview(sent))
+            if flip:  # it lies in reserved blocks that nobody will read
                 self._end(number, "failed")
                 return
-            self.model.pools[0].write_from(frame.blocks, layers, heads, memoryview(payload))
             self.missing[number] -= cells
             if not self.missing[number]:
                 self._end(number, "verified")
@@ -80,6 +83,20 @@ def make_machine(new_bench: Any, make_control: Any) -> type[RuleBasedStateMachin
         def cancel(self, number: int) -> None:
             self.bench.intake.cancel(TransferId(number))
             self.missing.pop(number, None)
+
+        @rule(number=st.integers(1, 6))
+        def revoke(self, number: int) -> None:
+            is_revoked = self.bench.intake.revoke(TransferId(number))
+            assert is_revoked == (number in self.missing and number not in self.touched)
+            if is_revoked:
+                del self.missing[number]
+                self.revoked.add(number)
+
+        @invariant()
+        def open_transfers_are_listed(self) -> None:
+            failed = {number for number, outcome in self.outcome.items() if outcome == "failed"}
+            listed = {t.transfer for t in self.bench.intake.transfers() if t.phase != "verified"} - failed
+            assert listed == set(self.missing)
 
         @invariant()
         def memory_is_the_models(self) -> None:

@@ -13,6 +13,8 @@ from tandem.core.ids import BlockId, GroupId, Rank
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS
 from tandem.kvtransfer.layout import HeadRoute, feeders, head_routes, held_heads, slices
+from tandem.kvtransfer.pool import TokenRun
+from tandem.kvtransfer.wirecodec import PayloadForm
 
 SPEC = KVGroupSpec(group=GroupId(0), layers=(0, 1, 2), planes=2, heads=4, width=2, block_tokens=2, dtype="float16")
 TPS = (1, 2, 4, 8)
@@ -52,11 +54,12 @@ def test_slices_cover_a_push_exactly_and_stay_small(blocks: int, layers: int, he
     span = range(3 - layers, 3)
     cells: Counter[tuple[int, int, int, int, int]] = Counter()
     row = SPEC.planes * SPEC.head_bytes()
-    for part in slices(SPEC, sources, dests, span, route, limit):
+    for part in slices(PayloadForm(SPEC), TokenRun(tuple(sources), 2), dests, span, route, limit):
         assert 0 < part.payload_bytes <= limit
         assert len(part.dest_blocks) <= MAX_FRAME_BLOCKS
         assert part.payload_bytes == len(part.dest_blocks) * len(part.layers) * len(part.dest_heads) * row
-        pairs = zip(part.source_blocks, part.dest_blocks, strict=True)
+        assert part.source.offset_tokens == 0
+        pairs = zip(part.source.blocks, part.dest_blocks, strict=True)
         heads_pairs = list(zip(part.source_heads, part.dest_heads, strict=True))
         cells.update((s, d, layer, h, g) for s, d in pairs for layer in part.layers for h, g in heads_pairs)
     assert cells == Counter(
@@ -70,4 +73,4 @@ def test_slices_cover_a_push_exactly_and_stay_small(blocks: int, layers: int, he
 def test_a_head_larger_than_a_frame_is_refused() -> None:
     route = HeadRoute(Rank(0), range(4), range(4))
     with pytest.raises(ValueError, match="one head"):
-        list(slices(SPEC, [BlockId(0)], [BlockId(0)], range(1), route, 15))
+        list(slices(PayloadForm(SPEC), TokenRun((BlockId(0),), 2), [BlockId(0)], range(1), route, 15))

@@ -10,9 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.kvtransfer.frame import MalformedFrameError
+from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
+from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, MalformedFrameError, Reply, ReplyKind
 from tandem.kvtransfer.transports.base import LinkClosedError
-from tandem.kvtransfer.transports.ring import ReceiverRing, SenderRing
+from tandem.kvtransfer.transports.credit import RingCredit
+from tandem.kvtransfer.transports.ring import ReceiverRing, SenderRing, largest_payload
+from tandem.kvtransfer.transports.ringaccount import RingAccount
 
 SIZE = mmap.PAGESIZE
 
@@ -123,3 +126,31 @@ def test_a_receiver_s_ring_cannot_be_shrunk() -> None:
         os.ftruncate(receiver.descriptor, 0)
     receiver.close_descriptor()
     receiver.close()
+
+
+def _frame(kind: FrameKind, size: int) -> Frame:
+    return Frame(
+        kind=kind, transfer=TransferId(1), attempt=Attempt(1), source_incarnation=Incarnation(1),
+        dest_incarnation=Incarnation(2), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), payload_bytes=size,
+    )  # fmt: skip
+
+
+@given(st.integers(SIZE, 6 << 20), st.lists(st.integers(1, MAX_PAYLOAD_BYTES), max_size=60), st.booleans())
+def test_whoever_waits_for_room_is_told_of_it(ring_bytes: int, sizes: list[int], are_large: bool) -> None:
+    """Acknowledgements are bundled; a sender whose frames are all judged still finds room."""
+    sender, credit, largest = RingAccount(ring_bytes), RingCredit(ring_bytes), largest_payload(ring_bytes)
+    for size in (max(1, largest - size % 64) if are_large else min(size, largest) for size in sizes):
+        assert sender.fits(size)
+        _, end = sender.take(size)
+        reply = credit.settle(_frame(FrameKind.DATA, size), end - size, Reply(kind=ReplyKind.ACK))
+        if reply is not None:
+            sender.free(reply.consumed)
+
+
+def test_only_acknowledgements_of_data_wait() -> None:
+    credit = RingCredit(16 << 20)
+    data, probe, finish = (_frame(kind, 1 << 20) for kind in (FrameKind.DATA, FrameKind.PROBE, FrameKind.FINISH))
+    ack, fail = Reply(kind=ReplyKind.ACK), Reply(kind=ReplyKind.FAIL)
+    assert credit.settle(data, 0, ack) is None
+    told = [credit.settle(frame, 1 << 20, reply) for frame, reply in ((data, fail), (probe, ack), (finish, ack))]
+    assert [reply and reply.consumed for reply in told] == [2 << 20] * 3

@@ -1,48 +1,63 @@
-"""From a configuration to a loaded engine and open transfer ends. Imports torch; only rank processes come here."""
+"""From a configuration to a loaded engine and open transfer ends, for rank processes.
+
+Imports no torch: `model_loading` does, once a model is to be computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from tandem.core.blockhash import HashRoot
 from tandem.core.clock import MonotonicClock
-from tandem.core.config import WorkerConfig
+from tandem.core.config import ENGINES, WorkerConfig, WorkerSection
 from tandem.core.errors import ConfigError
+from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
 from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.pairing import KVProfile
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
 from tandem.engine.engine import Engine
-from tandem.engine.model_config import read_model_config
-from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
-from tandem.engine.runner import ModelRunner
+from tandem.engine.runner_protocol import Runner
+from tandem.kvtransfer.events import ReceiverEvent, SenderEvent
 from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES
+from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.pool import HostPool, PoolAccess
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
-from tandem.kvtransfer.transports.dialling import Preference
-from tandem.worker.device_pool import DevicePool
+from tandem.kvtransfer.transports.registry import check_preference
+from tandem.workerhost.transfer_ends import ReceivingEnd
+
+if TYPE_CHECKING:
+    from tandem.engine.parallel import TensorGroup
 
 NOT_REGISTERED = Incarnation(0)
 """Until the host has registered the worker; no ticket carries it."""
-LAYER_GROUPS = 4
-"""Pieces in which a chunk's KV leaves while the rest is computed, unless `layer_group` says otherwise."""
-_PREFERENCES: dict[str, Preference] = {"auto": "auto", "shm": "shm", "grpc": "grpc"}
+RANK_0 = Rank(0)
+Pools = Mapping[GroupId, PoolAccess]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRank:
+    """One rank's part of a model, its pools as bytes, and the model's fingerprint."""
+
+    runner: Runner
+    pools: dict[GroupId, PoolAccess]
+    fingerprint: Fingerprint
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to run on this rank, its pools as bytes, and its fingerprint."""
+    """A model ready to run: the engine over all ranks, this rank's pools as bytes, and the model's fingerprint."""
 
     engine: Engine
     pools: dict[GroupId, PoolAccess]
-    fingerprint: str
+    fingerprint: Fingerprint
 
     def warm_up(self) -> None:
         """Run one short request, so that the first user does not wait for lazy initialisation. Leaves no trace."""
@@ -56,73 +71,130 @@ class Loaded:
         self.engine.take_block_events()
 
 
-def load_engine(config: WorkerConfig) -> Loaded:
-    """Load the model onto the configured device. Raises ModelError, ConfigError or StartupError."""
+def join_group(config: WorkerConfig, rank: int, rendezvous: Path) -> TensorGroup:
+    """Meet the other ranks of this worker. Raises ConfigError or StartupError."""
+    from tandem.engine.parallel import open_group
+
+    device = "cpu"
+    if config.settings.engine == "model":
+        from tandem.worker.model_loading import rank_device
+
+        device = rank_device(config, rank)
     settings = config.settings
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder = Path(config.model_dir)
-    layers = read_model_config(folder).layers
-    runner = ModelRunner(
-        model_dir=folder,
-        dtype=config.dtype,
-        device=device,
-        block_tokens=settings.block_tokens,
-        kv_bytes=settings.kv_memory_bytes,
-        max_model_len=config.max_model_len,
-        is_deterministic=settings.is_deterministic,
-        layer_group=settings.layer_group or -(-layers // LAYER_GROUPS),
-    )
+    return open_group(rank, settings.tp, device=device, rendezvous=rendezvous, timeout_s=settings.step_watchdog_s)
+
+
+def load_rank(config: WorkerConfig, group: TensorGroup | None = None) -> LoadedRank:
+    """Load this rank's part of the model. Raises ModelError, ConfigError, StartupError, or WorkerLostError if another
+    rank of the group fails."""
+    if config.settings.engine not in ENGINES:
+        raise ConfigError(f"unknown engine {config.settings.engine!r}", todo=f"use one of {', '.join(ENGINES)}")
+    runner: Runner
+    if config.settings.engine == "sim":
+        from tandem.worker.sim_loading import load_sim
+
+        runner, pools, identity = load_sim(config, group)
+    else:
+        from tandem.worker.model_loading import load_model
+
+        runner, pools, identity = load_model(config, group)
+    for spec in runner.layout.groups:
+        _check_frames(spec)
+    return LoadedRank(runner, pools, identity)
+
+
+def load_engine(config: WorkerConfig) -> Loaded:
+    """Load the model for a worker of one rank. Raises what `load_rank` raises."""
+    loaded = load_rank(config)
+    return Loaded(engine_over(loaded.runner, config), loaded.pools, loaded.fingerprint)
+
+
+def engine_over(runner: Runner, config: WorkerConfig) -> Engine:
+    """The scheduler over a runner of one rank or of all."""
+    settings = config.settings
     scheduling = SchedulerConfig(
         max_step_tokens=settings.max_step_tokens,
         max_step_s=settings.max_step_s,
         max_sequences=settings.max_sequences,
         chunk_tokens=settings.chunk_tokens,
     )
-    for spec in runner.layout.groups:
-        _check_frames(spec)
-    source = ModelSource(name=config.model, path=folder, commit=config.revision)
-    return Loaded(
-        engine=Engine(runner, config=scheduling, clock=MonotonicClock()),
-        pools=_pools(runner, device),
-        fingerprint=fingerprint(source, runner.config, compute_dtype=runner.dtype).digest(),
-    )
+    return Engine(runner, config=scheduling, clock=MonotonicClock())
 
 
 def open_transfer_ends(
-    config: WorkerConfig, loaded: Loaded, post: Callable[[object], None]
+    config: WorkerConfig,
+    loaded: Loaded | LoadedRank,
+    post: Callable[[ReceiverEvent | SenderEvent], None],
+    rank: Rank = RANK_0,
+    *,
+    speeds: LinkSpeeds | None = None,
 ) -> tuple[TransferReceiver, TransferSender]:
-    """Both ends of this rank, listening; `post` gets their events from transport threads. The caller closes both."""
-    if config.settings.transport not in _PREFERENCES:
-        known = ", ".join(_PREFERENCES)
-        raise ConfigError(f"unknown KV transport {config.settings.transport!r}", todo=f"use one of {known}")
-    secret, worker = ClusterSecret.load(Path(config.secret_file)), WorkerId(config.worker_id)
+    """Both ends of this rank, listening; `post` gets their events from transport threads. The caller closes both.
+
+    `speeds`: what is known of links; None = they are not measured.
+    """
+    receiver = open_receiver(config, loaded.pools, rank, post)
+    return receiver, open_sender(config, loaded.pools, rank, post, speeds=speeds)
+
+
+def open_receiver(
+    config: WorkerConfig, pools: Pools, rank: Rank, on_event: Callable[[ReceiverEvent], None]
+) -> TransferReceiver:
+    """This rank's receiving end, listening. The caller closes it."""
     receiver = TransferReceiver(
-        worker=worker,
+        worker=WorkerId(config.worker_id),
         incarnation=NOT_REGISTERED,
-        rank=Rank(0),
-        pools=loaded.pools,
-        secret=secret,
+        rank=rank,
+        pools=pools,
+        secret=ClusterSecret.load(Path(config.secret_file)),
         runtime_dir=Path(config.runtime_dir),
-        on_event=post,
+        on_event=on_event,
         clock=MonotonicClock(),
         bind_host=config.host,
+        transports=config.settings.transports,
+        on_device=_is_on_device(pools),
     )
     receiver.start()
-    sender = TransferSender(
-        worker=worker,
+    return receiver
+
+
+def open_sender(
+    config: WorkerConfig,
+    pools: Pools,
+    rank: Rank,
+    on_event: Callable[[SenderEvent], None],
+    *,
+    speeds: LinkSpeeds | None = None,
+) -> TransferSender:
+    """This rank's sending end. The caller closes it."""
+    return TransferSender(
+        worker=WorkerId(config.worker_id),
         incarnation=NOT_REGISTERED,
-        rank=Rank(0),
-        pools=loaded.pools,
-        secret=secret,
-        on_event=post,
+        rank=rank,
+        pools=pools,
+        secret=ClusterSecret.load(Path(config.secret_file)),
+        on_event=on_event,
         clock=MonotonicClock(),
-        preference=_PREFERENCES[config.settings.transport],
+        preference=check_preference(config.settings.transport),
+        on_device=_is_on_device(pools),
+        speeds=speeds,
     )
-    return receiver, sender
+
+
+def _is_on_device(pools: Pools) -> bool:
+    return any(not isinstance(pool, HostPool) for pool in pools.values())
+
+
+def kv_profile(loaded: Loaded, receiver: ReceivingEnd, settings: WorkerSection) -> KVProfile:
+    """What other workers must know of this one's KV before they exchange any."""
+    return KVProfile(
+        fingerprint=loaded.fingerprint.digest(),
+        identity=tuple(sorted(asdict(loaded.fingerprint).items())),
+        layout=loaded.engine.layout,
+        transports=tuple(sorted({endpoint.transport for endpoint in receiver.endpoints()})),
+        offers=(settings.wire_codec,) if settings.wire_codec else (),
+        offers_below_bytes_per_s=settings.wire_codec_below_bytes_per_s if settings.wire_codec else 0.0,
+    )
 
 
 def _check_frames(spec: KVGroupSpec) -> None:
@@ -134,13 +206,3 @@ def _check_frames(spec: KVGroupSpec) -> None:
             why=f"one head of a block has {row} bytes, and KV travels in frames of {MAX_PAYLOAD_BYTES}",
             todo=f"use {spec.block_tokens * MAX_PAYLOAD_BYTES // row} or less",
         )
-
-
-def _pools(runner: ModelRunner, device: str) -> dict[GroupId, PoolAccess]:
-    pools: dict[GroupId, PoolAccess] = {}
-    for spec in runner.layout.groups:
-        if device == "cpu":
-            pools[spec.group] = HostPool(spec, runner.layout.tp, runner.pool_bytes(spec.group))
-        else:
-            pools[spec.group] = DevicePool(spec, runner.layout.tp, runner.pools.tensors[spec.group])
-    return pools

@@ -7,6 +7,7 @@ from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.engine.request import LayerHook, StepResult
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.claims import Claim
 from tandem.workerhost.requests import Tracked
 from tandem.workerhost.role import Shell
 from tandem.workerhost.whole_requests import WholeRequests
@@ -49,6 +50,9 @@ class MixedRole:
 
     def tick(self, now_s: float) -> None:
         return
+
+    def claims(self) -> list[Claim]:
+        return []
 
     def is_idle(self) -> bool:
         return self._whole.is_idle()

@@ -1,38 +1,41 @@
-"""A rank process: engine, pools, transfer ends and role, driven by one step loop. Started by the worker's host."""
+"""A rank process, started by the worker's host. Rank 0 runs engine and role in one step loop; the others follow it."""
 
 from __future__ import annotations
 
 import argparse
 import gc
-import os
+import logging
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
-from tandem.core.errors import TandemError
-from tandem.core.ids import WorkerId
+from tandem.core.errors import InternalError, TandemError
+from tandem.core.ids import Rank
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import setup
 from tandem.core.parentdeath import die_with_parent
+from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.rpc.v1 import engine_pb2 as e
-from tandem.rpc.v1 import worker_pb2 as w
+from tandem.worker.assembly import Seat, assemble_follower, assemble_leader
 from tandem.workerhost.inbox import Inbox
 from tandem.workerhost.outbox import Outbox
 from tandem.workerhost.pulse import Pulse
-from tandem.workerhost.requests import RequestTable
-from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
+from tandem.workerhost.ring import RingHandle, RingPair, RingReader, RingWriter
 from tandem.workerhost.role import Role, Shell
 from tandem.workerhost.steploop import StepLoop
-from tandem.workerhost.wire import PROTOCOL, endpoint_to_wire
+from tandem.workerhost.wire import endpoint_to_wire
 
+_log = logging.getLogger(__name__)
 TICK_EVERY_S = 0.2
 HOST_TIMEOUT_S = 10.0
-TOMBSTONE_S = 5.0
 SWITCH_INTERVAL_S = 0.0005
 """Transfer threads hand over to the step loop, and back, sooner than with Python's 5 ms."""
+EXIT_STARTUP = 2
+EXIT_LOST = 1
 
 
 def main() -> int:
@@ -41,26 +44,31 @@ def main() -> int:
     config = load(Path(arguments.config), WorkerConfig)
     setup(f"{config.worker_id}/rank{arguments.rank}", level=config.log_level)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
     writer = RingWriter(RingHandle.parse(arguments.outbox))
-    inbox = Inbox.open(RingReader(RingHandle.parse(arguments.inbox)))
-    pulse = Pulse(arguments.pulse)
     outbox = Outbox(lambda data: writer.write(data, HOST_TIMEOUT_S))
+    pulse = Pulse(arguments.pulse)
     threading.Thread(target=_tick, args=(pulse,), name="tick", daemon=True).start()
+    pairs = tuple(RingPair.parse(text) for text in arguments.pair)
+    seat = Seat(Rank(arguments.rank), pairs, Path(arguments.rendezvous))
     try:
-        shell, info = assemble(config, inbox, outbox)
-        role = create_role(config.role, shell)
+        if seat.rank == 0:
+            inbox = Inbox.open(RingReader(RingHandle.parse(arguments.inbox)))
+            run, close = _lead(config, seat, inbox, outbox, pulse)
+        else:
+            run, close = _follow(config, seat, pulse)
     except TandemError as error:
-        outbox.put(e.RankToHost(fatal=e.Fatal(code=error.code, message=error.message)))
-        return 2
+        _tell_fatal(outbox, error)
+        return EXIT_STARTUP
     gc.collect()
     gc.freeze()  # what was loaded stays; collections during steps need not look at it
-    endpoints = [endpoint_to_wire(endpoint) for endpoint in shell.receiver.endpoints()]
-    outbox.put(e.RankToHost(ready=e.RankReady(info=info, endpoints=endpoints)))
     try:
-        StepLoop(shell, role, inbox, pulse).run()
-    finally:
-        shell.sender.close()
-        shell.receiver.close()
+        run()
+    except Exception as error:  # noqa: BLE001 - the top of the rank: the host hears the reason and ends the worker
+        _log.exception("rank ends")
+        _tell_fatal(outbox, error)
+        return EXIT_LOST
+    close()
     return 0
 
 
@@ -79,55 +87,27 @@ def create_role(name: RoleName, shell: Shell) -> Role:
     return MixedRole(shell)
 
 
-def assemble(config: WorkerConfig, inbox: Inbox, outbox: Outbox) -> tuple[Shell, w.WorkerInfo]:
-    """Load the model, build engine and transfer ends, warm up. Raises TandemError with what to do about it."""
-
-    def progress(text: str) -> None:
-        outbox.put(e.RankToHost(progress=e.Progress(text=text)))
-
-    progress("importing torch")
-    from tandem.kvtransfer.hostid import host_id
-    from tandem.worker.loading import NOT_REGISTERED, load_engine, open_transfer_ends
-
-    progress("loading the model")
-    loaded = load_engine(config)
-    progress("warming up")
-    loaded.warm_up()
-    receiver, sender = open_transfer_ends(config, loaded, inbox.post)
-    shell = Shell(
-        worker=WorkerId(config.worker_id),
-        incarnation=NOT_REGISTERED,
-        fingerprint=loaded.fingerprint,
-        host=host_id(),
-        engine=loaded.engine,
-        receiver=receiver,
-        sender=sender,
-        requests=RequestTable(TOMBSTONE_S),
-        outbox=outbox,
-        clock=MonotonicClock(),
-    )
-    return shell, _info(config, shell)
+Part = tuple[Callable[[], None], Callable[[], None]]
+"""(run until told to stop, close)"""
 
 
-def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:
-    engine, first = shell.engine, shell.engine.layout.groups[0]
-    return w.WorkerInfo(
-        worker=config.worker_id,
-        role=config.role.value,
-        model=config.model,
-        fingerprint=shell.fingerprint,
-        tp=engine.layout.tp,
-        block_tokens=first.block_tokens,
-        kv_dtype=first.dtype,
-        max_model_len=engine.max_model_len,
-        vocab_size=engine.vocab_size,
-        num_blocks=[ledger.num_blocks for ledger in engine.ledgers],
-        token_kv_bytes=engine.layout.token_bytes(),
-        transports=sorted({endpoint.transport for endpoint in shell.receiver.endpoints()}),
-        protocol=PROTOCOL,
-        eos_token_ids=engine.eos_token_ids,
-        pid=os.getppid(),
-    )
+def _lead(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, pulse: Pulse) -> Part:
+    leader = assemble_leader(config, seat, inbox, outbox)
+    loop = StepLoop(leader.shell, create_role(config.role, leader.shell), inbox, pulse)
+    endpoints = [endpoint_to_wire(endpoint) for endpoint in leader.shell.receiver.endpoints()]
+    outbox.put(e.RankToHost(ready=e.RankReady(info=leader.info, endpoints=endpoints)))
+    return loop.run, leader.close
+
+
+def _follow(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Part:
+    follower = assemble_follower(config, seat, pulse)
+    return follower.run, follower.close
+
+
+def _tell_fatal(outbox: Outbox, error: Exception) -> None:
+    if not isinstance(error, TandemError):
+        error = InternalError("a rank failed", why=f"{type(error).__name__}: {error}")
+    outbox.put(e.RankToHost(fatal=e.Fatal(code=error.code, message=error.message)))
 
 
 def _tick(pulse: Pulse) -> None:
@@ -146,6 +126,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--inbox", required=True)
     parser.add_argument("--outbox", required=True)
     parser.add_argument("--pulse", type=int, required=True)
+    parser.add_argument("--pair", action="append", default=[], help="rings between rank 0 and a follower")
+    parser.add_argument("--rendezvous", default="", help="a new file in which the ranks of this worker meet")
     return parser.parse_args()
 
 

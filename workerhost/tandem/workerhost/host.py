@@ -18,20 +18,22 @@ from tandem.core.errors import StartupError, WorkerLostError
 from tandem.core.ids import GroupId
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.hostid import host_id
+from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
+from tandem.workerhost.link_share import LinkShare
 from tandem.workerhost.membership import Membership
 from tandem.workerhost.peers import PeerChannels
-from tandem.workerhost.rank_process import RankProcess
+from tandem.workerhost.rank_group import START_AGAIN, RankGroup
+from tandem.workerhost.rank_watch import WATCH_EVERY_S
 from tandem.workerhost.server import WorkerService
 
 _log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 SERVER_GRACE_S = 0.5
-WATCH_EVERY_S = 0.25
-RANK_SILENCE_S = 2.5
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.so_reuseport", 0),
@@ -45,9 +47,10 @@ class WorkerHost:
         self._config = config
         self._secret = ClusterSecret.load(Path(config.secret_file))
         self._on_progress = on_progress
-        self._rank = RankProcess(0, "tandem.worker.rank", config_file, self._from_rank)
+        self._ranks = RankGroup(config, config_file, self._from_rank)
         self._service = WorkerService(self)
         self._membership = Membership(config, self._lease_granted, self._new_incarnation)
+        self._links = LinkShare(host_id(), self.to_rank)
         self._peers: PeerChannels | None = None
         self._ready: asyncio.Future[e.RankReady] | None = None
         self._info = w.WorkerInfo()
@@ -58,7 +61,7 @@ class WorkerHost:
         return self._info
 
     def to_rank(self, message: e.HostToRank) -> None:
-        self._rank.send(message)
+        self._ranks.send(message)
 
     def acknowledged(self) -> None:
         self._membership.acknowledged()
@@ -70,7 +73,7 @@ class WorkerHost:
     async def run(self, on_ready: Callable[[w.WorkerInfo], None]) -> None:
         """Start everything, serve until `stop`, and take everything down again."""
         self._ready = asyncio.get_running_loop().create_future()
-        await self._rank.start()
+        await self._ranks.start()
         server = grpc.aio.server(interceptors=(SecretInterceptor(self._secret),), options=SERVER_OPTIONS)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -85,12 +88,12 @@ class WorkerHost:
                     self._peers.close_all()
                 await server.stop(SERVER_GRACE_S)
                 is_serving = self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
-                await self._rank.stop(STOP_TIMEOUT_S if is_serving else 0.0)
+                await self._ranks.stop(STOP_TIMEOUT_S if is_serving else 0.0)
         finally:
-            self._rank.kill()
+            self._ranks.kill()
             await server.stop(None)
-            await self._rank.wait()
-            self._rank.close()
+            await self._ranks.wait()
+            self._ranks.close()
             await self._membership.close()
 
     async def _live(
@@ -102,6 +105,7 @@ class WorkerHost:
         async with asyncio.TaskGroup() as alive:
             alive.create_task(self._watch_pulse())
             alive.create_task(self._membership.run())
+            alive.create_task(self._links.run(LinkSpeedStore(self._membership.redis, self._membership.keys)))
 
     async def _start(self, tasks: asyncio.TaskGroup, server: grpc.aio.Server) -> w.WorkerInfo:
         """Rank first, then the port, then the registration: whoever finds the worker can use it at once."""
@@ -122,15 +126,16 @@ class WorkerHost:
         info = w.WorkerInfo()
         info.CopyFrom(ready.info)
         info.address = f"{self._config.host}:{port}"
-        info.rank_pids.append(self._rank.pid)
+        info.rank_pids.extend(self._ranks.pids)
         self._on_progress("registering")
         info.incarnation = await self._membership.join(info)
         self.to_rank(e.HostToRank(incarnation=e.NewIncarnation(incarnation=info.incarnation)))
         return info
 
-    # ---- rank 0 ----------------------------------------------------------------------------------------------------
+    # ---- ranks -----------------------------------------------------------------------------------------------------
 
-    def _from_rank(self, message: e.RankToHost) -> None:
+    def _from_rank(self, rank: int, message: e.RankToHost) -> None:
+        """What ranks say: rank 0 everything, the others only why they cannot go on."""
         kind = message.WhichOneof("kind")
         if kind == "router":
             self._service.to_router(message.router.router, message.router.message)
@@ -141,13 +146,18 @@ class WorkerHost:
         elif kind == "events":
             stored = [(GroupId(b.group), BlockHash(b.hash), b.is_removed) for b in message.events.events]
             self._membership.publish(stored)
+        elif kind == "link_measured":
+            self._links.measured(message.link_measured)
         elif kind == "progress":
             self._on_progress(message.progress.text)
-        elif self._ready is not None and not self._ready.done():
-            if kind == "ready":
+        elif kind == "ready":
+            if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message.ready)
-            elif kind == "fatal":
+        elif kind == "fatal":
+            is_cause = message.fatal.code != WorkerLostError.code  # else another rank was lost first
+            if self._ready is not None and not self._ready.done() and is_cause:
                 self._ready.set_exception(StartupError(message.fatal.message))
+            self._ranks.note_fatal(rank, message.fatal)
 
     def _to_peer(self, to: e.ToPeer) -> None:
         if not to.address and self._service.answer_peer(to.worker, to.message):
@@ -159,30 +169,38 @@ class WorkerHost:
             )
 
     async def _watch_death(self) -> None:
-        status = await self._rank.wait()
-        if self._ready is not None and self._ready.done() and self._ready.exception() is not None:
-            return
-        error = WorkerLostError(f"rank 0 ended with status {status}", why="see its log", todo="it is started again")
-        if self._ready is not None and not self._ready.done():
-            self._ready.set_exception(error)
-        raise error
+        try:
+            await self._ranks.wait_loss()
+        except WorkerLostError as error:
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_exception(error)
+            elif self._ready is not None and self._ready.exception() is not None:
+                return  # it never started, and has said why
+            raise
 
     async def _watch_pulse(self) -> None:
-        """Beat only while the rank ticks; a step past its limit is a stuck engine, and the worker ends."""
+        """Beat only while every rank ticks. A rank that has stopped ends the worker, and so does a step past its limit:
+        a stuck engine.
+
+        The streams of this process would go on, so that nobody else could tell: ending them is how peers and routers
+        know of a stopped rank in time, a single one too.
+        """
         limit_s = self._config.settings.step_watchdog_s
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
-            now_s, pulse = time.monotonic(), self._rank.pulse
-            silence_s = now_s - pulse.ticked_s
-            in_step_s = now_s - pulse.step_started_s if pulse.step_started_s else 0.0
-            self._membership.is_alive = silence_s < RANK_SILENCE_S and in_step_s < limit_s
+            silent = self._ranks.watch.look()
+            slowest, in_step_s = self._ranks.watch.step_s(time.monotonic())
+            self._membership.is_alive = not silent and in_step_s < limit_s
+            if silent:
+                raise WorkerLostError(f"rank {silent[0]} has stopped", why="it does not tick", todo=START_AGAIN)
             if in_step_s > limit_s:
-                raise WorkerLostError(f"a step has been running for {in_step_s:.0f} s", todo="it is started again")
+                what = f"a step of rank {slowest} has been running for {in_step_s:.0f} s"
+                raise WorkerLostError(what, todo=START_AGAIN)
 
     # ---- lease -----------------------------------------------------------------------------------------------------
 
     def _lease_granted(self, until_s: float) -> None:
-        self._rank.pulse.grant(until_s)
+        self._ranks.grant(until_s, self._membership.incarnation)
 
     def _new_incarnation(self, incarnation: int) -> None:
         """The lease had lapsed: routers and peers must meet the worker anew."""

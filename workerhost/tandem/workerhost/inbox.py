@@ -7,9 +7,17 @@ import os
 import select
 from collections import deque
 from dataclasses import dataclass
+from typing import Protocol
 
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.workerhost.ring import RingReader
+
+
+class Mail(Protocol):
+    """Where the step loop takes what came in."""
+
+    def take(self, wait_s: float) -> list[object]:
+        """Everything that is here, events first; waits up to `wait_s` for something (0 = do not wait)."""
 
 
 @dataclass(frozen=True, slots=True)

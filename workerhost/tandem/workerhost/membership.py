@@ -72,6 +72,21 @@ class Membership:
             self._grant()
 
     @property
+    def redis(self) -> Redis:
+        """The connection; after `join`."""
+        assert self._redis is not None
+        return self._redis
+
+    @property
+    def keys(self) -> Keys:
+        return self._keys
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """The one that is registered, or about to be."""
+        return Incarnation(self._info.incarnation)
+
+    @property
     def has_lapsed(self) -> bool:
         """Whether nobody has acknowledged this incarnation for a whole lease."""
         return self._clock.now_s() >= self._until_s

@@ -17,8 +17,14 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.server import HELLO_TIMEOUT_S, IDLE_TIMEOUT_S, Backend, from_peer
-from tandem.workerhost.wire import PROTOCOL
+from tandem.workerhost.server import (
+    HELLO_TIMEOUT_S,
+    IDLE_TIMEOUT_S,
+    Backend,
+    from_peer,
+    hello_refusal,
+    peer_hello,
+)
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
@@ -60,12 +66,11 @@ class PeerChannels:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
                 call = stub.Peer(metadata=call_metadata(self._secret))
-                await self._talk(call, worker, incarnation, queue)
+                return await self._talk(call, worker, incarnation, queue)
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
         except TimeoutError:
             return f"it said nothing for {IDLE_TIMEOUT_S:g} s"
-        return CLOSED
 
     def _ended(self, key: tuple[str, int], run: asyncio.Task[str]) -> None:
         """However it ended, even cancelled before it began: forget the channel, and tell."""
@@ -77,22 +82,23 @@ class PeerChannels:
         gone = e.PeerGone(worker=worker, incarnation=incarnation, reason=reason)
         self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
-    async def _talk(self, call: Any, worker: str, incarnation: int, queue: OutQueue[w.PeerMessage]) -> None:
-        info = self._backend.info
-        hello = w.PeerHello(
-            worker=info.worker, incarnation=info.incarnation, peer_incarnation=incarnation, protocol=PROTOCOL
-        )
+    async def _talk(self, call: Any, worker: str, incarnation: int, queue: OutQueue[w.PeerMessage]) -> str:
+        """Until the channel ends; returns why it did."""
+        hello = peer_hello(self._backend.info, incarnation)
         await asyncio.wait_for(call.write(w.PeerMessage(hello=hello)), HELLO_TIMEOUT_S)
         # Nothing more is written before the answer: a write into a refused call would hide why it was refused.
-        if await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S) is END:
-            return
+        answer = await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S)
+        if answer is END:
+            return CLOSED
+        if why := hello_refusal(answer.hello):
+            return why
         writer = asyncio.ensure_future(self._write(call, queue))
         pinger = asyncio.ensure_future(self._ping(queue))
         try:
             while True:
                 message = await asyncio.wait_for(call.read(), IDLE_TIMEOUT_S)
                 if message is END:
-                    return
+                    return CLOSED
                 if message.HasField("ping"):
                     continue
                 self._backend.to_rank(from_peer(worker, incarnation, message))

@@ -1,7 +1,8 @@
 """One page of shared memory a rank: the rank's pulse, and the lease that the host holds for it.
 
 The rank writes when it last ticked, how many steps it has begun and since when the present one runs. The host writes
-until when the rank may push, publish and send. Each field is one aligned 8-byte store, so a reader never sees half.
+until when the rank may push, publish and send, and as which incarnation. Each field is one aligned 8-byte store, so a
+reader never sees half.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import struct
 
 _DOUBLE = struct.Struct("<d")
 _U64 = struct.Struct("<Q")
-_TICK, _STEPS, _STEP_STARTED, _LEASE = 0, 8, 16, 64
+_TICK, _STEPS, _STEP_STARTED, _LEASE, _INCARNATION = 0, 8, 16, 64, 72
 PAGE_BYTES = 4096
 
 
@@ -40,8 +41,9 @@ class Pulse:
     def end_step(self) -> None:
         _DOUBLE.pack_into(self._map, _STEP_STARTED, 0.0)
 
-    def grant(self, until_s: float) -> None:
-        """The host holds the lease until then."""
+    def grant(self, until_s: float, incarnation: int = 0) -> None:
+        """The host holds the lease until then, as this incarnation."""
+        _U64.pack_into(self._map, _INCARNATION, incarnation)  # first: nobody takes the new lease for the old one's
         _DOUBLE.pack_into(self._map, _LEASE, until_s)
 
     @property
@@ -61,6 +63,12 @@ class Pulse:
     @property
     def lease_until_s(self) -> float:
         return self._double(_LEASE)
+
+    @property
+    def incarnation(self) -> int:
+        """Whose lease it is; 0 before the first."""
+        number: int = _U64.unpack_from(self._map, _INCARNATION)[0]
+        return number
 
     def close(self) -> None:
         self._map.close()

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.core.errors import RequestTooLargeError
@@ -20,11 +20,24 @@ MAX_BACKLOG = 10_000
 
 
 class RankProcess:
-    """One rank of this worker. `on_message` is called on the event loop for everything that the rank says."""
+    """One rank of this worker. `on_message` is called on the event loop for everything that the rank says.
 
-    def __init__(self, rank: int, module: str, config: Path, on_message: Callable[[e.RankToHost], None]) -> None:
+    `arguments` are added to its command line, and it inherits `descriptors` besides those of its rings.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        module: str,
+        config: Path,
+        on_message: Callable[[e.RankToHost], None],
+        *,
+        arguments: Sequence[str] = (),
+        descriptors: Sequence[int] = (),
+    ) -> None:
         self.rank = rank
         self._module, self._config, self._on_message = module, config, on_message
+        self._arguments, self._descriptors = tuple(arguments), tuple(descriptors)
         self._to_rank = RingHandle.create(f"tandem-to-rank{rank}")
         self._to_host = RingHandle.create(f"tandem-to-host{rank}")
         self.pulse = Pulse.create(f"tandem-pulse{rank}")
@@ -39,7 +52,7 @@ class RankProcess:
 
     async def start(self) -> None:
         """Start the process; it inherits the rings and dies with this one."""
-        descriptors = (*self._to_rank.descriptors, *self._to_host.descriptors, self.pulse.descriptor)
+        own = (*self._to_rank.descriptors, *self._to_host.descriptors, self.pulse.descriptor)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -50,11 +63,12 @@ class RankProcess:
             f"--inbox={self._to_rank}",
             f"--outbox={self._to_host}",
             f"--pulse={self.pulse.descriptor}",
-            pass_fds=descriptors,
+            *self._arguments,
+            pass_fds=(*own, *self._descriptors),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sys.stderr.fileno(),  # ours speaks to the launcher
         )
-        asyncio.get_running_loop().add_reader(self._reader.filled, self._drain)
+        asyncio.get_running_loop().add_reader(self._reader.filled, self.drain)
 
     def send(self, message: e.HostToRank) -> None:
         """Queue a message for the rank, in order; never blocks.
@@ -75,26 +89,20 @@ class RankProcess:
             self._schedule_retry()
 
     async def wait(self) -> int:
-        """Until the process ends; returns its exit status (negative: the signal)."""
-        assert self._process is not None
+        """Until the process ends; returns its exit status (negative: the signal). 0 if it was never started."""
+        if self._process is None:
+            return 0
         status = await self._process.wait()
-        self._drain()
+        self.drain()
         return status
 
-    async def stop(self, timeout_s: float) -> None:
-        """Ask it to stop, wait up to `timeout_s`, then kill it."""
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        self.send(e.HostToRank(stop=e.Stop(reason="the worker stops")))
-        try:
-            await asyncio.wait_for(process.wait(), timeout_s)
-        except TimeoutError:
-            self.kill()
-            await process.wait()
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None while it runs."""
+        return self._process.returncode if self._process else None
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """SIGKILL, if it still runs; a stopped process dies of it too."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
 
@@ -109,7 +117,8 @@ class RankProcess:
         self._to_host.close()
         self.pulse.close()
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
+        """Take what it has said so far."""
         for data in self._reader.read_all():
             self._on_message(e.RankToHost.FromString(data))
 

@@ -21,6 +21,8 @@ class Tracked:
     received_s: float
     deadline_s: float
     engine_request: EngineRequest
+    salt: bytes = b""
+    """The tenant's, for roots of blocks that came here in another form."""
     has_reported_cached: bool = False
 
 

@@ -1,4 +1,4 @@
-"""A single-producer, single-consumer ring of byte messages in shared memory, between a host and a rank process.
+"""A single-producer, single-consumer ring of byte messages in shared memory, between two processes of a worker.
 
     0        8        64       72       128
     ┌────────┬───┄────┬────────┬───┄────┬──────────────────────────────┐
@@ -24,6 +24,7 @@ _U64 = struct.Struct("<Q")
 _LENGTH = struct.Struct("<I")
 _WRAP = 0xFFFFFFFF
 DEFAULT_BYTES = 8 * 1024 * 1024
+REPORT_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,34 @@ class RingHandle:
     def close(self) -> None:
         for descriptor in self.descriptors:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class RingPair:
+    """Both directions between two ranks of one worker: commands to the follower, what it reports back."""
+
+    commands: RingHandle
+    reports: RingHandle
+
+    @classmethod
+    def create(cls, name: str) -> RingPair:
+        return cls(RingHandle.create(f"{name}-commands"), RingHandle.create(f"{name}-reports", REPORT_BYTES))
+
+    @classmethod
+    def parse(cls, text: str) -> RingPair:
+        commands, reports = text.split(":")
+        return cls(RingHandle.parse(commands), RingHandle.parse(reports))
+
+    def __str__(self) -> str:
+        return f"{self.commands}:{self.reports}"
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (*self.commands.descriptors, *self.reports.descriptors)
+
+    def close(self) -> None:
+        self.commands.close()
+        self.reports.close()
 
 
 class _Ring:

@@ -5,35 +5,64 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem.core.blockhash import BlockHash, HashRoot
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
+from tandem.core.pairing import KVProfile
 from tandem.engine.engine import Engine
 from tandem.engine.request import LayerHook, StepResult
-from tandem.kvtransfer.receiver import TransferReceiver
-from tandem.kvtransfer.sender import TransferSender
+from tandem.kvtransfer.leases import TransferLeases
+from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.claims import Claim
 from tandem.workerhost.outbox import Outbox
 from tandem.workerhost.requests import RequestTable, Tracked
+from tandem.workerhost.transfer_ends import ReceivingEnd, SendingEnd
 
 
 @dataclass(slots=True, kw_only=True)
 class Shell:
-    """What rank 0 of a worker gives to its role. `counters` are cumulative in this incarnation."""
+    """What rank 0 of a worker gives to its role. `counters` are cumulative in this incarnation.
+
+    `speeds`: what is known of links from this host; None = nobody measures.
+    """
 
     worker: WorkerId
     incarnation: Incarnation
-    fingerprint: str
+    profile: KVProfile
     host: str
     engine: Engine
-    receiver: TransferReceiver
-    sender: TransferSender
+    receiver: ReceivingEnd
+    sender: SendingEnd
     requests: RequestTable
     outbox: Outbox
     clock: Clock
+    leases: TransferLeases = field(default_factory=TransferLeases)
+    speeds: LinkSpeeds | None = None
     counters: dict[str, float] = field(default_factory=dict)
     last_step: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def fingerprint(self) -> str:
+        return self.profile.fingerprint
+
+    def link_speed(self, worker: WorkerId) -> float | None:
+        """Measured bytes a second to another worker; None = nobody measured the link to it.
+
+        Of rank 0's slowest link in use there; before there is one, of the fastest transport between the two hosts.
+        """
+        if self.speeds is None:
+            return None
+        links = [link for link in self.sender.links() if link.worker == worker and link.from_rank == 0]
+        used = [link.bytes_per_s for link in links if link.bytes_per_s > 0]
+        return min(used) if used else self.speeds.fastest_to(worker, self.host)
+
+    def hash_root(self, salt: bytes, *, lossy: str = "") -> BlockHash:
+        """Where the block hashes of a tenant's requests start here; `lossy` as pairing.WireForm has it."""
+        block_tokens = self.profile.layout.groups[0].block_tokens
+        return HashRoot(fingerprint=self.fingerprint, block_tokens=block_tokens, salt=salt, lossy=lossy).digest()
 
     def rest_of_step_s(self, ready_s: float) -> float:
         """How long something that was ready at `ready_s` had to wait for the step then in progress (the last one)."""
@@ -88,6 +117,9 @@ class Role(Protocol):
 
     def tick(self, now_s: float) -> None:
         """A few times a second: deadlines."""
+
+    def claims(self) -> list[Claim]:
+        """Every transfer that it works on, for audits."""
 
     def is_idle(self) -> bool:
         """True if no request, ticket, transfer or fence is pending here."""

@@ -11,18 +11,19 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from tandem.core import pairing
 from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.logs import event
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.wire import PROTOCOL
 
 _log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
-IDLE_TIMEOUT_S = 3.0
-"""Both ends of every stream say something at least every 0.5 s; silence for this long means a dead peer."""
+IDLE_TIMEOUT_S = 2.5
+"""Both ends of every stream say something at least every 0.5 s; silence for this long means a dead peer. A stop has to
+be known, and what it held given back, with room left of 3 s."""
 
 
 class Backend(Protocol):
@@ -112,18 +113,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         hello = first.hello
         if not first.HasField("hello") or not hello.worker:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
-        if hello.peer_incarnation != info.incarnation or hello.protocol != PROTOCOL:
-            why = f"this worker is {info.incarnation} and speaks protocol {PROTOCOL}"
+        why = hello_refusal(hello)
+        if hello.peer_incarnation != info.incarnation:
+            why = f"this worker is {info.incarnation} now"
+        if why:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         peer = hello.worker
         queue: OutQueue[w.PeerMessage] = OutQueue()
         if self._replace(self._peers, peer, queue):  # its transfers went with the older channel
             gone = e.PeerGone(worker=peer, reason="it opened another control channel")
             self._backend.to_rank(e.HostToRank(peer_gone=gone))
-        mine = w.PeerHello(
-            worker=info.worker, incarnation=info.incarnation, peer_incarnation=hello.incarnation, protocol=PROTOCOL
-        )
-        queue.put(w.PeerMessage(hello=mine))
+        queue.put(w.PeerMessage(hello=peer_hello(info, hello.incarnation)))
 
         def handle(message: w.PeerMessage) -> None:
             if message.HasField("ping"):
@@ -147,6 +147,22 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if older is not None:
             older.close()
         return older is not None
+
+
+def peer_hello(info: w.WorkerInfo, peer_incarnation: int) -> w.PeerHello:
+    """How this worker opens, or answers on, a control channel with that incarnation of the peer."""
+    return w.PeerHello(
+        worker=info.worker,
+        incarnation=info.incarnation,
+        peer_incarnation=peer_incarnation,
+        protocol=pairing.PROTOCOL[0],
+        protocol_minor=pairing.PROTOCOL[1],
+    )
+
+
+def hello_refusal(hello: w.PeerHello) -> str:
+    """Why a peer that says this cannot be spoken to; "" if it can, in the smaller of both minor versions."""
+    return pairing.protocol_refusal((hello.protocol, hello.protocol_minor), pairing.PROTOCOL)
 
 
 def from_peer(worker: str, incarnation: int, message: w.PeerMessage) -> e.HostToRank:

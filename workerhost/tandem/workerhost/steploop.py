@@ -15,7 +15,11 @@ from tandem.core.logs import event
 from tandem.engine.request import EngineRequest, PrefillSlice, RequestKind, StepResult
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.inbox import Inbox
+from tandem.workerhost import audit
+from tandem.workerhost.claims import Claim
+from tandem.workerhost.exchange import Exchange
+from tandem.workerhost.inbox import Mail
+from tandem.workerhost.link_news import LinkNews
 from tandem.workerhost.pulse import Pulse
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Role, Shell
@@ -33,13 +37,15 @@ MAX_EVENTS = 10_000
 class StepLoop:
     """Owns the engine, the role and the request table; `run` returns when the host says stop."""
 
-    def __init__(self, shell: Shell, role: Role, inbox: Inbox, pulse: Pulse) -> None:
+    def __init__(self, shell: Shell, role: Role, inbox: Mail, pulse: Pulse) -> None:
         self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
+        self._exchange = Exchange(shell, self._run)
         self._deferred: deque[object] = deque()
         self._is_stopping = self._is_checked = False
         self._wait_s = 0.0
         self._last_report_s = 0.0
         self._last_report = b""
+        self._links = LinkNews(shell)
         self._decode_steps_s: deque[float] = deque(maxlen=101)
         self._prefill_rates: deque[float] = deque(maxlen=31)
         self._hook: Callable[[tuple[PrefillSlice, ...], int, int], None] | None = None
@@ -66,17 +72,26 @@ class StepLoop:
             self._handle(item)
         now_s = self._shell.clock.now_s()
         self._expire(now_s)
+        self._exchange.tick(now_s)
         self._role.tick(now_s)
         self._role.before_step()
         self._wait_s = IDLE_WAIT_S
         if self._shell.engine.has_work:
             self._wait_s = 0.0 if self._step() else BLOCKED_WAIT_S
             self._is_checked = False
-        elif not items and not self._is_checked and self._role.is_idle():
+        elif not items and not self._is_checked and self.is_idle():
             self._shell.engine.check_integrity()  # once a pause: it looks at every block, and somebody may come
             self._is_checked = True
         self._publish()
         self._report()
+
+    def is_idle(self) -> bool:
+        """True if no request, ticket, transfer or fence is pending here."""
+        return self._role.is_idle() and self._exchange.is_idle()
+
+    def claims(self) -> list[Claim]:
+        """Every transfer that is worked on here, for audits."""
+        return [*self._role.claims(), *self._exchange.claims()]
 
     def _stand_still(self, max_wait_s: float) -> None:
         for item in self._inbox.take(max_wait_s):
@@ -96,22 +111,30 @@ class StepLoop:
         if isinstance(item, StepResult):
             self._role.after_step(item)
             return
+        if isinstance(item, Exception):  # a thread of this process cannot go on
+            raise item
         if not isinstance(item, e.HostToRank):
-            self._role.transfer_event(item)
+            if not self._exchange.transfer_event(item):
+                self._role.transfer_event(item)
             return
         kind = item.WhichOneof("kind")
         if kind == "router":
             self._from_router(RouterId(item.router.router), item.router.message)
         elif kind == "peer":
-            self._role.peer_message(WorkerId(item.peer.worker), item.peer.message, item.peer.received_s)
+            peer = WorkerId(item.peer.worker)
+            if not self._exchange.peer_message(peer, item.peer.message):
+                self._role.peer_message(peer, item.peer.message, item.peer.received_s)
         elif kind == "router_gone":
             for tracked in self._shell.requests.of_router(RouterId(item.router_gone.router)):
                 self._cancel(tracked, "its router is gone")
         elif kind == "peer_gone":
             gone = item.peer_gone
+            self._exchange.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
             self._role.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
         elif kind == "incarnation":
             self._new_incarnation(Incarnation(item.incarnation.incarnation))
+        elif kind == "link_speeds":
+            self._links.learn(item.link_speeds)
         elif kind == "stop":
             self._is_stopping = True
 
@@ -124,6 +147,12 @@ class StepLoop:
             self._shell.requests.bury(request, attempt, self._shell.clock.now_s())
             for tracked in self._shell.requests.attempts(request, attempt):
                 self._cancel(tracked, message.cancel.reason)
+        elif kind == "audit":
+            report = audit.report(self._shell, self._role.name, self.claims(), message.audit.id)
+            self._shell.outbox.to_router(router, w.WorkerMessage(audit=report))
+        elif kind == "repair":
+            report = audit.repair(self._shell, self._role.name, self.claims(), message.repair)
+            self._shell.outbox.to_router(router, w.WorkerMessage(audit=report))
 
     def _submit(self, router: RouterId, message: w.Submit) -> None:
         request, attempt = RequestId(message.request), Attempt(message.attempt)
@@ -136,13 +165,21 @@ class StepLoop:
         try:
             tracked = self._track(router, message)
             self._shell.requests.add(tracked)
-            self._role.submit(tracked, message)
+            if not self._exchange.begin(tracked, message):
+                self._role.submit(tracked, message)
             self._shell.outbox.phase(tracked, Phase.QUEUED)
             self._shell.count("requests_received")
         except TandemError as error:
             self._shell.requests.remove(request_key(request, attempt))
             self._shell.requests.bury(request, attempt, self._shell.clock.now_s())
             self._shell.outbox.refused(router, request, attempt, error)
+
+    def _run(self, tracked: Tracked, message: w.Submit) -> None:
+        """The request has waited for blocks from elsewhere, whether they came or not."""
+        try:
+            self._role.submit(tracked, message)
+        except TandemError as error:
+            self._shell.fail(tracked, error)
 
     def _track(self, router: RouterId, message: w.Submit) -> Tracked:
         now_s = self._shell.clock.now_s()
@@ -162,6 +199,7 @@ class StepLoop:
             leg=message.leg,
             received_s=now_s,
             deadline_s=now_s + (message.timeout_s or 3600.0),
+            salt=message.salt,
             engine_request=EngineRequest(
                 key=key,
                 prompt=prompt,
@@ -176,12 +214,14 @@ class StepLoop:
     def _cancel(self, tracked: Tracked, reason: str) -> None:
         if not self._shell.end(tracked):
             return
+        self._exchange.cancel(tracked)
         self._role.cancel(tracked, reason)
         self._shell.outbox.failed(tracked, CancelledError("the request was cancelled", why=reason))
         self._shell.count("requests_cancelled")
 
     def _expire(self, now_s: float) -> None:
         for tracked in self._shell.requests.overdue(now_s):
+            self._exchange.cancel(tracked)
             self._role.cancel(tracked, "its deadline passed")
             self._shell.end(tracked)
             self._shell.outbox.failed(tracked, DeadlineError("the request took too long", why="its deadline passed"))
@@ -190,6 +230,7 @@ class StepLoop:
         """The worker's lease had lapsed: whatever is in flight belongs to the old incarnation."""
         for tracked in self._shell.requests.all():
             self._cancel(tracked, "the worker registered anew")
+        self._exchange.new_incarnation()
         self._shell.incarnation = incarnation
         self._shell.receiver.set_incarnation(incarnation)
         self._shell.sender.set_incarnation(incarnation)
@@ -256,6 +297,7 @@ class StepLoop:
         if now_s - self._last_report_s < REPORT_EVERY_S:
             return
         self._last_report_s = now_s
+        self._links.publish()
         report = self._load()
         data = report.SerializeToString(deterministic=True)
         if data != self._last_report:
@@ -288,4 +330,5 @@ class StepLoop:
             decode_step_s=statistics.median(self._decode_steps_s) if self._decode_steps_s else 0.0,
             counters=self._shell.counters,
             in_flight=len(self._shell.requests),
+            links=self._links.links(),
         )

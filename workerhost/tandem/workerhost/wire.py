@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tandem.core import pairing
 from tandem.core.errors import InvalidRequestError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import (
@@ -21,11 +22,12 @@ from tandem.core.lifecycle import FinishReason
 from tandem.core.sampling import SamplingParams
 from tandem.engine.request import TokenOutput
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
+from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 
-PROTOCOL = 1
-"""Version of the internal protocol; equal majors understand each other."""
+PROTOCOL = pairing.PROTOCOL[0]
+"""Major version of the internal protocol; equal majors understand each other."""
 
 _FINISH_OUT = {
     None: g.FINISH_REASON_UNSPECIFIED,
@@ -99,7 +101,8 @@ def chunk_to_wire(output: TokenOutput, request: str, attempt: int) -> w.TokenChu
     )
 
 
-def ticket_to_wire(ticket: Ticket) -> w.Ticket:
+def ticket_to_wire(ticket: Ticket, profile: w.KvProfile | None = None) -> w.Ticket:
+    """`profile`: the receiver's, whose layout the ticket has."""
     return w.Ticket(
         request=ticket.request,
         attempt=ticket.attempt,
@@ -108,6 +111,8 @@ def ticket_to_wire(ticket: Ticket) -> w.Ticket:
         receiver_incarnation=ticket.receiver_incarnation,
         groups=[w.TicketGroup(group=t.group, skip=t.skip, blocks=t.blocks) for t in ticket.groups],
         endpoints=[endpoint_to_wire(e) for e in ticket.endpoints],
+        profile=profile,
+        codec=ticket.codec,
     )
 
 
@@ -125,6 +130,8 @@ def ticket_from_wire(m: w.Ticket, sender: WorkerId, receiver: WorkerId) -> Ticke
             for t in m.groups
         ),
         endpoints=tuple(endpoint_from_wire(e) for e in m.endpoints),
+        layout=profile_from_wire(m.profile).layout if m.HasField("profile") else None,
+        codec=m.codec,
     )
 
 

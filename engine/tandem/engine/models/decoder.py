@@ -2,6 +2,9 @@
 
 Owns weights and arithmetic of a token's way through the layers. It knows no blocks, no batching and no cache: keys,
 values and queries go to the `attend` function that the caller passes in. Inference only.
+
+Over several ranks (Megatron-LM, Shoeybi et al. 2019, section 3): vocabulary, heads and intermediate features are split,
+the residual stream is whole on every rank; ranks add up behind the embedding, o and down, and rank 0 collects logits.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from tandem.core.errors import ModelError
 from tandem.engine.linear import Linear, make_linear
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.models.rope import rotation_table
+from tandem.engine.parallel import SingleRank, TensorGroup
+from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -51,20 +56,24 @@ class LayerParameters:
 class Decoder:
     """Built on the meta device; `load` gives it memory. Not thread-safe: the step loop owns it.
 
-    `max_positions` bounds the positions that may be asked for. The KV heads must divide by the ranks or the reverse.
+    `max_positions` bounds the positions that may be asked for. `group` has the ranks that share the model: all of them
+    call `forward` with the same tokens. Raises ModelError if they cannot split it.
     """
 
     def __init__(
-        self, config: ModelConfig, *, dtype: torch.dtype, max_positions: int, tp_size: int = 1,
-        is_deterministic: bool = False,
+        self, config: ModelConfig, *, dtype: torch.dtype, max_positions: int, is_deterministic: bool = False,
+        group: TensorGroup | None = None,
     ) -> None:  # fmt: skip
         self.config, self.dtype, self.max_positions = config, dtype, max_positions
-        self._tp_size, self._is_deterministic = tp_size, is_deterministic
-        self.embedding = self._parameter(("model.embed_tokens", config.vocab_size), columns=config.hidden)
+        self._group = SingleRank() if group is None else group
+        self._tp_size, self._is_deterministic = self._group.size, is_deterministic
+        check_tp(config, self._tp_size)
+        split = Split.PADDED_ROWS
+        self.embedding = self._parameter(("model.embed_tokens", config.vocab_size), columns=config.hidden, split=split)
         self.norm = self._parameter(("model.norm", config.hidden))
         self.head = self.embedding
         if not config.is_tied:
-            self.head = self._parameter(("lm_head", config.vocab_size), columns=config.hidden)
+            self.head = self._parameter(("lm_head", config.vocab_size), columns=config.hidden, split=split)
         self.layers = [self._layer_parameters(f"model.layers.{index}") for index in range(config.layers)]
         self._steps: list[_Layer] = []
 
@@ -76,13 +85,13 @@ class Decoder:
             found += [member for member in members if member is not None]
         return found
 
-    def load(self, model_dir: Path, *, device: str = "cpu", tp_rank: int = 0) -> None:
+    def load(self, model_dir: Path, *, device: str = "cpu") -> None:
         """Read this rank's weights and prepare them for `device`; raises ModelError (see `load_weights`)."""
         ignored = ["lm_head.weight"] if self.config.is_tied else []
         with torch.inference_mode():
             load_weights(
-                model_dir, self.parameters(), device=device, tp_rank=tp_rank, tp_size=self._tp_size,
-                ignored_keys=ignored,
+                model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
+                tp_size=self._tp_size, ignored_keys=ignored,
             )  # fmt: skip
             table = rotation_table(self.config.rope, self.config.head_dim, self.max_positions, self.dtype)
             self._rotations = table.to(device)
@@ -94,21 +103,24 @@ class Decoder:
         """Logits, fp32 [len(rows), vocab], of the tokens at `rows`; of all tokens where `rows` is None.
 
         token_ids, positions: int64 [T] on the model's device, T ≥ 1; rows: int64. Calls `attend` once a layer, in
-        order. The result is an ordinary tensor that the caller may change. Raises ModelError before `load`
-        and for a rank of several.
+        order. The result is an ordinary tensor that the caller may change; ranks above 0 get [0, vocab]. Raises
+        ModelError before `load` and WorkerLostError when another rank is gone.
         """
         if not self._steps:
             raise ModelError("the model has no weights yet", todo="call load() first")
-        if self._tp_size != 1:
-            raise ModelError("a sharded model cannot run", why="its ranks do not add up their results yet")
         with torch.inference_mode():
             x = self._hidden(token_ids, positions, rows, attend)
         # Outside inference mode, or a sampler could not write over the logits.
-        return self._to_logits(self._final_norm(x)).float()
+        if self._tp_size == 1:
+            return self._to_logits(self._final_norm(x)).float()
+        if not len(x):
+            return torch.empty((0, self.config.vocab_size), device=x.device)
+        logits = self._group.gather_columns(self._to_logits(self._final_norm(x)))
+        return logits[:, : self.config.vocab_size].float()
 
     def _hidden(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
         """The residual stream behind the last layer, [len(rows), hidden]."""
-        x = functional.embedding(token_ids, self._embed)
+        x = self._embedded(token_ids)
         cos, sin = self._rotations.index_select(0, positions).unsqueeze(1).unbind(2)
         shape = (*cos.shape[:2], 2, -1)
         cos, sin = cos.view(shape), sin.view(shape)
@@ -123,6 +135,16 @@ class Decoder:
                 x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
             x = layer.finish(x, mixed)
         return x
+
+    def _embedded(self, token_ids: Tensor) -> Tensor:
+        """Embeddings [T, hidden]; every rank looks up the tokens of its slice of the vocabulary."""
+        if self._tp_size == 1:
+            return functional.embedding(token_ids, self._embed)
+        rows = self._embed.shape[0]
+        local = token_ids - self._group.rank * rows
+        elsewhere = (local < 0) | (local >= rows)
+        x = functional.embedding(local.masked_fill_(elsewhere, 0), self._embed)
+        return self._group.all_reduce_(x.masked_fill_(elsewhere[:, None], 0))
 
     def _parameter(
         self, *named: tuple[str, int], columns: int | None = None, split: Split = Split.WHOLE, kind: str = "weight",
@@ -168,10 +190,18 @@ class Decoder:
         return _Layer(
             heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
             input_norm=self._norm(layer.input_norm), qkv=self._linear(layer.qkv, layer.qkv_bias), qk_norm=qk_norm,
-            o=self._linear(layer.o, layer.o_bias), post_norm=self._norm(layer.post_norm),
-            gate_up=self._linear(layer.gate_up, layer.gate_up_bias), down=self._linear(layer.down, layer.down_bias),
+            o=self._summed(layer.o, layer.o_bias), post_norm=self._norm(layer.post_norm),
+            gate_up=self._linear(layer.gate_up, layer.gate_up_bias), down=self._summed(layer.down, layer.down_bias),
             activate=_activate_by_grains if self._is_deterministic else _activate,
         )  # fmt: skip
+
+    def _summed(self, weight: Parameter, bias: Parameter | None) -> Linear:
+        """A product whose input features are split over the ranks; one of them adds the bias."""
+        if self._tp_size == 1:
+            return self._linear(weight, bias)
+        partial = self._linear(weight, bias if self._group.rank == 0 else None)
+        add_up = self._group.all_reduce_
+        return lambda x: add_up(partial(x))
 
     def _norm(self, weight: Parameter) -> Callable[[Tensor], Tensor]:
         return _Norm(weight.tensor, self.config.norm_eps)

@@ -114,11 +114,12 @@ def _attend_groups(
         if min(group.position for group in groups[:active]) + 1 >= high and (
             spec.window is None or low > max(ends[:active]) - 1 - spec.window
         ):
-            k, v = gather_tokens(layer_view, tables[:active, low // block_tokens : high // block_tokens])
+            k, v = gather_tokens(layer_view, tables[:active, low // block_tokens : high // block_tokens], q.dtype)
             _fold_tile(state, active, packed[:active], k, v, None, spec)
             continue
         tokens = torch.arange(low, high, device=device)
-        k, v = _gather_edge(layer_view, tables[:active], tokens, begins_column[:active], ends_column[:active])
+        edges = begins_column[:active], ends_column[:active]
+        k, v = _gather_edge(layer_view, tables[:active], tokens, *edges, q.dtype)
         column = positions[:active, :, None]
         visible = tokens <= column
         if spec.window is not None:
@@ -129,13 +130,13 @@ def _attend_groups(
 
 
 def _gather_edge(
-    layer_view: Tensor, tables: Tensor, tokens: Tensor, begins: Tensor, ends: Tensor
+    layer_view: Tensor, tables: Tensor, tokens: Tensor, begins: Tensor, ends: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """A tile that some group sees in part; tokens outside a group's `begins ... ends` get values of zero, any key."""
     block_tokens, width = layer_view.shape[3:]
     blocks = tokens[::block_tokens] // block_tokens
     wanted = torch.clamp(blocks[None], begins // block_tokens, (ends - 1) // block_tokens)
-    k, v = gather_tokens(layer_view, tables.gather(1, wanted))
+    k, v = gather_tokens(layer_view, tables.gather(1, wanted), dtype)
     unread = (tokens < begins) | (tokens >= ends)
     v.view(tables.shape[0], -1, KEY_TILE, width).masked_fill_(unread[:, None, :, None], 0)
     return k, v

@@ -27,8 +27,8 @@ def extend_attention(
 ) -> Tensor:
     """Attend from the last tokens of every sequence, causally. Their keys and values must already be stored.
 
-    q: `[total_tokens, q_heads, width]`, sequences one after the other, dtype of the view.
-    layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`.
+    q: `[total_tokens, q_heads, width]`, sequences one after the other.
+    layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`; another dtype than that of q is converted when read.
     cu_seqlens: int32 `[n + 1]`; sequence i owns query rows `cu_seqlens[i] : cu_seqlens[i + 1]`.
     block_table: int32 `[n, max_blocks]`. Entries past the context, or wholly before the window of a sequence's first
     query, are never read.

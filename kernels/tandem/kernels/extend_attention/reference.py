@@ -56,7 +56,7 @@ def _extend_sequence(
     mergers = {tile: SpanMerger() for tile in tiles}
     for low in range(begin, length, span_tokens):
         high = min(low + span_tokens, length)
-        k, v = gather_tokens(layer_view, table_row[None, low // block_tokens : -(-high // block_tokens)])
+        k, v = gather_tokens(layer_view, table_row[None, low // block_tokens : -(-high // block_tokens)], q.dtype)
         for tile in tiles:
             first, last = past + tile, past + min(tile + tile_tokens, tokens) - 1
             seen_from = max(low, first - spec.window + 1) if spec.window else low

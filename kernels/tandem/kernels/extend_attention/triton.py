@@ -111,7 +111,7 @@ def extend_attention_triton(
     kv_heads = layer_view.shape[2]
     group = q_heads // kv_heads
     padded_width = max(16, triton.next_power_of_2(width))
-    rows, tile, warps, stages = extend_tile(padded_width, group, q.element_size())
+    rows, tile, warps, stages = extend_tile(padded_width, group, max(q.element_size(), layer_view.element_size()))
     if q.stride(2) != 1 or q.stride(1) != width:
         q = q.contiguous()
     table = block_table if block_table.stride(1) == 1 else block_table.contiguous()

@@ -14,21 +14,30 @@ _ALL = slice(None)
 
 
 def gather_blocks(
-    pool: Tensor, block_ids: Tensor, layers: slice = _ALL, heads: slice = _ALL, *, backend: str | None = None
+    pool: Tensor,
+    block_ids: Tensor,
+    layers: slice = _ALL,
+    heads: slice = _ALL,
+    *,
+    out: Tensor | None = None,
+    backend: str | None = None,
 ) -> Tensor:
     """Copy parts of blocks out of the pool.
 
     pool: `[num_blocks, layers, planes, heads, block_tokens, width]`, contiguous, any dtype. block_ids: int32 `[n]`.
     layers, heads: slices of step 1. Returns a new contiguous `[n, layers, planes, heads, block_tokens, width]`, which
-    the caller owns. Block ids must be inside the pool; CPU raises IndexError. Raises ValueError or TypeError otherwise.
+    the caller owns, or `out`, which must be such a tensor. Block ids must be inside the pool; CPU raises IndexError.
+    Raises ValueError or TypeError otherwise.
     """
     _check_pool(pool, block_ids)
     part = _part_of(pool, layers, heads)
+    if out is not None:
+        _check_staging(pool, part, block_ids, out)
     if uses_triton(pool.device, backend):
         from tandem.kernels.kv_blocks.triton import gather_blocks_triton
 
-        return gather_blocks_triton(part, block_ids)
-    return reference.gather_blocks_reference(part, block_ids)
+        return gather_blocks_triton(part, block_ids, out)
+    return reference.gather_blocks_reference(part, block_ids, out)
 
 
 def scatter_blocks(
@@ -47,11 +56,7 @@ def scatter_blocks(
     """
     _check_pool(pool, block_ids)
     part = _part_of(pool, layers, heads)
-    expected = (block_ids.shape[0], *part.shape[1:])
-    if staging.shape != expected or not staging.is_contiguous():
-        raise ValueError(f"staging must be contiguous {expected}, got {tuple(staging.shape)}")
-    if staging.dtype != pool.dtype:
-        raise TypeError(f"staging is {staging.dtype}, pool {pool.dtype}")
+    _check_staging(pool, part, block_ids, staging)
     if uses_triton(pool.device, backend):
         from tandem.kernels.kv_blocks.triton import scatter_blocks_triton
 
@@ -86,6 +91,14 @@ def _check_pool(pool: Tensor, block_ids: Tensor) -> None:
         )
     if block_ids.dtype != torch.int32 or block_ids.dim() != 1:
         raise TypeError(f"block ids must be int32 [n], got {block_ids.dtype} {tuple(block_ids.shape)}")
+
+
+def _check_staging(pool: Tensor, part: Tensor, block_ids: Tensor, staging: Tensor) -> None:
+    expected = (block_ids.shape[0], *part.shape[1:])
+    if staging.shape != expected or not staging.is_contiguous():
+        raise ValueError(f"staging must be contiguous {expected}, got {tuple(staging.shape)}")
+    if staging.dtype != pool.dtype:
+        raise TypeError(f"staging is {staging.dtype}, pool {pool.dtype}")
 
 
 def _part_of(pool: Tensor, layers: slice, heads: slice) -> Tensor:

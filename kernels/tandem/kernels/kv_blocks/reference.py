@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
-def gather_blocks_reference(part: Tensor, block_ids: Tensor) -> Tensor:
+def gather_blocks_reference(part: Tensor, block_ids: Tensor, out: Tensor | None = None) -> Tensor:
     """See `gather_blocks`."""
-    return part.index_select(0, block_ids)
+    return torch.index_select(part, 0, block_ids, out=out)
 
 
 def scatter_blocks_reference(part: Tensor, block_ids: Tensor, staging: Tensor) -> None:

@@ -55,9 +55,11 @@ def _copy_blocks_kernel(pool_ptr, src_ptr, dst_ptr, block_numbers, CHUNK: tl.con
     tl.store(pool_ptr + dst + numbers, tl.load(pool_ptr + src + numbers, mask=mask), mask=mask)
 
 
-def gather_blocks_triton(part: Tensor, block_ids: Tensor) -> Tensor:
+def gather_blocks_triton(part: Tensor, block_ids: Tensor, out: Tensor | None = None) -> Tensor:
     """See `gather_blocks`."""
-    staging = torch.empty((block_ids.shape[0], *part.shape[1:]), dtype=part.dtype, device=part.device)
+    staging = out
+    if staging is None:
+        staging = torch.empty((block_ids.shape[0], *part.shape[1:]), dtype=part.dtype, device=part.device)
     _move_runs(part, block_ids, staging, scatter=False)
     return staging
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tandem.kernels.backend import uses_triton
 from tandem.kernels.kv_store.reference import kv_store_reference
-from tandem.kernels.layer_view import check_layer_view
+from tandem.kernels.layer_view import check_dtypes, check_layer_view
 
 __all__ = ["kv_store"]
 
@@ -15,8 +15,9 @@ __all__ = ["kv_store"]
 def kv_store(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor, *, backend: str | None = None) -> None:
     """Write `k` and `v` into `layer_view`, in place.
 
-    k, v: `[tokens, kv_heads, width]`, dtype of the view, token stride free, the rest contiguous.
-    layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`.
+    k, v: `[tokens, kv_heads, width]`, token stride free, the rest contiguous.
+    layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`; its dtype is the one stored in: numbers are rounded to
+    the nearest, ties to even, and become infinite beyond its range.
     slot_mapping: int64 `[tokens]`, slot = block * block_tokens + offset; -1 skips the token (padding). Slots must be
     distinct and inside the view; CPU raises IndexError for one beyond it.
     Raises ValueError (shapes) or TypeError (dtypes). Launches on the current stream, never synchronises.
@@ -27,8 +28,7 @@ def kv_store(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor, *, 
         raise ValueError(f"k and v must be {expected}, got {tuple(k.shape)} and {tuple(v.shape)}")
     if slot_mapping.dtype != torch.int64:
         raise TypeError(f"slot_mapping must be int64, got {slot_mapping.dtype}")
-    if k.dtype != layer_view.dtype or v.dtype != layer_view.dtype:
-        raise TypeError(f"k is {k.dtype}, v {v.dtype}, layer_view {layer_view.dtype}")
+    check_dtypes(layer_view, k=k, v=v)
     if uses_triton(k.device, backend):
         from tandem.kernels.kv_store.triton import kv_store_triton
 

@@ -16,5 +16,5 @@ def kv_store_reference(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: T
     block_tokens = layer_view.shape[3]
     blocks = torch.div(slot_mapping, block_tokens, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_tokens
-    layer_view[blocks, KEY_PLANE, :, offsets] = k
-    layer_view[blocks, VALUE_PLANE, :, offsets] = v
+    layer_view[blocks, KEY_PLANE, :, offsets] = k.to(layer_view.dtype)
+    layer_view[blocks, VALUE_PLANE, :, offsets] = v.to(layer_view.dtype)

@@ -32,8 +32,10 @@ def _store_kernel(
         mask = numbers < NUMBERS
         place = (slot // BLOCK_TOKENS) * stride_block + (slot % BLOCK_TOKENS) * WIDTH
         target = view_ptr + place + (numbers // WIDTH) * stride_head + numbers % WIDTH
-        tl.store(target, tl.load(k_ptr + token * k_stride + numbers, mask=mask), mask=mask)
-        tl.store(target + stride_plane, tl.load(v_ptr + token * v_stride + numbers, mask=mask), mask=mask)
+        k = tl.load(k_ptr + token * k_stride + numbers, mask=mask)
+        v = tl.load(v_ptr + token * v_stride + numbers, mask=mask)
+        tl.store(target, k.to(view_ptr.dtype.element_ty), mask=mask)
+        tl.store(target + stride_plane, v.to(view_ptr.dtype.element_ty), mask=mask)
 
 
 def kv_store_triton(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor) -> None:

@@ -26,8 +26,8 @@ def paged_decode(
 ) -> Tensor:
     """Attend from the last token of every sequence. Its own key and value must already be stored.
 
-    q: `[batch, q_heads, width]`, dtype of the view; query heads of a GQA group are neighbours.
-    layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`.
+    q: `[batch, q_heads, width]`, query heads of a GQA group are neighbours.
+    layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`; another dtype than that of q is converted when read.
     block_table: int32 `[batch, max_blocks]`. Entries past the context, or wholly before its window, are never read.
     context_lens: int32 `[batch]`, tokens stored; 0 marks a padding row, whose output is zero.
     scale, window, softcap: see `AttentionSpec`.

@@ -68,7 +68,7 @@ def _decode_batch(
     packed = q.reshape(batch * kv_heads, q_heads // kv_heads, width)
     first = [max(0, length - spec.window) // block_tokens if spec.window else 0 for length in lens]
     if batch > 1 and (len(set(lens)) > 1):
-        k, v, hidden = _gather_ragged(layer_view, block_table, lens, first, spec)
+        k, v, hidden = _gather_ragged(layer_view, block_table, lens, first, spec, q.dtype)
         return attend_span(packed, k, v, hidden, spec)[1].view(batch, q_heads, width).to(q.dtype)
     length, begin = lens[0], first[0]
     span_blocks = max(1, budget_tokens // (batch * block_tokens))
@@ -76,7 +76,7 @@ def _decode_batch(
     merger = SpanMerger()
     for low in range(begin, end, span_blocks):
         high = min(low + span_blocks, end)
-        k, v = gather_tokens(layer_view, block_table[:, low:high])
+        k, v = gather_tokens(layer_view, block_table[:, low:high], q.dtype)
         skipped = max(0, length - spec.window - low * block_tokens) if spec.window and low == begin else 0
         visible = slice(skipped, length - low * block_tokens)
         scores, out = attend_span(packed, k[:, visible], v[:, visible], None, spec)
@@ -87,7 +87,7 @@ def _decode_batch(
 
 
 def _gather_ragged(
-    layer_view: Tensor, block_table: Tensor, lens: list[int], first: list[int], spec: AttentionSpec
+    layer_view: Tensor, block_table: Tensor, lens: list[int], first: list[int], spec: AttentionSpec, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gather blocks of sequences of different lengths, each from its own first block; says which tokens to hide.
 
@@ -103,7 +103,7 @@ def _gather_ragged(
     blocks = -(-lens[longest] // block_tokens) - first[longest]
     wanted = begins + torch.arange(blocks, device=device)
     ids = block_table.gather(1, torch.minimum(wanted, last))
-    k, v = gather_tokens(layer_view, torch.where(wanted <= last, ids, block_table[longest, first[longest]]))
+    k, v = gather_tokens(layer_view, torch.where(wanted <= last, ids, block_table[longest, first[longest]]), dtype)
     tails = v.view(batch, heads, blocks, block_tokens, -1)
     index = (torch.arange(batch, device=device), slice(None), (last - begins).view(-1))
     unwritten = last * block_tokens + torch.arange(block_tokens, device=device) >= ends

@@ -120,7 +120,7 @@ def paged_decode_triton(
     batch, q_heads, width = q.shape
     kv_heads, block_tokens = layer_view.shape[2], layer_view.shape[3]
     padded_width = max(16, triton.next_power_of_2(width))
-    tile, warps, stages = decode_tile(padded_width, q.element_size())
+    tile, warps, stages = decode_tile(padded_width, max(q.element_size(), layer_view.element_size()))
     if q.stride(2) != 1 or q.stride(1) != width:
         q = q.contiguous()
     table = block_table if block_table.stride(1) == 1 else block_table.contiguous()

@@ -1,4 +1,4 @@
-"""What every transport offers, and how one is created by name. A transport's own imports happen only on creation."""
+"""What the two ends of every transport offer. `registry` makes them by name."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ WINDOW_BYTES = 4 << 20
 
 class LinkClosedError(ConnectionError):
     """The connection ended or could not be made; says why."""
+
+
+class UnavailableTransportError(Exception):
+    """This transport cannot work on this machine; says why."""
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

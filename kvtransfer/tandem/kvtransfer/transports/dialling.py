@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer
+from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer, UnavailableTransportError
+from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS, Preference
 
-Preference = Literal["auto", "shm", "grpc"]
 _log = logging.getLogger(__name__)
 
 
@@ -24,18 +23,23 @@ class Candidate:
     reason: str
 
 
-def candidates(endpoints: Sequence[Endpoint], host: str, preference: Preference) -> tuple[Candidate, ...]:
-    """Endpoints of one rank in the order to try: shared memory on this host, then gRPC; or the preferred one alone."""
+def candidates(
+    endpoints: Sequence[Endpoint], host: str, preference: Preference, *, on_device: bool = False
+) -> tuple[Candidate, ...]:
+    """Endpoints of one rank in the order to try: the registry's, or the preferred one alone.
+
+    `on_device`: this sender's pools lie in a GPU's memory. Endpoints of transports unknown here are left out.
+    """
     chosen = []
-    for endpoint in endpoints:
-        if endpoint.transport == "shm" and preference == "shm":
-            chosen.append((0, Candidate(endpoint, "configured")))
-        elif endpoint.transport == "shm" and preference == "auto" and endpoint.host == host:
-            chosen.append((0, Candidate(endpoint, "same host")))
-        elif endpoint.transport == "grpc" and preference != "shm":
-            is_local = endpoint.host == host
-            reason = "configured" if preference == "grpc" else "same host, no shm" if is_local else "another host"
-            chosen.append((1, Candidate(endpoint, reason)))
+    for place, transport in enumerate(TRANSPORTS.values()):
+        for endpoint in endpoints:
+            if endpoint.transport != transport.name:
+                continue
+            is_here = endpoint.host == host
+            if preference == transport.name:
+                chosen.append((place, Candidate(endpoint, "configured")))
+            elif preference == AUTO and transport.suits(on_device=on_device) and (is_here or not transport.is_one_host):
+                chosen.append((place, Candidate(endpoint, "same host" if is_here else "another host")))
     return tuple(candidate for _, candidate in sorted(chosen, key=lambda pair: pair[0]))
 
 
@@ -43,26 +47,22 @@ def dial_first(options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) 
     """The first candidate that connects, and why it was chosen. Raises LinkClosedError with every failure."""
     failures: list[str] = []
     for candidate in options:
-        endpoint = candidate.endpoint
+        name = candidate.endpoint.transport
         try:
-            link = _dial(endpoint, peer, secret)
+            link = dial(candidate.endpoint, peer, secret)
         except LinkClosedError as error:
-            failures.append(f"{endpoint.transport} failed: {error}")
-            event(_log, "transfer_dial_failed", logging.WARNING, transport=endpoint.transport, error=str(error))
+            failures.append(f"{name} failed: {error}")
+            event(_log, "transfer_dial_failed", logging.WARNING, transport=name, error=str(error))
             continue
         reason = "; ".join([candidate.reason, *failures])
-        event(_log, "transfer_link_chosen", transport=endpoint.transport, reason=reason)
+        event(_log, "transfer_link_chosen", transport=name, reason=reason)
         return link, reason
     raise LinkClosedError("; ".join(failures) or "the ticket offers no transport that this sender may use")
 
 
-def _dial(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
-    if endpoint.transport == "shm":
-        from tandem.kvtransfer.transports.shm import ShmLink
-
-        return ShmLink.dial(endpoint.address, peer, secret)
+def dial(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    """A link to one endpoint. Raises LinkClosedError, also where its transport cannot work on this machine."""
     try:
-        from tandem.kvtransfer.transports.grpc import GrpcLink
-    except ImportError as error:
-        raise LinkClosedError(f"grpcio is not installed: {error}") from error
-    return GrpcLink.dial(endpoint.address, peer, secret)
+        return TRANSPORTS[endpoint.transport].dial(endpoint, peer, secret)
+    except (ImportError, UnavailableTransportError) as error:
+        raise LinkClosedError(f"not available here: {error}") from error

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import grpc
 
@@ -13,21 +14,32 @@ from tandem.core.errors import StartupError
 from tandem.core.ids import Rank
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY, ClusterSecret
-from tandem.kvtransfer.frame import MalformedFrameError, Reply, ReplyKind, decode, encode_reply
+from tandem.kvtransfer.frame import Frame, MalformedFrameError, Reply, ReplyKind, encode_reply
 from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.base import Peer
-from tandem.kvtransfer.transports.grpc import KEEPALIVE_MS, MAX_MESSAGE_BYTES, METHOD, PEER_KEY, SERVICE
+from tandem.kvtransfer.transports.base import Peer, join_address
+from tandem.kvtransfer.transports.credit import ReceiverCredit
+from tandem.kvtransfer.transports.grpc import (
+    COMMON_OPTIONS,
+    KEEPALIVE_MS,
+    MAX_MESSAGE_BYTES,
+    METHOD,
+    PEER_KEY,
+    SERVICE,
+    split_message,
+)
 
 MAX_LINKS = 256
+_AHEAD = 3
+"""Messages of a stream that are fetched while one is being scattered."""
 _OPTIONS = (
+    *COMMON_OPTIONS,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", 64 << 10),
     ("grpc.so_reuseport", 0),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.http2.max_ping_strikes", 0),
 )
 _log = logging.getLogger(__name__)
 
@@ -43,31 +55,38 @@ class GrpcListener:
         handler = grpc.stream_stream_rpc_method_handler(self._push)  # no serializers: messages stay bytes
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         self._port = 0
+        self._lock = threading.Lock()
+        self._fetchers: set[_Fetcher] = set()
 
     def start(self) -> None:
         """Raises StartupError if the address cannot be bound."""
         try:
-            self._port = self._server.add_insecure_port(f"{self._bind_host}:0")
+            self._port = self._server.add_insecure_port(join_address(self._bind_host, 0))
         except RuntimeError as error:
             raise StartupError(f"cannot listen on {self._bind_host}", why=str(error)) from error
         self._server.start()
 
     def endpoint(self) -> Endpoint:
-        address = f"{self._advertise_host}:{self._port}"
+        address = join_address(self._advertise_host, self._port)
         return Endpoint(rank=self._rank, transport="grpc", host=host_id(), address=address)
 
     def close(self) -> None:
         """End every stream; after return no thread of it runs."""
         self._server.stop(None).wait()
         self._threads.shutdown()
+        with self._lock:
+            fetchers = tuple(self._fetchers)
+        for fetcher in fetchers:
+            fetcher.join()
 
     def _push(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         link = self._intake.connect(self._authenticate(context))
-        if not context.add_callback(lambda: self._intake.disconnect(link, "the stream ended")):
-            self._intake.disconnect(link, "the stream ended before it began")
+        feed = _Feed(self._intake, link)
+        if not context.add_callback(lambda: feed.end("the stream ended")):
+            feed.end("the stream ended before it began")
             return
         yield encode_reply(Reply(kind=ReplyKind.ACK))  # the greeting: authenticated, go on
-        yield from self._serve(requests, link)
+        yield from self._serve(requests, link, feed)
 
     def _authenticate(self, context: grpc.ServicerContext) -> Peer:
         """The peer behind a call; aborts the call (by raising) if it does not know the secret or hides who it is."""
@@ -79,21 +98,115 @@ class GrpcListener:
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the sender did not introduce itself: {error}")
 
-    def _serve(self, requests: Iterator[bytes], link: InboundLink) -> Iterator[bytes]:
-        reason, consumed = "the stream was dropped", 0
+    def _serve(self, requests: Iterator[bytes], link: InboundLink, feed: _Feed) -> Iterator[bytes]:
+        reason, credit, fetcher = "the stream was dropped", ReceiverCredit(), _Fetcher(requests)
+        with self._lock:
+            self._fetchers.add(fetcher)
+        fetcher.start()
         try:
-            for message in requests:
-                frame, payload = decode(memoryview(message))
-                reply = self._intake.accept(frame, payload, link)
-                consumed += len(message)
-                yield encode_reply(replace(reply, consumed=consumed))
-            reason = "the sender hung up"
+            while (message := fetcher.take()) is not None:
+                frame, payload = split_message(message)
+                reply = feed.accept(frame, payload)
+                if reply is None:
+                    return
+                due = credit.settle(frame, reply)
+                if due is not None:
+                    yield encode_reply(due)
+            reason = fetcher.reason
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
             self._intake.reject(link, error)
             yield encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason))
-        except grpc.RpcError:
-            reason = "the connection was lost"
         finally:
-            self._intake.disconnect(link, reason)
+            feed.end(reason)
+            fetcher.stop()
+            with self._lock:
+                self._fetchers.discard(fetcher)
             event(_log, "transfer_link_ended", transport="grpc", peer=link.peer.worker, reason=reason)
+
+
+class _Feed:
+    """Hands a stream's frames to the intake until the stream ends, and then tells it so: once, for a second time could
+    hit what the peer was promised since, and with no frame under way, for that could begin what nobody fails any more.
+
+    One thread feeds; any thread ends.
+    """
+
+    def __init__(self, intake: Intake, link: InboundLink) -> None:
+        self._intake, self._link = intake, link
+        self._lock = threading.Lock()  # guards the two below
+        self._is_feeding = False
+        self._reason: str | None = None  # why it has ended
+
+    def accept(self, frame: Frame, payload: memoryview) -> Reply | None:
+        """The intake's reply; None if the stream has ended. Raises MalformedFrameError."""
+        with self._lock:
+            if self._reason is not None:
+                return None
+            self._is_feeding = True
+        try:
+            return self._intake.accept(frame, payload, self._link)
+        finally:
+            with self._lock:
+                self._is_feeding = False
+                ended = self._reason
+            if ended is not None:
+                self._intake.disconnect(self._link, ended)
+
+    def end(self, reason: str) -> None:
+        """The first reason is the one."""
+        with self._lock:
+            if self._reason is not None:
+                return
+            self._reason, is_feeding = reason, self._is_feeding
+        if not is_feeding:  # else the feeding thread tells
+            self._intake.disconnect(self._link, reason)
+
+
+class _Fetcher:
+    """A thread that takes a stream's messages from gRPC, _AHEAD of who works on them. It ends with the stream."""
+
+    def __init__(self, requests: Iterator[bytes]) -> None:
+        self._requests = requests
+        self._changed = threading.Condition()
+        self._messages: deque[bytes] = deque()
+        self._is_over = self._is_stopped = False
+        self.reason = "the sender hung up"
+        self._thread = threading.Thread(target=self._run, name="kv-grpc-fetch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def take(self) -> bytes | None:
+        """The next message; None when the stream is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._messages or self._is_over)
+            message = self._messages.popleft() if self._messages else None
+            self._changed.notify_all()
+            return message
+
+    def stop(self) -> None:
+        """Nobody takes messages any more; the thread ends as soon as gRPC ends the stream."""
+        with self._changed:
+            self._is_stopped = True
+            self._messages.clear()
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for message in self._requests:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_stopped or len(self._messages) < _AHEAD)
+                    if self._is_stopped:
+                        return
+                    self._messages.append(message)
+                    self._changed.notify_all()
+        except grpc.RpcError:
+            self.reason = "the connection was lost"
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()

@@ -19,6 +19,16 @@ from tandem.kvtransfer.transports.base import LinkClosedError
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
+MAX_RING_PAYLOAD_BYTES = 2 << 20
+"""More than elsewhere: it lies in the ring, so that no memory is taken for it, and fewer frames cost less."""
+RING_BYTES = 8 << 20
+
+
+def largest_payload(ring_bytes: int) -> int:
+    """A frame's payload in a ring of this size: half of it at most, for up to as much is skipped before it."""
+    return min(MAX_RING_PAYLOAD_BYTES, ring_bytes // 2)
+
+
 class ReceiverRing:
     """The receiver's mapping. `view` hands out memory that the sender says it has filled."""
 

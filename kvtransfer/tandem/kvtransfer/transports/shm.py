@@ -2,7 +2,7 @@
 
 sender                                        receiver
   │ ◀────────── nonce ────────────────────────  │
-  │ ─────────── answer, nonce, peer ──────────▶ │   both prove that they know the cluster secret
+  │ ─────────── answer, nonce, peer ──────────▶ │   both prove that they know the secret (`handshake`)
   │ ◀────────── answer, ring's descriptor ────  │
   │ ═══ payload into the ring ════════════════  │
   │ ─────────── ring position, header ────────▶ │   the message is the wake-up: nobody polls
@@ -11,16 +11,13 @@ sender                                        receiver
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 import socket
 import struct
 from collections.abc import Iterator
 
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
 from tandem.kvtransfer.frame import (
-    MAX_PAYLOAD_BYTES,
     MAX_REPLY_BYTES,
     Frame,
     MalformedFrameError,
@@ -29,11 +26,14 @@ from tandem.kvtransfer.frame import (
     decode_reply,
     encode,
 )
-from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, MAX_PEER_BYTES, LinkClosedError, Peer
-from tandem.kvtransfer.transports.ring import SenderRing
+from tandem.kvtransfer.transports.acceptor import hang_up
+from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
+from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
+from tandem.kvtransfer.transports.ring import SenderRing, largest_payload
+from tandem.kvtransfer.transports.unixsocket import socket_name
 
 POSITION = struct.Struct("<Q")
-_DIALLER, _LISTENER = b"shm", b"shm-listener"
+PURPOSE = b"shm"
 
 
 class ShmLink:
@@ -43,7 +43,7 @@ class ShmLink:
 
     def __init__(self, connection: socket.socket, ring: SenderRing) -> None:
         self._socket, self._ring = connection, ring
-        self.max_payload_bytes = min(MAX_PAYLOAD_BYTES, ring.size // 2)
+        self.max_payload_bytes = largest_payload(ring.size)
 
     @classmethod
     def dial(cls, address: str, peer: Peer, secret: ClusterSecret) -> ShmLink:
@@ -87,44 +87,32 @@ class ShmLink:
 
     def close(self) -> None:
         self._ring.wake()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        hang_up(self._socket)
 
     def release(self) -> None:
         self._ring.close()
         self._socket.close()
 
 
-def socket_name(address: str) -> str:
-    """The kernel's name of an endpoint address: `@name` is abstract, anything else a path."""
-    return f"\0{address[1:]}" if address.startswith("@") else address
-
-
 def _introduce(connection: socket.socket, peer: Peer, secret: ClusterSecret) -> int:
-    """The dialler's part of the handshake; the ring's descriptor. Raises OSError."""
-    challenge = connection.recv(NONCE_BYTES + 1)
-    if len(challenge) != NONCE_BYTES:
-        raise LinkClosedError("the receiver sent no challenge")
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    connection.send(secret.answer(challenge, _DIALLER) + nonce + peer.encode())
+    """The dialler's part of the handshake; the ring's descriptor, which comes with the last message. Raises OSError."""
+    words = Introduction(PURPOSE, secret, peer)
+    connection.send(words.hello(connection.recv(NONCE_BYTES + 1)))
     answer, descriptors, _, _ = socket.recv_fds(connection, ANSWER_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
-    if len(descriptors) == 1 and secret.is_answer(nonce, _LISTENER, answer):
-        return descriptors[0]
-    for descriptor in descriptors:
-        os.close(descriptor)
-    raise LinkClosedError("the receiver refused, or does not know the cluster secret")
+    try:
+        words.check(answer)
+        if len(descriptors) != 1:
+            raise LinkClosedError("the receiver passed no ring")
+    except LinkClosedError:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return descriptors[0]
 
 
 def admit(connection: socket.socket, secret: ClusterSecret) -> tuple[Peer, bytes]:
     """The listener's part up to the answer that is sent along with the ring. Raises LinkClosedError or OSError."""
-    challenge = secrets.token_bytes(NONCE_BYTES)
-    connection.send(challenge)
-    data = connection.recv(ANSWER_BYTES + NONCE_BYTES + MAX_PEER_BYTES + 1)
-    answer, nonce = data[:ANSWER_BYTES], data[ANSWER_BYTES : ANSWER_BYTES + NONCE_BYTES]
-    if not secret.is_answer(challenge, _DIALLER, answer):
-        raise LinkClosedError("the sender does not know the cluster secret")
-    try:
-        peer = Peer.decode(data[ANSWER_BYTES + NONCE_BYTES :])
-    except ValueError as error:
-        raise LinkClosedError(f"the sender did not introduce itself: {error}") from error
-    return peer, secret.answer(nonce, _LISTENER)
+    admission = Admission(PURPOSE, secret)
+    connection.send(admission.challenge)
+    peer, _, answer = admission.judge(connection.recv(MAX_HELLO_BYTES + 1))
+    return peer, answer

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.rpc.v1 import worker_pb2 as tandem_dot_rpc_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/engine.proto\x12\rtandem.rpc.v1\x1a\x1atandem/rpc/v1/worker.proto\"\xa5\x02\n\nHostToRank\x12+\n\x06router\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.FromRouterH\x00\x12\'\n\x04peer\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.FromPeerH\x00\x12\x30\n\x0brouter_gone\x18\x03 \x01(\x0b\x32\x19.tandem.rpc.v1.RouterGoneH\x00\x12,\n\tpeer_gone\x18\x04 \x01(\x0b\x32\x17.tandem.rpc.v1.PeerGoneH\x00\x12\x34\n\x0bincarnation\x18\x05 \x01(\x0b\x32\x1d.tandem.rpc.v1.NewIncarnationH\x00\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x13.tandem.rpc.v1.StopH\x00\x42\x06\n\x04kind\"K\n\nFromRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"p\n\x08\x46romPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12+\n\x07message\x18\x03 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\x12\x12\n\nreceived_s\x18\x04 \x01(\x01\"\x1c\n\nRouterGone\x12\x0e\n\x06router\x18\x01 \x01(\t\"?\n\x08PeerGone\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"%\n\x0eNewIncarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xbe\x02\n\nRankToHost\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.RankReadyH\x00\x12)\n\x06router\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.ToRouterH\x00\x12%\n\x04peer\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.ToPeerH\x00\x12,\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.BlockEventsH\x00\x12%\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x14.tandem.rpc.v1.FatalH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12+\n\x08progress\x18\x08 \x01(\x0b\x32\x17.tandem.rpc.v1.ProgressH\x00\x42\x06\n\x04kind\"\x18\n\x08Progress\x12\x0c\n\x04text\x18\x01 \x01(\t\"d\n\tRankReady\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\x12.\n\tendpoints\x18\x02 \x03(\x0b\x32\x1b.tandem.rpc.v1.RankEndpoint\"I\n\x08ToRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\"k\n\x06ToPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12+\n\x07message\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\"8\n\x0b\x42lockEvents\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.BlockEvent\"=\n\nBlockEvent\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x12\n\nis_removed\x18\x03 \x01(\x08\"&\n\x05\x46\x61tal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/engine.proto\x12\rtandem.rpc.v1\x1a\x1atandem/rpc/v1/worker.proto\"\xd7\x02\n\nHostToRank\x12+\n\x06router\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.FromRouterH\x00\x12\'\n\x04peer\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.FromPeerH\x00\x12\x30\n\x0brouter_gone\x18\x03 \x01(\x0b\x32\x19.tandem.rpc.v1.RouterGoneH\x00\x12,\n\tpeer_gone\x18\x04 \x01(\x0b\x32\x17.tandem.rpc.v1.PeerGoneH\x00\x12\x34\n\x0bincarnation\x18\x05 \x01(\x0b\x32\x1d.tandem.rpc.v1.NewIncarnationH\x00\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x13.tandem.rpc.v1.StopH\x00\x12\x30\n\x0blink_speeds\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LinkSpeedsH\x00\x42\x06\n\x04kind\"K\n\nFromRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"p\n\x08\x46romPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12+\n\x07message\x18\x03 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\x12\x12\n\nreceived_s\x18\x04 \x01(\x01\"\x1c\n\nRouterGone\x12\x0e\n\x06router\x18\x01 \x01(\t\"?\n\x08PeerGone\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"%\n\x0eNewIncarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xf4\x02\n\nRankToHost\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.RankReadyH\x00\x12)\n\x06router\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.ToRouterH\x00\x12%\n\x04peer\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.ToPeerH\x00\x12,\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.BlockEventsH\x00\x12%\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x14.tandem.rpc.v1.FatalH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12+\n\x08progress\x18\x08 \x01(\x0b\x32\x17.tandem.rpc.v1.ProgressH\x00\x12\x34\n\rlink_measured\x18\t \x01(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredH\x00\x42\x06\n\x04kind\"\x18\n\x08Progress\x12\x0c\n\x04text\x18\x01 \x01(\t\"d\n\tRankReady\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\x12.\n\tendpoints\x18\x02 \x03(\x0b\x32\x1b.tandem.rpc.v1.RankEndpoint\"I\n\x08ToRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\"k\n\x06ToPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12+\n\x07message\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\"8\n\x0b\x42lockEvents\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.BlockEvent\"=\n\nBlockEvent\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x12\n\nis_removed\x18\x03 \x01(\x08\"&\n\x05\x46\x61tal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x9b\x01\n\x0cLinkMeasured\x12\x11\n\tfrom_host\x18\x01 \x01(\t\x12\x0f\n\x07to_host\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\x11\n\tlatency_s\x18\x06 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\"7\n\nLinkSpeeds\x12)\n\x04rows\x18\x01 \x03(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,37 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.rpc.v1.engine_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOSTTORANK']._serialized_start=74
-  _globals['_HOSTTORANK']._serialized_end=367
-  _globals['_FROMROUTER']._serialized_start=369
-  _globals['_FROMROUTER']._serialized_end=444
-  _globals['_FROMPEER']._serialized_start=446
-  _globals['_FROMPEER']._serialized_end=558
-  _globals['_ROUTERGONE']._serialized_start=560
-  _globals['_ROUTERGONE']._serialized_end=588
-  _globals['_PEERGONE']._serialized_start=590
-  _globals['_PEERGONE']._serialized_end=653
-  _globals['_NEWINCARNATION']._serialized_start=655
-  _globals['_NEWINCARNATION']._serialized_end=692
-  _globals['_STOP']._serialized_start=694
-  _globals['_STOP']._serialized_end=716
-  _globals['_RANKTOHOST']._serialized_start=719
-  _globals['_RANKTOHOST']._serialized_end=1037
-  _globals['_PROGRESS']._serialized_start=1039
-  _globals['_PROGRESS']._serialized_end=1063
-  _globals['_RANKREADY']._serialized_start=1065
-  _globals['_RANKREADY']._serialized_end=1165
-  _globals['_TOROUTER']._serialized_start=1167
-  _globals['_TOROUTER']._serialized_end=1240
-  _globals['_TOPEER']._serialized_start=1242
-  _globals['_TOPEER']._serialized_end=1349
-  _globals['_BLOCKEVENTS']._serialized_start=1351
-  _globals['_BLOCKEVENTS']._serialized_end=1407
-  _globals['_BLOCKEVENT']._serialized_start=1409
-  _globals['_BLOCKEVENT']._serialized_end=1470
-  _globals['_FATAL']._serialized_start=1472
-  _globals['_FATAL']._serialized_end=1510
+  _globals['_HOSTTORANK']._serialized_end=417
+  _globals['_FROMROUTER']._serialized_start=419
+  _globals['_FROMROUTER']._serialized_end=494
+  _globals['_FROMPEER']._serialized_start=496
+  _globals['_FROMPEER']._serialized_end=608
+  _globals['_ROUTERGONE']._serialized_start=610
+  _globals['_ROUTERGONE']._serialized_end=638
+  _globals['_PEERGONE']._serialized_start=640
+  _globals['_PEERGONE']._serialized_end=703
+  _globals['_NEWINCARNATION']._serialized_start=705
+  _globals['_NEWINCARNATION']._serialized_end=742
+  _globals['_STOP']._serialized_start=744
+  _globals['_STOP']._serialized_end=766
+  _globals['_RANKTOHOST']._serialized_start=769
+  _globals['_RANKTOHOST']._serialized_end=1141
+  _globals['_PROGRESS']._serialized_start=1143
+  _globals['_PROGRESS']._serialized_end=1167
+  _globals['_RANKREADY']._serialized_start=1169
+  _globals['_RANKREADY']._serialized_end=1269
+  _globals['_TOROUTER']._serialized_start=1271
+  _globals['_TOROUTER']._serialized_end=1344
+  _globals['_TOPEER']._serialized_start=1346
+  _globals['_TOPEER']._serialized_end=1453
+  _globals['_BLOCKEVENTS']._serialized_start=1455
+  _globals['_BLOCKEVENTS']._serialized_end=1511
+  _globals['_BLOCKEVENT']._serialized_start=1513
+  _globals['_BLOCKEVENT']._serialized_end=1574
+  _globals['_FATAL']._serialized_start=1576
+  _globals['_FATAL']._serialized_end=1614
+  _globals['_LINKMEASURED']._serialized_start=1617
+  _globals['_LINKMEASURED']._serialized_end=1772
+  _globals['_LINKSPEEDS']._serialized_start=1774
+  _globals['_LINKSPEEDS']._serialized_end=1829
 # @@protoc_insertion_point(module_scope)

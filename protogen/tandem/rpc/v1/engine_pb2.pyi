@@ -29,6 +29,7 @@ class HostToRank(_message.Message):
     PEER_GONE_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    LINK_SPEEDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def router(self) -> Global___FromRouter: ...
     @_builtins.property
@@ -41,6 +42,8 @@ class HostToRank(_message.Message):
     def incarnation(self) -> Global___NewIncarnation: ...
     @_builtins.property
     def stop(self) -> Global___Stop: ...
+    @_builtins.property
+    def link_speeds(self) -> Global___LinkSpeeds: ...
     def __init__(
         self,
         *,
@@ -50,12 +53,13 @@ class HostToRank(_message.Message):
         peer_gone: Global___PeerGone | None = ...,
         incarnation: Global___NewIncarnation | None = ...,
         stop: Global___Stop | None = ...,
+        link_speeds: Global___LinkSpeeds | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "link_speeds", b"link_speeds", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "link_speeds", b"link_speeds", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "incarnation", "stop"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "incarnation", "stop", "link_speeds"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -211,6 +215,7 @@ class RankToHost(_message.Message):
     FATAL_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    LINK_MEASURED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___RankReady: ...
     @_builtins.property
@@ -225,6 +230,8 @@ class RankToHost(_message.Message):
     def load(self) -> _worker_pb2.LoadReport: ...
     @_builtins.property
     def progress(self) -> Global___Progress: ...
+    @_builtins.property
+    def link_measured(self) -> Global___LinkMeasured: ...
     def __init__(
         self,
         *,
@@ -235,12 +242,13 @@ class RankToHost(_message.Message):
         fatal: Global___Fatal | None = ...,
         load: _worker_pb2.LoadReport | None = ...,
         progress: Global___Progress | None = ...,
+        link_measured: Global___LinkMeasured | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "fatal", "load", "progress"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "fatal", "load", "progress", "link_measured"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -411,3 +419,68 @@ class Fatal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Fatal: _TypeAlias = Fatal  # noqa: Y015
+
+@_typing.final
+class LinkMeasured(_message.Message):
+    """How fast a transport is from one host to another, as measured `age_s` seconds ago; or why it failed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FROM_HOST_FIELD_NUMBER: _builtins.int
+    TO_HOST_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    from_host: _builtins.str
+    to_host: _builtins.str
+    peer: _builtins.str
+    """The receiving worker at which it was measured."""
+    transport: _builtins.str
+    bytes_per_s: _builtins.float
+    latency_s: _builtins.float
+    age_s: _builtins.float
+    failure: _builtins.str
+    def __init__(
+        self,
+        *,
+        from_host: _builtins.str = ...,
+        to_host: _builtins.str = ...,
+        peer: _builtins.str = ...,
+        transport: _builtins.str = ...,
+        bytes_per_s: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        age_s: _builtins.float = ...,
+        failure: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "bytes_per_s", b"bytes_per_s", "failure", b"failure", "from_host", b"from_host", "latency_s", b"latency_s", "peer", b"peer", "to_host", b"to_host", "transport", b"transport"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkMeasured: _TypeAlias = LinkMeasured  # noqa: Y015
+
+@_typing.final
+class LinkSpeeds(_message.Message):
+    """What the cluster knows of links from this host."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkMeasured]: ...
+    def __init__(
+        self,
+        *,
+        rows: _abc.Iterable[Global___LinkMeasured] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkSpeeds: _TypeAlias = LinkSpeeds  # noqa: Y015

@@ -18,7 +18,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class KvFrame(_message.Message):
-    """A header, block ids and a payload of at most 1 MiB, as laid out in kvtransfer/tandem/kvtransfer/frame.py."""
+    """Two u32, the size of the head and where the payload begins; the head (header, block ids) as laid out in
+    kvtransfer/tandem/kvtransfer/frame.py; a gap; a payload of at most 1 MiB.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -39,7 +41,7 @@ Global___KvFrame: _TypeAlias = KvFrame  # noqa: Y015
 
 @_typing.final
 class KvFrameAck(_message.Message):
-    """A reply: taken, verified, failed with a reason, or closing; with the bytes of messages consumed so far."""
+    """A reply: taken, verified, failed with a reason, or closing; with the bytes of payload consumed so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -33,7 +33,8 @@ class KvTransferStub:
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets; from then on every frame is answered by one reply.
+    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
+    one ACK every few frames.
     """
 
     def __init__(self, channel):
@@ -57,7 +58,8 @@ class KvTransferServicer:
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets; from then on every frame is answered by one reply.
+    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
+    one ACK every few frames.
     """
 
     def Push(self, request_iterator, context):
@@ -90,7 +92,8 @@ class KvTransfer:
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets; from then on every frame is answered by one reply.
+    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
+    one ACK every few frames.
     """
 
     @staticmethod

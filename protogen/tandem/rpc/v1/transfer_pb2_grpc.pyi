@@ -34,7 +34,8 @@ class KvTransferStub:
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets; from then on every frame is answered by one reply.
+    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
+    one ACK every few frames.
     """
 
     @_typing.overload
@@ -52,7 +53,8 @@ class KvTransferAsyncStub(KvTransferStub):
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets; from then on every frame is answered by one reply.
+    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
+    one ACK every few frames.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -66,7 +68,8 @@ class KvTransferServicer(metaclass=_abc_1.ABCMeta):
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets; from then on every frame is answered by one reply.
+    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
+    one ACK every few frames.
     """
 
     @_abc_1.abstractmethod

@@ -57,6 +57,8 @@ class RouterMessage(_message.Message):
     SUBMIT_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
+    AUDIT_FIELD_NUMBER: _builtins.int
+    REPAIR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -65,6 +67,10 @@ class RouterMessage(_message.Message):
     def cancel(self) -> Global___Cancel: ...
     @_builtins.property
     def ping(self) -> Global___Ping: ...
+    @_builtins.property
+    def audit(self) -> Global___AuditRequest: ...
+    @_builtins.property
+    def repair(self) -> Global___RepairRequest: ...
     def __init__(
         self,
         *,
@@ -72,12 +78,14 @@ class RouterMessage(_message.Message):
         submit: Global___Submit | None = ...,
         cancel: Global___Cancel | None = ...,
         ping: Global___Ping | None = ...,
+        audit: Global___AuditRequest | None = ...,
+        repair: Global___RepairRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind", "ping", b"ping", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "hello", b"hello", "kind", b"kind", "ping", b"ping", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping", "audit", "repair"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -149,6 +157,7 @@ class Submit(_message.Message):
     LAST_BLOCK_HASH_FIELD_NUMBER: _builtins.int
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     attempt: _builtins.int
     leg: Global___Leg.ValueType
@@ -168,6 +177,10 @@ class Submit(_message.Message):
     def forced(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.ChoiceState]:
         """Output that is already fixed (a replay)."""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixSource]:
+        """Workers that hold a longer prefix of this prompt than this one, best first. Advice: whoever is asked looks for itself."""
+
     def __init__(
         self,
         *,
@@ -181,14 +194,44 @@ class Submit(_message.Message):
         last_block_hash: _builtins.bytes = ...,
         timeout_s: _builtins.float = ...,
         forced: _abc.Iterable[_generation_pb2.ChoiceState] | None = ...,
+        sources: _abc.Iterable[Global___PrefixSource] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "forced", b"forced", "last_block_hash", b"last_block_hash", "leg", b"leg", "peer", b"peer", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "forced", b"forced", "last_block_hash", b"last_block_hash", "leg", b"leg", "peer", b"peer", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "sources", b"sources", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Submit: _TypeAlias = Submit  # noqa: Y015
+
+@_typing.final
+class PrefixSource(_message.Message):
+    """A worker that can push the KV of the first `tokens` tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    LOSSY_FIELD_NUMBER: _builtins.int
+    tokens: _builtins.int
+    lossy: _builtins.str
+    """Under which root it holds them (HashRoot.lossy); empty = exact blocks."""
+    @_builtins.property
+    def worker(self) -> Global___WorkerRef: ...
+    def __init__(
+        self,
+        *,
+        worker: Global___WorkerRef | None = ...,
+        tokens: _builtins.int = ...,
+        lossy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["worker", b"worker"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lossy", b"lossy", "tokens", b"tokens", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixSource: _TypeAlias = PrefixSource  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
@@ -236,6 +279,329 @@ class Ping(_message.Message):
 Global___Ping: _TypeAlias = Ping  # noqa: Y015
 
 @_typing.final
+class AuditRequest(_message.Message):
+    """Who holds what, by the worker's own books."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRequest: _TypeAlias = AuditRequest  # noqa: Y015
+
+@_typing.final
+class RepairRequest(_message.Message):
+    """Take these holds away, if they are provably fenced: the worker looks again and refuses otherwise."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    incarnation: _builtins.int
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditHold]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        holds: _abc.Iterable[Global___AuditHold] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holds", b"holds", "id", b"id", "incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairRequest: _TypeAlias = RepairRequest  # noqa: Y015
+
+@_typing.final
+class AuditReport(_message.Message):
+    """Answer to both. `now_s` and `since_s` are seconds on this worker's monotonic clock."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    NOW_S_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    HOLDS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    SENDING_FIELD_NUMBER: _builtins.int
+    RECEIVING_FIELD_NUMBER: _builtins.int
+    CLAIMS_FIELD_NUMBER: _builtins.int
+    RELEASED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    worker: _builtins.str
+    incarnation: _builtins.int
+    role: _builtins.str
+    now_s: _builtins.float
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocksCount]: ...
+    @_builtins.property
+    def holds(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditHold]: ...
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRequestState]: ...
+    @_builtins.property
+    def sending(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditTransfer]:
+        """What the transfer ends of the rank have open, then what the role works on."""
+
+    @_builtins.property
+    def receiving(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditTransfer]: ...
+    @_builtins.property
+    def claims(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditClaim]: ...
+    @_builtins.property
+    def released(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditHold]:
+        """After a repair."""
+
+    @_builtins.property
+    def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RepairRefusal]: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRank]:
+        """The other ranks' transfer ends; rank 0's ledger speaks for all."""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        worker: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        role: _builtins.str = ...,
+        now_s: _builtins.float = ...,
+        blocks: _abc.Iterable[Global___GroupBlocksCount] | None = ...,
+        holds: _abc.Iterable[Global___AuditHold] | None = ...,
+        requests: _abc.Iterable[Global___AuditRequestState] | None = ...,
+        sending: _abc.Iterable[Global___AuditTransfer] | None = ...,
+        receiving: _abc.Iterable[Global___AuditTransfer] | None = ...,
+        claims: _abc.Iterable[Global___AuditClaim] | None = ...,
+        released: _abc.Iterable[Global___AuditHold] | None = ...,
+        refused: _abc.Iterable[Global___RepairRefusal] | None = ...,
+        ranks: _abc.Iterable[Global___AuditRank] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "holds", b"holds", "id", b"id", "incarnation", b"incarnation", "now_s", b"now_s", "ranks", b"ranks", "receiving", b"receiving", "refused", b"refused", "released", b"released", "requests", b"requests", "role", b"role", "sending", b"sending", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditReport: _TypeAlias = AuditReport  # noqa: Y015
+
+@_typing.final
+class AuditHold(_message.Message):
+    """The blocks that one holder has in one KV group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    group: _builtins.int
+    kind: _builtins.str
+    """"request", "pushing" or "reserved"."""
+    key: _builtins.str
+    since_s: _builtins.float
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        key: _builtins.str = ...,
+        since_s: _builtins.float = ...,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "group", b"group", "key", b"key", "kind", b"kind", "since_s", b"since_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditHold: _TypeAlias = AuditHold  # noqa: Y015
+
+@_typing.final
+class AuditRequestState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    ROUTER_FIELD_NUMBER: _builtins.int
+    SINCE_S_FIELD_NUMBER: _builtins.int
+    IS_IN_ENGINE_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    request: _builtins.str
+    attempt: _builtins.int
+    router: _builtins.str
+    since_s: _builtins.float
+    is_in_engine: _builtins.bool
+    """Whether the engine has it, or only the role."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        request: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        router: _builtins.str = ...,
+        since_s: _builtins.float = ...,
+        is_in_engine: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "is_in_engine", b"is_in_engine", "key", b"key", "request", b"request", "router", b"router", "since_s", b"since_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRequestState: _TypeAlias = AuditRequestState  # noqa: Y015
+
+@_typing.final
+class AuditTransfer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    SENDER_FIELD_NUMBER: _builtins.int
+    SENDER_INCARNATION_FIELD_NUMBER: _builtins.int
+    RECEIVER_FIELD_NUMBER: _builtins.int
+    RECEIVER_INCARNATION_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    transfer: _builtins.int
+    request: _builtins.str
+    attempt: _builtins.int
+    sender: _builtins.str
+    sender_incarnation: _builtins.int
+    receiver: _builtins.str
+    receiver_incarnation: _builtins.int
+    phase: _builtins.str
+    age_s: _builtins.float
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        transfer: _builtins.int = ...,
+        request: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        sender: _builtins.str = ...,
+        sender_incarnation: _builtins.int = ...,
+        receiver: _builtins.str = ...,
+        receiver_incarnation: _builtins.int = ...,
+        phase: _builtins.str = ...,
+        age_s: _builtins.float = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_s", b"age_s", "attempt", b"attempt", "bytes", b"bytes", "phase", b"phase", "receiver", b"receiver", "receiver_incarnation", b"receiver_incarnation", "request", b"request", "sender", b"sender", "sender_incarnation", b"sender_incarnation", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditTransfer: _TypeAlias = AuditTransfer  # noqa: Y015
+
+@_typing.final
+class AuditClaim(_message.Message):
+    """A transfer that the role works on: "reservation", "handover" (pushed for) or "quiescing" (given up, not yet quiet)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    PEER_INCARNATION_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    key: _builtins.str
+    transfer: _builtins.int
+    peer: _builtins.str
+    peer_incarnation: _builtins.int
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        key: _builtins.str = ...,
+        transfer: _builtins.int = ...,
+        peer: _builtins.str = ...,
+        peer_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "kind", b"kind", "peer", b"peer", "peer_incarnation", b"peer_incarnation", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditClaim: _TypeAlias = AuditClaim  # noqa: Y015
+
+@_typing.final
+class RepairRefusal(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLD_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    why: _builtins.str
+    @_builtins.property
+    def hold(self) -> Global___AuditHold: ...
+    def __init__(
+        self,
+        *,
+        hold: Global___AuditHold | None = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold", b"hold", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RepairRefusal: _TypeAlias = RepairRefusal  # noqa: Y015
+
+@_typing.final
+class AuditRank(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    SENDING_FIELD_NUMBER: _builtins.int
+    RECEIVING_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    @_builtins.property
+    def sending(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditTransfer]: ...
+    @_builtins.property
+    def receiving(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditTransfer]: ...
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        sending: _abc.Iterable[Global___AuditTransfer] | None = ...,
+        receiving: _abc.Iterable[Global___AuditTransfer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "receiving", b"receiving", "sending", b"sending"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuditRank: _TypeAlias = AuditRank  # noqa: Y015
+
+@_typing.final
 class WorkerMessage(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -245,6 +611,7 @@ class WorkerMessage(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     PONG_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
+    AUDIT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
@@ -257,6 +624,8 @@ class WorkerMessage(_message.Message):
     def pong(self) -> Global___Ping: ...
     @_builtins.property
     def phase(self) -> Global___RequestPhase: ...
+    @_builtins.property
+    def audit(self) -> Global___AuditReport: ...
     def __init__(
         self,
         *,
@@ -266,12 +635,13 @@ class WorkerMessage(_message.Message):
         load: Global___LoadReport | None = ...,
         pong: Global___Ping | None = ...,
         phase: Global___RequestPhase | None = ...,
+        audit: Global___AuditReport | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "tokens", "failed", "load", "pong", "phase"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "tokens", "failed", "load", "pong", "phase", "audit"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -321,6 +691,8 @@ class WorkerInfo(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
     RANK_PIDS_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
     role: _builtins.str
@@ -335,6 +707,8 @@ class WorkerInfo(_message.Message):
     token_kv_bytes: _builtins.int
     protocol: _builtins.int
     pid: _builtins.int
+    host: _builtins.str
+    """Which machine (and boot, and container) it is on; links are measured between hosts."""
     @_builtins.property
     def num_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks of each KV group, in group order."""
@@ -345,6 +719,8 @@ class WorkerInfo(_message.Message):
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def rank_pids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def profile(self) -> Global___KvProfile: ...
     def __init__(
         self,
         *,
@@ -366,14 +742,138 @@ class WorkerInfo(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         pid: _builtins.int = ...,
         rank_pids: _abc.Iterable[_builtins.int] | None = ...,
+        profile: Global___KvProfile | None = ...,
+        host: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "incarnation", b"incarnation", "kv_dtype", b"kv_dtype", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "pid", b"pid", "protocol", b"protocol", "rank_pids", b"rank_pids", "role", b"role", "token_kv_bytes", b"token_kv_bytes", "tp", b"tp", "transports", b"transports", "vocab_size", b"vocab_size", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "host", b"host", "incarnation", b"incarnation", "kv_dtype", b"kv_dtype", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "pid", b"pid", "profile", b"profile", "protocol", b"protocol", "rank_pids", b"rank_pids", "role", b"role", "token_kv_bytes", b"token_kv_bytes", "tp", b"tp", "transports", b"transports", "vocab_size", b"vocab_size", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class KvProfile(_message.Message):
+    """What a worker's KV is; see tandem.core.pairing for what must be equal and what may differ."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class IdentityEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    TP_FIELD_NUMBER: _builtins.int
+    PROTOCOL_MAJOR_FIELD_NUMBER: _builtins.int
+    PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
+    TRANSPORTS_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
+    OFFERS_BELOW_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    tp: _builtins.int
+    protocol_major: _builtins.int
+    protocol_minor: _builtins.int
+    offers_below_bytes_per_s: _builtins.float
+    @_builtins.property
+    def identity(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The fingerprint's fields by name."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvGroup]: ...
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Wire codecs that it can encode and decode."""
+
+    @_builtins.property
+    def transports(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def offers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Codecs that it wants as a sender, best first, on links that were measured below this speed."""
+
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        identity: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        groups: _abc.Iterable[Global___KvGroup] | None = ...,
+        tp: _builtins.int = ...,
+        protocol_major: _builtins.int = ...,
+        protocol_minor: _builtins.int = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
+        transports: _abc.Iterable[_builtins.str] | None = ...,
+        offers: _abc.Iterable[_builtins.str] | None = ...,
+        offers_below_bytes_per_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "fingerprint", b"fingerprint", "groups", b"groups", "identity", b"identity", "offers", b"offers", "offers_below_bytes_per_s", b"offers_below_bytes_per_s", "protocol_major", b"protocol_major", "protocol_minor", b"protocol_minor", "tp", b"tp", "transports", b"transports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvProfile: _TypeAlias = KvProfile  # noqa: Y015
+
+@_typing.final
+class KvGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYERS_FIELD_NUMBER: _builtins.int
+    PLANES_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    WINDOW_FIELD_NUMBER: _builtins.int
+    IS_REPLICATED_FIELD_NUMBER: _builtins.int
+    planes: _builtins.int
+    heads: _builtins.int
+    width: _builtins.int
+    block_tokens: _builtins.int
+    dtype: _builtins.str
+    window: _builtins.int
+    is_replicated: _builtins.bool
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
+        planes: _builtins.int = ...,
+        heads: _builtins.int = ...,
+        width: _builtins.int = ...,
+        block_tokens: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        window: _builtins.int | None = ...,
+        is_replicated: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "window", b"window"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window", b"_window", "block_tokens", b"block_tokens", "dtype", b"dtype", "heads", b"heads", "is_replicated", b"is_replicated", "layers", b"layers", "planes", b"planes", "width", b"width", "window", b"window"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__window: _TypeAlias = _typing.Literal["window"]  # noqa: Y015
+    _WhichOneofArgType__window: _TypeAlias = _typing.Literal["_window", b"_window"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__window) -> _WhichOneofReturnType__window | None: ...
+
+Global___KvGroup: _TypeAlias = KvGroup  # noqa: Y015
 
 @_typing.final
 class StepTokens(_message.Message):
@@ -541,6 +1041,7 @@ class LoadReport(_message.Message):
     DECODE_STEP_S_FIELD_NUMBER: _builtins.int
     COUNTERS_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     queued_requests: _builtins.int
     running_requests: _builtins.int
     queued_tokens: _builtins.int
@@ -553,6 +1054,10 @@ class LoadReport(_message.Message):
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocksCount]: ...
     @_builtins.property
     def counters(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkReport]:
+        """Links that its transfers go over; looked at every few seconds."""
+
     def __init__(
         self,
         *,
@@ -564,14 +1069,75 @@ class LoadReport(_message.Message):
         decode_step_s: _builtins.float = ...,
         counters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         in_flight: _builtins.int = ...,
+        links: _abc.Iterable[Global___LinkReport] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "decode_step_s", b"decode_step_s", "in_flight", b"in_flight", "prefill_rate", b"prefill_rate", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "decode_step_s", b"decode_step_s", "in_flight", b"in_flight", "links", b"links", "prefill_rate", b"prefill_rate", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class LinkReport(_message.Message):
+    """A link from one rank of this worker to one rank of another; `transport` is empty while it dials."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    PEER_RANK_FIELD_NUMBER: _builtins.int
+    TRANSPORT_FIELD_NUMBER: _builtins.int
+    FROM_HOST_FIELD_NUMBER: _builtins.int
+    TO_HOST_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    LATENCY_S_FIELD_NUMBER: _builtins.int
+    ACHIEVED_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    STALLS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    UNUSED_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    peer: _builtins.str
+    peer_rank: _builtins.int
+    transport: _builtins.str
+    from_host: _builtins.str
+    to_host: _builtins.str
+    bytes_per_s: _builtins.float
+    """As measured; 0 = not."""
+    latency_s: _builtins.float
+    achieved_bytes_per_s: _builtins.float
+    """What its transfers achieved lately while it was busy; 0 = nothing went over it."""
+    stalls: _builtins.int
+    """How often the sender had to wait for the receiver."""
+    reason: _builtins.str
+    @_builtins.property
+    def unused(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Transports that would come before this one, each with why it was not taken."""
+
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        peer: _builtins.str = ...,
+        peer_rank: _builtins.int = ...,
+        transport: _builtins.str = ...,
+        from_host: _builtins.str = ...,
+        to_host: _builtins.str = ...,
+        bytes_per_s: _builtins.float = ...,
+        latency_s: _builtins.float = ...,
+        achieved_bytes_per_s: _builtins.float = ...,
+        stalls: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        unused: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["achieved_bytes_per_s", b"achieved_bytes_per_s", "bytes_per_s", b"bytes_per_s", "from_host", b"from_host", "latency_s", b"latency_s", "peer", b"peer", "peer_rank", b"peer_rank", "rank", b"rank", "reason", b"reason", "stalls", b"stalls", "to_host", b"to_host", "transport", b"transport", "unused", b"unused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkReport: _TypeAlias = LinkReport  # noqa: Y015
 
 @_typing.final
 class GroupBlocksCount(_message.Message):
@@ -624,6 +1190,11 @@ class PeerMessage(_message.Message):
     VERIFIED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     PING_FIELD_NUMBER: _builtins.int
+    FETCH_REQUEST_FIELD_NUMBER: _builtins.int
+    FETCH_OFFER_FIELD_NUMBER: _builtins.int
+    REVOKED_FIELD_NUMBER: _builtins.int
+    QUEUED_FIELD_NUMBER: _builtins.int
+    HOLDING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___PeerHello: ...
     @_builtins.property
@@ -640,6 +1211,16 @@ class PeerMessage(_message.Message):
     def failed(self) -> Global___TransferFailed: ...
     @_builtins.property
     def ping(self) -> Global___Ping: ...
+    @_builtins.property
+    def fetch_request(self) -> Global___FetchRequest: ...
+    @_builtins.property
+    def fetch_offer(self) -> Global___FetchOffer: ...
+    @_builtins.property
+    def revoked(self) -> Global___TicketRevoked: ...
+    @_builtins.property
+    def queued(self) -> Global___TicketQueued: ...
+    @_builtins.property
+    def holding(self) -> Global___Holding: ...
     def __init__(
         self,
         *,
@@ -651,12 +1232,17 @@ class PeerMessage(_message.Message):
         verified: Global___Verified | None = ...,
         failed: Global___TransferFailed | None = ...,
         ping: Global___Ping | None = ...,
+        fetch_request: Global___FetchRequest | None = ...,
+        fetch_offer: Global___FetchOffer | None = ...,
+        revoked: Global___TicketRevoked | None = ...,
+        queued: Global___TicketQueued | None = ...,
+        holding: Global___Holding | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "failed", b"failed", "hello", b"hello", "kind", b"kind", "ping", b"ping", "ticket", b"ticket", "ticket_refused", b"ticket_refused", "ticket_request", b"ticket_request", "verified", b"verified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "failed", b"failed", "fetch_offer", b"fetch_offer", "fetch_request", b"fetch_request", "hello", b"hello", "holding", b"holding", "kind", b"kind", "ping", b"ping", "queued", b"queued", "revoked", b"revoked", "ticket", b"ticket", "ticket_refused", b"ticket_refused", "ticket_request", b"ticket_request", "verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "failed", b"failed", "hello", b"hello", "kind", b"kind", "ping", b"ping", "ticket", b"ticket", "ticket_refused", b"ticket_refused", "ticket_request", b"ticket_request", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["complete", b"complete", "failed", b"failed", "fetch_offer", b"fetch_offer", "fetch_request", b"fetch_request", "hello", b"hello", "holding", b"holding", "kind", b"kind", "ping", b"ping", "queued", b"queued", "revoked", b"revoked", "ticket", b"ticket", "ticket_refused", b"ticket_refused", "ticket_request", b"ticket_request", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ticket_request", "ticket", "ticket_refused", "complete", "verified", "failed", "ping"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "ticket_request", "ticket", "ticket_refused", "complete", "verified", "failed", "ping", "fetch_request", "fetch_offer", "revoked", "queued", "holding"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -670,11 +1256,14 @@ class PeerHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     PEER_INCARNATION_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
     peer_incarnation: _builtins.int
     """The incarnation that the caller believes it speaks to."""
     protocol: _builtins.int
+    """Major version, which must be equal, and minor version, of which the smaller one is spoken."""
+    protocol_minor: _builtins.int
     def __init__(
         self,
         *,
@@ -682,10 +1271,11 @@ class PeerHello(_message.Message):
         incarnation: _builtins.int = ...,
         peer_incarnation: _builtins.int = ...,
         protocol: _builtins.int = ...,
+        protocol_minor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "peer_incarnation", b"peer_incarnation", "protocol", b"protocol", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "peer_incarnation", b"peer_incarnation", "protocol", b"protocol", "protocol_minor", b"protocol_minor", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -699,18 +1289,18 @@ class TicketRequest(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     SENDER_INCARNATION_FIELD_NUMBER: _builtins.int
     RECEIVER_INCARNATION_FIELD_NUMBER: _builtins.int
-    FINGERPRINT_FIELD_NUMBER: _builtins.int
-    BLOCK_TOKENS_FIELD_NUMBER: _builtins.int
-    KV_DTYPE_FIELD_NUMBER: _builtins.int
-    TP_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     attempt: _builtins.int
     sender_incarnation: _builtins.int
     receiver_incarnation: _builtins.int
-    fingerprint: _builtins.str
-    block_tokens: _builtins.int
-    kv_dtype: _builtins.str
-    tp: _builtins.int
+    @_builtins.property
+    def profile(self) -> Global___KvProfile: ...
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Wire codecs that the sender wants for this link, best first; empty = exact bytes."""
+
     def __init__(
         self,
         *,
@@ -718,14 +1308,12 @@ class TicketRequest(_message.Message):
         attempt: _builtins.int = ...,
         sender_incarnation: _builtins.int = ...,
         receiver_incarnation: _builtins.int = ...,
-        fingerprint: _builtins.str = ...,
-        block_tokens: _builtins.int = ...,
-        kv_dtype: _builtins.str = ...,
-        tp: _builtins.int = ...,
+        profile: Global___KvProfile | None = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "block_tokens", b"block_tokens", "fingerprint", b"fingerprint", "kv_dtype", b"kv_dtype", "receiver_incarnation", b"receiver_incarnation", "request", b"request", "sender_incarnation", b"sender_incarnation", "tp", b"tp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codecs", b"codecs", "profile", b"profile", "receiver_incarnation", b"receiver_incarnation", "request", b"request", "sender_incarnation", b"sender_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -742,15 +1330,23 @@ class Ticket(_message.Message):
     RECEIVER_INCARNATION_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     attempt: _builtins.int
     transfer: _builtins.int
     sender_incarnation: _builtins.int
     receiver_incarnation: _builtins.int
+    codec: _builtins.str
+    """The codec that the receiver chose from those offered; empty = none."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___TicketGroup]: ...
     @_builtins.property
     def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankEndpoint]: ...
+    @_builtins.property
+    def profile(self) -> Global___KvProfile:
+        """The receiver's side, from which the sender derives the same form of the wire as the receiver."""
+
     def __init__(
         self,
         *,
@@ -761,10 +1357,12 @@ class Ticket(_message.Message):
         receiver_incarnation: _builtins.int = ...,
         groups: _abc.Iterable[Global___TicketGroup] | None = ...,
         endpoints: _abc.Iterable[Global___RankEndpoint] | None = ...,
+        profile: Global___KvProfile | None = ...,
+        codec: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "endpoints", b"endpoints", "groups", b"groups", "receiver_incarnation", b"receiver_incarnation", "request", b"request", "sender_incarnation", b"sender_incarnation", "transfer", b"transfer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codec", b"codec", "endpoints", b"endpoints", "groups", b"groups", "profile", b"profile", "receiver_incarnation", b"receiver_incarnation", "request", b"request", "sender_incarnation", b"sender_incarnation", "transfer", b"transfer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -959,3 +1557,201 @@ class TransferFailed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransferFailed: _TypeAlias = TransferFailed  # noqa: Y015
+
+@_typing.final
+class TicketRevoked(_message.Message):
+    """The receiver takes a ticket back that nobody pushed to: its blocks go to somebody who waits longer. The sender, whose
+    source is still held, drops what it pushes and asks again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TRANSFER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    attempt: _builtins.int
+    transfer: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        transfer: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "reason", b"reason", "request", b"request", "transfer", b"transfer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TicketRevoked: _TypeAlias = TicketRevoked  # noqa: Y015
+
+@_typing.final
+class TicketQueued(_message.Message):
+    """No room yet: the ticket request stands at this place of the queue, 0 = next."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    ESTIMATE_S_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    attempt: _builtins.int
+    position: _builtins.int
+    estimate_s: _builtins.float
+    """Seconds, from what the latest tickets waited; 0 = not yet known."""
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        position: _builtins.int = ...,
+        estimate_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "estimate_s", b"estimate_s", "position", b"position", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TicketQueued: _TypeAlias = TicketQueued  # noqa: Y015
+
+@_typing.final
+class Holding(_message.Message):
+    """Every transfer with the peer that the speaker still works on. Said once a second while there is one, and in answer to
+    a peer that names some when there is none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    PEER_INCARNATION_FIELD_NUMBER: _builtins.int
+    TRANSFERS_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    peer_incarnation: _builtins.int
+    @_builtins.property
+    def transfers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        peer_incarnation: _builtins.int = ...,
+        transfers: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "peer_incarnation", b"peer_incarnation", "transfers", b"transfers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Holding: _TypeAlias = Holding  # noqa: Y015
+
+@_typing.final
+class FetchRequest(_message.Message):
+    """Ask a worker for blocks that it holds. With an offer, the usual Ticket and TransferFailed follow, whose request is
+    `request` marked as a fetch.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCH_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    REQUESTER_INCARNATION_FIELD_NUMBER: _builtins.int
+    HOLDER_INCARNATION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    HAVE_TOKENS_FIELD_NUMBER: _builtins.int
+    SALT_FIELD_NUMBER: _builtins.int
+    LOSSY_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
+    fetch: _builtins.int
+    """Drawn by the requester; also the id of the transfer, if it comes to one."""
+    request: _builtins.str
+    attempt: _builtins.int
+    requester_incarnation: _builtins.int
+    holder_incarnation: _builtins.int
+    have_tokens: _builtins.int
+    salt: _builtins.bytes
+    lossy: _builtins.str
+    """Under which root the holder is to look (HashRoot.lossy); empty = exact blocks."""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The prefix that is wanted, and how much of it the requester has."""
+
+    @_builtins.property
+    def profile(self) -> Global___KvProfile: ...
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Wire codecs that the requester takes; empty = exact bytes."""
+
+    def __init__(
+        self,
+        *,
+        fetch: _builtins.int = ...,
+        request: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        requester_incarnation: _builtins.int = ...,
+        holder_incarnation: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        have_tokens: _builtins.int = ...,
+        salt: _builtins.bytes = ...,
+        lossy: _builtins.str = ...,
+        profile: Global___KvProfile | None = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "codecs", b"codecs", "fetch", b"fetch", "have_tokens", b"have_tokens", "holder_incarnation", b"holder_incarnation", "lossy", b"lossy", "profile", b"profile", "request", b"request", "requester_incarnation", b"requester_incarnation", "salt", b"salt", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchRequest: _TypeAlias = FetchRequest  # noqa: Y015
+
+@_typing.final
+class FetchOffer(_message.Message):
+    """The holder has the first `tokens` tokens, and keeps them until the fetch ends. 0 = nothing that helps, and why."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCH_FIELD_NUMBER: _builtins.int
+    HOLDER_INCARNATION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    fetch: _builtins.int
+    holder_incarnation: _builtins.int
+    tokens: _builtins.int
+    code: _builtins.str
+    message: _builtins.str
+    @_builtins.property
+    def profile(self) -> Global___KvProfile: ...
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those of the requester's codecs that the holder wants for this link, best first."""
+
+    def __init__(
+        self,
+        *,
+        fetch: _builtins.int = ...,
+        holder_incarnation: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+        profile: Global___KvProfile | None = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
+        code: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "codecs", b"codecs", "fetch", b"fetch", "holder_incarnation", b"holder_incarnation", "message", b"message", "profile", b"profile", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchOffer: _TypeAlias = FetchOffer  # noqa: Y015

@@ -13,9 +13,16 @@ from tandem.engine.runner import ModelRunner
 LENGTH = 150
 
 
-@pytest.fixture(scope="module", params=["bundled", "qwen3"])
+@pytest.fixture(
+    scope="module", params=[("bundled", "auto"), ("qwen3", "auto"), ("qwen3", "bfloat16"), ("bundled", "float16")],
+    ids="-".join,
+)  # fmt: skip
 def runner(request: pytest.FixtureRequest, model_folder: Any) -> ModelRunner:
-    return ModelRunner(model_dir=model_folder(request.param), num_blocks=120, max_model_len=512, is_deterministic=True)
+    """Rounding on the way into the pool is a matter of one number: KV of another dtype keeps the promise."""
+    name, kv_dtype = request.param
+    return ModelRunner(
+        model_dir=model_folder(name), kv_dtype=kv_dtype, num_blocks=120, max_model_len=512, is_deterministic=True
+    )
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ import torch
 from tandem.core.errors import StartupError
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
-from tandem.engine.kv_pool import KVPools, blocks_for_sequence, plan_blocks
+from tandem.engine.kv_pool import KVPools
+from tandem.engine.pool_plan import blocks_for_sequence, plan_blocks
 
 CPU = torch.device("cpu")
 

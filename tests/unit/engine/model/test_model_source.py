@@ -13,7 +13,7 @@ import pytest
 
 from tandem.core.errors import ModelError
 from tandem.engine.model_config import read_model_config
-from tandem.engine.model_source import HUB_PATTERNS, ModelSource, fingerprint, resolve_model
+from tandem.engine.model_source import HUB_PATTERNS, ModelSource, fingerprint, resolve_model, sim_fingerprint
 
 
 @pytest.fixture
@@ -54,6 +54,9 @@ def test_a_hub_id_is_fetched_at_its_revision(monkeypatch: pytest.MonkeyPatch, tm
     assert (source.name, source.commit, source.path.name) == ("owner/name", "abc123", "abc123")
     assert asked == {"repo": "owner/name", "revision": "v2", "allow_patterns": list(HUB_PATTERNS)}
     assert not any("bin" in pattern or "py" in pattern for pattern in HUB_PATTERNS)
+    resolve_model("owner/name", has_weights=False)
+    assert "*.safetensors" not in asked["allow_patterns"]
+    assert "*.json" in asked["allow_patterns"]
 
 
 def test_offline_without_a_copy_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -102,6 +105,18 @@ def test_one_changed_byte_changes_the_fingerprint(name: str, folder: Path) -> No
     after = fingerprint(resolve_model(str(folder)), config, compute_dtype="float32")
     assert after.revision != before.revision
     assert (after.tokenizer != before.tokenizer) == (name == "tokenizer.json")
+
+
+def test_a_simulated_model_is_its_config_and_tokenizer(folder: Path) -> None:
+    config, source = read_model_config(folder), resolve_model(str(folder))
+    before = sim_fingerprint(source, config)
+    assert before.compute_dtype == "sim"
+    assert before.digest() != fingerprint(source, config, compute_dtype="sim").digest()
+    (folder / "model.safetensors").unlink()
+    assert sim_fingerprint(source, config) == before
+    with (folder / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    assert sim_fingerprint(source, config).revision != before.revision
 
 
 def test_the_fingerprint_names_positions_dtype_and_commit(folder: Path) -> None:

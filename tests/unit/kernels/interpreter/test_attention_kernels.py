@@ -36,6 +36,20 @@ def test_decode(paged, randn, dtype, group) -> None:
     check_decode(case, randn(3, 2 * group, 16, dtype=dtype), scale=0.25)
 
 
+@pytest.mark.parametrize(
+    ("computed", "stored"),
+    [(torch.float32, torch.float16), (torch.float16, torch.float32), (torch.float32, torch.bfloat16)],
+)
+@pytest.mark.parametrize("splits", [1, 4])
+def test_a_pool_of_another_dtype(paged, randn, monkeypatch, computed, stored, splits) -> None:
+    from tandem.kernels.paged_decode import triton as decode
+
+    monkeypatch.setattr(decode, "decode_splits", lambda *_: splits)
+    case = paged([7, 40, 33], dtype=stored)
+    check_decode(case, randn(3, 4, 16, dtype=computed), scale=0.25)
+    check_extend(case, randn(20, 4, 16, dtype=computed), [0, 7, 8, 20], scale=0.25)
+
+
 @pytest.mark.parametrize("length", [1, 4, 15, 16, 17, 31, 32, 33, 64, 65])
 def test_decode_at_the_edges_of_blocks_tiles_and_splits(paged, randn, length) -> None:
     case = paged([length], kv_heads=1)

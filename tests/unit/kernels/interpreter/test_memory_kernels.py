@@ -7,6 +7,7 @@ import torch
 
 from tandem.kernels.kv_blocks import copy_blocks, gather_blocks, scatter_blocks
 from tandem.kernels.kv_store import kv_store
+from tandem.kernels.payload_checksum import payload_checksum
 
 
 def equal(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -26,6 +27,21 @@ def test_kv_store(paged, randn, dtype, kv_heads, width) -> None:
     kv_store(k, v, expected[:, 1], slots, backend="reference")
     kv_store(k, v, case.layer_view, slots, backend="triton")
     equal(case.pool, expected)
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("computed", [torch.float32, torch.float16, torch.bfloat16])
+def test_kv_store_in_another_dtype(paged, randn, stored, computed) -> None:
+    case = paged([7], dtype=stored)
+    k, v = randn(7, 2, 16, dtype=computed), randn(7, 2, 16, dtype=computed)
+    slots = torch.tensor(case.slots(0))
+    expected = case.pool.clone()
+    kv_store(k, v, expected[:, 1], slots, backend="reference")
+    kv_store(k, v, case.layer_view, slots, backend="triton")
+    if stored is torch.bfloat16 is not computed:  # the interpreter cuts the bits off; a device rounds (tests/gpu)
+        torch.testing.assert_close(case.pool, expected, rtol=2**-7, atol=0, equal_nan=True)
+    else:
+        equal(case.pool, expected)
 
 
 def test_kv_store_of_no_tokens(paged, randn) -> None:
@@ -65,3 +81,12 @@ def test_nothing_to_move(randn) -> None:
     assert gather_blocks(pool, nothing, backend="triton").shape == (0, 1, 2, 1, 4, 8)
     scatter_blocks(pool, nothing, pool[:0], backend="triton")
     copy_blocks(pool, nothing, nothing, backend="triton")
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 2047, 8191, 8192, 8193, 50_001])
+def test_payload_checksum(size: int) -> None:
+    data = torch.randint(256, (size,), dtype=torch.uint8)
+    expected = payload_checksum(data, backend="reference")
+    assert payload_checksum(data, backend="triton") == expected
+    full = torch.full((size,), 255, dtype=torch.uint8)
+    assert payload_checksum(full, backend="triton") == payload_checksum(full, backend="reference")

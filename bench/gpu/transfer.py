@@ -1,0 +1,145 @@
+"""KV from one process to another on one GPU, over `cuda_ipc`: every byte right, a flipped bit found, then how fast.
+
+The limit is the device's own copy: a transfer reads and writes every byte three times (gather, copy, scatter) and reads
+it twice more for the checksums. A rehearsal takes `cpu_ipc`, the same code over host memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu.machine import seconds
+from bench.gpu.report import ROOT, Report
+from bench.gpu.transfer_pools import G0, RECEIVER, SECRET, SPEC, as_json, device_pool, ticket
+from tandem.core.clock import MonotonicClock
+from tandem.core.ids import Rank, WorkerId
+from tandem.kernels.payload_checksum import payload_checksum
+from tandem.kvtransfer.receiver import TransferReceiver
+
+Case = tuple[str, Callable[[Report], None]]
+PATIENCE_S = 60.0
+REPEATS = 10
+
+
+def cases(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
+    transport = "cpu_ipc" if rehearsal else "cuda_ipc"
+    yield "payload checksum", partial(_checksum, device=device, rehearsal=rehearsal)
+    yield "flipped bits", partial(_flips, device=device, transport=transport)
+    for blocks in (2,) if rehearsal else (1, 16, 256):
+        yield f"{blocks} blocks", partial(_speed, device=device, transport=transport, blocks=blocks)
+
+
+def _checksum(report: Report, device: torch.device, rehearsal: bool) -> None:
+    """Kernel against reference, and its share of the time that a copy of the same bytes takes."""
+    for size in (1, 8191, 70_001) if rehearsal else (1, 8191, 70_001, 8 << 20, 16 << 20):
+        data = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+        wrong = payload_checksum(data, backend="triton") != payload_checksum(data, backend="reference")
+        report.add(f"payload_checksum {size} bytes", "differs", float(wrong), "error", 0)
+    from tandem.kernels.payload_checksum.triton import weighted_sum_triton
+
+    for size in (1 << 16,) if rehearsal else (1 << 20, 8 << 20, 256 << 20):
+        data = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+        target = torch.empty_like(data)
+        copied = seconds(device, lambda source=data, room=target: room.copy_(source))  # type: ignore[misc]
+        summed = seconds(device, lambda source=data: weighted_sum_triton(source))  # type: ignore[misc]
+        report.add(f"payload_checksum {size} bytes", "read", size / summed / 1e9, "GB/s", size / copied / 1e9)
+
+
+def _flips(report: Report, device: torch.device, transport: str) -> None:
+    """A bit that flips between checksum and copy: never a verified transfer."""
+    with Pair(device, transport, 2, is_flipping=True) as pair:
+        outcomes = [pair.move(2)[1] for _ in range(3)]
+    report.add("flipped bits", "transfers admitted", float(outcomes.count("Verified")), "error", 0)
+
+
+def _speed(report: Report, device: torch.device, transport: str, blocks: int) -> None:
+    size = blocks * SPEC.block_bytes()
+    copied = report.value("machine", "copy bandwidth") / 2  # bytes moved, not read and written
+    with Pair(device, transport, blocks) as pair:
+        taken = sorted(pair.move(blocks)[0] for _ in range(1 + REPEATS))
+        outcome = pair.move(blocks)[1]
+        report.add(f"{transport} {blocks} blocks", "not verified", float(outcome != "Verified"), "error", 0)
+        report.add(f"{transport} {blocks} blocks", "numbers that differ", pair.differences(), "error", 0)
+    median = taken[len(taken) // 2]
+    report.add(f"{transport} {blocks} blocks", "ticket to verified", median * 1e3, "ms")
+    report.add(f"{transport} {blocks} blocks", "moved", size / median / 1e9, "GB/s", copied)
+
+
+class Pair:
+    """A receiver here and a sender in a process of its own, both on one device."""
+
+    def __init__(self, device: torch.device, transport: str, blocks: int, *, is_flipping: bool = False) -> None:
+        self._device, self._number, self._blocks = device, 0, blocks
+        pool, self._numbers = device_pool(blocks, device, seed=0)
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._folder = tempfile.TemporaryDirectory(prefix="gpubench-")
+        self._receiver = TransferReceiver(
+            worker=WorkerId("d0"), incarnation=RECEIVER, rank=Rank(0), pools={G0: pool}, secret=SECRET,
+            runtime_dir=Path(self._folder.name), transports=(transport,), on_event=self._events.put,
+            clock=MonotonicClock(),
+        )  # fmt: skip
+        self._receiver.start()
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._sender = subprocess.Popen(
+            [sys.executable, "-m", "bench.gpu.transfer_end"], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path},
+        )  # fmt: skip
+        self._ask({"device": str(device), "transport": transport, "blocks": blocks, "is_flipping": is_flipping})
+        assert json.loads(self._answer())["is_ready"]
+
+    def move(self, blocks: int) -> tuple[float, str]:
+        """(seconds until all is verified and in place, the receiver's last event) of one transfer."""
+        self._number += 1
+        made = ticket(self._number, blocks, self._receiver.endpoints())
+        self._receiver.expect(made)
+        began_s = time.perf_counter()
+        self._ask(as_json(made))
+        event = type(self._events.get(timeout=PATIENCE_S)).__name__
+        taken_s = time.perf_counter() - began_s
+        self._answer()
+        self._receiver.forget(made.transfer)
+        return taken_s, event
+
+    def differences(self) -> float:
+        """Numbers that are not the sender's."""
+        _, expected = device_pool(self._blocks, self._device, seed=1)
+        return float((self._numbers != expected).sum())
+
+    def __enter__(self) -> Pair:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in (self._sender.stdin, self._sender.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._sender.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._sender.kill()
+            self._sender.wait()
+        self._receiver.close()
+        self._folder.cleanup()
+
+    def _ask(self, fields: dict[str, Any]) -> None:
+        assert self._sender.stdin is not None
+        self._sender.stdin.write(json.dumps(fields) + "\n")
+        self._sender.stdin.flush()
+
+    def _answer(self) -> str:
+        assert self._sender.stdout is not None
+        line = self._sender.stdout.readline()
+        if not line:
+            raise RuntimeError("the sending process ended")
+        return line

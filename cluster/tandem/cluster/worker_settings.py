@@ -1,0 +1,135 @@
+"""What each worker is set to: `[worker]` with its role's overrides over it, checked, and the cores shared out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tandem.core.config import ENGINES, ClusterConfig, RoleSection, SimSection, WorkerSection
+from tandem.core.errors import ConfigError
+from tandem.core.lifecycle import RoleName
+from tandem.core.pairing import ALWAYS_BYTES_PER_S, CODECS
+from tandem.engine.model_config import DTYPES, ModelConfig
+from tandem.engine.tp_fit import fitting_tp, tp_refusal
+from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
+
+_CHOICES = {
+    "engine": ENGINES,
+    "device": ("auto", "cpu", "cuda"),
+    "transport": (AUTO, *TRANSPORTS),
+    "kv_dtype": ("auto", *DTYPES),
+}
+_LEAST = {
+    "tp": 1,
+    "threads": 0,
+    "block_tokens": 1,
+    "kv_memory_bytes": 1,
+    "max_step_tokens": 1,
+    "chunk_tokens": 1,
+    "max_sequences": 1,
+    "layer_group": 0,
+}
+_FLAGS = {
+    "engine": "--engine",
+    "device": "--device",
+    "transport": "--transport",
+    "threads": "--threads",
+    "tp": "--tp",
+    "kv_dtype": "--kv-dtype",
+    "block_tokens": "--block-tokens",
+    "kv_memory_bytes": "--kv-memory",
+}
+_ROLE_FLAGS = ("tp", "kv_dtype", "block_tokens", "kv_memory_bytes")
+"""Fields for which `up` has a flag of its own for the prefill and the decode role."""
+
+
+def role_section(config: ClusterConfig, role: RoleName) -> RoleSection:
+    """The overrides for workers of `role`."""
+    return {RoleName.PREFILL: config.prefill, RoleName.DECODE: config.decode, RoleName.MIXED: config.mixed}[role]
+
+
+def name_of(field: str, role: RoleName | None = None) -> str:
+    """How people set `field`: the flag if there is one, else its place in the configuration file."""
+    flag = _FLAGS.get(field)
+    if role is None:
+        return flag or f"worker.{field}"
+    if flag and field in _ROLE_FLAGS and role is not RoleName.MIXED:
+        return f"--{role}-{flag[2:]}"
+    return f"{role}.{field}"
+
+
+def check_workers(config: ClusterConfig) -> None:
+    """Raise ConfigError for a value that no worker can have, under the name that it was given by."""
+    _check_values({field: getattr(config.worker, field) for field in (*_CHOICES, *_LEAST)}, None)
+    for role in RoleName:
+        _check_values(_given(role_section(config, role)), role)
+    worker = config.worker
+    _check_sim(worker.sim)
+    for name in worker.transports:
+        if name not in TRANSPORTS:
+            raise ConfigError(f"worker.transports is {name!r}", todo=f"Use one of {', '.join(TRANSPORTS)}")
+    if worker.wire_codec not in ("", *CODECS):
+        raise ConfigError(
+            f"--wire-codec is {worker.wire_codec!r}",
+            why="no such codec is known",
+            todo=f"Use one of none, {', '.join(CODECS)}",
+        )
+    if not worker.wire_codec_below_bytes_per_s >= 0:
+        raise ConfigError(
+            f"--wire-codec-below is {worker.wire_codec_below_bytes_per_s:g}",
+            why="it is a speed in bytes a second",
+            todo="Use 0 or more, such as 125MB, or always",
+        )
+
+
+def effective(config: ClusterConfig, role: RoleName) -> WorkerSection:
+    """`[worker]` with what workers of `role` do differently. `threads` 0 = still to be shared out."""
+    below = min(config.worker.wire_codec_below_bytes_per_s, ALWAYS_BYTES_PER_S)  # JSON has no infinity
+    given = _given(role_section(config, role))
+    return dataclasses.replace(config.worker, wire_codec_below_bytes_per_s=below, **given)
+
+
+def check_fit(config: ClusterConfig, counts: Mapping[RoleName, int], model: ModelConfig) -> None:
+    """Raise ConfigError if the model cannot be split over the ranks of some role's workers."""
+    for role in (role for role, count in counts.items() if count):
+        tp = effective(config, role).tp
+        why = tp_refusal(model, tp)
+        if why:
+            is_given = role_section(config, role).tp is not None
+            raise ConfigError(
+                f"{name_of('tp', role if is_given else None)} {tp} does not fit the model ({model.architecture})",
+                why=why,
+                todo=f"Use one of {', '.join(map(str, fitting_tp(model)))}",
+            )
+
+
+def share_out(config: ClusterConfig, counts: Mapping[RoleName, int], cores: int) -> dict[RoleName, WorkerSection]:
+    """The settings of every role's workers, with threads: cores divided by all ranks of all workers, at least 1."""
+    sections = {role: effective(config, role) for role in counts}
+    ranks = sum(count * sections[role].tp for role, count in counts.items())
+    share = max(1, cores // max(1, ranks))
+    return {role: dataclasses.replace(s, threads=s.threads or share) for role, s in sections.items()}
+
+
+def _check_sim(sim: SimSection) -> None:
+    for field in dataclasses.fields(sim):
+        value = getattr(sim, field.name)
+        if not 0 <= value < math.inf:
+            raise ConfigError(f"worker.sim.{field.name} is {value}", todo="Use 0 (as fast as it can) or more")
+
+
+def _given(section: RoleSection) -> dict[str, Any]:
+    """The fields that the role does differently."""
+    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_values(values: Mapping[str, Any], role: RoleName | None) -> None:
+    for field, value in values.items():
+        allowed, least = _CHOICES.get(field), _LEAST.get(field)
+        if allowed is not None and value not in allowed:
+            raise ConfigError(f"{name_of(field, role)} is {value!r}", todo=f"Use one of {', '.join(allowed)}")
+        if least is not None and value < least:
+            raise ConfigError(f"{name_of(field, role)} is {value}", todo=f"Use {least} or more")

@@ -1,0 +1,98 @@
+"""`clusterctl kv audit`: every held KV block, who holds it, and whether anything explains that.
+
+Exit codes: 0 everything is explained; 1 blocks are held that nothing explains (with --repair: and were not released);
+2 somebody could not be asked, so that nobody knows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandem.clusterctl import audit_view
+from tandem.clusterctl.admin_client import AdminClient
+from tandem.clusterctl.audit import Findings, find_unexplained
+from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.core.config import DEFAULT_CLUSTER
+from tandem.core.errors import TandemError
+
+EXIT_UNEXPLAINED = 1
+EXIT_UNANSWERED = 2
+WAIT_S = 3.0
+"""A lease and a margin: whatever was on its way at the first look has arrived, or has been fenced, at the second."""
+_FILE_WIDTH = 200
+
+app = typer.Typer(help="Look after KV blocks.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def kv() -> None:
+    """Look after KV blocks."""
+
+
+@app.command()
+def audit(
+    name: Name = DEFAULT_CLUSTER,
+    state_dir: StateDirFlag = "",
+    endpoint: Endpoint = "",
+    admin_key_file: KeyFile = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    repair: Annotated[
+        bool, typer.Option(help="Release what nothing explains, where it is provably fenced; says what was released.")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option(help="Seconds between the two looks at what nothing explains; a lease is 2.5.")
+    ] = WAIT_S,
+) -> None:
+    """Lay the workers' ledgers against each other. Ends with 1 if blocks are held that nothing explains, with 2 if
+    somebody could not be asked, else with 0."""
+    if not wait >= 0:
+        raise typer.BadParameter(f"{wait:g} is less than 0", param_hint="--wait")
+    try:
+        with AdminClient.find(
+            endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir
+        ) as admin:
+            findings = run(admin, wait, is_repairing=repair)
+    except TandemError as error:
+        print(f"clusterctl: {error.message}", file=sys.stderr)
+        raise typer.Exit(EXIT_UNANSWERED) from None
+    if as_json:
+        print(json.dumps(findings.as_json(), indent=2))
+    else:
+        audit_view.show(findings, Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
+    raise typer.Exit(exit_code(findings))
+
+
+def run(
+    admin: AdminClient, wait_s: float, *, is_repairing: bool = False, sleep: Callable[[float], None] = time.sleep
+) -> Findings:
+    """One look, a second one `wait_s` later if the first leaves questions, and the repair if asked for."""
+    first = admin.audit()
+    second = None
+    if any(hold.get("verdict") == "suspect" for hold in first["holds"]):
+        sleep(wait_s)
+        second = admin.audit()
+    findings = Findings(look=second or first, unexplained=find_unexplained(first, second))
+    fenced = [hold for hold in findings.unexplained if hold["is_fenced"]]
+    if is_repairing and fenced:
+        answer = admin.repair(fenced)
+        findings = Findings(
+            look=findings.look,
+            unexplained=findings.unexplained,
+            released=answer["released"],
+            refused=answer["refused"],
+        )
+    return findings
+
+
+def exit_code(findings: Findings) -> int:
+    """See the module's words; what is certainly wrong comes before what is not known."""
+    if findings.left:
+        return EXIT_UNEXPLAINED
+    return EXIT_UNANSWERED if findings.look["unanswered"] else 0

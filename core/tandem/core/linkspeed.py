@@ -1,0 +1,36 @@
+"""How fast a transport moves bytes between two hosts: one measurement, as workers, Redis and routers pass it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Route = tuple[str, str, str]
+"""(from host, to host, transport)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkSpeed:
+    """One measurement, or why there is none. `peer`: the receiving worker at which it was taken.
+
+    `age_s`: seconds since then, for whoever has another clock.
+    """
+
+    from_host: str
+    to_host: str
+    transport: str
+    peer: str = ""
+    bytes_per_s: float = 0.0
+    latency_s: float = 0.0
+    age_s: float = 0.0
+    failure: str = ""
+
+    @property
+    def route(self) -> Route:
+        return (self.from_host, self.to_host, self.transport)
+
+
+def rate(bytes_per_s: float) -> str:
+    """Bytes a second for people: "3.20 GB/s", "12.5 MB/s"; a dash where there is no figure."""
+    if bytes_per_s <= 0:
+        return "–"
+    return f"{bytes_per_s / 1e9:.2f} GB/s" if bytes_per_s >= 1e9 else f"{bytes_per_s / 1e6:.3g} MB/s"

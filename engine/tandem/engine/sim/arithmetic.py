@@ -1,0 +1,112 @@
+"""The arithmetic that stands for a model, and the oracle: what must come out, computed without any blocks.
+
+h(t) = mix(h(t-1), token t)          the hash in token t's KV slots
+digest = Σ h(t) · BASE^(T-1-t) mod P  over the context, for each KV group; groups are mixed in order
+next token = digest mod vocabulary    greedy; (digest, seed, choice, index) mixed, with a temperature
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from tandem.core.handoff import TokenLogprob
+from tandem.core.sampling import SamplingParams
+
+START = 0x7A6E_D035_16C4_9B01
+"""The hash before the first token."""
+PRIME = (1 << 61) - 1
+BASE = 0x1B87_3593_CC9E_2D51
+_MASK = (1 << 64) - 1
+_CERTAIN_BIAS = 100.0
+_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+def mix(a: int, b: int) -> int:
+    """A 64-bit hash of two numbers; for a fixed `b` every `a` below 2^64 gives another result."""
+    x = (a * 0x9E3779B97F4A7C15 + b * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9) & _MASK
+    x = (x ^ x >> 29) * 0xBF58476D1CE4E5B9 & _MASK
+    return x ^ x >> 32
+
+
+def chain(before: int, tokens: Iterable[int]) -> list[int]:
+    """The hashes of `tokens`, which follow the token whose hash is `before`."""
+    hashes = []
+    for token in tokens:
+        before = mix(before, token)
+        hashes.append(before)
+    return hashes
+
+
+def fold(value: int, hashes: Iterable[int]) -> int:
+    """The digest of a context whose digest was `value` (0 = empty), longer by `hashes`."""
+    for each in hashes:
+        value = (value * BASE + each) % PRIME
+    return value
+
+
+def combine(values: Iterable[int]) -> int:
+    """One digest, below 2^61, from those of a rank's KV groups, in order."""
+    total = 0
+    for value in values:
+        total = mix(total, value)
+    return total >> 3
+
+
+def choose(
+    digest: int, params: SamplingParams, choice: int, index: int, *, vocab_size: int, eos_token_ids: Collection[int]
+) -> int:
+    """The token after a context with this digest.
+
+    End-of-sequence tokens are avoided, so that answers have the length that was asked for; so are tokens biased by
+    -100. A bias of +100 forces its token, an end-of-sequence one too. Filters and penalties change nothing.
+    """
+    banned = set(eos_token_ids)
+    for token, bias in params.logit_bias:
+        if bias >= _CERTAIN_BIAS:
+            return token
+        if bias <= -_CERTAIN_BIAS:
+            banned.add(token)
+    key = digest if params.is_greedy else mix(mix(digest, params.seed & _MASK), choice << 32 | index)
+    for step in range(vocab_size):
+        token = (key + step) % vocab_size
+        if token not in banned:
+            return token
+    return key % vocab_size
+
+
+def report_logprob(token: int, params: SamplingParams, vocab_size: int) -> TokenLogprob | None:
+    """Made-up log-probabilities that are valid: 1/2 for the token, 1/4, 1/8 … for the ids after it."""
+    if params.logprobs is None:
+        return None
+    count = min(params.logprobs, vocab_size)
+    top = tuple(((token + place) % vocab_size, -0.6931471805599453 * (place + 1)) for place in range(count))
+    return TokenLogprob(token=token, logprob=-0.6931471805599453, top=top)
+
+
+def expected_tokens(
+    prompt: Sequence[int],
+    count: int,
+    vocab_size: int,
+    *,
+    eos_token_ids: Collection[int] = (),
+    outputs: Sequence[int] = (),
+    sampling: SamplingParams | None = None,
+    choice: int = 0,
+    groups: int = 1,
+) -> list[int]:
+    """The oracle: the `count` tokens that a simulated engine says after `prompt` and `outputs` (forced ones).
+
+    Greedy without `sampling`, of which only temperature, seed and bias count: stop tokens do not end the list. `groups`
+    is the number of KV groups.
+    """
+    params = sampling or _GREEDY
+    hashes = chain(START, (*prompt, *outputs))
+    before, value = hashes[-1], fold(0, hashes)
+    tokens: list[int] = []
+    for index in range(len(outputs), len(outputs) + count):
+        digest = combine([value] * groups)
+        token = choose(digest, params, choice, index, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        tokens.append(token)
+        before = mix(before, token)
+        value = fold(value, (before,))
+    return tokens

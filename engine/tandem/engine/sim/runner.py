@@ -1,0 +1,162 @@
+"""The engine's runner without a model: writes every token's hash, reads the whole context back, says the next token."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from tandem.core.clock import Clock, MonotonicClock
+from tandem.core.config import SimSection
+from tandem.core.kvlayout import KVLayout
+from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sim.arithmetic import chain, choose, combine, report_logprob
+from tandem.engine.sim.exchange import gather
+from tandem.engine.sim.pool import SimPool
+from tandem.engine.step_batch import SeqSlice, StepBatch
+
+if TYPE_CHECKING:
+    from tandem.engine.parallel import TensorGroup
+
+LayersStored = Callable[[int, int], None]
+
+
+class SimRunner:
+    """One rank of a simulated model. Implements `Runner`; imports torch only with a `group` of several ranks.
+
+    `num_blocks` has one number a KV group; `layer_group` is how many layers pass between two calls of `on_layers`,
+    0 = all. `timing` is how long steps take at least; `prefill_tokens_per_s` is spread evenly over the layers. The
+    ranks of a group are driven with the same steps in the same order; followers pass no `rows` and get no tokens.
+    """
+
+    def __init__(
+        self, layout: KVLayout, num_blocks: Sequence[int], *, vocab_size: int, max_model_len: int,
+        eos_token_ids: Sequence[int] = (), layer_group: int = 0, timing: SimSection | None = None,
+        group: TensorGroup | None = None, clock: Clock | None = None,
+    ) -> None:  # fmt: skip
+        self.layout, self.max_model_len, self.group = layout, max_model_len, group
+        self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self._timing, self._clock = timing or SimSection(), clock or MonotonicClock()
+        rank = group.rank if group is not None else 0
+        self.pools = tuple(
+            SimPool(spec, count, tp=layout.tp, rank=rank)
+            for spec, count in zip(layout.groups, num_blocks, strict=True)
+        )  # fmt: skip
+        self._layers = sum(len(spec.layers) for spec in layout.groups)
+        self._layer_group = layer_group or self._layers
+        self._pause = threading.Event()  # never set: waiting for it lets other threads run
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self._eos_token_ids
+
+    @property
+    def num_blocks(self) -> tuple[int, ...]:
+        """Blocks in the pool of each KV group."""
+        return tuple(pool.num_blocks for pool in self.pools)
+
+    def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
+        """Write, wait, read back, choose. Raises ValueError if the batch contradicts itself or leaves the context.
+
+        A rank that fails after that aborts its group, for the others wait for its digests.
+        """
+        started_s = self._clock.now_s()
+        self._check(batch)
+        try:
+            digests = self._run(batch, started_s, on_layers)
+        except BaseException as error:
+            if self.group is not None:
+                self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
+            raise
+        return [self._sample(digests[row.row], row) for row in rows]
+
+    def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, target) inside the pool of `group`."""
+        for source, target in pairs:
+            self.pools[group].copy(source, target)
+
+    def pool_bytes(self, group: int) -> memoryview:
+        """The pool of `group` on this rank as writable bytes, without a copy."""
+        return self.pools[group].data
+
+    def _run(self, batch: StepBatch, started_s: float, on_layers: LayersStored | None) -> list[int]:
+        """The digest of every logit row, over all ranks; empty on followers."""
+        prefill_s, decode_s = self._durations(batch)
+        hashes = self._chain(batch)
+        for first in range(0, self._layers, self._layer_group):
+            last = min(first + self._layer_group, self._layers)
+            for sequence, own in zip(batch.sequences, hashes, strict=True):
+                self._store(sequence, own, first, last)
+            self._wait_until(started_s + prefill_s * last / self._layers)
+            if on_layers is not None:
+                on_layers(first, last)
+        self._wait_until(started_s + prefill_s + decode_s)
+        return gather(self._digests(batch), self.group) if batch.logit_rows else []
+
+    def _check(self, batch: StepBatch) -> None:
+        tokens = sum(sequence.query_tokens for sequence in batch.sequences)
+        if not tokens or len(batch.token_ids) != tokens or len(batch.positions) != tokens:
+            raise ValueError(f"{len(batch.token_ids)} tokens, {len(batch.positions)} positions, {tokens} in sequences")
+        if not 0 <= min(batch.positions) <= max(batch.positions) < self.max_model_len:
+            raise ValueError(f"positions must be from 0 to {self.max_model_len - 1}, got {max(batch.positions)}")
+        if not 0 <= min(batch.token_ids) <= max(batch.token_ids) < self._vocab_size:
+            raise ValueError(f"token ids must be from 0 to {self._vocab_size - 1}")
+        for sequence in batch.sequences:
+            for spec, table in zip(self.layout.groups, sequence.block_tables, strict=True):
+                if len(table) < spec.blocks_for(sequence.context_tokens):
+                    raise ValueError(f"{sequence.context_tokens} tokens do not fit the table's {len(table)} blocks")
+
+    def _chain(self, batch: StepBatch) -> list[list[int]]:
+        """The hashes of every sequence's new tokens, behind the one that the slot before them holds."""
+        hashes, row = [], 0
+        for sequence in batch.sequences:
+            start = sequence.context_tokens - sequence.query_tokens
+            if batch.positions[row] != start:
+                raise ValueError(f"a sequence goes on at position {batch.positions[row]}, not {start}")
+            before = self.pools[0].hash_at(sequence.block_tables[0], start - 1)
+            hashes.append(chain(before, batch.token_ids[row : row + sequence.query_tokens]))
+            row += sequence.query_tokens
+        return hashes
+
+    def _store(self, sequence: SeqSlice, hashes: list[int], first: int, last: int) -> None:
+        """Write the slots of model layers [first, last), whichever groups they are in."""
+        start = sequence.context_tokens - sequence.query_tokens
+        for pool, table in zip(self.pools, sequence.block_tables, strict=True):
+            own = [index for index, layer in enumerate(pool.spec.layers) if first <= layer < last]
+            if own:
+                pool.write(table, start, hashes, range(own[0], own[-1] + 1))
+
+    def _digests(self, batch: StepBatch) -> list[int]:
+        """This rank's digest of the context of every logit row."""
+        of_row = [sequence for sequence in batch.sequences for _ in range(sequence.query_tokens)]
+        return [
+            combine(
+                pool.digest(table, batch.positions[row] + 1)
+                for pool, table in zip(self.pools, of_row[row].block_tables, strict=True)
+            )
+            for row in batch.logit_rows
+        ]
+
+    def _sample(self, digest: int, row: SampleRow) -> Sampled:
+        params = row.sampling.params
+        token = choose(
+            digest, params, row.sampling.choice, row.index,
+            vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids,
+        )  # fmt: skip
+        return Sampled(token, report_logprob(token, params, self._vocab_size))
+
+    def _durations(self, batch: StepBatch) -> tuple[float, float]:
+        """Seconds for the chunks and for the decodes (sequences of one token) of a step."""
+        timing = self._timing
+        decodes = sum(sequence.query_tokens == 1 for sequence in batch.sequences)
+        chunk_tokens = len(batch.token_ids) - decodes
+        prefill_s = chunk_tokens / timing.prefill_tokens_per_s if timing.prefill_tokens_per_s else 0.0
+        return prefill_s, (timing.decode_step_s + decodes * timing.decode_sequence_s) if decodes else 0.0
+
+    def _wait_until(self, when_s: float) -> None:
+        while (left_s := when_s - self._clock.now_s()) > 0:
+            self._pause.wait(left_s)

@@ -1,0 +1,165 @@
+"""C code of this package, built once with the system's compiler and loaded without holding the interpreter lock.
+
+Owns compiler, cache and loading; knows no operation. What is built is cached under a hash of source, headers, flags and
+machine architecture. A source picks its CPU features when it runs, so a cached file works on every machine of its
+architecture.
+Without compiler, or with `TANDEM_NATIVE=0`, `load` gives None and its caller takes another path with the same results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tandem.core.logs import event
+
+ENVIRONMENT_VARIABLE = "TANDEM_NATIVE"
+FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+BUILD_TIMEOUT_S = 120.0
+_COMPILERS = ("cc", "gcc", "clang")
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_loaded: dict[Path, ctypes.CDLL | None] = {}
+
+
+_is_enabled = os.environ.get(ENVIRONMENT_VARIABLE, "1") != "0"
+
+
+def is_enabled() -> bool:
+    """Whether native code may be used: not if the process began with `TANDEM_NATIVE=0`, or when it was switched off."""
+    return _is_enabled
+
+
+def enable(is_on: bool) -> bool:
+    """Switch native code on or off from now on, for tests and measurements; whether it was on."""
+    global _is_enabled
+    was_on, _is_enabled = _is_enabled, is_on
+    return was_on
+
+
+def load(source: Path) -> ctypes.CDLL | None:
+    """The library built from one C file and the headers beside it, or None where native code is off or cannot be built
+    (logged once).
+
+    Thread-safe; the first call may compile for seconds, so make it at start. Calls of the library's functions release
+    the interpreter lock.
+    """
+    if not is_enabled():
+        return None
+    with _lock:
+        if source not in _loaded:
+            try:
+                _loaded[source] = _open(source)
+            except (OSError, subprocess.SubprocessError) as error:
+                why = getattr(error, "stderr", None) or str(error)
+                event(_log, "native code not available", logging.WARNING, source=source.name, error=str(why)[-2000:])
+                _loaded[source] = None
+        return _loaded[source]
+
+
+def build(source: Path, target: Path) -> None:
+    """Compile `source` into the shared library `target`. Raises OSError or subprocess.SubprocessError."""
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise FileNotFoundError(f"no C compiler: none of {', '.join(_COMPILERS)} is on PATH")
+    command = [compiler, *FLAGS, "-o", str(target), str(source)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+
+
+def _open(source: Path) -> ctypes.CDLL:
+    """From the cache, else built into it, else built into a directory that lives only until it is loaded."""
+    name = f"{source.parent.name}-{_key(source)}.so"
+    directory = _cache_directory()
+    if directory is not None:
+        try:
+            return _open_cached(source, directory / name)
+        except OSError as error:
+            event(_log, "native cache not usable", logging.DEBUG, directory=str(directory), error=str(error))
+    with tempfile.TemporaryDirectory(prefix="tandem-native-") as private:
+        build(source, Path(private, name))
+        return ctypes.CDLL(str(Path(private, name)))
+
+
+def _open_cached(source: Path, path: Path) -> ctypes.CDLL:
+    """Load `path`, built first where it is missing or broken. Other processes see a whole file or none."""
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            path.unlink(missing_ok=True)
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    os.close(descriptor)
+    try:
+        build(source, Path(temporary))
+        with open(temporary, "rb") as built:
+            os.fsync(built.fileno())
+        os.replace(temporary, path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    return ctypes.CDLL(str(path))
+
+
+def _cache_directory() -> Path | None:
+    """Where libraries are kept; None if it cannot be made, or if others could put a library of theirs there."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    try:
+        directory = (Path(base) if base else Path.home() / ".cache") / "tandem"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = directory.stat()
+    except (OSError, RuntimeError):
+        return None
+    is_ours = status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
+    return directory if is_ours else None
+
+
+def _key(source: Path) -> str:
+    headers = sorted(source.parent.glob("*.h"))
+    texts = (part for header in headers for part in (header.name.encode(), header.read_bytes()))
+    flags = (*map(str.encode, FLAGS), platform.machine().encode(), sys.platform.encode())
+    parts = (source.read_bytes(), *texts, *flags)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+class _PyBuffer(ctypes.Structure):
+    """`Py_buffer` of CPython's C interface."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t), ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int), ("ndim", ctypes.c_int), ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p), ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes, _get_buffer.restype = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int), ctypes.c_int
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes, _release_buffer.restype = (ctypes.POINTER(_PyBuffer),), None
+_SIMPLE, _WRITABLE = 0, 1
+
+
+class address_of:  # noqa: N801 - used as a function; a generator would cost a frame of a transfer a microsecond more
+    """Where a contiguous buffer lies, while the block runs; it cannot be released or resized meanwhile.
+
+    Raises BufferError for one that is not contiguous, or read-only where `writable` is asked for.
+    """
+
+    __slots__ = ("_buffer", "_flags", "_held")
+
+    def __init__(self, buffer: memoryview, *, writable: bool = False) -> None:
+        self._buffer, self._flags, self._held = buffer, _WRITABLE if writable else _SIMPLE, _PyBuffer()
+
+    def __enter__(self) -> int:
+        _get_buffer(self._buffer, ctypes.byref(self._held), self._flags)
+        return self._held.buf or 0
+
+    def __exit__(self, *_: object) -> None:
+        _release_buffer(ctypes.byref(self._held))

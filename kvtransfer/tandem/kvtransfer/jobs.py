@@ -1,0 +1,129 @@
+"""What a link is asked to send, and how a job becomes frames. Starts no thread: whoever iterates, sends.
+
+Every decision about a frame (may it still be read, does its transfer wait for it) is made here, under its transfer's
+lock, one frame at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tandem.core.clock import Clock
+from tandem.core.ids import BlockId, GroupId, Rank, TransferId
+from tandem.kvtransfer.devicepayload import DeviceLink, DeviceRoom
+from tandem.kvtransfer.frame import Checksum, FrameKind
+from tandem.kvtransfer.layout import FrameSlice, HeadRoute, slices
+from tandem.kvtransfer.outgoing import Outgoing
+from tandem.kvtransfer.payload_reader import PayloadReader
+from tandem.kvtransfer.pool import PoolAccess, TokenRun
+from tandem.kvtransfer.transports.base import Link, LinkClosedError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """Blocks of one group and some of its layers, for the heads of one route."""
+
+    outgoing: Outgoing
+    group: GroupId
+    pool: PoolAccess
+    route: HeadRoute
+    source: TokenRun
+    dest_blocks: tuple[BlockId, ...]
+    layers: range
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A frame without payload."""
+
+    outgoing: Outgoing
+    kind: FrameKind
+
+
+class FrameWriter:
+    """Writes jobs for one rank of a receiver into a link, for one thread.
+
+    `on_broken` is told of a transfer whose source could not be read; that ends the transfer, not the link.
+    """
+
+    def __init__(self, dest_rank: Rank, *, on_broken: Callable[[Outgoing, str], None], clock: Clock) -> None:
+        self._dest_rank, self._on_broken, self._clock = dest_rank, on_broken, clock
+        self._reader = PayloadReader()
+        self.bytes = 0
+        """Payload written so far, over all transfers."""
+        self.finished: TransferId | None = None
+        """The transfer whose end was written last."""
+
+    def write(self, link: Link, job: Push | Control) -> Iterator[None]:
+        """Send one job's frames, one an iteration; stops early when its transfer ends. Raises LinkClosedError."""
+        if isinstance(job, Control):
+            self._send_control(link, job)
+            yield
+            return
+        try:
+            form, size = job.outgoing.forms[job.group], link.max_payload_bytes
+            for part in slices(form, job.source, job.dest_blocks, job.layers, job.route, size):
+                if not self._send_slice(link, job, part):
+                    return
+                yield
+        except LinkClosedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the pool is the caller's: its failure ends this transfer, not the link
+            _log.exception("transfer_source_unreadable")
+            self._on_broken(job.outgoing, f"the source could not be read: {error}")
+
+    def _send_slice(self, link: Link, job: Push, part: FrameSlice) -> bool:
+        """Gather and send one frame; False if the transfer has ended meanwhile."""
+        outgoing = job.outgoing
+        form = outgoing.forms[job.group]
+        device = link if isinstance(link, DeviceLink) else None
+        with _room(link, device, job, part) as room:
+            with outgoing.lock:
+                if not outgoing.can_move_bytes:
+                    return False
+                outgoing.begin()
+                if device is not None:
+                    outgoing.at_fence(device.withdraw)
+                    device.claim(outgoing.ticket.transfer, outgoing.ticket.attempt)
+                send_ns = int(self._clock.now_s() * 1e9)
+                crc, kind = self._read(job, part, room)
+                outgoing.bytes += part.payload_bytes
+            frame = outgoing.frame(
+                FrameKind.DATA, self._dest_rank,
+                group=job.group, layers=part.layers, heads=part.dest_heads, blocks=part.dest_blocks,
+                payload_bytes=part.payload_bytes, payload_crc=crc, send_ns=send_ns, codec=form.codec,
+                checksum=kind,
+            )  # fmt: skip
+            if isinstance(room, memoryview):
+                link.commit(frame, room)
+            elif device is not None:
+                device.commit_on_device(frame, room)
+            self.bytes += part.payload_bytes
+        return True
+
+    def _read(self, job: Push, part: FrameSlice, room: memoryview | DeviceRoom) -> tuple[int, Checksum]:
+        """Gather one frame's payload; its checksum. The transfer's lock is held."""
+        form = job.outgoing.forms[job.group]
+        if isinstance(room, memoryview):
+            return self._reader.read(job.pool, form, part, room), Checksum.CRC32
+        return room.gather(job.pool, part.source, part.layers, part.source_heads, form.spec.block_tokens)
+
+    def _send_control(self, link: Link, job: Control) -> None:
+        if job.kind is FrameKind.FINISH:
+            with job.outgoing.lock:
+                if not job.outgoing.can_move_bytes:
+                    return
+                job.outgoing.note_finish(self._dest_rank)
+            self.finished = job.outgoing.ticket.transfer
+        link.commit(job.outgoing.frame(job.kind, self._dest_rank), None)
+
+
+def _room(link: Link, device: DeviceLink | None, job: Push, part: FrameSlice) -> memoryview | DeviceRoom:
+    """Where the payload goes: on the device if link, pool and form allow it. Raises LinkClosedError."""
+    if device is None or not job.outgoing.forms[job.group].is_written_as(job.pool.spec.dtype):
+        return link.reserve(part.payload_bytes)
+    return device.reserve_on_device(part.payload_bytes) if device.suits(job.pool) else link.reserve(part.payload_bytes)

@@ -1,0 +1,84 @@
+"""Leases of transfers: which of them the other end still names. Pure bookkeeping on the owner's clock and thread.
+
+Each end says once a second which transfers with a peer it still works on. A peer that is heard, but does not name one
+for a lease, has forgotten it (its role restarted, a message was lost): nobody will ever end that transfer there, so it
+is ended here. A peer that is not heard at all is the control channel's business: silence closes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from tandem.core.ids import Incarnation, TransferId, WorkerId
+
+LEASE_S = 2.5
+SAY_EVERY_S = 1.0
+
+Peer = tuple[WorkerId, Incarnation]
+
+
+@dataclass(slots=True)
+class _Lease:
+    peer: Peer
+    missing_since_s: float | None = None
+    is_overdue: bool = False
+
+
+class TransferLeases:
+    """The transfers open here with each peer. `say` tells what is due, `hear` takes in what peers said.
+
+    When a transfer is opened its peer may not know of it yet, so a lease starts to run down with the first word from
+    the peer that leaves it out, and is whole again with the first that names it. It is over with a word that leaves
+    it out a lease after the first: time in which the peer said nothing proves nothing.
+    """
+
+    def __init__(self, lease_s: float = LEASE_S, say_every_s: float = SAY_EVERY_S) -> None:
+        self._lease_s, self._say_every_s = lease_s, say_every_s
+        self._leases: dict[TransferId, _Lease] = {}
+        self._said_s: dict[Peer, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def open(self, transfer: TransferId, peer: WorkerId, incarnation: Incarnation) -> None:
+        """This end works on the transfer from now on."""
+        self._leases[transfer] = _Lease((peer, incarnation))
+
+    def close(self, transfer: TransferId) -> None:
+        """This end is done with it, however it ended; unknown ones are ignored."""
+        lease = self._leases.pop(transfer, None)
+        if lease is not None and not any(other.peer == lease.peer for other in self._leases.values()):
+            self._said_s.pop(lease.peer, None)
+
+    def open_with(self, peer: WorkerId, incarnation: Incarnation) -> list[TransferId]:
+        """What this end works on with that incarnation of the peer, oldest first."""
+        return [transfer for transfer, lease in self._leases.items() if lease.peer == (peer, incarnation)]
+
+    def say(self, now_s: float) -> dict[Peer, list[TransferId]]:
+        """What is to be said now: for each peer that was told nothing for a while, everything open with it."""
+        due: dict[Peer, list[TransferId]] = {}
+        for transfer, lease in self._leases.items():
+            if lease.peer in due:
+                due[lease.peer].append(transfer)
+            elif now_s - self._said_s.get(lease.peer, -self._say_every_s) >= self._say_every_s:
+                due[lease.peer] = [transfer]
+                self._said_s[lease.peer] = now_s
+        return due
+
+    def hear(self, peer: WorkerId, incarnation: Incarnation, named: Iterable[int], now_s: float) -> None:
+        """The peer, in this incarnation, named all that it works on with us."""
+        here: Collection[int] = frozenset(named)
+        for transfer, lease in self._leases.items():
+            if lease.peer != (peer, incarnation):
+                continue
+            if transfer in here:
+                lease.missing_since_s, lease.is_overdue = None, False
+            elif lease.missing_since_s is None:
+                lease.missing_since_s = now_s
+            elif now_s - lease.missing_since_s >= self._lease_s:
+                lease.is_overdue = True
+
+    def overdue(self) -> list[TransferId]:
+        """Transfers that a peer, though heard, has not named for a whole lease."""
+        return [transfer for transfer, lease in self._leases.items() if lease.is_overdue]

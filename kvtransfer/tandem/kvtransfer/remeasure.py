@@ -1,0 +1,114 @@
+"""When a kept link is measured again, and what follows: nothing, or a move to a transport that is faster now."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from tandem.core.clock import Clock
+from tandem.core.linkspeed import rate
+from tandem.core.logs import event
+from tandem.kvtransfer.line import Line
+from tandem.kvtransfer.linkmeter import LinkMeter
+from tandem.kvtransfer.linkspeeds import LinkSpeeds
+from tandem.kvtransfer.survey import Chosen, Survey
+from tandem.kvtransfer.transports.base import LinkClosedError
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 600.0
+"""Between two times, doubling for as long as measuring again changes nothing."""
+PATIENCE_S = 10.0
+"""A link that is never idle is measured between two jobs after so long."""
+CHANGED = 0.7
+_log = logging.getLogger(__name__)
+
+
+class Remeasure:
+    """`attend` and `is_overdue` belong to the link's thread. Its own connection is measured there, when idle; the other
+    transports on a thread of their own, so that a dial that hangs keeps no transfer waiting."""
+
+    def __init__(
+        self, survey: Survey, chosen: Chosen, speeds: LinkSpeeds, meter: LinkMeter, clock: Clock,
+        on_slower: Callable[[str], None],
+    ) -> None:  # fmt: skip
+        self._survey, self._candidate, self._speeds = survey, chosen.candidate, speeds
+        self._meter, self._clock, self._on_slower = meter, clock, on_slower
+        self._route = survey.route(chosen.candidate)
+        self._pause_s, self._not_before_s = FIRST_PAUSE_S, 0.0
+        self._slow_since_s: float | None = None
+        self._others: threading.Thread | None = None
+
+    def is_overdue(self) -> bool:
+        """Whether the link has been far below its measurement for so long that it cannot wait to be idle."""
+        if not self._is_slow():
+            self._slow_since_s = None
+            return False
+        now_s = self._clock.now_s()
+        if self._slow_since_s is None:
+            self._slow_since_s = now_s
+        return now_s - self._slow_since_s > PATIENCE_S
+
+    def attend(self, line: Line) -> None:
+        """Measure again what has to be; returns soon if that is nothing. Raises LinkClosedError."""
+        if self._others is not None and self._others.is_alive():
+            return
+        if self._is_slow():
+            self._measure_own(line)
+            self._begin_others(self._measure_all)
+        elif self._survey.has_due_retry(self._candidate):
+            self._begin_others(self._retry)
+
+    def join(self) -> None:
+        """Wait for the thread; after the link was closed."""
+        if self._others is not None and self._others is not threading.current_thread():
+            self._others.join()
+
+    def _is_slow(self) -> bool:
+        known = self._speeds.latest(self._route)
+        if known is None or self._clock.now_s() < self._not_before_s:
+            return False
+        return self._meter.is_far_below(known.bytes_per_s, known.latency_s)
+
+    def _measure_own(self, line: Line) -> None:
+        known = self._speeds.latest(self._route)
+        before = known.bytes_per_s if known is not None else 0.0
+        achieved = self._meter.achieved_bytes_per_s()
+        measured = self._survey.measure_line(self._candidate, line)
+        self._meter.restart()
+        self._slow_since_s = None
+        has_changed = measured is None or measured.bytes_per_s < CHANGED * before
+        self._pause_s = FIRST_PAUSE_S if has_changed else min(LAST_PAUSE_S, 2 * self._pause_s)
+        self._not_before_s = self._clock.now_s() + self._pause_s
+        event(
+            _log, "transfer_link_slow",
+            logging.WARNING if has_changed else logging.INFO,  # if it measures as before, the ends are slow
+            transport=self._candidate.endpoint.transport, measured=rate(before), achieved=rate(achieved),
+            measured_again=rate(measured.bytes_per_s) if measured is not None else "no answer",
+        )  # fmt: skip
+
+    def _begin_others(self, work: Callable[[], None]) -> None:
+        self._others = threading.Thread(target=self._run, args=(work,), name="kv-survey", daemon=True)
+        self._others.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+            best = self._survey.best()
+        except LinkClosedError:
+            return  # nobody wants the link any more
+        if best is None or best is self._candidate:
+            return
+        name = best.endpoint.transport
+        ours, theirs = self._speeds.latest(self._route), self._speeds.latest(self._survey.route(best))
+        event(
+            _log, "transfer_link_moved", logging.WARNING, transport=self._candidate.endpoint.transport, to=name,
+            measured=rate(ours.bytes_per_s if ours is not None else 0.0),
+            measured_there=rate(theirs.bytes_per_s if theirs is not None else 0.0),
+        )  # fmt: skip
+        self._on_slower(name)
+
+    def _measure_all(self) -> None:
+        self._survey.measure_others(self._candidate)
+
+    def _retry(self) -> None:
+        self._survey.measure_others(None)

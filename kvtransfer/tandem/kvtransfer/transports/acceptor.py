@@ -1,0 +1,102 @@
+"""One thread that takes connections of a listening socket, and one a connection that serves it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+from tandem.core.logs import event
+
+RETRY_S = 0.1
+"""After connections could not be taken, for want of descriptors or memory."""
+_log = logging.getLogger(__name__)
+
+
+class Acceptor:
+    """`serve` runs on a connection's own thread and owns it until it returns; at most `limit` run at a time.
+
+    What `serve` raises ends its connection alone: an OSError is logged as a refusal, anything else with its traceback.
+    """
+
+    def __init__(
+        self, listening: socket.socket, serve: Callable[[socket.socket], None], *, transport: str, limit: int
+    ) -> None:
+        """`listening` is owned from now on."""
+        self._socket, self._serve, self._transport, self._limit = listening, serve, transport, limit
+        self._acceptor = threading.Thread(target=self._accept, name=f"kv-{transport}-accept", daemon=True)
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        """The socket is bound. Raises OSError."""
+        self._socket.listen(128)
+        self._acceptor.start()
+
+    def close(self) -> None:
+        """End every connection; after return no thread of it runs. Not from a `serve`."""
+        with self._lock:
+            self._closing.set()
+            threads = list(self._connections.values())
+            for connection in self._connections:
+                hang_up(connection)
+        if self._acceptor.is_alive():
+            hang_up(self._socket)
+            self._acceptor.join()
+        for thread in threads:
+            thread.join()
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, _ = self._socket.accept()
+            except ConnectionError:
+                continue  # that one was gone before it was taken
+            except OSError as error:
+                self._pause(error)
+                continue
+            try:
+                is_welcome = self._begin(connection)
+            except RuntimeError as error:  # no thread to be had
+                is_welcome = False
+                self._pause(error)
+            if not is_welcome:
+                connection.close()
+
+    def _begin(self, connection: socket.socket) -> bool:
+        """Give the connection its thread; False if there are too many. Raises RuntimeError."""
+        thread = threading.Thread(target=self._run, args=(connection,), name=f"kv-{self._transport}-in", daemon=True)
+        with self._lock:
+            if self._closing.is_set() or len(self._connections) >= self._limit:
+                return False
+            thread.start()
+            self._connections[connection] = thread
+            return True
+
+    def _pause(self, error: Exception) -> None:
+        """What is missing may be given back by others: a listener that gave up would never be reached again."""
+        if not self._closing.is_set():
+            event(_log, "transfer_accept_failed", logging.WARNING, transport=self._transport, error=str(error))
+            self._closing.wait(RETRY_S)
+
+    def _run(self, connection: socket.socket) -> None:
+        try:
+            self._serve(connection)
+        except OSError as error:
+            event(_log, "transfer_link_refused", logging.WARNING, transport=self._transport, error=str(error))
+        except Exception:  # noqa: BLE001 - top of a thread: `serve` has failed the link's transfers, here it is told
+            _log.exception("transfer_link_broke")
+        finally:
+            with self._lock:
+                self._connections.pop(connection, None)
+            connection.close()
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Wake whoever waits on `connection`, here and at its other end. Harmless when repeated."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

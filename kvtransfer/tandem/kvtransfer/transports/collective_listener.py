@@ -1,0 +1,239 @@
+"""The receiver's side of `gloo` and `nccl`. Three threads of its own: one takes connections; two a connection, of which
+one reads headers and posts receives, and one waits for the payloads and copies them into the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import threading
+import time
+from dataclasses import dataclass, replace
+
+from tandem.core.logs import event
+from tandem.kvtransfer.frame import (
+    MAX_HEAD_BYTES,
+    Frame,
+    FrameKind,
+    MalformedFrameError,
+    Reply,
+    ReplyKind,
+    decode,
+    encode_reply,
+)
+from tandem.kvtransfer.hostid import host_id
+from tandem.kvtransfer.intake import InboundLink, Intake
+from tandem.kvtransfer.ticket import Endpoint
+from tandem.kvtransfer.transports.acceptor import Acceptor
+from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, join_address
+from tandem.kvtransfer.transports.collective import MAX_FRAMES, REPORT_EVERY, WINDOW, backend, purpose
+from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, Communicator, Transfer
+from tandem.kvtransfer.transports.controlsocket import ControlSocket
+from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
+from tandem.kvtransfer.transports.registry import Site
+from tandem.kvtransfer.transports.ringaccount import RingAccount
+from tandem.kvtransfer.transports.tcp import receive_message, send_message, tune
+
+MAX_LINKS = 256
+WAKE_S = 0.25
+"""How long an ended communicator gets to wake who waits for it."""
+_log = logging.getLogger(__name__)
+
+
+class CollectiveListener:
+    """Listens on the site's `bind_host` at a port that the system chooses; `ring_bytes` of staging memory a link."""
+
+    def __init__(self, transport: str, site: Site) -> None:
+        """Raises UnavailableTransportError where the transport cannot work."""
+        self._transport, self._site = transport, site
+        self._connect = backend(transport)
+        self._port = 0
+        self._acceptor: Acceptor | None = None
+
+    def start(self) -> None:
+        """Raises OSError if the address cannot be bound."""
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            self._site.bind_host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.bind(address)
+            self._port = listening.getsockname()[1]
+            self._acceptor = Acceptor(listening, self._run, transport=self._transport, limit=MAX_LINKS)
+            self._acceptor.start()
+        except OSError:
+            listening.close()
+            raise
+
+    def endpoint(self) -> Endpoint:
+        address = join_address(self._site.advertise_host, self._port)
+        return Endpoint(rank=self._site.rank, transport=self._transport, host=host_id(), address=address)
+
+    def close(self) -> None:
+        """End every connection; after return no thread of it runs, and nothing is written any more."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+
+    def _run(self, connection: socket.socket) -> None:
+        """One link's life, on a thread of its own. Raises OSError if it is not let in."""
+        tune(connection)
+        deadline_s = time.monotonic() + DIAL_TIMEOUT_S
+        admission = Admission(purpose(self._transport), self._site.secret)
+        connection.settimeout(DIAL_TIMEOUT_S)
+        send_message(connection, admission.challenge)
+        peer, _, answer = admission.judge(receive_message(connection, MAX_HELLO_BYTES, deadline_s))
+        send_message(connection, answer)
+        connection.settimeout(DIAL_TIMEOUT_S)
+        control = ControlSocket(connection)
+        try:
+            control.send(WINDOW.pack(self._site.ring_bytes))
+            communicator = self._connect(control, RECEIVER_RANK, self._site.ring_bytes)
+            control.set_timeout(None)
+            intake = self._site.intake
+            _Connection(self._transport, control, communicator, intake, intake.connect(peer)).serve()
+        finally:
+            control.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrival:
+    """An announced frame; `transfer` brings its payload to `offset`, `position` is then free again."""
+
+    frame: Frame
+    offset: int
+    position: int
+    transfer: Transfer | None
+
+
+class _Connection:
+    """Reads and posts in the caller's thread, places in one of its own."""
+
+    def __init__(
+        self, transport: str, control: ControlSocket, communicator: Communicator, intake: Intake, link: InboundLink
+    ) -> None:
+        self._transport, self._control, self._communicator = transport, control, communicator
+        self._intake, self._link = intake, link
+        self._lock = threading.Lock()  # guards the five below
+        self._account = RingAccount(len(communicator.staging))
+        self._waiting = 0
+        self._reason = ""
+        self._is_waiting = self._has_ended = False
+        self._judged = self._unreported_bytes = self._unreported_frames = 0  # the placing thread's
+        self._arrivals: queue.SimpleQueue[_Arrival | None] = queue.SimpleQueue()
+        self._placer = threading.Thread(target=self._place, name=f"kv-{transport}-place")
+
+    def serve(self) -> None:
+        """Until the connection ends; whatever ends it, the intake is told, and nothing is written after return."""
+        self._placer.start()
+        try:
+            while data := self._control.receive(MAX_HEAD_BYTES):
+                self._arrivals.put(self._announced(data))
+            self._end("the sender hung up")
+        except MalformedFrameError as error:
+            self._reject(error)
+        except OSError as error:
+            self._end(str(error))
+        finally:
+            self._end("the receiver broke off")
+            self._dismiss()
+            self._intake.disconnect(self._link, self._reason)
+            event(
+                _log, "transfer_link_ended", transport=self._transport, peer=self._link.peer.worker, reason=self._reason
+            )
+
+    def _dismiss(self) -> None:
+        """End the communicator and the placing thread; after return that one touches neither pool nor intake.
+
+        A wait that gloo does not wake (a payload cut in the middle) is left to its own bound: its thread holds the
+        staging memory, which nothing else uses, and ends without looking at it. It is no daemon: a process that exited
+        under it would be aborted in gloo.
+        """
+        with self._lock:
+            self._has_ended = True
+            is_waiting = self._is_waiting
+        self._communicator.abort()  # from here on no receive can write the staging memory
+        self._arrivals.put(None)
+        self._control.hang_up()  # it may be in the middle of a reply that nobody reads
+        self._placer.join(WAKE_S if is_waiting else None)
+        self._communicator.release()
+
+    def _announced(self, head: bytes) -> _Arrival:
+        """Find room for the payload and post its receive. Raises MalformedFrameError or LinkClosedError."""
+        frame, rest = decode(memoryview(head))
+        if len(rest):
+            raise MalformedFrameError(f"{len(rest)} bytes too many")
+        with self._lock:
+            if self._waiting == MAX_FRAMES:
+                raise MalformedFrameError(f"more than {MAX_FRAMES} frames under way")
+            self._waiting += 1
+            if not frame.payload_bytes:
+                return _Arrival(frame, 0, self._account.head, None)
+            offset, position = self._account.take(frame.payload_bytes)
+        return _Arrival(frame, offset, position, self._communicator.receive(offset, frame.payload_bytes))
+
+    def _place(self) -> None:
+        try:
+            while (arrival := self._arrivals.get()) is not None and self._is_here(arrival):
+                reply = self._judge(arrival)
+                if reply is not None:
+                    self._control.send(encode_reply(reply))
+        except MalformedFrameError as error:
+            self._reject(error)
+        except OSError as error:
+            self._hang_up(f"the payload did not come: {error}" if isinstance(error, LinkClosedError) else str(error))
+        except Exception as error:  # noqa: BLE001 - top of a thread: the link ends and its transfers fail
+            _log.exception("transfer_link_broke")
+            self._hang_up(f"the receiver could not place a frame: {error}")
+
+    def _is_here(self, arrival: _Arrival) -> bool:
+        """Wait for a payload; False if the connection has ended meanwhile. Raises LinkClosedError."""
+        with self._lock:
+            self._is_waiting = not self._has_ended
+            if self._has_ended:
+                return False
+        try:
+            if arrival.transfer is not None:
+                arrival.transfer.wait()
+        finally:
+            with self._lock:
+                self._is_waiting = False
+                has_ended = self._has_ended
+        return not has_ended
+
+    def _judge(self, arrival: _Arrival) -> Reply | None:
+        """Hand a frame over; None if the reply, a mere ACK, may wait for the next."""
+        frame = arrival.frame
+        with self._communicator.staging[arrival.offset : arrival.offset + frame.payload_bytes] as payload:
+            reply = self._intake.accept(frame, payload, self._link)
+        with self._lock:
+            self._waiting -= 1
+            self._account.free(arrival.position)
+        self._judged += 1
+        self._unreported_bytes += frame.payload_bytes
+        self._unreported_frames += 1
+        is_mere_ack = reply.kind is ReplyKind.ACK and frame.kind is FrameKind.DATA
+        is_due = (
+            self._unreported_bytes >= self._account.size // REPORT_EVERY
+            or self._unreported_frames >= MAX_FRAMES // REPORT_EVERY
+        )
+        if is_mere_ack and not is_due:
+            return None
+        self._unreported_bytes = self._unreported_frames = 0
+        return replace(reply, consumed=self._judged)
+
+    def _reject(self, error: MalformedFrameError) -> None:
+        self._intake.reject(self._link, error)
+        self._hang_up(f"malformed frame: {error}")
+
+    def _hang_up(self, reason: str) -> None:
+        """Say why, then end the connection, which ends the reading thread."""
+        self._end(reason)
+        with contextlib.suppress(OSError):
+            self._control.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)))
+        self._control.hang_up()
+
+    def _end(self, reason: str) -> None:
+        """The first reason is the one."""
+        with self._lock:
+            self._reason = self._reason or reason

@@ -1,0 +1,175 @@
+"""Every transport by name: what it needs, where it stands in "auto", and how its two ends are made.
+
+A transport is one entry of `TRANSPORTS`. Its module is imported when an end of it is made, never before; an end that
+cannot be made on this machine (a missing module, no GPU) says so by ImportError or UnavailableTransportError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from tandem.core.errors import ConfigError
+from tandem.core.ids import Rank
+from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.intake import Intake
+from tandem.kvtransfer.ticket import Endpoint
+from tandem.kvtransfer.transports.base import Link, Listener, Peer
+
+AUTO = "auto"
+Preference = str
+"""AUTO, or the name of a registered transport."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """For whom and where a listener listens. `on_device`: the pools lie in a GPU's memory."""
+
+    intake: Intake
+    secret: ClusterSecret
+    rank: Rank
+    runtime_dir: Path
+    bind_host: str
+    advertise_host: str
+    ring_bytes: int
+    on_device: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transport:
+    """One way to carry frames. `dial` raises LinkClosedError; `listen` makes a listener that is not started yet.
+
+    `is_one_host`: both ends must be on one host. `is_for_devices`: "auto" takes it only for pools in a GPU's memory.
+    `is_automatic`: "auto" may take it at all; otherwise it has to be configured by name.
+    """
+
+    name: str
+    dial: Callable[[Endpoint, Peer, ClusterSecret], Link]
+    listen: Callable[[Site], Listener]
+    is_one_host: bool = False
+    is_for_devices: bool = False
+    is_automatic: bool = True
+
+    def suits(self, *, on_device: bool) -> bool:
+        """Whether "auto" considers it."""
+        return self.is_automatic and (on_device or not self.is_for_devices)
+
+
+def find(name: str) -> Transport:
+    """The transport called `name`. Raises ConfigError."""
+    if name not in TRANSPORTS:
+        raise ConfigError(f"unknown KV transport {name!r}", todo=f"use one of {', '.join(TRANSPORTS)}")
+    return TRANSPORTS[name]
+
+
+def check_preference(name: str) -> Preference:
+    """`name` if a sender may prefer it. Raises ConfigError."""
+    if name != AUTO and name not in TRANSPORTS:
+        raise ConfigError(f"unknown KV transport {name!r}", todo=f"use one of {AUTO}, {', '.join(TRANSPORTS)}")
+    return name
+
+
+def _dial_shm(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    from tandem.kvtransfer.transports.shm import ShmLink
+
+    return ShmLink.dial(endpoint.address, peer, secret)
+
+
+def _listen_shm(site: Site) -> Listener:
+    from tandem.kvtransfer.transports.shm_listener import ShmListener
+
+    return ShmListener(site.intake, site.secret, site.rank, site.runtime_dir, site.ring_bytes)
+
+
+def _dial_tcp(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    from tandem.kvtransfer.transports.tcp import TcpLink
+
+    return TcpLink.dial(endpoint.address, peer, secret)
+
+
+def _listen_tcp(site: Site) -> Listener:
+    from tandem.kvtransfer.transports.tcp_listener import TcpListener
+
+    return TcpListener(site.intake, site.secret, site.rank, site.bind_host, site.advertise_host)
+
+
+def _dial_grpc(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    from tandem.kvtransfer.transports.grpc import GrpcLink
+
+    return GrpcLink.dial(endpoint.address, peer, secret)
+
+
+def _listen_grpc(site: Site) -> Listener:
+    from tandem.kvtransfer.transports.grpc_listener import GrpcListener
+
+    return GrpcListener(site.intake, site.secret, site.rank, site.bind_host, site.advertise_host)
+
+
+def _dial_gloo(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    from tandem.kvtransfer.transports.collective import CollectiveLink
+
+    return CollectiveLink.dial("gloo", endpoint.address, peer, secret)
+
+
+def _listen_gloo(site: Site) -> Listener:
+    from tandem.kvtransfer.transports.collective_listener import CollectiveListener
+
+    return CollectiveListener("gloo", site)
+
+
+def _dial_cpu_ipc(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    from tandem.kvtransfer.transports.ipc import IpcLink
+
+    return IpcLink.dial("cpu_ipc", endpoint.address, peer, secret)
+
+
+def _listen_cpu_ipc(site: Site) -> Listener:
+    from tandem.kvtransfer.transports.ipc_listener import IpcListener
+
+    return IpcListener("cpu_ipc", site)
+
+
+def _dial_cuda_ipc(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    from tandem.kvtransfer.transports.ipc import IpcLink
+
+    return IpcLink.dial("cuda_ipc", endpoint.address, peer, secret)
+
+
+def _listen_cuda_ipc(site: Site) -> Listener:
+    from tandem.kvtransfer.transports.ipc_listener import IpcListener
+
+    return IpcListener("cuda_ipc", site)
+
+
+def _dial_nccl(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+    from tandem.kvtransfer.transports.collective import CollectiveLink
+
+    return CollectiveLink.dial("nccl", endpoint.address, peer, secret)
+
+
+def _listen_nccl(site: Site) -> Listener:
+    from tandem.kvtransfer.transports.collective_listener import CollectiveListener
+
+    return CollectiveListener("nccl", site)
+
+
+_ALL = (
+    Transport(
+        name="cuda_ipc",
+        dial=_dial_cuda_ipc,
+        listen=_listen_cuda_ipc,
+        is_one_host=True,
+        is_for_devices=True,
+        is_automatic=False,
+    ),
+    Transport(name="shm", dial=_dial_shm, listen=_listen_shm, is_one_host=True),
+    Transport(name="tcp", dial=_dial_tcp, listen=_listen_tcp),
+    Transport(name="grpc", dial=_dial_grpc, listen=_listen_grpc),
+    Transport(name="gloo", dial=_dial_gloo, listen=_listen_gloo, is_automatic=False),
+    Transport(name="cpu_ipc", dial=_dial_cpu_ipc, listen=_listen_cpu_ipc, is_one_host=True, is_automatic=False),
+    Transport(name="nccl", dial=_dial_nccl, listen=_listen_nccl, is_for_devices=True, is_automatic=False),
+)
+TRANSPORTS: Mapping[str, Transport] = MappingProxyType({transport.name: transport for transport in _ALL})
+"""In the order in which "auto" tries them."""

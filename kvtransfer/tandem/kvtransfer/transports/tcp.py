@@ -1,0 +1,255 @@
+"""`tcp`: several raw sockets a link. Frames go over them in turn; replies come back over the first.
+
+    frame: │ prelude: magic, head size, its complement │ header, blocks │ payload │
+    reply: │ prelude: size, its complement             │ reply          │
+
+Sockets deliver in order, a link as a whole does not: FINISH, which must not overtake data, goes over all of them and
+counts at the receiver when the last has brought it. The size travels twice, so that a flipped bit ends the link
+instead of letting the receiver wait for bytes that nobody sends.
+
+    link thread: gather into a free buffer ──▶ queue of a socket ──▶ its thread: send, buffer is free again
+
+so that the next gather runs while the kernel copies the last one out.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+
+from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
+from tandem.kvtransfer.frame import (
+    MAX_PAYLOAD_BYTES,
+    MAX_REPLY_BYTES,
+    Frame,
+    FrameKind,
+    MalformedFrameError,
+    Reply,
+    ReplyKind,
+    decode_reply,
+    encode,
+    encode_reply,
+)
+from tandem.kvtransfer.transports.acceptor import hang_up
+from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
+from tandem.kvtransfer.transports.credit import SenderWindow
+from tandem.kvtransfer.transports.handshake import Introduction
+from tandem.kvtransfer.transports.lane import Lane
+
+PURPOSE = b"tcp"
+MAX_SOCKETS = 16
+CORES_A_SOCKET = 4
+"""A socket keeps a core busy at either end: with two cores one was the fastest, two and three slower."""
+MOST_SOCKETS = 4
+BUFFERS_A_SOCKET = 3
+MAGIC = b"TKVT"
+PRELUDE = struct.Struct("<4sII")
+LINK_ID_BYTES = 16
+JOIN = struct.Struct(f"<{LINK_ID_BYTES}sBB")
+"""What a socket adds to its introduction: its link's random id, its number in the link, and how many it has."""
+LOST_AFTER_S = 3
+_COMPLEMENT = 0xFFFFFFFF
+_MESSAGE = struct.Struct("<H")
+_REPLY = struct.Struct("<HH")
+_RECEIVE_BYTES = 1 << 16
+
+
+class TcpLink:
+    """The sender's end. Payloads are gathered into its own buffers, which belong to a socket's thread while it sends.
+
+    What has been committed is sent in order on each socket; a socket that breaks ends the link.
+    """
+
+    transport = "tcp"
+    max_payload_bytes = MAX_PAYLOAD_BYTES
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._lanes = tuple(Lane(connection, self._break) for connection in sockets)
+        self._next = 0
+        self._window = SenderWindow()
+        self._free: queue.SimpleQueue[bytearray | None] = queue.SimpleQueue()
+        for _ in range(BUFFERS_A_SOCKET * len(sockets)):
+            self._free.put(bytearray(MAX_PAYLOAD_BYTES))
+        self._reserved: bytearray | None = None
+
+    @classmethod
+    def dial(cls, address: str, peer: Peer, secret: ClusterSecret, sockets: int = 0) -> TcpLink:
+        """Connect `sockets` sockets (0: by the cores that there are) and authenticate both ways within DIAL_TIMEOUT_S.
+
+        Raises LinkClosedError.
+        """
+        deadline_s = time.monotonic() + DIAL_TIMEOUT_S
+        link_id = secrets.token_bytes(LINK_ID_BYTES)
+        sockets = sockets or sockets_for(os.cpu_count() or 1)
+        connected: list[socket.socket] = []
+        try:
+            for number in range(sockets):
+                connection = socket.create_connection(split_address(address), _remaining_s(deadline_s))
+                connected.append(connection)
+                tune(connection)
+                words = Introduction(PURPOSE, secret, peer, JOIN.pack(link_id, number, sockets))
+                challenge = receive_message(connection, NONCE_BYTES, deadline_s)
+                send_message(connection, words.hello(challenge))
+                words.check(receive_message(connection, ANSWER_BYTES, deadline_s))
+                connection.settimeout(None)
+        except (OSError, ValueError) as error:
+            for connection in connected:
+                connection.close()
+            raise error if isinstance(error, LinkClosedError) else LinkClosedError(str(error)) from error
+        return cls(connected)
+
+    @property
+    def stalls(self) -> int:
+        return self._window.stalls
+
+    def reserve(self, size: int) -> memoryview:
+        self._window.wait_for(size)
+        if self._reserved is None:
+            self._reserved = self._free.get()  # a lane gives one back, or `close` wakes us
+        if self._reserved is None:
+            self._free.put(None)
+            raise LinkClosedError("the link was closed")
+        return memoryview(self._reserved)[:size]
+
+    def commit(self, frame: Frame, payload: memoryview | None) -> None:
+        head = encode(frame)
+        head = PRELUDE.pack(MAGIC, len(head), len(head) ^ _COMPLEMENT) + head
+        if payload is not None:
+            self._window.send(len(payload))
+            buffer, self._reserved = self._reserved, None
+            if buffer is None:
+                raise ValueError("a payload that was not reserved")
+            self._next = (self._next + 1) % len(self._lanes)
+            room = memoryview(buffer)[: len(payload)]  # the caller's own view ends with the call
+            self._lanes[self._next].send((head, room), lambda: self._free.put(buffer))
+        elif frame.kind is FrameKind.FINISH:
+            for lane in self._lanes:
+                lane.send((head,))
+        else:
+            self._lanes[0].send((head,))
+
+    def replies(self) -> Iterator[Reply]:
+        try:
+            for data in _messages(self._lanes[0].connection):
+                reply = decode_reply(data)
+                if reply.kind is ReplyKind.CLOSING:
+                    raise LinkClosedError(reply.reason)
+                self._window.credit(reply.consumed)
+                yield reply
+        except (OSError, MalformedFrameError) as error:
+            raise error if isinstance(error, LinkClosedError) else LinkClosedError(str(error)) from error
+        raise LinkClosedError("the receiver hung up")
+
+    def close(self) -> None:
+        self._window.close()
+        self._free.put(None)
+        for lane in self._lanes:
+            lane.close()
+
+    def release(self) -> None:
+        for lane in self._lanes:
+            lane.release()
+
+    def _break(self) -> None:
+        """A lane cannot send: hang up, so that the replies' reader ends and says so."""
+        for lane in self._lanes:
+            hang_up(lane.connection)
+
+
+def sockets_for(cores: int) -> int:
+    """How many sockets a link has on a machine of so many cores."""
+    return max(1, min(MOST_SOCKETS, cores // CORES_A_SOCKET))
+
+
+def tune(connection: socket.socket) -> None:
+    """No delay for small frames; a peer that stops answering is given up after LOST_AFTER_S, also on an idle link."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LOST_AFTER_S - 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_S * 1000)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port` or `[host]:port`. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def send_message(connection: socket.socket, data: bytes) -> None:
+    """One message of the handshake. Raises OSError."""
+    connection.sendall(_MESSAGE.pack(len(data)) + data)
+
+
+def receive_message(connection: socket.socket, most_bytes: int, deadline_s: float) -> bytes:
+    """One message of the handshake, all of it before `deadline_s` (monotonic). Raises OSError."""
+    (size,) = _MESSAGE.unpack(_receive(connection, _MESSAGE.size, deadline_s))
+    if size > most_bytes:
+        raise LinkClosedError(f"a message of {size} bytes in the handshake")
+    return _receive(connection, size, deadline_s)
+
+
+def receive_exactly(connection: socket.socket, room: memoryview) -> bool:
+    """Fill `room`; False if the connection ended before its first byte. Raises OSError, also where it is cut short."""
+    got = 0
+    while got < len(room):
+        received = connection.recv_into(room[got:], 0, socket.MSG_WAITALL)
+        if received == 0:
+            if got:
+                raise ConnectionError("the connection ended inside a frame")
+            return False
+        got += received
+    return True
+
+
+def head_size(prelude: memoryview) -> int:
+    """What a prelude says. Raises MalformedFrameError."""
+    magic, size, complement = PRELUDE.unpack(prelude)
+    if magic != MAGIC or size ^ _COMPLEMENT != complement:
+        raise MalformedFrameError(f"no frame of protocol tcp: starts with {magic!r}")
+    return int(size)
+
+
+def send_reply(connection: socket.socket, reply: Reply) -> None:
+    """Raises OSError."""
+    data = encode_reply(reply)
+    connection.sendall(_REPLY.pack(len(data), len(data) ^ 0xFFFF) + data)
+
+
+def _receive(connection: socket.socket, size: int, deadline_s: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        connection.settimeout(_remaining_s(deadline_s))
+        part = connection.recv(size - len(data))
+        if not part:
+            raise LinkClosedError("the other end hung up: it refused, or does not know the cluster secret")
+        data += part
+    return data
+
+
+def _remaining_s(deadline_s: float) -> float:
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError("the handshake took too long")
+    return remaining_s
+
+
+def _messages(connection: socket.socket) -> Iterator[bytes]:
+    """The replies' bytes, one after another, until the connection ends. Raises OSError and MalformedFrameError."""
+    pending = b""
+    while data := connection.recv(_RECEIVE_BYTES):
+        pending += data
+        while len(pending) >= _REPLY.size:
+            size, complement = _REPLY.unpack_from(pending)
+            if size ^ 0xFFFF != complement or size > MAX_REPLY_BYTES:
+                raise MalformedFrameError("not a reply of this protocol")
+            if len(pending) < _REPLY.size + size:
+                break
+            yield pending[_REPLY.size : _REPLY.size + size]
+            pending = pending[_REPLY.size + size :]

@@ -1,0 +1,209 @@
+"""The receiver's side of `tcp`: one thread a socket reads into a buffer of its own and hands frames to the intake."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import Counter
+
+from tandem.core.ids import Attempt, Rank, TransferId
+from tandem.core.logs import event
+from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.frame import (
+    MAX_HEAD_BYTES,
+    MAX_PAYLOAD_BYTES,
+    Frame,
+    FrameKind,
+    MalformedFrameError,
+    Reply,
+    ReplyKind,
+    decode,
+)
+from tandem.kvtransfer.hostid import host_id
+from tandem.kvtransfer.intake import InboundLink, Intake
+from tandem.kvtransfer.ticket import Endpoint
+from tandem.kvtransfer.transports.acceptor import Acceptor, hang_up
+from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, join_address
+from tandem.kvtransfer.transports.credit import ReceiverCredit
+from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
+from tandem.kvtransfer.transports.tcp import (
+    JOIN,
+    MAX_SOCKETS,
+    PRELUDE,
+    PURPOSE,
+    head_size,
+    receive_exactly,
+    receive_message,
+    send_message,
+    send_reply,
+    tune,
+)
+
+MAX_CONNECTIONS = 1024
+_MAX_UNFINISHED = 4096
+_log = logging.getLogger(__name__)
+
+
+class TcpListener:
+    """Listens on `bind_host` at a port that the system chooses; `advertise_host` is what senders are told."""
+
+    def __init__(self, intake: Intake, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str) -> None:
+        self._intake, self._secret, self._rank = intake, secret, rank
+        self._bind_host, self._advertise_host = bind_host, advertise_host
+        self._lock = threading.Lock()
+        self._links: dict[bytes, _Inbound] = {}
+        self._port = 0
+        self._acceptor: Acceptor | None = None
+
+    def start(self) -> None:
+        """Raises OSError if the address cannot be bound."""
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            self._bind_host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.bind(address)
+            self._port = listening.getsockname()[1]
+            self._acceptor = Acceptor(listening, self._run, transport="tcp", limit=MAX_CONNECTIONS)
+            self._acceptor.start()
+        except OSError:
+            listening.close()
+            raise
+
+    def endpoint(self) -> Endpoint:
+        address = join_address(self._advertise_host, self._port)
+        return Endpoint(rank=self._rank, transport="tcp", host=host_id(), address=address)
+
+    def close(self) -> None:
+        """End every connection; after return no thread of it runs."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+
+    def _run(self, connection: socket.socket) -> None:
+        """One socket's life. Raises OSError if it is not let in."""
+        tune(connection)
+        deadline_s = time.monotonic() + DIAL_TIMEOUT_S
+        admission = Admission(PURPOSE, self._secret, JOIN.size)
+        connection.settimeout(DIAL_TIMEOUT_S)
+        send_message(connection, admission.challenge)
+        peer, extra, answer = admission.judge(receive_message(connection, MAX_HELLO_BYTES, deadline_s))
+        connection.settimeout(None)
+        link_id, number, sockets = JOIN.unpack(extra)
+        inbound = self._join(link_id, peer, number, sockets, connection)
+        reason = "the receiver broke off"
+        try:
+            send_message(connection, answer)
+            reason = inbound.serve(connection)
+        except OSError as error:
+            reason = str(error)
+        finally:
+            with self._lock:
+                self._links.pop(link_id, None)
+            inbound.leave(reason)
+
+    def _join(self, link_id: bytes, peer: Peer, number: int, sockets: int, connection: socket.socket) -> _Inbound:
+        """The link that a socket belongs to, made by the first of them. Raises LinkClosedError."""
+        if not 0 <= number < sockets <= MAX_SOCKETS:
+            raise LinkClosedError(f"socket {number} of {sockets}")
+        with self._lock:
+            inbound = self._links.get(link_id)
+            if inbound is None:
+                inbound = self._links[link_id] = _Inbound(self._intake, self._intake.connect(peer), sockets)
+            inbound.add(peer, number, sockets, connection)
+        return inbound
+
+
+class _Inbound:
+    """The sockets of one link. They end together: what one of them loses, the others cannot make good."""
+
+    def __init__(self, intake: Intake, link: InboundLink, sockets: int) -> None:
+        self._intake, self._link, self._size = intake, link, sockets
+        self._sockets: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()  # guards the fields below, and keeps replies apart on the first socket
+        self._reason = ""  # why it has ended
+        self._serving = 0
+        self._credit = ReceiverCredit()
+        self._finishes: Counter[tuple[TransferId, Attempt]] = Counter()
+
+    def add(self, peer: Peer, number: int, sockets: int, connection: socket.socket) -> None:
+        """Raises LinkClosedError for a socket that does not fit the others, or comes after one of them has ended."""
+        with self._lock:
+            self._add(peer, number, sockets, connection)
+
+    def _add(self, peer: Peer, number: int, sockets: int, connection: socket.socket) -> None:
+        is_own = peer == self._link.peer and sockets == self._size and number not in self._sockets
+        if self._reason or not is_own:
+            raise LinkClosedError("a socket that belongs to another link")
+        self._sockets[number] = connection
+        self._serving += 1
+
+    def serve(self, connection: socket.socket) -> str:
+        """Feed a socket's frames to the intake until it ends; why. Raises OSError."""
+        head, room = memoryview(bytearray(PRELUDE.size + MAX_HEAD_BYTES)), memoryview(bytearray(MAX_PAYLOAD_BYTES))
+        try:
+            while receive_exactly(connection, head[: PRELUDE.size]):
+                size = head_size(head[: PRELUDE.size])
+                if size > MAX_HEAD_BYTES:
+                    raise MalformedFrameError(f"a header of {size} bytes exceeds the bound of a frame")
+                end = PRELUDE.size + size
+                if not receive_exactly(connection, head[PRELUDE.size : end]):
+                    raise ConnectionError("the connection ended inside a frame")
+                frame, rest = decode(head[PRELUDE.size : end])
+                if len(rest):
+                    raise MalformedFrameError(f"{len(rest)} bytes too many")
+                payload = room[: frame.payload_bytes]
+                if len(payload) and not receive_exactly(connection, payload):
+                    raise ConnectionError("the connection ended inside a frame")
+                self._accept(frame, payload)
+        except MalformedFrameError as error:
+            reason = f"malformed frame: {error}"
+            self._intake.reject(self._link, error)
+            with contextlib.suppress(OSError), self._lock:
+                self._reply(Reply(kind=ReplyKind.CLOSING, reason=reason))
+            return reason
+        return "the sender hung up"
+
+    def leave(self, reason: str) -> None:
+        """A socket has ended: so do the others. With the last one what depends on them fails: not earlier, for what
+        another has in hand would begin or go on with transfers of a link that is lost already."""
+        with self._lock:
+            self._reason = self._reason or reason or "the connection was lost"
+            self._serving -= 1
+            is_last = self._serving == 0
+            for connection in self._sockets.values():
+                hang_up(connection)
+        if is_last:
+            self._intake.disconnect(self._link, self._reason)
+            event(_log, "transfer_link_ended", transport="tcp", peer=self._link.peer.worker, reason=self._reason)
+
+    def _accept(self, frame: Frame, payload: memoryview) -> None:
+        if self._reason:  # what the other sockets still have in their buffers is lost with the link
+            raise LinkClosedError(self._reason)
+        if frame.kind is FrameKind.FINISH and not self._is_last_finish(frame):
+            return
+        reply = self._intake.accept(frame, payload, self._link)
+        with self._lock:
+            due = self._credit.settle(frame, reply)
+            if due is not None:
+                self._reply(due)
+
+    def _is_last_finish(self, frame: Frame) -> bool:
+        """Whether every socket has brought this FINISH, and with it all the data that was sent before."""
+        key = frame.transfer, frame.attempt
+        with self._lock:
+            self._finishes[key] += 1
+            if len(self._finishes) > _MAX_UNFINISHED:
+                raise MalformedFrameError("too many transfers finished on some of the sockets only")
+            if self._finishes[key] < self._size:
+                return False
+            del self._finishes[key]
+            return True
+
+    def _reply(self, reply: Reply) -> None:
+        """`_lock` is held. Raises OSError."""
+        first = self._sockets.get(0)
+        if first is not None:
+            send_reply(first, reply)

@@ -1,0 +1,34 @@
+"""A listening unix socket that this user alone can reach, and its name in an endpoint."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+_MAX_PATH_BYTES = 100
+
+
+class UnixSocket:
+    """SOCK_SEQPACKET at `kv-….sock` in `runtime_dir`, or at an abstract name where that path is too long for one."""
+
+    def __init__(self, runtime_dir: Path) -> None:
+        path = str(runtime_dir.absolute() / f"kv-{secrets.token_hex(4)}.sock")
+        self.address = path if len(path.encode()) <= _MAX_PATH_BYTES else f"@tandem-{secrets.token_hex(8)}"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def bind(self) -> None:
+        """Raises OSError."""
+        self.socket.bind(socket_name(self.address))
+        if not self.address.startswith("@"):
+            Path(self.address).chmod(0o600)
+
+    def remove(self) -> None:
+        """Take the name back; the socket is its user's to close."""
+        if not self.address.startswith("@"):
+            Path(self.address).unlink(missing_ok=True)
+
+
+def socket_name(address: str) -> str:
+    """The kernel's name of an endpoint address: `@name` is abstract, anything else a path."""
+    return f"\0{address[1:]}" if address.startswith("@") else address

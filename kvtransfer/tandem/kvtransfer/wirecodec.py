@@ -1,0 +1,59 @@
+"""How a group's payload is written on the wire: the receiver's geometry and dtype, or a codec over it. No sockets.
+
+A row is one head of one plane of one layer of one block. Without a codec a payload is the rows' numbers in the
+receiver's dtype; with one it is a float32 scale a row, all of them first, then a byte a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tandem.core.kvlayout import KVGroupSpec
+from tandem.kernels import kv_wire
+from tandem.kvtransfer.frame import Codec
+
+_NAMES = {"": Codec.NONE, "int8": Codec.INT8, "fp8": Codec.FP8}
+
+
+def codec_named(name: str) -> Codec:
+    """The codec of a ticket; raises ValueError for a name that this version does not know."""
+    if name not in _NAMES:
+        raise ValueError(f"unknown wire codec {name!r}: expected one of {', '.join(filter(None, _NAMES))}, or none")
+    return _NAMES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadForm:
+    """The form of one group's payloads: `spec` is the receiver's."""
+
+    spec: KVGroupSpec
+    codec: Codec = Codec.NONE
+
+    @property
+    def row_size(self) -> int:
+        """Numbers in a row."""
+        return self.spec.block_tokens * self.spec.width
+
+    def payload_bytes(self, blocks: int, layers: range, heads: range) -> int:
+        """Bytes of a slice as sent."""
+        rows = blocks * len(layers) * self.spec.planes * len(heads)
+        return kv_wire.encoded_bytes(rows, self.row_size) if self.codec else rows * self.spec.head_bytes()
+
+    def is_written_as(self, dtype: str) -> bool:
+        """Whether a pool's numbers of `dtype` travel as they are."""
+        return self.codec is Codec.NONE and dtype == self.spec.dtype
+
+    def encode(self, source: memoryview, dtype: str, out: memoryview) -> int:
+        """Write numbers of `dtype`, in the receiver's blocks, as a payload; its CRC-32."""
+        if self.codec:
+            kv_wire.encode(self.codec.name.lower(), source, dtype, out, row_size=self.row_size)
+        else:
+            kv_wire.convert(source, dtype, out, self.spec.dtype)
+        return kv_wire.crc32(out)
+
+    def decode(self, payload: memoryview) -> memoryview:
+        """A codec's payload in the receiver's dtype, in new memory."""
+        rows = len(payload) // kv_wire.encoded_bytes(1, self.row_size)
+        out = memoryview(bytearray(rows * self.spec.head_bytes()))
+        kv_wire.decode(self.codec.name.lower(), payload, out, self.spec.dtype, row_size=self.row_size)
+        return out

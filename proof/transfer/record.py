@@ -1,0 +1,107 @@
+"""The results file: what is finished, so that a run that was stopped goes on, and what was found."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+PARTS = ("matrix", "wire", "kills", "stops")
+
+
+class Record:
+    """One entry a finished case, by part and index. Saved whole, by renaming."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path, self.seed = path, seed
+        known = json.loads(path.read_text()) if path.exists() else {}
+        is_ours = known.get("name") == "transfer" and known.get("seed") == seed
+        self.entries: dict[str, dict[int, dict[str, Any]]] = {
+            part: {int(index): entry for index, entry in known.get(part, {}).items()} if is_ours else {}
+            for part in PARTS
+        }
+        self.about: dict[str, Any] = known.get("about", {}) if is_ours else {}
+
+    def add(self, part: str, index: int, entry: dict[str, Any]) -> None:
+        self.entries[part][index] = entry
+
+    def missing(self, part: str, indices: range) -> list[int]:
+        """Cases that were not run yet. What broke a promise stays on record until it is run alone, by name."""
+        return [index for index in indices if index not in self.entries[part]]
+
+    @property
+    def violations(self) -> list[str]:
+        return [words for part in self.entries.values() for entry in part.values() for words in entry["violations"]]
+
+    def save(self) -> None:
+        """Write it, one line an entry."""
+        lines = [f' "name": "transfer",\n "seed": {self.seed},\n "about": {json.dumps(self.about)}']
+        lines.append(f' "summary": {json.dumps(self.summary(), indent=1).replace(chr(10), chr(10) + " ")}')
+        for part, entries in self.entries.items():
+            rows = [f'  "{index}": {json.dumps(entries[index])}' for index in sorted(entries)]
+            lines.append(f' "{part}": {{\n' + ",\n".join(rows) + "\n }")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = self._path.with_suffix(".new")
+        new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        os.replace(new, self._path)
+
+    def summary(self) -> dict[str, Any]:
+        """Everything in a few numbers."""
+        found: dict[str, Any] = {"violations": len(self.violations), "not_run": self.about.get("not_run", {})}
+        found["matrix"] = self._matrix()
+        found["wire"] = self._wire()
+        for part in ("kills", "stops"):
+            found[part] = self._strikes(part)
+        return found
+
+    def _wire(self) -> dict[str, Any]:
+        by_transport: dict[str, Counter[str]] = {}
+        hits: Counter[str] = Counter()
+        for entry in self.entries["wire"].values():
+            counts = by_transport.setdefault(entry["transport"], Counter())
+            counts.update({name: entry[name] for name in ("transfers", "admitted", "bytes")})
+            hits.update(entry["hits"])
+        total = sum(counts["transfers"] for counts in by_transport.values())
+        return {
+            "transfers": total,
+            **{k: dict(v) for k, v in by_transport.items()},
+            "hit_by": dict(sorted(hits.items())),
+        }
+
+    def _matrix(self) -> dict[str, Any]:
+        worst = {"held": 0.0, "moved": 0.0, "landed": 0.0}
+        cells = 0
+        for entry in self.entries["matrix"].values():
+            for row in entry["figures"]:
+                cells += 1
+                for name in worst:
+                    ideal = row[f"ideal_{name}"]
+                    off = abs(row[name] - ideal) / ideal if ideal else float(row[name] > 0)
+                    worst[name] = max(worst[name], off)
+        return {"transfers": cells, "largest_deviation": worst}
+
+    def _strikes(self, part: str) -> dict[str, Any]:
+        entries = list(self.entries[part].values())
+        found: dict[str, Any] = {"strikes": len(entries)}
+        for name in ("requests", "replayed"):
+            found[name] = sum(entry[name] for entry in entries)
+        for name in ("survivor_s", "router_s", "baseline_s", "lag_s"):
+            found[name] = _spread([entry[name] for entry in entries if entry[name] is not None])
+        found["by_moment"] = dict(Counter(entry["moment"] for entry in entries))
+        found["by_target"] = dict(Counter(entry["target"] for entry in entries))
+        found["with_a_shared_transfer"] = sum(entry["shared"] != 0 for entry in entries)
+        found["late"] = [words for entry in entries for words in entry["late"]]
+        return found
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    if not values:
+        return {}
+    ordered = sorted(values)
+
+    def at(share: float) -> float:
+        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
+
+    return {"n": len(values), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": round(ordered[-1], 3)}

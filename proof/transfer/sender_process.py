@@ -1,0 +1,180 @@
+"""The sending worker of the wire part: all its ranks' TransferSenders in a process of their own.
+
+Driven by JSON lines on stdin; events, hits of faults and answers leave as JSON lines on stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import psutil
+
+from proof.transfer.plan import Fault, Move
+from proof.transfer.shapes import NUM_BLOCKS, drawn, in_blocks, place, specs_of, view
+from proof.transfer.tampering import Tampering
+from tandem.core.clock import MonotonicClock
+from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.pool import HostPool
+from tandem.kvtransfer.sender import TransferSender
+from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
+
+SECRET = ClusterSecret(b"the secret of this proof")
+SENDER, RECEIVER = WorkerId("p0"), WorkerId("d0")
+_output = threading.Lock()
+
+
+class Worker:
+    """The ranks of one case."""
+
+    def __init__(self, begin: dict[str, Any]) -> None:
+        self.specs = specs_of(begin["shape"], begin["block_tokens"])
+        self.tp = int(begin["tp"])
+        self.memory = [
+            {s.group: bytearray(NUM_BLOCKS * s.block_bytes(self.tp)) for s in self.specs} for _ in range(self.tp)
+        ]
+        self.senders = [self._sender(rank, begin) for rank in range(self.tp)]
+
+    def _sender(self, rank: int, begin: dict[str, Any]) -> TransferSender:
+        def report(event: Any) -> None:
+            fields = {"bytes": getattr(event, "bytes", 0), "reason": getattr(event, "reason", "")}
+            say("event", rank=rank, event=type(event).__name__, transfer=event.transfer, **fields)
+
+        pools = {s.group: HostPool(s, self.tp, memoryview(self.memory[rank][s.group])) for s in self.specs}
+        return TransferSender(
+            worker=SENDER, incarnation=Incarnation(begin["incarnation"]), rank=Rank(rank), pools=pools,
+            secret=SECRET, on_event=report, clock=MonotonicClock(), preference=begin["transport"],
+        )  # fmt: skip
+
+    def wave(self, transfers: list[dict[str, Any]], tampering: Tampering) -> None:
+        """Open all, push them in turns, finish all."""
+        opened = []
+        for fields in transfers:
+            move = Move(**(fields["move"] | {"fault": Fault(**fields["move"]["fault"])}))
+            ticket = ticket_of(fields["ticket"])
+            self._fill(fields["seed"], move.tokens, fields["source"])
+            tampering.plan(ticket.transfer, move.fault)
+            for sender in self.senders:
+                sender.open(ticket)
+            opened.append((ticket, self._pushes(ticket, move, fields["source"])))
+        while opened:
+            for entry in tuple(opened):
+                ticket, pushes = entry
+                push = next(pushes, None)
+                if push is None:
+                    for sender in self.senders:
+                        sender.finish(ticket.transfer)
+                    opened.remove(entry)
+                    continue
+                for sender in self.senders:
+                    sender.push(ticket.transfer, *push)
+
+    def _fill(self, seed: str, tokens: int, source: list[list[int]]) -> None:
+        """Compute the prompt: whole blocks of drawn content."""
+        for spec, blocks in zip(self.specs, source, strict=True):
+            content = drawn(seed, spec, len(blocks) * spec.block_tokens)
+            for rank in range(self.tp):
+                pool = view(self.memory[rank][spec.group], spec, self.tp)
+                place(pool, blocks, in_blocks(content, spec, self.tp, rank, 0, len(blocks)))
+
+    def _pushes(self, ticket: Ticket, move: Move, source: list[list[int]]) -> Iterator[tuple[Any, ...]]:
+        assert ticket.layout is not None
+        for spec, theirs, promised in zip(self.specs, ticket.layout.groups, ticket.groups, strict=True):
+            count, blocks = len(promised.blocks), source[spec.group]
+            for first in range(0, count, move.chunk_blocks or count or 1):
+                last = min(count, first + (move.chunk_blocks or count))
+                begin = (promised.skip + first) * theirs.block_tokens
+                end = min((promised.skip + last) * theirs.block_tokens, move.tokens)
+                ours = blocks[begin // spec.block_tokens : -(-end // spec.block_tokens)]
+                layers = len(spec.layers)
+                for layer in range(0, layers, move.layer_step or layers):
+                    some = range(layer, min(layers, layer + (move.layer_step or layers)))
+                    dest = promised.blocks[first:last]
+                    yield spec.group, tuple(map(BlockId, ours)), dest, some, begin % spec.block_tokens
+
+
+def main() -> None:
+    cancels: queue.SimpleQueue[TransferId] = queue.SimpleQueue()
+
+    def hit(transfer: TransferId, kind: str, dest_rank: int) -> None:
+        say("hit", transfer=transfer, kind=kind, dest_rank=dest_rank)
+        if kind == "cancel_sender":
+            cancels.put(transfer)
+
+    tampering = Tampering(hit)
+    tampering.install()
+    worker: Worker | None = None
+
+    def cancel() -> None:
+        while True:
+            transfer = cancels.get()
+            for sender in worker.senders if worker else ():
+                sender.cancel(transfer)
+
+    threading.Thread(target=cancel, daemon=True).start()
+    say("ready")
+    for line in sys.stdin:
+        command = json.loads(line)
+        match command["do"]:
+            case "begin":
+                tampering.reset()
+                worker = Worker(command)
+            case "wave":
+                assert worker is not None
+                worker.wave(command["transfers"], tampering)
+                say("pushed")
+            case "cancel":
+                assert worker is not None
+                for sender in worker.senders:
+                    sender.cancel(TransferId(command["transfer"]))
+            case "incarnation":
+                assert worker is not None
+                for sender in worker.senders:
+                    sender.set_incarnation(Incarnation(command["incarnation"]))
+            case "status":
+                assert worker is not None
+                say("status", open=[t.transfer for sender in worker.senders for t in sender.transfers()])
+            case "close":
+                assert worker is not None
+                for sender in worker.senders:
+                    sender.close()
+                worker = None
+                process = psutil.Process()
+                say("closed", descriptors=process.num_fds(), threads=process.num_threads())
+
+
+def ticket_fields(ticket: Ticket) -> dict[str, Any]:
+    """For a command line; see `ticket_of`."""
+    return asdict(ticket)
+
+
+def ticket_of(fields: dict[str, Any]) -> Ticket:
+    groups = tuple(
+        GroupBlocks(group=GroupId(g["group"]), skip=g["skip"], blocks=tuple(map(BlockId, g["blocks"])))
+        for g in fields["groups"]
+    )
+    specs = tuple(KVGroupSpec(**(g | {"layers": tuple(g["layers"])})) for g in fields["layout"]["groups"])
+    return Ticket(
+        transfer=TransferId(fields["transfer"]), request=RequestId(fields["request"]),
+        attempt=Attempt(fields["attempt"]), sender=SENDER,
+        sender_incarnation=Incarnation(fields["sender_incarnation"]), receiver=RECEIVER,
+        receiver_incarnation=Incarnation(fields["receiver_incarnation"]), groups=groups,
+        endpoints=tuple(Endpoint(**e) for e in fields["endpoints"]),
+        layout=KVLayout(groups=specs, tp=fields["layout"]["tp"]),
+    )  # fmt: skip
+
+
+def say(what: str, **fields: Any) -> None:
+    with _output:
+        print(json.dumps({"is": what, **fields}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

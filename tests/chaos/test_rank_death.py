@@ -1,0 +1,79 @@
+"""kill -9 and SIGSTOP of one tensor-parallel rank: the worker ends whole with the reason, comes back, and serves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tandem.prefixindex.lease import LEASE_S
+from tests.chaos.test_worker_death import HEAR_OF_IT_S, Stream, is_serving
+from tests.e2e.cluster import Cluster, is_alive, running, wait_for
+
+WORKER_ENDS_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1", "--tp", "2")
+    with running(*flags) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+@pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
+def test_the_second_rank_is_lost(cluster: Cluster, worker: str, number: signal.Signals) -> None:
+    wait_for(lambda: is_serving(cluster), 60, "the cluster serves")
+    pids = cluster.pids()[worker]
+    assert len(pids) == 3, "a host and two ranks"
+    output = len(cluster.output)
+    streams = [Stream(cluster, 100, 3000) for _ in range(2)] if worker == "decode-0" else []
+    wait_for(lambda: all(s.tokens > 3 for s in streams), 30, "tokens flow")
+    struck_s = time.monotonic()
+    os.kill(pids[2], number)
+    wait_for(lambda: not any(is_alive(pid) for pid in pids), WORKER_ENDS_S, "host and ranks are gone")
+    print(f"{worker}: all of it gone {time.monotonic() - struck_s:.2f} s after {number.name}")
+    for stream in streams:
+        stream.join(HEAR_OF_IT_S + 5)
+        assert not stream.is_alive()
+        assert stream.error is not None
+    wait_for(lambda: is_serving(cluster), 60, "the restarted worker serves")
+    after = cluster.pids()[worker]
+    assert len(after) == 3
+    assert not set(after) & set(pids)
+    reason = "rank 1 was killed by signal 9" if number is signal.SIGKILL else "rank 1 has stopped"
+    assert reason in cluster.output[output:]
+    wait_for(lambda: _is_quiet(cluster), 10, "nothing in flight, nothing held")
+
+
+def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
+    """Host and ranks together, as when a machine is suspended: no rank counts as lost, but the lease lapsed."""
+    wait_for(lambda: is_serving(cluster), 60, "the cluster serves")
+    before = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
+    pids = cluster.pids()["decode-0"]
+    stream = Stream(cluster, 100, 3000)
+    wait_for(lambda: stream.tokens > 3, 30, "tokens flow")
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        wait_for(lambda: time.monotonic() - stopped_s > LEASE_S + 1.5, 10, "its lease lapsed by any clock")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    stream.join(HEAR_OF_IT_S + 5)
+    assert stream.error is not None
+    wait_for(lambda: is_serving(cluster), 60, "the worker that woke up serves")
+    after = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
+    assert cluster.pids()["decode-0"] == pids
+    assert after["decode-0"] != before["decode-0"]
+    wait_for(lambda: _is_quiet(cluster), 10, "nothing in flight, nothing held")
+
+
+def _is_quiet(cluster: Cluster) -> bool:
+    status = cluster.status()
+    held = [b[k] for w in status["workers"] for b in w["blocks"] for k in ("request", "pushing", "reserved")]
+    return status["router"]["in_flight"] == 0 and not any(held) and len(status["workers"]) == 2

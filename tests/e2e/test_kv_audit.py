@@ -1,0 +1,58 @@
+"""`clusterctl kv audit` on a whole cluster: clean under load, and the worker that stands still is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from tests.e2e.cluster import Cluster, running, wait_for
+
+
+def audit(cluster: Cluster, *flags: str) -> tuple[int, dict[str, Any]]:
+    """(exit code, the audit)."""
+    command = [sys.executable, "-m", "tandem.clusterctl", "kv", "audit", "--json"]
+    command += ["--endpoint", cluster.context["admin"], "--admin-key-file", cluster.context["admin_key_file"], *flags]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.stdout, ended.stderr.decode()
+    return ended.returncode, json.loads(ended.stdout)
+
+
+def test_the_audit_of_a_cluster() -> None:
+    flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--dtype", "float32")
+    with running(*flags) as cluster:
+        is_over = threading.Event()
+        answers: list[int] = []
+
+        def load(number: int) -> None:
+            body = {"model": "tandem-tiny", "prompt": f"{number} " * 80, "max_tokens": 60, "temperature": 0}
+            while not is_over.is_set():
+                answers.append(cluster.post("/v1/completions", body)[0])
+
+        threads = [threading.Thread(target=load, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(3):
+                code, found = audit(cluster)
+                assert (code, found["unexplained"], found["unanswered"]) == (0, [], [])
+                assert {worker["role"] for worker in found["workers"]} == {"prefill", "decode"}
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join(60)
+        assert answers
+        assert set(answers) == {200}
+
+        decode = next(w for w in cluster.status()["workers"] if w["role"] == "decode")
+        (rank,) = decode["rank_pids"]
+        os.kill(rank, signal.SIGSTOP)
+        code, found = audit(cluster, "--wait", "0")  # asked before its host ends it
+        assert code == 2
+        assert [missing["worker"] for missing in found["unanswered"]] == [decode["worker"]]
+        wait_for(lambda: cluster.get("/readyz")[0] == 200, 30, "the worker is back")
+        assert audit(cluster)[0] == 0

@@ -1,0 +1,437 @@
+"""`gloo`: what its communicators promise, and a peer that announces a payload and then stands still."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import psutil
+import pytest
+import torch.distributed
+from torch._C._distributed_c10d import HashStore
+
+from tandem.core.clock import MonotonicClock
+from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId, WorkerId
+from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
+from tandem.kvtransfer.frame import Frame, FrameKind, ReplyKind, checksum, encode
+from tandem.kvtransfer.intake import Intake
+from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.transports import communicator
+from tandem.kvtransfer.transports.base import LinkClosedError, Peer
+from tandem.kvtransfer.transports.collective import CollectiveLink
+from tandem.kvtransfer.transports.collective_listener import _Connection
+from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, SENDER_RANK, GlooCommunicator, Transfer
+from tandem.kvtransfer.transports.controlsocket import ControlSocket
+
+SIZE = 4 << 20
+NEVER_S = 3600.0
+G0 = GroupId(0)
+BLOCKS = 512
+WaitUntil = Callable[[Callable[[], bool]], None]
+TicketJson = Callable[[Ticket], dict[str, Any]]
+
+
+@pytest.fixture
+def rig(any_rig: Any) -> Any:
+    any_rig.transport = "gloo"
+    return any_rig
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dialled = socket.create_connection(listening.getsockname())
+        return dialled, listening.accept()[0]
+
+
+class Pair:
+    """Both ranks' communicators, made as a link makes them."""
+
+    def __init__(self, size: int = SIZE) -> None:
+        dialled, accepted = connected()
+        self.controls = ControlSocket(dialled), ControlSocket(accepted)
+        made: queue.SimpleQueue[GlooCommunicator] = queue.SimpleQueue()
+        other = threading.Thread(target=lambda: made.put(GlooCommunicator(self.controls[1], RECEIVER_RANK, size)))
+        other.start()
+        self.sender = GlooCommunicator(self.controls[0], SENDER_RANK, size)
+        other.join()
+        self.receiver = made.get()
+
+    def close(self) -> None:
+        for end in (self.sender, self.receiver):
+            end.abort()
+            end.release()
+        for control in self.controls:
+            control.release()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_a_sender_that_reads_no_replies_cannot_keep_an_ended_link(rig: Any, pair: Pair, wait_until: WaitUntil) -> None:
+    """It hung up one way only: a reply to it has no room, and never gets any."""
+    intake = Intake(
+        incarnation=rig.RECEIVER, rank=Rank(0), pools=rig.side().pools, on_event=lambda _: None, clock=MonotonicClock()
+    )
+    peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host="h")
+    ours, theirs = pair.controls
+    for timeout_s, size in ((0.2, 1 << 16), (0.0, 1)):  # until nothing leaves any more, and then the last gap
+        theirs.set_timeout(timeout_s)
+        with contextlib.suppress(TimeoutError, BlockingIOError):
+            while True:
+                theirs._socket.send(bytes(size))
+    theirs.set_timeout(None)
+    connection = _Connection("gloo", theirs, pair.receiver, intake, intake.connect(peer))
+    serving = threading.Thread(target=connection.serve, daemon=True)
+    serving.start()
+    ours.send(
+        encode(
+            Frame(
+                kind=FrameKind.OPEN, transfer=TransferId(1), attempt=Attempt(1), source_incarnation=rig.SENDER,
+                dest_incarnation=rig.RECEIVER, source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
+            )
+        )
+    )  # fmt: skip
+    wait_until(theirs._sending.locked)
+    ours._socket.shutdown(socket.SHUT_WR)
+    serving.join(rig.patience_s)
+    assert not serving.is_alive()
+
+
+def ids(numbers: Any) -> tuple[BlockId, ...]:
+    return tuple(map(BlockId, numbers))
+
+
+def outcome_of(transfer: Transfer) -> queue.SimpleQueue[str]:
+    """What a thread that waits for `transfer` is told."""
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            transfer.wait()
+            told.put("")
+        except LinkClosedError as error:
+            told.put(str(error))
+
+    threading.Thread(target=wait, daemon=True).start()
+    return told
+
+
+def test_payloads_arrive_in_order_where_they_belong(pair: Pair) -> None:
+    sizes = [1, 7, 1 << 20, 4096, 3 << 20]
+    content = [os.urandom(size) for size in sizes]
+    for number, data in enumerate(content):
+        offset = number * 100
+        pair.sender.staging[offset : offset + len(data)] = data
+        arriving = pair.receiver.receive(offset, len(data))
+        leaving = pair.sender.send(offset, len(data))
+        arriving.wait()
+        leaving.wait()
+        assert pair.receiver.staging[offset : offset + len(data)] == data
+
+
+@pytest.mark.parametrize("end", ["sender", "receiver"])
+def test_an_abort_ends_every_wait_at_once(pair: Pair, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", NEVER_S)
+    here: GlooCommunicator = getattr(pair, end)
+    begin = here.send if end == "sender" else here.receive
+    told = [outcome_of(begin(number << 20, 1 << 20)) for number in range(3)]
+    here.abort()
+    assert all(one.get(timeout=30) for one in told)
+    here.abort()
+    with pytest.raises(LinkClosedError):
+        begin(0, 10).wait()
+
+
+def test_after_an_abort_no_late_payload_is_written(pair: Pair) -> None:
+    told = outcome_of(pair.receiver.receive(0, SIZE))
+    pair.receiver.abort()
+    assert told.get(timeout=30)
+    before = bytes(pair.receiver.staging)
+    pair.sender.staging[:] = b"\x55" * SIZE
+    with pytest.raises(LinkClosedError):
+        pair.sender.send(0, SIZE).wait()
+    assert bytes(pair.receiver.staging) == before
+
+
+@pytest.mark.parametrize("first", ["sender", "receiver"])
+def test_an_abort_in_the_middle_of_a_payload_stops_its_bytes(first: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", 1.0)
+    pair = Pair(64 << 20)
+    pair.sender.staging[:] = b"\x55" * len(pair.sender.staging)
+    told = [outcome_of(pair.receiver.receive(0, 64 << 20)), outcome_of(pair.sender.send(0, 64 << 20))]
+    here, there = (pair.sender, pair.receiver) if first == "sender" else (pair.receiver, pair.sender)
+    here.abort()
+    there.abort()
+    before = bytes(pair.receiver.staging)
+    outcomes = [one.get(timeout=30) for one in told]
+    assert bytes(pair.receiver.staging) == before
+    assert (outcomes[0] == "") <= (before == bytes(pair.sender.staging))  # who says that all has come is right
+    pair.close()
+
+
+def test_a_wait_has_an_end(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", 0.05)
+    with pytest.raises(LinkClosedError, match="Timed out"):
+        pair.receiver.receive(0, 10).wait()
+
+
+def test_forty_at_once_beside_a_default_group_and_all_is_given_back(wait_until: WaitUntil) -> None:
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        process = psutil.Process(os.getpid())
+        Pair().close()
+        before = process.num_fds(), process.num_threads()
+        pairs = [Pair() for _ in range(40)]
+        for made in pairs:
+            arriving = made.receiver.receive(0, 1 << 16)
+            made.sender.send(0, 1 << 16).wait()
+            arriving.wait()
+            del arriving  # a work keeps its group's sockets open
+        assert process.num_fds() <= before[0] + 40 * 2 * 6
+        assert process.num_threads() <= before[1] + 40 * 2 * 2
+        for made in pairs:
+            made.close()
+        for _ in range(100):
+            Pair().close()
+        wait_until(lambda: (process.num_fds(), process.num_threads()) <= before)
+        assert torch.distributed.get_world_size() == 1
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_rendezvous_that_breaks_off_is_reported_at_once() -> None:
+    here, there = connected()
+    control = ControlSocket(here)
+    there.sendall(b"\x08\0\0\0\x05\0no va")  # one byte short of what it says
+    there.close()
+    with pytest.raises(LinkClosedError, match="broke off the rendezvous"):
+        GlooCommunicator(control, RECEIVER_RANK, SIZE)
+    control.release()
+
+
+def frame_of(rig: Any, ticket: Ticket, kind: FrameKind, payload: bytes = b"") -> Frame:
+    """A frame of `ticket`; a DATA frame brings all of block 0."""
+    frame = Frame(
+        kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, source_incarnation=ticket.sender_incarnation,
+        dest_incarnation=ticket.receiver_incarnation, source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
+    )  # fmt: skip
+    if kind is not FrameKind.DATA:
+        return frame
+    return replace(
+        frame, group=G0, layers=range(4), heads=range(4), blocks=ids([0]),
+        payload_bytes=len(payload), payload_crc=checksum(memoryview(payload)), send_ns=1,
+    )  # fmt: skip
+
+
+def announced(rig: Any) -> tuple[Any, ...]:
+    """A receiver that waits for the payload of a header that came: (target, receiver, ticket, link, replies, frame)."""
+    target = rig.side()
+    receiver = rig.receiver(target)
+    ticket = rig.ticket(receiver.endpoints(), {0: [0]})
+    receiver.expect(ticket)
+    peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host="")
+    link = CollectiveLink.dial("gloo", receiver.endpoints()[0].address, peer, rig.secret)
+    rig._closers += [link.release, link.close]
+    replies = link.replies()
+    link.commit(frame_of(rig, ticket, FrameKind.OPEN), None)
+    assert next(replies).kind is ReplyKind.ACK
+    payload = b"\x07" * rig.DENSE.block_bytes()
+    with link.reserve(len(payload)) as room:
+        room[:] = payload
+    data = frame_of(rig, ticket, FrameKind.DATA, payload)
+    link._control.send(encode(data))
+    return target, receiver, ticket, link, replies, data
+
+
+def test_cancel_and_close_do_not_wait_for_an_announced_payload(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", NEVER_S)
+    target, receiver, ticket, _link, replies, _data = announced(rig)
+    receiver.cancel(ticket.transfer)
+    receiver.close()
+    assert not any(target.memory[G0])
+    with pytest.raises(LinkClosedError):
+        next(replies)
+
+
+def test_a_cancelled_payload_is_taken_off_the_wire_and_dropped(rig: Any) -> None:
+    target, receiver, ticket, link, replies, data = announced(rig)
+    receiver.cancel(ticket.transfer)
+    link._window.commit(data.payload_bytes)
+    leaving = link._communicator.send(link._reserved, data.payload_bytes)
+    leaving.wait()
+    reply = next(replies)
+    assert (reply.kind, reply.reason, reply.consumed) == (ReplyKind.FAIL, "fenced", 2)
+    assert not any(target.memory[G0])
+    again = rig.ticket(receiver.endpoints(), {0: [0]})
+    receiver.expect(again)
+    payload = b"\x09" * data.payload_bytes
+    with link.reserve(len(payload)) as room:
+        room[:] = payload
+        link.commit(frame_of(rig, again, FrameKind.DATA, payload), room)
+    assert isinstance(target.event(), Verified)
+    assert target.block(0, 0) == payload
+
+
+def test_a_payload_that_never_comes_ends_the_link_at_both_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", 0.2)
+    target, _receiver, ticket, _link, replies, _data = announced(rig)
+    failed = target.event()
+    assert isinstance(failed, Failed)
+    assert failed.transfer == ticket.transfer
+    assert "the payload did not come" in failed.reason
+    with pytest.raises(LinkClosedError, match="the payload did not come"):
+        next(replies)
+
+
+def test_a_sender_killed_after_its_header_is_known_at_once(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(communicator, "PAYLOAD_TIMEOUT_S", NEVER_S)
+    target, receiver, _ticket, link, _replies, _data = announced(rig)
+    link.close()  # what the kernel does for a process that was killed
+    assert isinstance(target.event(), Failed)
+    receiver.close()
+
+
+class Cut(Transfer):
+    """A payload of which a part has come, as gloo treats it: no abort wakes its wait."""
+
+    def __init__(self, real: Transfer) -> None:
+        self._real, self.until, self.is_waited_for = real, threading.Event(), threading.Event()
+
+    def wait(self) -> None:
+        self.is_waited_for.set()
+        assert self.until.wait(60)
+        self._real.wait()
+
+
+@pytest.mark.parametrize("by", ["sender", "receiver"])
+def test_a_payload_cut_in_the_middle_delays_nobody(
+    rig: Any, by: str, monkeypatch: pytest.MonkeyPatch, wait_until: WaitUntil
+) -> None:
+    cuts: list[Cut] = []
+    usual = GlooCommunicator.receive
+
+    def receive(self: GlooCommunicator, offset: int, size: int) -> Transfer:
+        cuts.append(Cut(usual(self, offset, size)))
+        return cuts[-1]
+
+    monkeypatch.setattr(GlooCommunicator, "receive", receive)
+    target, receiver, ticket, link, _replies, data = announced(rig)
+    leaving = link._communicator.send(link._reserved, data.payload_bytes)
+    leaving.wait()
+    wait_until(lambda: bool(cuts))
+    assert cuts[0].is_waited_for.wait(rig.patience_s)
+    if by == "sender":
+        link.close()
+        assert isinstance(target.event(), Failed)
+    receiver.close()
+    receiver.cancel(ticket.transfer)
+    threads = [thread for thread in threading.enumerate() if thread.name == "kv-gloo-place"]
+    cuts[0].until.set()  # all of it comes now: too late
+    for thread in threads:
+        thread.join()
+    assert not any(target.memory[G0])
+
+
+@pytest.fixture
+def options(rig: Any) -> dict[str, Any]:
+    return {"spec": asdict(rig.DENSE), "num_blocks": BLOCKS}
+
+
+def test_a_stopped_receiver_keeps_nobody_from_cancelling_and_closing(
+    rig: Any, options: dict[str, Any], ticket_json: TicketJson, wait_until: WaitUntil
+) -> None:
+    peer = rig.peer("receiver", hangs=True, seed=0, **options)
+    source = rig.side(num_blocks=BLOCKS, seed=9)
+    sender = rig.sender(source)
+    ticket = rig.ticket(peer.endpoints(), {0: range(BLOCKS)})
+    peer.command("expect", ticket=ticket_json(ticket))
+    assert peer.read()["event"] == "expected"
+    sender.open(ticket)
+    sender.push(ticket.transfer, G0, ids(range(BLOCKS)), ids(range(BLOCKS)), range(4))
+    assert peer.read()["event"] == "writing"
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: sender.links()[0].stalls > 0)  # everything that the window allows is under way
+        sender.cancel(ticket.transfer)
+        assert source.event() == Quiesced(transfer=ticket.transfer)
+        waiting = rig.ticket(peer.endpoints(), {0: [1]})
+        sender.open(waiting)
+        sender.close()
+        assert isinstance(source.event(), SendFailed)
+    finally:
+        peer.process.kill()
+
+
+def test_a_stopped_sender_keeps_nobody_from_cancelling_and_closing(
+    rig: Any, options: dict[str, Any], ticket_json: TicketJson
+) -> None:
+    target = rig.side(num_blocks=BLOCKS)
+    receiver = rig.receiver(target)
+    peer = rig.peer("sender", seed=6, **options)
+    ticket = rig.ticket(receiver.endpoints(), {0: range(BLOCKS)})
+    receiver.expect(ticket)
+    target.pools[G0].write_gate.clear()
+    peer.command("push", ticket=ticket_json(ticket))
+    assert target.pools[G0].writing.wait(rig.patience_s)
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    try:
+        target.pools[G0].write_gate.set()
+        receiver.cancel(ticket.transfer)
+        image = target.image()
+        receiver.close()
+        assert target.image() == image
+    finally:
+        peer.process.kill()
+
+
+def test_a_stop_that_ends_in_time_costs_nothing(rig: Any, options: dict[str, Any], ticket_json: TicketJson) -> None:
+    target = rig.side(num_blocks=BLOCKS)
+    receiver = rig.receiver(target)
+    peer = rig.peer("sender", seed=6, **options)
+    ticket = rig.ticket(receiver.endpoints(), {0: range(BLOCKS)})
+    receiver.expect(ticket)
+    peer.command("push", ticket=ticket_json(ticket))
+    assert target.pools[G0].writing.wait(rig.patience_s)
+    os.kill(peer.process.pid, signal.SIGSTOP)
+    os.kill(peer.process.pid, signal.SIGCONT)
+    assert isinstance(target.event(), Verified)
+    assert peer.read()["event"] == "Sent"
+
+
+def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> None:
+    process = psutil.Process(os.getpid())
+    target, source = rig.side(), rig.side(seed=1)
+    receiver = rig.receiver(target)
+    usage: list[tuple[int, int]] = []
+    for number in range(120):
+        sender = rig.sender(source)
+        ticket = rig.ticket(receiver.endpoints(), {0: [1]})
+        receiver.expect(ticket)
+        sender.open(ticket)
+        if number % 3:
+            sender.push(ticket.transfer, G0, ids([2]), ids([1]), range(4))
+            sender.finish(ticket.transfer)
+            assert isinstance(source.event(), Sent)
+            assert isinstance(target.event(), Verified)
+            sender.close()
+        else:
+            sender.close()
+            assert isinstance(source.event(), SendFailed)
+            receiver.cancel(ticket.transfer)
+        wait_until(lambda: not receiver._listeners[0]._acceptor._connections)
+        while not target.events.empty():  # a transfer whose sender was closed fails, if it was announced
+            assert isinstance(target.event(), Failed)
+        usage.append((process.num_fds(), process.num_threads()))
+    early = usage[10]
+    wait_until(lambda: process.num_fds() <= early[0] and process.num_threads() <= early[1])

@@ -1,0 +1,76 @@
+"""What only a stream of gRPC can do: end while messages of it wait in this process."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import GroupId, Rank
+from tandem.kvtransfer.events import Failed, Verified
+from tandem.kvtransfer.frame import Frame, FrameKind
+from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.transports import grpc_listener
+from tests.integration.kvtransfer.rig import Rig
+
+G0 = GroupId(0)
+
+
+@pytest.fixture
+def grpc_rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig("grpc", tmp_path)
+    yield made
+    made.close()
+
+
+def test_nothing_is_taken_from_a_stream_that_has_ended(
+    grpc_rig: Rig, wait_until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits behind the frame in hand would be of a transfer that nobody fails any more."""
+    target = grpc_rig.side()
+    receiver = grpc_rig.receiver(target)
+    endpoint = receiver.endpoints()[0]
+    first, second = grpc_rig.ticket([endpoint], {0: [1]}), grpc_rig.ticket([endpoint], {0: [2]})
+    payload = bytes(range(256)) * (grpc_rig.DENSE.block_bytes() // 256)
+    ended = threading.Event()
+    end = grpc_listener._Feed.end
+
+    def noted(feed: Any, reason: str) -> None:
+        end(feed, reason)
+        ended.set()
+
+    def data(ticket: Ticket) -> Frame:
+        return Frame(
+            kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
+            source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
+            source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=G0, layers=range(4), heads=range(4),
+            blocks=ticket.groups[0].blocks, payload_bytes=len(payload), payload_crc=zlib.crc32(payload),
+        )  # fmt: skip
+
+    monkeypatch.setattr(grpc_listener._Feed, "end", noted)
+    raw = grpc_rig.dial(endpoint)
+    listener: Any = receiver._listeners[0]
+    receiver.expect(first)
+    pool = target.pools[G0]
+    pool.write_gate.clear()
+    try:
+        raw.send(data(first), payload)
+        assert pool.writing.wait(grpc_rig.patience_s)
+        raw.send(data(second), payload)
+        wait_until(lambda: any(fetcher._messages for fetcher in listener._fetchers))
+        raw.link.close()
+        assert ended.wait(grpc_rig.patience_s)
+        receiver.expect(second)
+    finally:
+        pool.write_gate.set()
+    complete, failed = target.event(), target.event()
+    assert isinstance(complete, Verified)  # the frame in hand was all of it
+    assert isinstance(failed, Failed)
+    assert (complete.transfer, failed.transfer) == (first.transfer, second.transfer)
+    assert target.block(0, 2) == bytes(len(payload))
+    wait_until(lambda: not listener._fetchers)
+    assert target.events.empty()

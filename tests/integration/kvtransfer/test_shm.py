@@ -1,0 +1,35 @@
+"""What only a shared ring has to stand."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
+from tandem.kvtransfer.frame import Frame, FrameKind, encode
+from tandem.kvtransfer.transports.base import LinkClosedError
+from tests.integration.kvtransfer.rig import Rig
+
+
+def test_a_position_that_no_ring_reaches_is_malformed(tmp_path: Path) -> None:
+    """What is freed behind it would be no number that a reply can carry."""
+    rig = Rig("shm", tmp_path)
+    try:
+        receiver = rig.receiver(rig.side())
+        raw = rig.dial(receiver.endpoints()[0])
+        size = 4096
+        frame = Frame(
+            kind=FrameKind.PROBE, transfer=TransferId(0), attempt=Attempt(0), source_incarnation=Incarnation(0),
+            dest_incarnation=Incarnation(0), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
+            payload_bytes=size, payload_crc=zlib.crc32(bytes(size)),
+        )  # fmt: skip
+        link: Any = raw.link
+        link._socket.send(((1 << 64) - size).to_bytes(8, "little") + encode(frame))
+        with pytest.raises(LinkClosedError, match="malformed frame: position"):
+            raw.last_words()
+        assert receiver.counters()["dropped_malformed"] == 1
+    finally:
+        rig.close()

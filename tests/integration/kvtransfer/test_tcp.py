@@ -1,0 +1,131 @@
+"""What only raw sockets have to stand: strangers, dawdlers, IPv6, and the sockets of one link ending together."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import BlockId, GroupId, Rank, TransferId, WorkerId
+from tandem.core.secret import NONCE_BYTES
+from tandem.kvtransfer.events import Failed, SendFailed, Sent
+from tandem.kvtransfer.frame import Frame, FrameKind
+from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.transports import tcp_listener
+from tandem.kvtransfer.transports.base import Peer
+from tandem.kvtransfer.transports.tcp import TcpLink, sockets_for, split_address
+from tests.integration.kvtransfer.raw import Raw
+from tests.integration.kvtransfer.rig import Rig
+
+G0 = GroupId(0)
+BLOCKS = tuple(map(BlockId, range(8)))
+
+
+@pytest.fixture
+def tcp_rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig("tcp", tmp_path)
+    yield made
+    made.close()
+
+
+def push(rig: Rig, sender: Any, receiver: Any, *, finish: bool = True) -> Any:
+    ticket = rig.ticket(receiver.endpoints())
+    receiver.expect(ticket)
+    sender.open(ticket)
+    sender.push(ticket.transfer, G0, BLOCKS if finish else BLOCKS[:4], BLOCKS if finish else BLOCKS[:4], range(4))
+    if finish:
+        sender.finish(ticket.transfer)
+    return ticket
+
+
+def test_ipv6(tcp_rig: Rig) -> None:
+    source, target = tcp_rig.side(seed=1), tcp_rig.side()
+    try:
+        receiver = tcp_rig.receiver(target, bind_host="::1")
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert receiver.endpoints()[0].address.startswith("[::1]:")
+    push(tcp_rig, tcp_rig.sender(source), receiver)
+    assert isinstance(source.event(), Sent)
+
+
+@pytest.mark.parametrize("words", [b"", b"\x01", b"\xff\xff" + bytes(100), b"\x50\x00" + b"x" * 80])
+def test_a_stranger_is_shown_out_in_time(tcp_rig: Rig, words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_listener, "DIAL_TIMEOUT_S", 0.2)
+    source, target = tcp_rig.side(seed=1), tcp_rig.side()
+    receiver, sender = tcp_rig.receiver(target), tcp_rig.sender(source)
+    with socket.create_connection(split_address(receiver.endpoints()[0].address), tcp_rig.patience_s) as stranger:
+        assert len(stranger.recv(100)) == 2 + NONCE_BYTES
+        stranger.sendall(words)
+        with contextlib.suppress(ConnectionResetError):  # it hung up before it had read all
+            assert stranger.recv(100) == b""
+    monkeypatch.undo()
+    push(tcp_rig, sender, receiver)
+    assert isinstance(source.event(), Sent)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_link_that_loses_one_of_its_sockets_ends(tcp_rig: Rig, number: int) -> None:
+    source, target = tcp_rig.side(seed=1), tcp_rig.side()
+    receiver, sender = tcp_rig.receiver(target), tcp_rig.sender(source)
+    push(tcp_rig, sender, receiver, finish=False)
+    assert target.pools[G0].writing.wait(tcp_rig.patience_s)
+    (peer_link,) = sender._links.values()
+    link: Any = peer_link._link
+    link._lanes[number].connection.shutdown(socket.SHUT_RDWR)
+    assert isinstance(target.event(), Failed)
+    assert isinstance(source.event(), SendFailed)
+
+
+def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, wait_until: Any) -> None:
+    """What the other socket still holds would be of a transfer that nobody fails any more."""
+    target = tcp_rig.side()
+    receiver = tcp_rig.receiver(target)
+    endpoint = receiver.endpoints()[0]
+    peer = Peer(worker=WorkerId("p0"), incarnation=tcp_rig.SENDER, rank=Rank(0), host=endpoint.host)
+    raw = Raw(TcpLink.dial(endpoint.address, peer, tcp_rig.secret), "tcp")
+    first, second = tcp_rig.ticket([endpoint], {0: [1]}), tcp_rig.ticket([endpoint], {0: [2]})
+    payload = bytes(tcp_rig.DENSE.block_bytes())
+
+    def data(ticket: Ticket) -> Frame:
+        return Frame(
+            kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
+            source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
+            source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=G0, layers=range(4), heads=range(4),
+            blocks=ticket.groups[0].blocks, payload_bytes=len(payload), payload_crc=zlib.crc32(payload),
+        )  # fmt: skip
+
+    try:
+        receiver.expect(first)
+        target.pools[G0].write_gate.clear()
+        raw.send(data(first), payload)  # over the second socket
+        assert target.pools[G0].writing.wait(tcp_rig.patience_s)
+        probe = replace(data(first), kind=FrameKind.PROBE, transfer=TransferId(0), group=GroupId(0), blocks=())
+        raw.send(probe, payload)  # over the first
+        raw.send(data(second), payload)  # behind the one that is being written
+        link: Any = raw.link
+        wait_until(lambda: receiver.counters()["probes"] == 1)
+        link._lanes[0].connection.shutdown(socket.SHUT_RDWR)
+        listener: Any = receiver._listeners[0]
+        wait_until(lambda: not listener._links)
+        receiver.expect(second)
+        target.pools[G0].write_gate.set()
+        ended = [target.event(), target.event()]
+        assert {type(event) for event in ended[1:]} == {Failed}
+        assert ended[1].transfer == second.transfer or ended[0].transfer == second.transfer
+        assert target.block(0, 2) == bytes(len(payload))
+    finally:
+        target.pools[G0].write_gate.set()
+        raw.link.close()
+        raw.link.release()
+
+
+@pytest.mark.parametrize(("cores", "sockets"), [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4), (192, 4)])
+def test_more_cores_more_sockets(cores: int, sockets: int) -> None:
+    assert sockets_for(cores) == sockets

@@ -1,0 +1,120 @@
+"""Fetches between real worker processes: the models' answers, ranks of any number, and a holder that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core import metricnames as names
+from tandem.engine.sim.arithmetic import expected_tokens
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit
+from tests.integration.worker.test_pair import reference, tokens_of
+
+PROMPT = [(7 * i) % 4000 + 10 for i in range(100)]
+NEW = [(11 * i) % 4000 + 10 for i in range(30)]
+BOUND_S = 20
+
+
+async def turn(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int], count: int, held: int) -> list[int]:
+    """Prefilled at `p`, where it is said that `d` holds `held` tokens of it, and decoded at `d`."""
+    whole: dict[str, Any] = {"max_tokens": count, "ignore_eos": True}
+    await d.send(submit=submit(request, w.LEG_DECODE, p, prompt, **whole))
+    message = submit(request, w.LEG_PREFILL, d, prompt, **whole)
+    if held:
+        message.sources.append(w.PrefixSource(worker=d.ref, tokens=held))
+    await p.send(submit=message)
+    return await tokens_of(p, request, 1) + await tokens_of(d, request, count - 1, start=1)
+
+
+async def told(worker: RunningWorker, is_so: Callable[[w.LoadReport], bool]) -> dict[str, float]:
+    """The worker's counters once its load report says so."""
+    async with asyncio.timeout(BOUND_S):
+        while not is_so(worker.load):
+            await asyncio.sleep(0.01)
+    return dict(worker.load.counters)
+
+
+def at_rest(load: w.LoadReport) -> bool:
+    return not load.in_flight and not any(b.request + b.pushing + b.reserved for b in load.blocks)
+
+
+@pytest.mark.parametrize("transport", ["shm", "grpc"])
+def test_a_conversation_of_the_model(folder: Path, transport: str) -> None:
+    """Both answers are those of one machine, and the second prompt is computed from where the fetched blocks end."""
+
+    async def run() -> tuple[list[int], list[int], dict[str, float]]:
+        async with pair(folder, transport=transport) as (p, d):
+            first = await turn(p, d, "r1", PROMPT, 60, 0)
+            await told(d, at_rest)
+            second = await turn(p, d, "r2", [*PROMPT, *first, *NEW], 10, 144)
+            counters = await told(p, lambda load: load.counters.get(names.FETCHES, 0) == 1 and at_rest(load))
+            await told(d, at_rest)
+            return first, second, counters
+
+    first, second, counters = asyncio.run(run())
+    assert first == reference(PROMPT, 60)
+    assert second == reference([*PROMPT, *first, *NEW], 10)
+    assert counters[names.FETCHED_TOKENS] == 144 - 96
+    assert counters["prefill_tokens"] == 100 + 190 - 144
+
+
+@pytest.mark.parametrize(("tp", "theirs"), [(1, 2), (2, 1), (4, 2)])
+def test_any_number_of_ranks(folder: Path, tmp_path: Path, tp: int, theirs: int) -> None:
+    """Every rank of the holder pushes its heads to every rank of the requester that has them."""
+    shape = tmp_path / "tandem-tiny"
+    shape.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, shape / name)
+    config = json.loads((shape / "config.json").read_text())
+    (shape / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
+
+    async def run() -> tuple[list[int], list[int], dict[str, float]]:
+        async with pair(folder, model=shape, engine="sim", prefill={"tp": tp}, decode={"tp": theirs}) as (p, d):
+            first = await turn(p, d, "r1", PROMPT, 60, 0)
+            await told(d, at_rest)
+            second = await turn(p, d, "r2", [*PROMPT, *first, *NEW], 10, 144)
+            counters = await told(p, lambda load: load.counters.get(names.FETCHES, 0) == 1 and at_rest(load))
+            await told(d, at_rest)
+            return first, second, counters
+
+    first, second, counters = asyncio.run(run())
+    assert first == expected_tokens(PROMPT, 60, 4096, eos_token_ids=(1,))
+    assert second == expected_tokens([*PROMPT, *first, *NEW], 10, 4096, eos_token_ids=(1,))
+    assert counters["prefill_tokens"] == 100 + 190 - 144
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_holder_that_is_killed_or_stopped(folder: Path, number: signal.Signals) -> None:
+    """The request computes what it cannot fetch, and the requester holds nothing for a worker that is gone."""
+
+    async def run() -> tuple[list[int], dict[str, float]]:
+        async with pair(folder, engine="sim") as (p, d):
+            await d.send(submit=submit("r1", w.LEG_FULL, p, PROMPT, max_tokens=60, ignore_eos=True))
+            answer = await tokens_of(d, "r1", 60)
+            prompt = [*PROMPT, *answer, *NEW]
+            for pid in (d.process.pid, d.rank_pid):
+                os.kill(pid, number)
+            message = submit("r2", w.LEG_FULL, d, prompt, max_tokens=5, ignore_eos=True)
+            message.sources.append(w.PrefixSource(worker=d.ref, tokens=144))
+            await p.send(submit=message)
+            tokens = await tokens_of(p, "r2", 5)
+            counters = await told(p, lambda load: load.counters.get("requests_finished", 0) == 1 and at_rest(load))
+            if number == signal.SIGSTOP:
+                for pid in (d.process.pid, d.rank_pid):
+                    os.kill(pid, signal.SIGCONT)
+            assert tokens == expected_tokens(prompt, 5, 4096, eos_token_ids=(1,))
+            return tokens, counters
+
+    _, counters = asyncio.run(run())
+    assert counters["prefill_tokens"] == 190
+    reason = "peer_gone" if number == signal.SIGKILL else "late"
+    assert counters[names.counter_key(names.FETCHES_FAILED, reason=reason)] == 1

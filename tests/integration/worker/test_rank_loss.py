@@ -1,0 +1,124 @@
+"""A rank that dies or stops ends its worker with the reason, whole, and no rank waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.e2e.cluster import is_alive
+from tests.integration.worker.pair import RunningWorker, start_worker, submit
+
+ENDS_WITHIN_S = 5.0
+PROMPT = [(7 * i) % 4000 + 10 for i in range(40)]
+
+
+@asynccontextmanager
+async def worker_of(folder: Path, tp: int, **settings: Any) -> AsyncIterator[RunningWorker]:
+    secret = ClusterSecret.generate()
+    secret.save(folder / "secret")
+    redis = PrivateRedis.start(folder / "redis", "test-password")
+    try:
+        worker = await start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=tp, **settings)
+        async with asyncio.TaskGroup() as tasks:
+            await worker.open(secret, tasks)
+            yield worker
+            await worker.close()
+        await asyncio.wait_for(worker.process.wait(), 20)
+        worker.process._transport.close()  # type: ignore[attr-defined]
+    finally:
+        redis.stop()
+
+
+async def last_words(worker: RunningWorker) -> str:
+    """The fatal line, once the worker has ended."""
+    assert worker.process.stdout is not None
+    fatal = ""
+    async with asyncio.timeout(ENDS_WITHIN_S * 2):
+        async for raw in worker.process.stdout:
+            fatal = json.loads(raw).get("fatal", fatal)
+    return fatal
+
+
+@pytest.mark.parametrize(("rank", "is_busy"), [(0, True), (1, False), (1, True)], ids=["0 busy", "1 idle", "1 busy"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
+def test_a_rank_is_lost(folder: Path, number: signal.Signals, rank: int, is_busy: bool) -> None:
+    async def run() -> tuple[str, float, list[int]]:
+        async with worker_of(folder, 2) as worker:
+            pids = [int(pid) for pid in worker.ready["rank_pids"]]
+            if is_busy:
+                request = submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=3000, ignore_eos=True)
+                await worker.send(submit=request)
+                async with asyncio.timeout(30):
+                    await worker.messages.get()
+            struck_s = time.monotonic()
+            os.kill(pids[rank], number)
+            fatal = await last_words(worker)
+            return fatal, time.monotonic() - struck_s, pids
+
+    fatal, took_s, pids = asyncio.run(run())
+    print(f"{number.name}: ended after {took_s:.2f} s: {fatal}")
+    assert took_s < ENDS_WITHIN_S
+    assert f"rank {rank}" in fatal
+    assert ("stopped" if number is signal.SIGSTOP else "signal 9") in fatal
+    assert not any(is_alive(pid) for pid in pids)
+
+
+def test_the_only_rank_stops(folder: Path) -> None:
+    """Its host lives and would answer every ping: the worker has to end, or nobody would ever know."""
+
+    async def run() -> tuple[str, float]:
+        async with worker_of(folder, 1) as worker:
+            (pid,) = [int(pid) for pid in worker.ready["rank_pids"]]
+            struck_s = time.monotonic()
+            os.kill(pid, signal.SIGSTOP)
+            return await last_words(worker), time.monotonic() - struck_s
+
+    fatal, took_s = asyncio.run(run())
+    assert "rank 0 has stopped" in fatal
+    assert took_s < ENDS_WITHIN_S
+
+
+def test_a_tp_that_does_not_fit_says_which_do(folder: Path) -> None:
+    async def run() -> None:
+        async with worker_of(folder, 3):
+            pass
+
+    with pytest.raises(RuntimeError, match=r"--tp 3 does not fit .* Use --tp 1, 2, 4"):
+        asyncio.run(run())
+
+
+def test_ranks_do_not_wait_for_one_that_died_at_the_start(folder: Path) -> None:
+    async def run() -> None:
+        ClusterSecret.generate().save(folder / "secret")
+        redis = PrivateRedis.start(folder / "redis", "test-password")
+        try:
+            start = asyncio.ensure_future(start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=2))
+            async with asyncio.timeout(20):
+                while not (pids := _pids_of_rank(1)):
+                    await asyncio.sleep(0.01)
+            os.kill(pids[0], signal.SIGKILL)
+            await asyncio.wait_for(start, ENDS_WITHIN_S)
+        finally:
+            redis.stop()
+
+    with pytest.raises(RuntimeError, match="rank 1 was killed by signal 9"):
+        asyncio.run(run())
+
+
+def _pids_of_rank(rank: int) -> list[int]:
+    """Processes below this one that have taken the rank's arguments."""
+    return [child.pid for child in psutil.Process().children(recursive=True) if f"--rank={rank}" in child.cmdline()]

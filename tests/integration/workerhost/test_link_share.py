@@ -1,0 +1,89 @@
+"""A host passes its rank's measurements to Redis, and to its rank what others measured from the same host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from tandem.core.linkspeed import LinkSpeed
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.linkspeeds import LinkSpeedStore
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.workerhost.link_share import LinkShare
+from tandem.workerhost.link_wire import speed_from_wire, speed_to_wire
+
+KEYS = Keys("test")
+TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9, latency_s=1e-4)
+
+
+class Host:
+    """A share, and what its rank was told."""
+
+    def __init__(self, host: str) -> None:
+        self.told: list[LinkSpeed] = []
+        self.share = LinkShare(host, self._to_rank)
+
+    def _to_rank(self, message: e.HostToRank) -> None:
+        self.told += map(speed_from_wire, message.link_speeds.rows)
+
+    def knows(self, transport: str) -> float:
+        return next((row.bytes_per_s for row in reversed(self.told) if row.transport == transport), 0.0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def with_hosts(url: str, act: Callable[[Host, Host, Host], Awaitable[None]]) -> None:
+    """Two workers on host a and one on host c."""
+    redis = await connect(url)
+    hosts = (Host("a"), Host("a"), Host("c"))
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            runs = [tasks.create_task(h.share.run(LinkSpeedStore(redis, KEYS))) for h in hosts]
+            await act(*hosts)
+            for run in runs:
+                run.cancel()
+    finally:
+        await redis.aclose()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "redis"
+
+
+def test_a_measurement_reaches_the_other_workers_of_its_host(folder: Path) -> None:
+    async def act(one: Host, two: Host, elsewhere: Host) -> None:
+        one.share.measured(speed_to_wire(TCP))
+        await until(lambda: two.knows("tcp") == 1e9)
+        one.share.measured(speed_to_wire(LinkSpeed(from_host="c", to_host="b", transport="shm", bytes_per_s=5e8)))
+        await until(lambda: elsewhere.knows("shm") == 5e8)
+        assert elsewhere.knows("tcp") == 0.0  # nothing that is not about its host
+        count = len(two.told)
+        one.share.measured(speed_to_wire(LinkSpeed(from_host="a", to_host="b", transport="grpc", bytes_per_s=7e8)))
+        await until(lambda: two.knows("grpc") == 7e8)
+        assert len(two.told) == count + 1  # what it was told already is not told again
+
+    with PrivateRedis.start(folder, "a secret") as server:
+        asyncio.run(with_hosts(server.url, act))
+
+
+def test_a_late_worker_hears_what_was_measured_before(folder: Path) -> None:
+    async def first(one: Host, two: Host, elsewhere: Host) -> None:
+        one.share.measured(speed_to_wire(TCP))
+        await until(lambda: two.knows("tcp") == 1e9)
+
+    async def second(one: Host, two: Host, elsewhere: Host) -> None:
+        await until(lambda: one.knows("tcp") == 1e9)
+
+    with PrivateRedis.start(folder, "a secret") as server:
+        asyncio.run(with_hosts(server.url, first))
+        asyncio.run(with_hosts(server.url, second))

@@ -1,0 +1,121 @@
+"""Two workers of different protocol versions: equal majors talk, whatever the minors; others hear why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from tandem.core.pairing import PROTOCOL
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.workerhost.auth import call_metadata
+from tandem.workerhost.peers import PeerChannels
+from tests.integration.workerhost.test_guarded import SECRET, Backend, serving
+
+MAJOR = PROTOCOL[0]
+NOVELTY = b"\xfa\x3e\x03new"
+"""Field 999, as some later minor version may add it."""
+
+
+def hello(major: int, minor: int, peer_incarnation: int = 77) -> w.PeerMessage:
+    """The hello of a worker that has a field more than we know."""
+    said = w.PeerHello(
+        worker="p0", incarnation=5, peer_incarnation=peer_incarnation, protocol=major, protocol_minor=minor
+    )
+    return w.PeerMessage.FromString(w.PeerMessage(hello=said).SerializeToString() + NOVELTY)
+
+
+async def opened(address: str, first: w.PeerMessage) -> Any:
+    channel = grpc.aio.insecure_channel(address)
+    stub: Any = worker_pb2_grpc.WorkerStub(channel)
+    call = stub.Peer(metadata=call_metadata(SECRET))
+    await call.write(first)
+    try:
+        return await asyncio.wait_for(call.read(), 5)
+    finally:
+        await channel.close(None)
+
+
+def test_a_later_minor_version_is_welcome_and_what_it_adds_is_ignored() -> None:
+    async def run() -> w.PeerHello:
+        async with serving(Backend()) as (_, address):
+            answer: w.PeerMessage = await opened(address, hello(MAJOR, PROTOCOL[1] + 7))
+            return answer.hello
+
+    answer = asyncio.run(run())
+    assert (answer.protocol, answer.protocol_minor, answer.peer_incarnation) == (*PROTOCOL, 5)
+
+
+def test_fields_of_a_later_minor_version_do_not_hide_the_known_ones() -> None:
+    asked = w.TicketRequest(request="r", attempt=1, profile=w.KvProfile(fingerprint="f", tp=1))
+    later = w.TicketRequest.FromString(asked.SerializeToString() + NOVELTY)
+    assert (later.request, later.attempt, later.profile.fingerprint) == ("r", 1, "f")
+    assert later.SerializeToString() != asked.SerializeToString()  # it really is there
+
+
+@pytest.mark.parametrize("major", [MAJOR - 1, MAJOR + 1])
+def test_another_major_version_is_refused_with_the_reason(major: int) -> None:
+    async def run() -> None:
+        async with serving(Backend()) as (_, address):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await opened(address, hello(major, 0))
+            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert f"protocol differs: {major}.0 and {MAJOR}." in (refused.value.details() or "")
+            assert "update the older worker" in (refused.value.details() or "")
+
+    asyncio.run(run())
+
+
+class Stranger(worker_pb2_grpc.WorkerServicer):
+    """A worker that answers every control channel with the same version."""
+
+    async def Stream(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no routers here")
+        yield w.WorkerMessage()
+
+    def __init__(self, major: int, minor: int) -> None:
+        self._answer = hello(major, minor)
+
+    async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> Any:  # noqa: N802
+        await anext(requests)
+        yield self._answer
+        async for message in requests:
+            if message.HasField("ticket_request"):
+                yield w.PeerMessage(ticket=w.Ticket(request=message.ticket_request.request))
+
+
+async def dialled(major: int, minor: int) -> e.HostToRank:
+    """What rank 0 hears after it sent a ticket request to a stranger."""
+    server = grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServicer_to_server(Stranger(major, minor), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    backend = Backend()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            channels = PeerChannels(backend, SECRET, tasks)
+            asked = w.PeerMessage(ticket_request=w.TicketRequest(request="r"))
+            to = e.ToPeer(worker="d0", incarnation=5, address=f"127.0.0.1:{port}", message=asked)
+            assert channels.send(to)
+            heard = await asyncio.wait_for(backend.got.get(), 10)
+            channels.close_all()
+    finally:
+        await server.stop(None)
+    return heard
+
+
+def test_the_dialling_side_refuses_too() -> None:
+    gone = asyncio.run(dialled(MAJOR + 1, 0)).peer_gone
+    assert gone.worker == "d0"
+    assert f"protocol differs: {MAJOR + 1}.0 and {MAJOR}." in gone.reason
+
+
+def test_the_dialling_side_talks_to_a_later_minor_version() -> None:
+    heard = asyncio.run(dialled(MAJOR, 7))
+    assert heard.peer.message.ticket.request == "r"

@@ -1,0 +1,81 @@
+"""A TP that does not fit the model is refused before anything starts, with the reason and the sizes that fit."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.errors import ModelError
+from tandem.engine.model_config import ModelConfig, read_model_config
+from tandem.engine.parallel import SingleRank
+from tandem.engine.runner import ModelRunner
+from tandem.engine.tp_fit import check_tp, fitting_tp, tp_refusal
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def config_of(raw_config: dict[str, Any], write_config: Callable[[dict[str, Any]], Path]) -> Callable[..., ModelConfig]:
+    def make(heads: int, kv_heads: int, intermediate: int) -> ModelConfig:
+        shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": intermediate}
+        return read_model_config(write_config(raw_config | shape | {"head_dim": 8}))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "intermediate", "fits"),
+    [
+        (8, 4, 96, (1, 2, 4, 8)),
+        (8, 8, 96, (1, 2, 4, 8)),
+        (8, 1, 96, (1, 2, 4, 8)),
+        (12, 2, 96, (1, 2, 4)),
+        (9, 3, 96, (1,)),
+        (24, 6, 96, (1, 2)),
+        (24, 12, 96, (1, 2, 4)),
+        (8, 4, 100, (1, 2, 4)),
+        (8, 4, 99, (1,)),
+    ],
+)
+def test_the_sizes_that_fit(heads: int, kv_heads: int, intermediate: int, fits: Any, config_of: Any) -> None:
+    config = config_of(heads, kv_heads, intermediate)
+    assert fitting_tp(config) == fits
+    for tp in fits:
+        check_tp(config, tp)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tp", "complaint"),
+    [
+        ((9, 3, 96), 2, r"--tp 2 does not fit the model \(LlamaForCausalLM\): its 9 query heads .* Use --tp 1\.$"),
+        ((24, 6, 96), 4, "its 6 KV heads can neither be split nor repeated evenly over 4 ranks. Use --tp 1, 2"),
+        ((8, 4, 100), 8, "its 100 intermediate features .* Use --tp 1, 2, 4"),
+        ((8, 4, 96), 3, "--tp 3 does not fit .*: a worker has 1, 2, 4 or 8 ranks. Use --tp 1, 2, 4, 8"),
+        ((8, 4, 96), 0, "a worker has 1, 2, 4 or 8 ranks"),
+    ],
+)
+def test_a_refusal_says_why_and_what_fits(shape: tuple[int, int, int], tp: int, complaint: str, config_of: Any) -> None:
+    assert tp_refusal(config_of(*shape), tp)
+    with pytest.raises(ModelError, match=complaint):
+        check_tp(config_of(*shape), tp)
+
+
+def test_the_runner_asks_before_it_loads(model_folder: Any) -> None:
+    class Sixteenth(SingleRank):
+        size = 16
+
+        def __init__(self) -> None:
+            self.rank = 0
+
+    with pytest.raises(ModelError, match="--tp 16 does not fit"):
+        ModelRunner(model_dir=model_folder("llama"), num_blocks=8, max_model_len=64, group=Sixteenth())
+
+
+def test_asking_needs_no_torch() -> None:
+    code = "import sys, tandem.engine.tp_fit; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

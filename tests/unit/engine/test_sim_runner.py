@@ -1,0 +1,198 @@
+"""The simulated engine says what the oracle says, however it is batched, cut, cached and preempted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.core.clock import ManualClock, MonotonicClock
+from tandem.core.config import SimSection
+from tandem.core.errors import ConfigError
+from tandem.core.sampling import SamplingParams
+from tandem.engine.choice_sampling import ChoiceSampling
+from tandem.engine.sampled import SampleRow
+from tandem.engine.sim.arithmetic import choose, expected_tokens
+from tandem.engine.step_batch import SeqSlice, StepBatch
+from tests.unit.engine.simulation import (
+    EOS,
+    VOCAB,
+    layout,
+    new_engine,
+    new_runner,
+    oracle,
+    prefill,
+    prompt_of,
+    request,
+    run,
+    say_again,
+)
+
+requests = st.lists(
+    st.tuples(
+        st.integers(1, 60),  # prompt tokens
+        st.integers(0, 2),  # seed of the prompt
+        st.integers(1, 12),  # tokens to generate
+        st.integers(1, 3),  # choices
+        st.sampled_from([0.0, 0.8]),
+        st.integers(0, 3),  # forced tokens of choice 0
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    asked=requests, groups=st.integers(1, 2), block_tokens=st.sampled_from([1, 4, 16]), spare=st.integers(0, 20),
+    chunk=st.integers(1, 40), step=st.integers(4, 64),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16"]), layer_group=st.integers(0, 3),
+)  # fmt: skip
+def test_any_schedule_gives_the_oracles_tokens(
+    asked: list[tuple[int, int, int, int, float, int]], groups: int, block_tokens: int, spare: int, chunk: int,
+    step: int, dtype: str, layer_group: int,
+) -> None:  # fmt: skip
+    """Few blocks make preemptions, equal seeds make prefix hits, n > 1 makes copies on write."""
+    wanted = []
+    for number, (length, seed, count, n, temperature, forced) in enumerate(asked):
+        outputs = prompt_of(min(forced, count - 1), seed=99)
+        options = {"max_tokens": count, "n": n, "temperature": temperature, "seed": seed}
+        wanted.append(request(f"r{number}", prompt_of(length, seed), outputs, **options))
+    need = max(r.sampling.n * -(-(len(r.prompt) + r.sampling.max_tokens) // block_tokens) + 1 for r in wanted)
+    shape = layout(groups=groups, block_tokens=block_tokens, dtype=dtype)
+    engine = new_engine(
+        new_runner(shape, need + spare, layer_group=layer_group), chunk_tokens=chunk, max_step_tokens=step
+    )
+    for _ in range(2):  # the second time over what the first left in the cache
+        said = run(engine, wanted)
+        assert said == {(r.key, c): oracle(r, c, groups) for r in wanted for c in range(r.sampling.n)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("width", [8, 12, 64])
+@pytest.mark.parametrize("block_tokens", [4, 16, 32])
+def test_the_shape_of_kv_does_not_matter(block_tokens: int, width: int, dtype: str) -> None:
+    shape = layout(block_tokens=block_tokens, width=width, dtype=dtype, layers=3, heads=1)
+    one = request("r", prompt_of(70), max_tokens=20)
+    assert run(new_engine(new_runner(shape)), [one]) == {("r", 0): oracle(one)}
+
+
+def test_the_oracle_does_not_change() -> None:
+    """Recorded answers of proofs stay comparable."""
+    assert expected_tokens([1, 2, 3], 5, 4096) == EXPECTED
+
+
+EXPECTED = [141, 1926, 2071, 949, 192]
+
+
+def test_sampling_is_a_function_of_seed_choice_and_index() -> None:
+    hot = [request("r", prompt_of(20), n=2, temperature=1.0, seed=seed, max_tokens=6) for seed in (1, 1, 2)]
+    said = [run(new_engine(new_runner(layout())), [one]) for one in hot]
+    assert said[0] == said[1]
+    assert said[0] != said[2]
+    assert said[0]["r", 0] != said[0]["r", 1]
+
+
+def test_end_tokens_are_avoided_unless_forced_by_bias() -> None:
+    def say(bias: tuple[tuple[int, float], ...], vocab: int = 13) -> list[int]:
+        params = SamplingParams(max_tokens=50, temperature=0.0, logit_bias=bias)
+        return expected_tokens([1, 2], 300, vocab, eos_token_ids=EOS, sampling=params)
+
+    assert set(say(())) == set(range(13)) - set(EOS)
+    assert not set(say(((3, -100.0),))) & {3, *EOS}
+    assert set(say(((7, 100.0),))) == {7}
+    assert choose(5, SamplingParams(max_tokens=1), 0, 0, vocab_size=2, eos_token_ids=(0, 1)) in (0, 1)
+
+
+def test_an_end_token_and_a_stop_token_end_the_answer() -> None:
+    engine = new_engine(new_runner(layout()))
+    free = request("free", prompt_of(9), max_tokens=9)
+    stop = request("stop", prompt_of(9), max_tokens=9, stop_token_ids=(oracle(free)[3],))
+    end = request("end", prompt_of(9), max_tokens=9, logit_bias=((EOS[0], 100.0),))
+    said = run(engine, [free, stop, end])
+    assert said == {("free", 0): oracle(free), ("stop", 0): oracle(free)[:4], ("end", 0): [EOS[0]]}
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_logprobs_are_valid(count: int) -> None:
+    runner = new_runner(layout(), vocab_size=50)
+    params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=count)
+    batch = StepBatch([3], [0], [SeqSlice(1, 1, ([0],))], [0])
+    (sampled,) = runner.step(batch, [SampleRow(0, 0, ChoiceSampling(params, 0, (3,)))])
+    assert sampled.logprob is not None
+    assert sampled.logprob.token == sampled.token
+    assert len({token for token, _ in sampled.logprob.top}) == count
+    assert all(value <= sampled.logprob.logprob < 0 for _, value in sampled.logprob.top)
+
+
+def test_layers_are_written_when_the_hook_hears_of_them() -> None:
+    runner = new_runner(layout(layers=5, block_tokens=4), layer_group=2)
+    heard: list[tuple[int, int]] = []
+    layer_bytes = runner.layout.groups[0].layer_bytes()
+
+    def hook(first: int, last: int) -> None:
+        heard.append((first, last))
+        written = [any(runner.pool_bytes(0)[at : at + layer_bytes]) for at in range(0, 5 * layer_bytes, layer_bytes)]
+        assert written == [layer < last for layer in range(5)]
+
+    runner.step(StepBatch([1, 2, 3], [0, 1, 2], [SeqSlice(3, 3, ([0],))]), [], hook)
+    assert heard == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_steps_take_the_modelled_time() -> None:
+    """At least; the layers of a chunk come one after the other."""
+    timing = SimSection(prefill_tokens_per_s=1000.0, decode_step_s=0.02, decode_sequence_s=0.005)
+    clock = MonotonicClock()
+    runner = new_runner(layout(layers=4), layer_group=1, timing=timing, clock=clock)
+    times: list[float] = [clock.now_s()]
+    chunk = SeqSlice(40, 40, (list(range(10)),))
+    decode = SeqSlice(1, 1, ([10],))
+    batch = StepBatch([1, *range(40)], [0, *range(40)], [decode, chunk])
+    runner.step(batch, [], lambda first, last: times.append(clock.now_s()))
+    times.append(clock.now_s())
+    since = [time - times[0] for time in times[1:]]
+    assert all(a >= b for a, b in zip(since, [0.01, 0.02, 0.03, 0.04, 0.065], strict=True))
+
+
+def test_batches_that_contradict_themselves_are_refused() -> None:
+    runner = new_runner(layout(), max_model_len=8)
+    wrong: list[tuple[Any, ...]] = [
+        ([1], [0, 1], [SeqSlice(1, 1, ([0],))]),
+        ([1], [8], [SeqSlice(1, 9, ([0, 1, 2],))]),
+        ([1], [1], [SeqSlice(1, 1, ([0],))]),
+        ([1, 2, 3, 4, 5], [0, 1, 2, 3, 4], [SeqSlice(5, 5, ([0],))]),
+        ([1], [0], [SeqSlice(1, 1, ([64],))]),
+        ([VOCAB], [0], [SeqSlice(1, 1, ([0],))]),
+        ([], [], []),
+    ]
+    for parts in wrong:
+        with pytest.raises(ValueError, match=r"token|position|block"):
+            runner.step(StepBatch(*parts), [])
+
+
+def test_shapes_that_cannot_be_simulated_are_refused() -> None:
+    with pytest.raises(ConfigError, match="width 4"):
+        new_runner(layout(width=4))
+
+
+def test_a_copied_block_says_the_same() -> None:
+    runner, prompt = new_runner(layout()), prompt_of(11)
+    said = prefill(runner, prompt, ([5, 3, 9],))
+    runner.copy_blocks(0, [(3, 20), (9, 21)])
+    assert say_again(runner, prompt, ([5, 20, 21],)) == said
+    assert said == expected_tokens(prompt, 1, VOCAB, eos_token_ids=EOS)[0]
+
+
+def test_no_torch() -> None:
+    code = "import sys, tandem.engine.engine, tandem.engine.sim.runner; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_virtual_clock_waits_for_nobody() -> None:
+    """Without modelled durations nothing asks the clock to move."""
+    runner = new_runner(layout(), clock=ManualClock())
+    assert prefill(runner, prompt_of(9), ([0, 1, 2],))

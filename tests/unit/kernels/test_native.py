@@ -1,0 +1,168 @@
+"""Building, caching and loading of C code: once, atomically, also where home is read-only or nothing can be built."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tandem.kernels import native
+from tandem.kernels.kv_wire.binding import SOURCE
+
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A C file of its own and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "answer"
+    folder.mkdir()
+    path = folder / "cpu.c"
+    path.write_text("int answer(void) { return 42; }\n")
+    return path
+
+
+def answer(library: ctypes.CDLL | None) -> int:
+    assert library is not None
+    return int(library.answer())
+
+
+@needs_compiler
+def test_built_once_then_loaded_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answer(native.load(source)) == 42
+    (built,) = (source.parents[1] / "cache" / "tandem").iterdir()
+    assert built.name.startswith("answer-")
+    monkeypatch.setenv("PATH", "/nowhere")
+    native._loaded.clear()
+    assert answer(native.load(source)) == 42
+
+
+@needs_compiler
+def test_a_changed_source_is_built_anew_and_a_broken_file_replaced(source: Path) -> None:
+    native.load(source)
+    (built,) = (source.parents[1] / "cache" / "tandem").iterdir()
+    source.write_text("int answer(void) { return 43; }\n")
+    native._loaded.clear()
+    assert answer(native.load(source)) == 43
+    source.write_text("int answer(void) { return 44; }\n")
+    broken = built.with_name(f"answer-{native._key(source)}.so")
+    broken.write_bytes(b"not a library")
+    native._loaded.clear()
+    assert answer(native.load(source)) == 44
+    assert broken.stat().st_size > 1000
+
+
+@needs_compiler
+def test_a_changed_header_is_built_anew(source: Path) -> None:
+    header = source.with_name("answer.h")
+    header.write_text("#define ANSWER 42\n")
+    source.write_text('#include "answer.h"\nint answer(void) { return ANSWER; }\n')
+    assert answer(native.load(source)) == 42
+    header.write_text("#define ANSWER 43\n")
+    native._loaded.clear()
+    assert answer(native.load(source)) == 43
+
+
+@needs_compiler
+@pytest.mark.parametrize("obstacle", ["a file in the way", "writable by others", "no home"])
+def test_without_a_usable_cache_it_is_built_aside_and_leaves_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
+) -> None:
+    cache, temporary = tmp_path / "cache", tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    if obstacle == "a file in the way":
+        cache.write_text("")
+    elif obstacle == "writable by others":
+        (cache / "tandem").mkdir(parents=True)
+        (cache / "tandem").chmod(0o777)
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert answer(native.load(source)) == 42
+    assert list(temporary.iterdir()) == []
+    assert obstacle != "writable by others" or list((cache / "tandem").iterdir()) == []
+
+
+def test_what_cannot_be_built_is_said_once(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source.write_text("this is no C\n")
+    with caplog.at_level(logging.WARNING):
+        assert native.load(source) is None
+        assert native.load(source) is None
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert list((source.parents[1] / "cache" / "tandem").iterdir()) == []
+
+
+def test_without_a_compiler_there_is_none(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert native.load(source) is None
+
+
+def test_it_can_be_switched_off(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_is_enabled", False)
+    assert native.load(source) is None
+    assert not (source.parents[1] / "cache").exists()
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("0", False), ("1", True), (None, True)])
+def test_the_environment_switches_it_off(value: str | None, is_on: bool) -> None:
+    environment = {name: text for name, text in os.environ.items() if name != native.ENVIRONMENT_VARIABLE}
+    if value is not None:
+        environment[native.ENVIRONMENT_VARIABLE] = value
+    code = "from tandem.kernels import native; print(native.is_enabled())"
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert ran.stdout.strip() == str(is_on)
+
+
+@needs_compiler
+def test_two_processes_may_build_at_once(source: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tandem.kernels import native; sys.stdin.readline();"
+        "print(native.load(Path(sys.argv[1])).answer())"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(source)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    outputs: list[str] = []
+
+    def finish(process: subprocess.Popen[str]) -> None:
+        outputs.append(process.communicate("go\n", timeout=60)[0].strip())
+
+    threads = [threading.Thread(target=finish, args=(process,)) for process in processes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outputs == ["42"] * 3
+    assert len(list((source.parents[1] / "cache" / "tandem").iterdir())) == 1
+
+
+@needs_compiler
+def test_the_sources_compile_without_a_warning(tmp_path: Path) -> None:
+    command = ["cc", *native.FLAGS, "-Wall", "-Wextra", "-Werror", "-o", str(tmp_path / "x.so"), str(SOURCE)]
+    subprocess.run(command, check=True, timeout=120)
+
+
+def test_an_address_is_that_of_the_first_byte_and_pins_the_buffer() -> None:
+    data = bytearray(b"abcdef")
+    with native.address_of(memoryview(data)[2:], writable=True) as address:
+        assert ctypes.string_at(address, 4) == b"cdef"
+        with pytest.raises(BufferError):
+            data.append(1)
+    data.append(1)
+    with pytest.raises(BufferError), native.address_of(memoryview(b"abc"), writable=True):
+        pass
+    with pytest.raises(BufferError), native.address_of(memoryview(data)[::2]):
+        pass

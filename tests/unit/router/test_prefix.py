@@ -1,0 +1,84 @@
+"""What the router knows of a prompt's blocks, by the root that each worker files them under."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.core.blockhash import BlockHash, HashRoot, chain
+from tandem.core.ids import GroupId, Incarnation, WorkerId
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.lifecycle import RoleName
+from tandem.core.pairing import ALWAYS_BYTES_PER_S, KVProfile
+from tandem.router.prefix import PrefixFinder
+from tandem.router.wire import WorkerFacts
+
+PROMPT = list(range(100, 196))
+SALT = b"tenant"
+
+
+def facts(name: str, role: RoleName, block_tokens: int = 16, dtype: str = "float32", **more: Any) -> WorkerFacts:
+    spec = KVGroupSpec(
+        group=GroupId(0), layers=(0,), planes=2, heads=2, width=8, block_tokens=block_tokens, dtype=dtype
+    )  # fmt: skip
+    profile = KVProfile(fingerprint="f", identity=(), layout=KVLayout(groups=(spec,)), **more)
+    return WorkerFacts(
+        worker=WorkerId(name), incarnation=Incarnation(1), role=role, address="", model="m", fingerprint="f", tp=1,
+        block_tokens=block_tokens, kv_dtype=dtype, max_model_len=100, vocab_size=100, num_blocks=(9,),
+        token_kv_bytes=1, transports=(), protocol=2, eos_token_ids=(), pid=1, rank_pids=(), profile=profile,
+    )  # fmt: skip
+
+
+class Held:
+    """An index in which each worker holds so many leading blocks under one root; counts how often it is asked."""
+
+    def __init__(self, *held: tuple[str, int, int, str]) -> None:
+        self.lookups = 0
+        self._held: dict[BlockHash, set[WorkerId]] = {}
+        for worker, block_tokens, blocks, lossy in held:
+            root = HashRoot(fingerprint="f", block_tokens=block_tokens, salt=SALT, lossy=lossy).digest()
+            for block in chain(root, PROMPT, block_tokens)[:blocks]:
+                self._held.setdefault(block, set()).add(WorkerId(worker))
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerId, int]:
+        self.lookups += 1
+        counts: dict[WorkerId, int] = {}
+        for depth, block in enumerate(hashes):
+            for worker in self._held.get(block, ()):
+                if counts.get(worker, 0) == depth:
+                    counts[worker] = depth + 1
+        return counts
+
+
+def test_every_worker_is_asked_in_blocks_of_its_own_size() -> None:
+    index = Held(("p0", 16, 3, ""), ("d0", 8, 5, ""), ("d1", 24, 4, ""))
+    workers = [
+        facts("p0", RoleName.PREFILL), facts("d0", RoleName.DECODE, 8), facts("d1", RoleName.DECODE, 24),
+        facts("d2", RoleName.DECODE, 24),
+    ]  # fmt: skip
+    view = PrefixFinder(index, SALT).find(PROMPT, workers)
+    assert view.held_tokens == {"p0": 48, "d0": 40, "d1": 96, "d2": 0}
+    assert view.reusable_tokens == {"p0": 48, "d0": 40, "d1": 72, "d2": 0}  # the last token is computed again
+    assert view.lossy_tokens == {"d0": {}, "d1": {}, "d2": {}}
+    assert index.lookups == 3
+    for worker in workers:
+        root = HashRoot(fingerprint="f", block_tokens=worker.block_tokens, salt=SALT).digest()
+        assert view.last_hashes[worker.worker] == chain(root, PROMPT, worker.block_tokens)[-1]
+
+
+def test_what_came_changed_is_looked_up_under_its_own_root() -> None:
+    index = Held(("d0", 16, 2, ""), ("d0", 16, 5, "float32>bfloat16"), ("d1", 16, 3, ""), ("d1", 16, 4, "int8"))
+    always: dict[str, Any] = {"offers": ("int8",), "offers_below_bytes_per_s": ALWAYS_BYTES_PER_S}
+    workers = [
+        facts("p0", RoleName.PREFILL), facts("p1", RoleName.PREFILL), facts("p2", RoleName.PREFILL, **always),
+        facts("d0", RoleName.DECODE, dtype="bfloat16"), facts("d1", RoleName.DECODE),
+    ]  # fmt: skip
+    view = PrefixFinder(index, SALT).find(PROMPT, workers)
+    assert view.held_tokens == {"p0": 0, "p1": 0, "p2": 0, "d0": 32, "d1": 48}
+    assert view.lossy_tokens == {"d0": {"float32>bfloat16": 80, "float32>bfloat16+int8": 0}, "d1": {"int8": 64}}
+    assert index.lookups == 4  # one a root, whoever needs it
+
+
+def test_without_an_index_and_with_a_short_prompt() -> None:
+    view = PrefixFinder(None, SALT).find([1, 2, 3], [facts("d0", RoleName.DECODE)])
+    assert (view.held_tokens, view.last_hashes) == ({"d0": 0}, {"d0": b""})

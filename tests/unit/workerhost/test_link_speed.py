@@ -1,0 +1,85 @@
+"""What a worker knows of the speed to another one, and what it tells of its links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tandem.core.clock import ManualClock
+from tandem.core.ids import Incarnation, Rank, WorkerId
+from tandem.core.linkspeed import LinkSpeed
+from tandem.kvtransfer.linkspeeds import LinkSpeeds
+from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.workerhost.link_news import LOOK_EVERY_S, LinkNews
+from tandem.workerhost.link_wire import link_from_wire, link_to_wire, speed_from_wire, speed_to_wire
+from tandem.workerhost.outbox import Outbox
+from tandem.workerhost.requests import RequestTable
+from tandem.workerhost.role import Shell
+
+D0 = WorkerId("d0")
+TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9, latency_s=1e-4)
+LINK = LinkInfo(
+    worker=D0, rank=Rank(0), from_rank=Rank(0), transport="grpc", reason="r", stalls=3, from_host="a", to_host="b",
+    bytes_per_s=5e7, latency_s=2e-4, achieved_bytes_per_s=4e7, unused=("tcp failed: no",),
+)  # fmt: skip
+
+
+class Links:
+    """A sending end that has links and nothing else."""
+
+    def __init__(self) -> None:
+        self.now: tuple[LinkInfo, ...] = ()
+
+    def links(self) -> tuple[LinkInfo, ...]:
+        return self.now
+
+
+def shell(sender: Any, clock: ManualClock, speeds: LinkSpeeds | None, sent: list[e.RankToHost]) -> Shell:
+    absent: Any = None
+    return Shell(
+        worker=WorkerId("p0"), incarnation=Incarnation(1), profile=absent, host="a", engine=absent, receiver=absent,
+        sender=sender, requests=RequestTable(5.0), clock=clock, speeds=speeds,
+        outbox=Outbox(lambda data: sent.append(e.RankToHost.FromString(data))),
+    )  # fmt: skip
+
+
+def other(**changes: Any) -> LinkInfo:
+    report = link_to_wire(LINK)
+    for name, value in changes.items():
+        setattr(report, name, value)
+    return link_from_wire(report)
+
+
+def test_the_link_in_use_counts_before_what_the_hosts_could_do() -> None:
+    sender, clock = Links(), ManualClock()
+    speeds = LinkSpeeds(clock)
+    here = shell(sender, clock, speeds, [])
+    assert here.link_speed(D0) is None
+    speeds.learn([TCP])
+    assert here.link_speed(D0) == 1e9
+    assert here.link_speed(WorkerId("d1")) is None
+    sender.now = (LINK, other(peer="d1", bytes_per_s=1.0), other(rank=1, bytes_per_s=2.0))
+    assert here.link_speed(D0) == 5e7
+    sender.now = (other(transport="", bytes_per_s=0.0),)  # it dials
+    assert here.link_speed(D0) == 1e9
+    assert shell(sender, clock, None, []).link_speed(D0) is None
+
+
+def test_measurements_are_told_once_and_links_looked_at_now_and_then() -> None:
+    sender, clock, sent = Links(), ManualClock(), list[e.RankToHost]()
+    speeds = LinkSpeeds(clock)
+    news = LinkNews(shell(sender, clock, speeds, sent))
+    assert news.links() == []
+    sender.now = (LINK,)
+    assert news.links() == []  # not again so soon
+    clock.advance(LOOK_EVERY_S)
+    assert [link_from_wire(link) for link in news.links()] == [LINK]
+    sender.now = ()
+    speeds.note(TCP)
+    news.publish()
+    news.publish()
+    assert [speed_from_wire(message.link_measured) for message in sent] == [TCP]
+    assert news.links() == []  # something was measured: there is news
+    news.learn(e.LinkSpeeds(rows=[speed_to_wire(TCP)]))
+    news.publish()
+    assert len(sent) == 1

@@ -1,0 +1,229 @@
+"""A rank that follows: obeys rank 0's commands in their order, reports what its transfers came to, decides nothing."""
+
+from __future__ import annotations
+
+import logging
+import select
+import threading
+from collections import deque
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TransferError
+from tandem.core.ids import Incarnation, TransferId
+from tandem.core.logs import event
+from tandem.engine.runner_protocol import Runner
+from tandem.kvtransfer.events import Failed, ReceiverEvent, SenderEvent, SendFailed
+from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.kvtransfer.receiver import TransferReceiver
+from tandem.kvtransfer.sender import TransferSender
+from tandem.worker import reports
+from tandem.worker.commands import (
+    Admit,
+    CancelReceiving,
+    CancelSending,
+    Command,
+    CopyBlocks,
+    Expect,
+    Finish,
+    Joiner,
+    Open,
+    Push,
+    Revoke,
+    SetIncarnation,
+    Step,
+    Stop,
+    decode,
+)
+from tandem.workerhost.pulse import Pulse
+from tandem.workerhost.ring import RingReader, RingWriter
+
+_log = logging.getLogger(__name__)
+WAIT_S = 0.1
+REPORT_TIMEOUT_S = 10.0
+COUNTERS_EVERY_S = 0.1
+LINKS_EVERY_S = 2.0
+BETWEEN_STEPS = (Step, CopyBlocks, Expect, Stop)
+"""Never obeyed from inside a step."""
+
+
+class Reporter:
+    """Speaks to rank 0, from any thread."""
+
+    def __init__(self, writer: RingWriter) -> None:
+        self._writer = writer
+        self._lock = threading.Lock()
+
+    def say(self, report: reports.Report) -> None:
+        """Raises TimeoutError if rank 0 takes nothing any more."""
+        data = reports.encode(report)
+        with self._lock:
+            self._writer.write(data, REPORT_TIMEOUT_S)
+
+    def event(self, happened: ReceiverEvent | SenderEvent) -> None:
+        """A transport reports something."""
+        self.say(happened)
+
+
+class Follower:
+    """One thread does it all, but for what transports report."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        receiver: TransferReceiver,
+        sender: TransferSender,
+        commands: RingReader,
+        reporter: Reporter,
+        pulse: Pulse,
+        clock: Clock,
+    ) -> None:
+        self._runner, self._receiver, self._sender = runner, receiver, sender
+        self._commands, self._reporter, self._pulse, self._clock = commands, reporter, pulse, clock
+        self._joiner = Joiner()
+        self._waiting: deque[tuple[int, Command]] = deque()  # taken from the ring, not obeyed yet
+        self._held: deque[Push | Finish] = deque()  # wait for the lease
+        self._incarnation = Incarnation(0)
+        self._is_stopping = False
+        self._counters: dict[str, int] = {}
+        self._counters_s = 0.0
+        self._links: tuple[LinkInfo, ...] = ()
+        self._links_s = float("-inf")
+
+    def run(self) -> None:
+        """Until told to stop. An exception here ends the process: the ranks no longer agree."""
+        while not self._is_stopping:
+            self.turn()
+
+    def close(self) -> None:
+        """End the transfers of this rank."""
+        self._sender.close()
+        self._receiver.close()
+
+    def turn(self, max_wait_s: float = WAIT_S) -> None:
+        """Obey what is there, waiting up to `max_wait_s` if that is nothing."""
+        if not self._waiting:
+            select.select([self._commands.filled], [], [], max_wait_s)
+        self._take()
+        while self._waiting and not self._is_stopping:
+            self._obey(self._waiting.popleft()[1])
+            self._take()
+        self._release_held()
+        self._report_counters()
+        self._report_links()
+
+    def _take(self) -> None:
+        for message in self._commands.read_all():
+            if (data := self._joiner.add(message)) is not None:
+                self._waiting.append(decode(data))
+
+    def _on_layers(self, _first: int, last: int) -> None:
+        """Inside a step: obey what rank 0 said when it had stored no more layers than this rank has now."""
+        self._take()
+        while self._waiting and self._waiting[0][0] <= last and not isinstance(self._waiting[0][1], BETWEEN_STEPS):
+            self._obey(self._waiting.popleft()[1])
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Step():
+                self._step(command)
+            case CopyBlocks():
+                self._runner.copy_blocks(command.group, command.pairs)
+            case Push() | Finish():
+                self._release_held()
+                self._held.append(command)
+                self._release_held()
+            case Open():
+                self._open(command)
+            case CancelSending():
+                self._drop_held(command.transfer)
+                self._sender.cancel(command.transfer)
+            case Expect():
+                self._expect(command)
+            case Admit():
+                self._receiver.admit(command.transfer)
+            case CancelReceiving():
+                self._receiver.cancel(command.transfer, command.reason)
+            case Revoke():
+                if not self._receiver.revoke(command.transfer, even_if_begun=True):  # complete, or failed
+                    self._receiver.cancel(command.transfer, "revoked")
+            case SetIncarnation():
+                self._incarnation = command.incarnation
+                self._held.clear()  # they belong to the old one, whose transfers fail now
+                self._receiver.set_incarnation(command.incarnation)
+                self._sender.set_incarnation(command.incarnation)
+            case Stop():
+                self._is_stopping = True
+
+    def _step(self, command: Step) -> None:
+        """Rank 0 holds the lease when it begins a step; the step is finished even if it lapses meanwhile."""
+        self._pulse.begin_step(self._clock.now_s())
+        try:
+            self._runner.step(command.batch, (), self._on_layers if command.has_hook else None)
+        finally:
+            self._pulse.end_step()
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def _open(self, command: Open) -> None:
+        try:
+            self._sender.open(command.ticket)
+        except (TransferError, ValueError) as error:
+            self._reporter.say(SendFailed(transfer=command.ticket.transfer, reason=str(error)))
+
+    def _release_held(self) -> None:
+        """Past its lease a rank pushes nothing: what it was told to push before waits for the lease's return."""
+        while self._held and self._has_lease():
+            command = self._held.popleft()
+            try:
+                if isinstance(command, Finish):
+                    self._sender.finish(command.transfer)
+                else:
+                    self._push(command)
+            except ValueError as error:  # rank 0 pushed the same: then this rank's part alone is over
+                self._sender.cancel(command.transfer)
+                event(_log, "push refused", logging.ERROR, transfer=command.transfer, reason=error)
+
+    def _push(self, command: Push) -> None:
+        self._sender.push(
+            command.transfer, command.group, command.src_blocks, command.dst_blocks, command.layers,
+            command.offset_tokens, command.tokens,
+        )  # fmt: skip
+
+    def _drop_held(self, transfer: TransferId) -> None:
+        self._held = deque(command for command in self._held if command.transfer != transfer)
+
+    def _has_lease(self) -> bool:
+        """A lease that the host got as another incarnation is not for what was begun before: rank 0 tells it first."""
+        until_s = self._pulse.lease_until_s
+        is_mine = self._pulse.incarnation in (0, self._incarnation)
+        return until_s == 0.0 or (is_mine and self._clock.now_s() < until_s)
+
+    # ---- receiving -------------------------------------------------------------------------------------------------
+
+    def _expect(self, command: Expect) -> None:
+        try:
+            self._receiver.expect(command.ticket)
+        except (TransferError, ValueError) as error:
+            self._reporter.say(Failed(transfer=command.ticket.transfer, reason=str(error)))
+        else:
+            self._reporter.say(reports.Expected(command.ticket.transfer))
+
+    def _report_counters(self) -> None:
+        now_s = self._clock.now_s()
+        if now_s - self._counters_s < COUNTERS_EVERY_S:
+            return
+        self._counters_s = now_s
+        counters = self._receiver.counters()
+        if counters != self._counters:
+            self._counters = counters
+            self._reporter.say(reports.Counters(counters))
+
+    def _report_links(self) -> None:
+        now_s = self._clock.now_s()
+        if now_s - self._links_s < LINKS_EVERY_S:
+            return
+        self._links_s = now_s
+        links = self._sender.links()
+        if links != self._links:
+            self._links = links
+            self._reporter.say(reports.Links(links))

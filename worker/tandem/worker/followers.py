@@ -1,0 +1,131 @@
+"""Rank 0's side of the other ranks: commands go out in one order, reports come in on a thread of their own."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Sequence
+
+from tandem.core.errors import StartupError, WorkerLostError
+from tandem.core.ids import Rank
+from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.kvtransfer.ticket import Endpoint
+from tandem.worker.commands import AFTER_STEP, Command, Stop, encode, split
+from tandem.worker.reports import Counters, Hello, Links, Report, decode
+from tandem.workerhost.ring import RingPair, RingReader, RingWriter
+
+COMMAND_TIMEOUT_S = 10.0
+"""A follower that leaves a full ring alone for this long is lost; its host has noticed long before."""
+OnReport = Callable[[Rank, Report], None]
+
+
+class Followers:
+    """All ranks but this one. `broadcast` may be called from any thread; reports go to whoever `listen`s.
+
+    `on_lost` is called once, from the reading thread, if that thread cannot go on.
+    """
+
+    def __init__(self, pairs: Sequence[RingPair], on_lost: Callable[[Exception], None]) -> None:
+        """`pairs` are those of ranks 1, 2, …"""
+        self.stored_layers = AFTER_STEP
+        """Layers that this rank has stored of the step in progress; goes out with every command."""
+        self.is_in_step = False
+        self._writers = [RingWriter(pair.commands) for pair in pairs]
+        self._readers = [RingReader(pair.reports) for pair in pairs]
+        self._on_lost = on_lost
+        self._lock = threading.Lock()  # guards the writers: transport threads cancel what failed elsewhere
+        self._lost: WorkerLostError | None = None
+        self._listeners: list[OnReport] = []
+        self._news = threading.Condition()  # guards the three below
+        self._endpoints: dict[Rank, tuple[Endpoint, ...]] = {}
+        self._counters: dict[Rank, dict[str, int]] = {}
+        self._links: dict[Rank, tuple[LinkInfo, ...]] = {}
+        self._stop = os.eventfd(0, os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._read, name="followers", daemon=True)
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        return tuple(Rank(place + 1) for place in range(len(self._writers)))
+
+    def listen(self, on_report: OnReport) -> None:
+        """Hear every report from now on but hellos, counters and links, on the reading thread."""
+        self._listeners.append(on_report)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Until every follower has said hello. Raises StartupError."""
+        with self._news:
+            if not self._news.wait_for(lambda: len(self._endpoints) == len(self._writers), timeout_s):
+                missing = ", ".join(str(rank) for rank in self.ranks if rank not in self._endpoints)
+                raise StartupError(f"rank {missing} did not get ready within {timeout_s:g} s", todo="see its log")
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Those of all followers, in rank order."""
+        with self._news:
+            return tuple(endpoint for rank in self.ranks for endpoint in self._endpoints.get(rank, ()))
+
+    def counters(self) -> list[dict[str, int]]:
+        """The latest counters of every follower that has reported any."""
+        with self._news:
+            return list(self._counters.values())
+
+    def links(self) -> tuple[LinkInfo, ...]:
+        """The latest links of every follower that has reported any, in rank order."""
+        with self._news:
+            return tuple(link for rank in self.ranks for link in self._links.get(rank, ()))
+
+    def broadcast(self, command: Command) -> None:
+        """Give a command to every follower, behind all commands before it. Raises WorkerLostError."""
+        data = encode(command, self.stored_layers)
+        with self._lock:
+            if self._lost is not None:
+                raise self._lost
+            for rank, writer in zip(self.ranks, self._writers, strict=True):
+                try:
+                    for message in split(data, writer.max_message_bytes):
+                        writer.write(message, COMMAND_TIMEOUT_S)
+                except TimeoutError as error:
+                    self._lost = WorkerLostError(f"rank {rank} takes no commands", why=str(error))
+                    raise self._lost from error
+
+    def close(self) -> None:
+        """Tell the followers to end, and stop reading. The rings stay the host's."""
+        try:
+            self.broadcast(Stop())
+        finally:
+            os.eventfd_write(self._stop, 1)
+            self._thread.join()
+            for end in (*self._writers, *self._readers):
+                end.close()
+            os.close(self._stop)
+
+    def _read(self) -> None:
+        by_descriptor = {reader.filled: (Rank(place + 1), reader) for place, reader in enumerate(self._readers)}
+        try:
+            while True:
+                ready, _, _ = select.select([*by_descriptor, self._stop], [], [])
+                if self._stop in ready:
+                    return
+                for descriptor in ready:
+                    rank, reader = by_descriptor[descriptor]
+                    for data in reader.read_all():
+                        self._take(rank, decode(data))
+        except Exception as error:  # noqa: BLE001 - whatever it was, no report comes through any more
+            self._on_lost(error)
+
+    def _take(self, rank: Rank, report: Report) -> None:
+        if isinstance(report, Hello | Counters | Links):
+            with self._news:
+                if isinstance(report, Hello):
+                    self._endpoints[rank] = report.endpoints
+                elif isinstance(report, Links):
+                    self._links[rank] = report.links
+                else:
+                    self._counters[rank] = report.values
+                self._news.notify_all()
+            return
+        for listener in self._listeners:
+            listener(rank, report)

@@ -1,0 +1,121 @@
+"""The receiving end of a tensor-parallel worker: this rank's own, and every follower's by command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tandem.core.errors import WorkerLostError
+from tandem.core.ids import Incarnation, Rank, TransferId
+from tandem.kvtransfer.events import Failed, ReceiverEvent, Verified
+from tandem.kvtransfer.receiver import TransferReceiver
+from tandem.kvtransfer.snapshot import OpenTransfer
+from tandem.kvtransfer.ticket import Endpoint, Ticket
+from tandem.worker.commands import Admit, CancelReceiving, Expect, Revoke, SetIncarnation
+from tandem.worker.followers import COMMAND_TIMEOUT_S, Followers
+from tandem.worker.reports import Expected, Report
+from tandem.worker.tallies import ReceiveTally
+
+HERE = Rank(0)
+
+
+class GroupReceiver:
+    """A `ReceivingEnd`: one call for all ranks, one event from all ranks.
+
+    What it promises about blocks rests on the order of commands: a follower has fenced a cancelled transfer before it
+    obeys any step, copy or ticket that uses the blocks again.
+    """
+
+    def __init__(
+        self,
+        open_local: Callable[[Callable[[ReceiverEvent], None]], TransferReceiver],
+        followers: Followers,
+        post: Callable[[object], None],
+    ) -> None:
+        """`open_local` makes this rank's end with a callback for its events; `post` hands events to the step loop."""
+        self._followers, self._post = followers, post
+        self._tally = ReceiveTally((HERE, *followers.ranks))
+        self._local = open_local(self._on_local)
+        followers.listen(self._on_report)
+
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return (*self._local.endpoints(), *self._followers.endpoints())
+
+    def expect(self, ticket: Ticket) -> None:
+        """Returns when every rank takes the ticket's frames, for the sender may push as soon as it has the ticket.
+
+        Raises WorkerLostError if a follower does not come round to it. Between steps only: inside one, a follower
+        may wait for this rank.
+        """
+        if self._followers.is_in_step:
+            raise RuntimeError("a ticket cannot be granted inside a step")
+        self._tally.expect(ticket.transfer)
+        try:
+            self._local.expect(ticket)
+            self._tally.expected(HERE, ticket.transfer)
+            self._followers.broadcast(Expect(ticket))
+        except Exception:
+            self._tally.forget(ticket.transfer)
+            raise
+        if not self._tally.wait_expected(ticket.transfer, COMMAND_TIMEOUT_S):
+            raise WorkerLostError("a rank does not take its commands", why=f"no word for {COMMAND_TIMEOUT_S:g} s")
+
+    def admit(self, transfer: TransferId) -> None:
+        self._local.admit(transfer)
+        self._followers.broadcast(Admit(transfer))
+        self._tally.forget(transfer)
+
+    def cancel(self, transfer: TransferId, reason: str = "cancelled") -> None:
+        """After return this rank is fenced, and every follower before it obeys the next command."""
+        self._local.cancel(transfer, reason)
+        self._followers.broadcast(CancelReceiving(transfer, reason))
+        self._tally.forget(transfer)
+
+    def revoke(self, transfer: TransferId) -> bool:
+        """If no byte came to this rank. A follower that has some by then drops the rest as quietly."""
+        if not self._local.revoke(transfer):
+            return False
+        self._followers.broadcast(Revoke(transfer))
+        self._tally.forget(transfer)
+        return True
+
+    def forget(self, transfer: TransferId) -> None:
+        self.cancel(transfer, "forgotten")
+
+    def set_incarnation(self, incarnation: Incarnation) -> None:
+        """For both ends of the followers; those of this rank are told one by one."""
+        self._local.set_incarnation(incarnation)
+        self._followers.broadcast(SetIncarnation(incarnation))
+
+    def transfers(self) -> list[OpenTransfer]:
+        return self._local.transfers()
+
+    def counters(self) -> dict[str, int]:
+        """Sums over the ranks; `open` are this rank's. Followers' are up to 0.1 s old."""
+        total = self._local.counters()
+        for counters in self._followers.counters():
+            for name, value in counters.items():
+                if name != "open":
+                    total[name] = total.get(name, 0) + value
+        return total
+
+    def close(self) -> None:
+        self._local.close()
+
+    def _on_local(self, event: ReceiverEvent) -> None:
+        self._note(HERE, event)
+
+    def _on_report(self, rank: Rank, report: Report) -> None:
+        if isinstance(report, Expected):
+            self._tally.expected(rank, report.transfer)
+        elif isinstance(report, Verified | Failed):
+            self._note(rank, report)
+
+    def _note(self, rank: Rank, event: ReceiverEvent) -> None:
+        verdict = self._tally.note(rank, event)
+        if verdict.cancels_others:
+            reason = f"rank {rank} failed"
+            if rank != HERE:
+                self._local.cancel(event.transfer, reason)
+            self._followers.broadcast(CancelReceiving(event.transfer, reason))
+        if verdict.report is not None:
+            self._post(verdict.report)

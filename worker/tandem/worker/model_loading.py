@@ -1,0 +1,74 @@
+"""Loads a model for computing: weights, kernels, tensors. The part of loading that imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tandem.core.config import WorkerConfig
+from tandem.core.errors import ConfigError
+from tandem.core.fingerprint import Fingerprint
+from tandem.core.ids import GroupId
+from tandem.engine.model_config import read_model_config
+from tandem.engine.model_source import ModelSource, fingerprint
+from tandem.engine.parallel import TensorGroup
+from tandem.engine.runner import ModelRunner
+from tandem.kvtransfer.pool import HostPool, PoolAccess
+from tandem.worker.device_pool import DevicePool
+
+LAYER_GROUPS = 4
+"""Pieces in which a chunk's KV leaves while the rest is computed, unless `layer_group` says otherwise."""
+
+
+def rank_device(config: WorkerConfig, rank: int) -> str:
+    """The device of a rank: with several of them, rank r has GPU r. Raises ConfigError."""
+    device, tp = config.settings.device, config.settings.tp
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cuda" or tp == 1:
+        return device
+    if torch.cuda.is_available() and torch.cuda.device_count() < tp:
+        has = f"this machine has {torch.cuda.device_count()} GPUs"
+        raise ConfigError(f"--tp {tp} needs a GPU a rank", why=has, todo="lower --tp, or use --device cpu")
+    return f"cuda:{rank}"
+
+
+def load_model(
+    config: WorkerConfig, group: TensorGroup | None = None
+) -> tuple[ModelRunner, dict[GroupId, PoolAccess], Fingerprint]:
+    """This rank's part of the model on its device, its pools as bytes, and what the model is.
+
+    Ranks above 0 come up for air after every layer: what rank 0 says meanwhile does not wait there.
+    """
+    settings = config.settings
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    rank = group.rank if group is not None else 0
+    device = rank_device(config, rank)
+    folder = Path(config.model_dir)
+    layers = read_model_config(folder).layers
+    runner = ModelRunner(
+        model_dir=folder,
+        dtype=config.dtype,
+        device=device,
+        block_tokens=settings.block_tokens,
+        kv_bytes=settings.kv_memory_bytes,
+        max_model_len=config.max_model_len,
+        is_deterministic=settings.is_deterministic,
+        layer_group=1 if rank else settings.layer_group or -(-layers // LAYER_GROUPS),
+        kv_dtype=settings.kv_dtype,
+        group=group,
+    )
+    source = ModelSource(name=config.model, path=folder, commit=config.revision)
+    return runner, _pools(runner, device), fingerprint(source, runner.config, compute_dtype=runner.dtype)
+
+
+def _pools(runner: ModelRunner, device: str) -> dict[GroupId, PoolAccess]:
+    pools: dict[GroupId, PoolAccess] = {}
+    for spec in runner.layout.groups:
+        if device == "cpu":
+            pools[spec.group] = HostPool(spec, runner.layout.tp, runner.pool_bytes(spec.group))
+        else:
+            pools[spec.group] = DevicePool(spec, runner.layout.tp, runner.pools.tensors[spec.group])
+    return pools

@@ -1,0 +1,61 @@
+"""Sets up the simulated engine: the model's shape and tokenizer are enough, weights are not looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem.core.config import WorkerConfig
+from tandem.core.errors import StartupError
+from tandem.core.fingerprint import Fingerprint
+from tandem.core.ids import GroupId
+from tandem.engine.model_config import read_model_config
+from tandem.engine.model_source import ModelSource, sim_fingerprint
+from tandem.engine.pool_plan import block_counts, context_length, human_size, kv_layout
+from tandem.engine.sim.runner import SimRunner
+from tandem.engine.tp_fit import check_tp
+from tandem.kvtransfer.pool import HostPool, PoolAccess
+
+if TYPE_CHECKING:
+    from tandem.engine.parallel import TensorGroup
+
+LAYER_GROUPS = 4
+"""As for a computed model: pieces in which a chunk's KV leaves, unless `layer_group` says otherwise."""
+
+
+def load_sim(
+    config: WorkerConfig, group: TensorGroup | None = None
+) -> tuple[SimRunner, dict[GroupId, PoolAccess], Fingerprint]:
+    """This rank's runner, its pools as bytes, and what it is. Raises ModelError, ConfigError or StartupError.
+
+    KV is kept in `kv_dtype`; "auto" means the configured dtype, or the one that the checkpoint says.
+    """
+    settings, folder = config.settings, Path(config.model_dir)
+    model = read_model_config(folder)
+    tp = group.size if group is not None else 1
+    check_tp(model, tp)
+    dtype = next(name for name in (settings.kv_dtype, config.dtype, model.dtype) if name != "auto")
+    layout = kv_layout(model, dtype=dtype, block_tokens=settings.block_tokens, tp=tp)
+    max_model_len = context_length(config.max_model_len, model)
+    counts = block_counts(layout, settings.kv_memory_bytes, None, max_model_len)
+    try:
+        runner = SimRunner(
+            layout,
+            counts,
+            vocab_size=model.vocab_size,
+            max_model_len=max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            layer_group=settings.layer_group or -(-model.layers // LAYER_GROUPS),
+            timing=settings.sim,
+            group=group,
+        )
+    except OSError as error:
+        raise StartupError(
+            f"cannot allocate {human_size(settings.kv_memory_bytes)} of KV memory", why=str(error),
+            todo="lower --kv-memory",
+        ) from error  # fmt: skip
+    pools: dict[GroupId, PoolAccess] = {
+        spec.group: HostPool(spec, tp, runner.pool_bytes(spec.group)) for spec in layout.groups
+    }
+    source = ModelSource(name=config.model, path=folder, commit=config.revision)
+    return runner, pools, sim_fingerprint(source, model)

@@ -1,0 +1,153 @@
+"""What a transfer came to over all ranks of one end: pure bookkeeping, no rings and no transports.
+
+Every rank reports one event a transfer; the role hears one. Both tallies may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from tandem.core.ids import Rank, TransferId
+from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SenderEvent, SendFailed, Sent, Verified
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What follows from one rank's event: the event for the role, if it is time, and whether to cancel the others."""
+
+    report: ReceiverEvent | SenderEvent | None = None
+    cancels_others: bool = False
+
+
+@dataclass(slots=True)
+class _Receiving:
+    waiting: set[Rank]
+    unexpecting: set[Rank]
+    is_failed: bool = False
+    last: Verified | None = None
+    bytes: int = 0
+
+
+class ReceiveTally:
+    """Verified when every rank has verified; the first failure is the transfer's, and is told at once."""
+
+    def __init__(self, ranks: tuple[Rank, ...]) -> None:
+        self._ranks = ranks
+        self._transfers: dict[TransferId, _Receiving] = {}
+        self._news = threading.Condition()  # guards the above
+
+    def expect(self, transfer: TransferId) -> None:
+        """The ranks are about to be told."""
+        with self._news:
+            self._transfers[transfer] = _Receiving(set(self._ranks), set(self._ranks))
+
+    def expected(self, rank: Rank, transfer: TransferId) -> None:
+        """`rank` takes its frames from now on."""
+        with self._news:
+            receiving = self._transfers.get(transfer)
+            if receiving is not None:
+                receiving.unexpecting.discard(rank)
+                self._news.notify_all()
+
+    def wait_expected(self, transfer: TransferId, timeout_s: float) -> bool:
+        """Until every rank takes its frames, or one failed; False after `timeout_s`."""
+
+        def is_settled() -> bool:
+            receiving = self._transfers.get(transfer)
+            return receiving is None or receiving.is_failed or not receiving.unexpecting
+
+        with self._news:
+            return self._news.wait_for(is_settled, timeout_s)
+
+    def note(self, rank: Rank, event: ReceiverEvent) -> Verdict:
+        """A rank's outcome. Those of transfers that ended here, and of failed ones, say nothing any more."""
+        with self._news:
+            receiving = self._transfers.get(event.transfer)
+            if receiving is None or receiving.is_failed or rank not in receiving.waiting:
+                return Verdict()
+            if isinstance(event, Failed):
+                receiving.is_failed = True
+                self._news.notify_all()
+                return Verdict(event, cancels_others=True)
+            receiving.waiting.discard(rank)
+            receiving.bytes += event.bytes
+            if receiving.last is None or event.verified_at_s >= receiving.last.verified_at_s:
+                receiving.last = event
+            if receiving.waiting:
+                return Verdict()
+            last = receiving.last
+            return Verdict(
+                Verified(
+                    transfer=event.transfer, last_wire_s=last.last_wire_s, verified_at_s=last.verified_at_s,
+                    bytes=receiving.bytes,
+                )
+            )  # fmt: skip
+
+    def forget(self, transfer: TransferId) -> None:
+        """Admitted or cancelled: what is still reported about it is late."""
+        with self._news:
+            self._transfers.pop(transfer, None)
+            self._news.notify_all()
+
+
+@dataclass(slots=True)
+class _Sending:
+    reading: set[Rank]
+    bytes: int = 0
+    failure: SendFailed | None = None
+    is_cancelled: bool = False
+
+
+class SendTally:
+    """The one event comes when the last rank reads the source no more: Sent if all sent, else the first failure, else
+    Quiesced."""
+
+    def __init__(self, ranks: tuple[Rank, ...]) -> None:
+        self._ranks = ranks
+        self._transfers: dict[TransferId, _Sending] = {}
+        self._lock = threading.Lock()  # guards the above
+
+    def open(self, transfer: TransferId) -> None:
+        """The ranks are about to be told. Raises ValueError if it is open already."""
+        with self._lock:
+            if transfer in self._transfers:
+                raise ValueError(f"transfer {transfer} is open already")
+            self._transfers[transfer] = _Sending(set(self._ranks))
+
+    def is_open(self, transfer: TransferId) -> bool:
+        """Whether some rank may still read the source."""
+        with self._lock:
+            return transfer in self._transfers
+
+    def note(self, rank: Rank, event: SenderEvent) -> Verdict:
+        """A rank's outcome; repeated ones and those of unknown transfers say nothing."""
+        with self._lock:
+            sending = self._transfers.get(event.transfer)
+            if sending is None or rank not in sending.reading:
+                return Verdict()
+            sending.reading.discard(rank)
+            cancels = isinstance(event, SendFailed) and sending.failure is None and not sending.is_cancelled
+            if isinstance(event, Sent):
+                sending.bytes += event.bytes
+            elif isinstance(event, SendFailed):
+                sending.failure = sending.failure or event
+            else:
+                sending.is_cancelled = True
+            if sending.reading:
+                return Verdict(cancels_others=cancels)
+            del self._transfers[event.transfer]
+            return Verdict(_sender_event(event.transfer, sending))
+
+    def forget(self, transfer: TransferId) -> None:
+        """It never began."""
+        with self._lock:
+            self._transfers.pop(transfer, None)
+
+
+def _sender_event(transfer: TransferId, sending: _Sending) -> SenderEvent:
+    if sending.failure is not None:
+        return sending.failure
+    if sending.is_cancelled:
+        return Quiesced(transfer=transfer)
+    return Sent(transfer=transfer, bytes=sending.bytes)

@@ -1,0 +1,21 @@
+"""What a worker says that it works on, for audits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tandem.core.ids import Incarnation, TransferId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One transfer. "reservation": granted, not admitted; or asked of another worker that holds the blocks. "handover":
+    pushed for, or kept to be, not ended. "quiescing": given up, and its source may still be read (then the peer is not
+    known any more: "" and 0)."""
+
+    kind: Literal["reservation", "handover", "quiescing"]
+    key: str
+    transfer: TransferId
+    peer: WorkerId
+    peer_incarnation: Incarnation
