@@ -77,3 +77,11 @@ def test_a_forced_transport_with_two_ranks_a_worker_is_measured_and_all_its_link
         ends = {(link["rank"], link["peer_rank"], link["transport"], link["reason"]) for link in found["links"]}
         assert ends == {(0, 0, "tcp", "configured"), (1, 1, "tcp", "configured")}
         assert all(link["bytes_per_s"] > 1e6 for link in found["links"])
+
+
+def test_a_transport_that_is_taken_by_name_alone_needs_the_name_alone() -> None:
+    with running("--prefill", "1", "--transport", "gloo", *FLAGS) as cluster:
+        serve(cluster, 2)
+        wait_for(lambda: net(cluster)["links"], 30, "the link is reported")
+        assert {link["transport"] for link in net(cluster)["links"]} == {"gloo"}
+        assert {name for worker in cluster.status()["workers"] for name in worker["transports"]} == {"gloo"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
-from tandem.cluster.worker_settings import check_fit, check_workers, share_out
+from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
 from tandem.core.config import ClusterConfig, Disaggregation, PoolSection, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, ModelError, StartupError
@@ -45,6 +45,7 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     """Check `config` and fill in its defaults; raises StartupError. May download a model from the hub."""
     _check_settings(config)
     counts = _counts(config.pools)
+    check_transports(config, counts)
     _check_host(config.router.host)
     router = resolve_ports(config.router)
     has_weights = config.worker.engine != "sim"

@@ -15,6 +15,7 @@ from tandem.engine.model_config import DTYPES, ModelConfig
 from tandem.engine.tp_fit import fitting_tp, tp_refusal
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
 
+_AUTOMATIC = tuple(name for name, transport in TRANSPORTS.items() if transport.is_automatic)
 _CHOICES = {
     "engine": ENGINES,
     "device": ("auto", "cpu", "cuda"),
@@ -105,12 +106,35 @@ def check_fit(config: ClusterConfig, counts: Mapping[RoleName, int], model: Mode
             )
 
 
+def check_transports(config: ClusterConfig, counts: Mapping[RoleName, int]) -> None:
+    """Raise ConfigError if workers of some role would push over what no worker listens on."""
+    listened = config.worker.transports
+    for role in (role for role, count in counts.items() if count and listened):
+        if not _pushed_over(config, role).isdisjoint(listened):
+            continue
+        wanted = effective(config, role).transport
+        is_given = role_section(config, role).transport is not None
+        why, todo = f"worker.transports names {', '.join(listened)} alone", f"Add {wanted!r} to it, or leave it out"
+        if wanted == AUTO:
+            why += f", and auto takes none but {', '.join(_AUTOMATIC)}"
+            todo = f"Use --transport {listened[0]}, or leave worker.transports out"
+        name = name_of("transport", role if is_given else None)
+        raise ConfigError(f"{name} is {wanted!r}, and no worker would listen on that", why=why, todo=todo)
+
+
 def share_out(config: ClusterConfig, counts: Mapping[RoleName, int], cores: int) -> dict[RoleName, WorkerSection]:
-    """The settings of every role's workers, with threads: cores divided by all ranks of all workers, at least 1."""
+    """The settings of every role's workers. `threads`: cores divided by all ranks of all workers, at least 1.
+    `transports`: where none are given, what the workers of this cluster push over, if "auto" would leave some out."""
     sections = {role: effective(config, role) for role in counts}
     ranks = sum(count * sections[role].tp for role, count in counts.items())
     share = max(1, cores // max(1, ranks))
-    return {role: dataclasses.replace(s, threads=s.threads or share) for role, s in sections.items()}
+    pushed = set().union(*(_pushed_over(config, role) for role, count in counts.items() if count))
+    listened = config.worker.transports
+    if not listened and not pushed.issubset(_AUTOMATIC):
+        listened = tuple(name for name in TRANSPORTS if name in pushed)
+    return {
+        role: dataclasses.replace(s, threads=s.threads or share, transports=listened) for role, s in sections.items()
+    }
 
 
 def _check_sim(sim: SimSection) -> None:
@@ -118,6 +142,12 @@ def _check_sim(sim: SimSection) -> None:
         value = getattr(sim, field.name)
         if not 0 <= value < math.inf:
             raise ConfigError(f"worker.sim.{field.name} is {value}", todo="Use 0 (as fast as it can) or more")
+
+
+def _pushed_over(config: ClusterConfig, role: RoleName) -> set[str]:
+    """The transports of which workers of `role` would take one."""
+    wanted = effective(config, role).transport
+    return set(_AUTOMATIC) if wanted == AUTO else {wanted}
 
 
 def _given(section: RoleSection) -> dict[str, Any]:

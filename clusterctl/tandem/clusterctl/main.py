@@ -94,7 +94,8 @@ def up(
         typer.Option("--deterministic/--no-deterministic", help="Answers independent of batches (fp32, CPU)."),
     ] = None,
     transport: Annotated[
-        str | None, typer.Option(help="How KV travels: auto, or one transport (shm, tcp, grpc).")
+        str | None,
+        typer.Option(help="How KV travels: auto, or one of cuda_ipc, shm, tcp, grpc, gloo, cpu_ipc, nccl."),
     ] = None,
     engine: Annotated[
         str | None, typer.Option(help="model, or sim: KV by arithmetic, without weights; for trials and tests.")

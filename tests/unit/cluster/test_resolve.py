@@ -103,6 +103,57 @@ def test_ranks_that_the_model_cannot_be_split_over(config: ClusterConfig, messag
             ENVIRONMENT)  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("worker", "prefill", "listened"),
+    [
+        ("auto", None, ()),
+        ("tcp", None, ()),
+        ("auto", "grpc", ()),
+        ("gloo", None, ("gloo",)),
+        ("cuda_ipc", None, ("cuda_ipc",)),
+        ("auto", "gloo", ("shm", "tcp", "grpc", "gloo")),
+        ("gloo", "shm", ("shm", "gloo")),
+        ("nccl", "auto", ("shm", "tcp", "grpc", "nccl")),
+    ],
+)
+def test_what_is_pushed_over_by_name_is_listened_on(
+    worker: str, prefill: str | None, listened: tuple[str, ...]
+) -> None:
+    """() = what "auto" takes and works here. A role of which no worker is wanted makes nobody listen."""
+    config = ClusterConfig(
+        pools=PoolSection(prefill=1, decode=1),
+        worker=WorkerSection(transport=worker),
+        prefill=RoleSection(transport=prefill),
+        mixed=RoleSection(transport="cpu_ipc"),
+    )
+    workers = resolve(config, ENVIRONMENT).workers
+    assert {workers[RoleName.PREFILL].transports, workers[RoleName.DECODE].transports} == {listened}
+
+
+def test_given_transports_stand() -> None:
+    worker = WorkerSection(transport="gloo", transports=("tcp", "gloo"))
+    assert resolve(ClusterConfig(worker=worker), ENVIRONMENT).workers[RoleName.DECODE].transports == ("tcp", "gloo")
+
+
+@pytest.mark.parametrize(
+    ("worker", "decode", "message"),
+    [
+        (WorkerSection(transport="gloo", transports=("shm",)), None,
+         r"--transport is 'gloo', and no worker would listen.*names shm alone\. Add 'gloo' to it, or leave it out"),
+        (WorkerSection(transports=("shm", "tcp")), "nccl", r"decode.transport is 'nccl', and no.*shm, tcp alone"),
+        (WorkerSection(transports=("gloo",)), None,
+         r"--transport is 'auto', and no worker.*gloo alone, and auto takes none but shm, tcp, grpc\. "
+         r"Use --transport gloo"),
+    ],
+)  # fmt: skip
+def test_a_push_that_nobody_would_listen_for_is_refused(
+    worker: WorkerSection, decode: str | None, message: str
+) -> None:
+    config = ClusterConfig(worker=worker, decode=RoleSection(transport=decode))
+    with pytest.raises(ConfigError, match=message):
+        resolve(config, ENVIRONMENT)
+
+
 def test_threads_of_one_role_stand() -> None:
     config = ClusterConfig(pools=PoolSection(prefill=1, decode=1), decode=RoleSection(threads=7))
     workers = resolve(config, ENVIRONMENT).workers

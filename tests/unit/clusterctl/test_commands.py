@@ -15,6 +15,7 @@ from tandem.clusterctl.up_flags import UpFlags
 from tandem.core.config import ClusterConfig, Disaggregation
 from tandem.core.errors import ConfigError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
+from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -96,6 +97,12 @@ def test_mistakes_are_one_line(
 @pytest.mark.parametrize("arguments", [["up", "--porrt", "3"], ["status", "-o", "xml"], ["up", "--prefill", "two"]])
 def test_wrong_usage_ends_with_2(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     assert run(monkeypatch, *arguments) == 2
+
+
+def test_the_help_names_every_transport(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "up", "--help") == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"auto, or one of {', '.join(TRANSPORTS)}." in words
 
 
 def test_the_nearest_key_is_named(
