@@ -44,3 +44,21 @@ def test_the_longest_step_is_named(pulses: list[Pulse]) -> None:
     assert watch.step_s(10.0) == (0, 9.0)
     pulses[0].end_step()
     assert watch.step_s(10.0) == (1, 6.0)
+
+
+class EndingPulse(Pulse):
+    """Whose step ends as soon as somebody has looked at it."""
+
+    @property
+    def step_started_s(self) -> float:
+        started_s = super().step_started_s
+        self.end_step()
+        return started_s
+
+
+def test_a_step_that_ends_during_the_look_is_no_step_since_the_boot() -> None:
+    pulse = EndingPulse.create("test-ending")
+    pulse.begin_step(7000.0)
+    assert RankWatch([pulse]).step_s(7001.0) == (0, 1.0)
+    assert RankWatch([pulse]).step_s(7001.0) == (0, 0.0)
+    pulse.close()

@@ -32,6 +32,7 @@ class RankWatch:
 
     def step_s(self, now_s: float) -> tuple[int, float]:
         """The rank whose step in progress has run longest, and for how long (0 between steps)."""
-        running = [now_s - p.step_started_s if p.step_started_s else 0.0 for p in self._pulses]
+        started_s = [pulse.step_started_s for pulse in self._pulses]  # once: a step may end between two readings
+        running = [now_s - began_s if began_s else 0.0 for began_s in started_s]
         rank = max(range(len(running)), key=running.__getitem__)
         return rank, running[rank]
