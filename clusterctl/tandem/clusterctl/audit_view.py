@@ -15,7 +15,8 @@ Record = Mapping[str, Any]
 
 def show(findings: Findings, console: Console) -> None:
     look = findings.look
-    console.print(_totals(look["workers"]))
+    if look["workers"]:
+        console.print(_totals(look["workers"]))
     for missing in look["unanswered"]:
         _say(console, f"not asked: {missing['worker']}: {missing['why']}")
     unknown = [hold for hold in look["holds"] if hold["verdict"] == "unknown"]
@@ -75,6 +76,8 @@ def _verdict(findings: Findings) -> str:
         return f"{left} blocks are held and nothing explains it"
     if findings.look["unanswered"]:
         return "not everybody could be asked"
+    if not findings.look["workers"]:
+        return "nobody reported: no worker is connected to the router. `clusterctl status` shows what it waits for"
     return f"all {held} holds of blocks are explained"
 
 

@@ -1,7 +1,7 @@
 """`clusterctl kv audit`: every held KV block, who holds it, and whether anything explains that.
 
 Exit codes: 0 everything is explained; 1 blocks are held that nothing explains (with --repair: and were not released);
-2 somebody could not be asked, so that nobody knows.
+2 somebody could not be asked, so that nobody knows; 3 nobody reported: the router knows no worker yet.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tandem.core.errors import TandemError
 
 EXIT_UNEXPLAINED = 1
 EXIT_UNANSWERED = 2
+EXIT_NOBODY = 3
 WAIT_S = 3.0
 """A lease and a margin: whatever was on its way at the first look has arrived, or has been fenced, at the second."""
 _FILE_WIDTH = 200
@@ -51,7 +52,7 @@ def audit(
     ] = WAIT_S,
 ) -> None:
     """Lay the workers' ledgers against each other. Ends with 1 if blocks are held that nothing explains, with 2 if
-    somebody could not be asked, else with 0."""
+    somebody could not be asked, with 3 if there was nobody to ask, else with 0."""
     if not wait >= 0:
         raise typer.BadParameter(f"{wait:g} is less than 0", param_hint="--wait")
     try:
@@ -95,4 +96,6 @@ def exit_code(findings: Findings) -> int:
     """See the module's words; what is certainly wrong comes before what is not known."""
     if findings.left:
         return EXIT_UNEXPLAINED
-    return EXIT_UNANSWERED if findings.look["unanswered"] else 0
+    if findings.look["unanswered"]:
+        return EXIT_UNANSWERED
+    return 0 if findings.look["workers"] else EXIT_NOBODY

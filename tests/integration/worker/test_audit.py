@@ -38,12 +38,7 @@ class Setting:
 
     def audit(self, *flags: str) -> tuple[int, str]:
         """(exit code, what it printed)."""
-        arguments = ["clusterctl", "kv", "audit", "--endpoint", self.house.admin_url, "--admin-key-file"]
-        self.monkeypatch.setattr(sys, "argv", [*arguments, str(self.key_file), *flags])
-        self.capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            program.main()
-        return int(ended.value.code or 0), self.capsys.readouterr().out
+        return _audit(self.house, self.key_file, self.monkeypatch, self.capsys, *flags)
 
     def records(self, *flags: str) -> tuple[int, dict[str, Any]]:
         code, out = self.audit("--json", *flags)
@@ -245,6 +240,33 @@ def test_a_worker_that_stands_still_is_named(setting: Setting) -> None:
     assert code == 2
     assert {missing["worker"] for missing in found["unanswered"]} == {"p0", "d0"}
     assert "no report came within 3 s" in found["unanswered"][0]["why"]
+
+
+def test_before_any_worker_has_come_nobody_has_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with builder(folder) as build:
+        house = build(prefill=0, decode=0, start=False)
+        house.start()
+        code, out = _audit(house, folder / "key", monkeypatch, capsys)
+    assert code == 3
+    assert out.startswith("nobody reported")
+
+
+def _audit(
+    house: House,
+    key_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *flags: str,
+) -> tuple[int, str]:
+    """`clusterctl kv audit`: (exit code, what it printed)."""
+    arguments = ["clusterctl", "kv", "audit", "--endpoint", house.admin_url, "--admin-key-file", str(key_file)]
+    monkeypatch.setattr(sys, "argv", [*arguments, *flags])
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    return int(ended.value.code or 0), capsys.readouterr().out
 
 
 def _repair(setting: Setting, holds: list[dict[str, Any]]) -> dict[str, Any]:

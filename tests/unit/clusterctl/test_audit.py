@@ -111,6 +111,18 @@ def test_only_the_fenced_are_repaired() -> None:
     assert admin.repaired == [], "not without being told to"
 
 
+def test_nobody_at_all_is_no_clean_audit() -> None:
+    nobody = {"workers": [], "unanswered": [], "holds": []}
+    findings, slept, _ = run(nobody)
+    assert (kv.exit_code(findings), slept) == (3, [])
+    text = io.StringIO()
+    audit_view.show(findings, Console(file=text, width=120))
+    assert text.getvalue().startswith("nobody reported: no worker is connected")
+    assert "explained" not in text.getvalue()
+    lost = nobody | {"unanswered": [{"worker": "p0", "why": "it is gone"}]}
+    assert kv.exit_code(run(lost)[0]) == 2, "there is somebody, who did not answer"
+
+
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))
 def test_only_blocks_held_both_times_count(before: set[int], after: set[int]) -> None:
     found = find_unexplained(look(HOLD | {"blocks": list(before)}), look(HOLD | {"blocks": list(after)}))

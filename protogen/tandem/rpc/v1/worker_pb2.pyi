@@ -329,7 +329,9 @@ Global___RepairRequest: _TypeAlias = RepairRequest  # noqa: Y015
 
 @_typing.final
 class AuditReport(_message.Message):
-    """Answer to both. `now_s` and `since_s` are seconds on this worker's monotonic clock."""
+    """Answer to both, by rank 0 for all: its ledger is every rank's, and it lists a transfer as long as some rank sends it.
+    `now_s` and `since_s` are seconds on this worker's monotonic clock.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -346,7 +348,6 @@ class AuditReport(_message.Message):
     CLAIMS_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
-    RANKS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
@@ -372,10 +373,6 @@ class AuditReport(_message.Message):
 
     @_builtins.property
     def refused(self) -> _containers.RepeatedCompositeFieldContainer[Global___RepairRefusal]: ...
-    @_builtins.property
-    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditRank]:
-        """The other ranks' transfer ends; rank 0's ledger speaks for all."""
-
     def __init__(
         self,
         *,
@@ -392,11 +389,10 @@ class AuditReport(_message.Message):
         claims: _abc.Iterable[Global___AuditClaim] | None = ...,
         released: _abc.Iterable[Global___AuditHold] | None = ...,
         refused: _abc.Iterable[Global___RepairRefusal] | None = ...,
-        ranks: _abc.Iterable[Global___AuditRank] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "holds", b"holds", "id", b"id", "incarnation", b"incarnation", "now_s", b"now_s", "ranks", b"ranks", "receiving", b"receiving", "refused", b"refused", "released", b"released", "requests", b"requests", "role", b"role", "sending", b"sending", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "holds", b"holds", "id", b"id", "incarnation", b"incarnation", "now_s", b"now_s", "receiving", b"receiving", "refused", b"refused", "released", b"released", "requests", b"requests", "role", b"role", "sending", b"sending", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -573,33 +569,6 @@ class RepairRefusal(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RepairRefusal: _TypeAlias = RepairRefusal  # noqa: Y015
-
-@_typing.final
-class AuditRank(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RANK_FIELD_NUMBER: _builtins.int
-    SENDING_FIELD_NUMBER: _builtins.int
-    RECEIVING_FIELD_NUMBER: _builtins.int
-    rank: _builtins.int
-    @_builtins.property
-    def sending(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditTransfer]: ...
-    @_builtins.property
-    def receiving(self) -> _containers.RepeatedCompositeFieldContainer[Global___AuditTransfer]: ...
-    def __init__(
-        self,
-        *,
-        rank: _builtins.int = ...,
-        sending: _abc.Iterable[Global___AuditTransfer] | None = ...,
-        receiving: _abc.Iterable[Global___AuditTransfer] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rank", b"rank", "receiving", b"receiving", "sending", b"sending"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AuditRank: _TypeAlias = AuditRank  # noqa: Y015
 
 @_typing.final
 class WorkerMessage(_message.Message):
