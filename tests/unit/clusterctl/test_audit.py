@@ -112,7 +112,7 @@ def test_only_the_fenced_are_repaired() -> None:
 
 
 def test_nobody_at_all_is_no_clean_audit() -> None:
-    nobody = {"workers": [], "unanswered": [], "holds": []}
+    nobody: dict[str, Any] = {"workers": [], "unanswered": [], "holds": []}
     findings, slept, _ = run(nobody)
     assert (kv.exit_code(findings), slept) == (3, [])
     text = io.StringIO()
