@@ -1,4 +1,4 @@
-"""Short temporary folders (unix sockets have short names)."""
+"""Short temporary folders (unix sockets have short names), and the workers among which a fetch goes wrong."""
 
 import tempfile
 from collections.abc import Iterator
@@ -6,8 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.worker.fetchcase import PROMPT
+from tests.integration.worker.trio import Trio
+
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="td-") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def trio(folder: Path) -> Iterator[Trio]:
+    """d0 holds the prompt's 37 full blocks; d1 wants them; p0 and d2 are there too."""
+    made = Trio(folder, ("p0", "d0", "d1", "d2"))
+    made.submit("before", PROMPT, "d0")
+    made.run_until_rest()
+    yield made
+    made.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,73 +10,18 @@ import pytest
 from tandem.core import metricnames as names
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
-from tandem.kvtransfer.leases import LEASE_S, SAY_EVERY_S
-from tandem.kvtransfer.wire import profile_to_wire
+from tandem.kvtransfer.state import TransferPhase
 from tandem.router.audit_wire import books_from_wire
-from tandem.router.books import Auditor, Verdict
+from tandem.router.books import Auditor, Judged, Verdict
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost import audit
 from tandem.workerhost.fetching import CEILING_S
+from tests.integration.worker.fetchcase import HELD, PROMPT, FrameGate, ends_well, fetch, lease_passes, reasons
 from tests.integration.worker.loopback import Rank
 from tests.integration.worker.trio import Trio
 
 TURNS = list(range(9))
-PROMPT = [(7 * i * i + 31 * i) % 4000 + 10 for i in range(600)]
-HELD = 592
-KINDS = ["fetch_request", "fetch_offer", "ticket"]
-
-
-@pytest.fixture
-def trio(folder: Path) -> Iterator[Trio]:
-    """d0 holds the prompt's 37 full blocks; d1 wants them; p0 and d2 are there too."""
-    made = Trio(folder, ("p0", "d0", "d1", "d2"))
-    made.submit("before", PROMPT, "d0")
-    made.run_until_rest()
-    yield made
-    made.close()
-
-
-def fetch(trio: Trio, *sources: str) -> None:
-    trio.submit("r", PROMPT, "d1", sources=[(name, HELD) for name in sources or ("d0",)])
-
-
-def reasons(trio: Trio, name: str = "d1") -> set[str]:
-    prefix = f"{names.FETCHES_FAILED}{{reason="
-    return {key[len(prefix) : -1] for key in trio[name].shell.counters if key.startswith(prefix)}
-
-
-def ends_well(trio: Trio) -> None:
-    """The request is answered, though maybe computed, and nobody holds anything."""
-    trio.run_until_rest()
-    trio.check("r", PROMPT)
-
-
-def lease_passes(trio: Trio) -> None:
-    """Long enough for everything that one end forgot to be forgotten at the other."""
-    for _ in range(8):
-        trio.clock.skip((SAY_EVERY_S + LEASE_S) / 4)
-        for _ in range(4):
-            trio.turn()
-
-
-def slow_down(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the holder's frames takes a while, so that something can happen between two of them."""
-    pool, never = rank.pools[GroupId(0)], threading.Event()
-    read = pool.read_into
-
-    def slowly(*arguments: Any) -> int:
-        never.wait(0.03)
-        return read(*arguments)
-
-    monkeypatch.setattr(pool, "read_into", slowly)
-
-
-def until_mid_copy(trio: Trio) -> None:
-    """Some bytes have landed, and more are on their way."""
-    receiver = trio["d1"].shell.receiver
-    trio.run_until(lambda: any(one.bytes > 0 for one in receiver.transfers()))
-    assert trio["d0"].shell.sender.transfers()
 
 
 # ---- death ---------------------------------------------------------------------------------------------------------
@@ -105,9 +48,9 @@ def test_the_requester_dies(trio: Trio, turns: int) -> None:
 
 @pytest.mark.parametrize("dies", ["d0", "d1"])
 def test_death_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch, dies: str) -> None:
-    slow_down(trio["d0"], monkeypatch)
+    gate = FrameGate(trio["d0"], monkeypatch)
     fetch(trio)
-    until_mid_copy(trio)
+    gate.wait_mid_copy(trio)
     trio.gone(dies)
     trio.run_until_rest()
     trio.check_baseline()
@@ -120,9 +63,9 @@ def test_death_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch, d
 def test_another_holder_takes_over(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     trio.submit("there", PROMPT, "d2")
     trio.run_until_rest()
-    slow_down(trio["d0"], monkeypatch)
+    gate = FrameGate(trio["d0"], monkeypatch)
     fetch(trio, "d0", "d2")
-    until_mid_copy(trio)
+    gate.wait_mid_copy(trio)
     trio.gone("d0")
     ends_well(trio)
     assert trio.count("d1", names.FETCHED_TOKENS) == HELD
@@ -284,9 +227,9 @@ def test_cancel_at_any_turn(trio: Trio, turns: int) -> None:
 
 
 def test_cancel_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_down(trio["d0"], monkeypatch)
+    gate = FrameGate(trio["d0"], monkeypatch)
     fetch(trio)
-    until_mid_copy(trio)
+    gate.wait_mid_copy(trio)
     trio.cancel("r")
     trio.run_until_rest()
     trio.check_baseline()
@@ -295,14 +238,17 @@ def test_cancel_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_late_fetch_is_fenced_before_its_blocks_go_back(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder is not told, and goes on pushing into blocks that belong to others by then."""
-    slow_down(trio["d0"], monkeypatch)
+    gate = FrameGate(trio["d0"], monkeypatch)
     trio.fate = lambda rank, message: int(not message.HasField("failed"))
     fetch(trio)
-    until_mid_copy(trio)
+    gate.wait_mid_copy(trio)
     transfer = trio["d1"].shell.receiver.transfers()[0].transfer
     trio.clock.skip(CEILING_S)
     trio.run_until(lambda: reasons(trio) == {"late"})
     assert transfer not in [one.transfer for one in trio["d1"].shell.receiver.transfers()]
+    assert trio["d0"].shell.sender.transfers()[0].phase is TransferPhase.PUSHING
+    gate.open()
+    trio.run_until(lambda: trio["d1"].shell.receiver.counters()["dropped_fenced"] > 0)
     trio.run_until(lambda: not trio["d0"].shell.sender.transfers())
     ends_well(trio)
     assert trio.count("d1", "prefill_tokens") == len(PROMPT)
@@ -342,187 +288,6 @@ def test_a_router_that_left(trio: Trio) -> None:
     trio.check_baseline()
 
 
-# ---- messages ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_message_is_lost(trio: Trio, kind: str) -> None:
-    trio.fate = lambda rank, message: int(message.WhichOneof("kind") != kind)
-    fetch(trio)
-    trio.run_until(lambda: trio.has_said("d0" if kind == "fetch_offer" else "d1", kind))
-    trio.clock.skip(CEILING_S)
-    ends_well(trio)
-    assert reasons(trio) == {"late"}
-
-
-def test_both_ends_forget_each_other(trio: Trio) -> None:
-    """Ticket and give-up are lost: the holder's pins go when the requester does not name the fetch for a lease."""
-    trio.fate = lambda rank, message: int(message.WhichOneof("kind") not in ("ticket", "failed"))
-    fetch(trio)
-    trio.run_until(lambda: trio.has_said("d1", "ticket"))
-    trio.cancel("r")
-    for _ in range(5):
-        trio.turn()
-    assert trio["d0"].shell.engine.ledgers[0].counts().pushing == HELD // 16
-    lease_passes(trio)
-    assert trio.count("d0", "transfers_forgotten") == 1
-    trio.run_until_rest()
-    trio.check_baseline()
-
-
-def test_a_requester_that_is_forgotten_computes(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The holder gave up, and its word was lost."""
-    monkeypatch.setattr("tandem.workerhost.fetching.FLOOR_S", 1000.0)
-    monkeypatch.setattr("tandem.workerhost.fetching.CEILING_S", 1000.0)
-    trio.fate = lambda rank, message: int(message.WhichOneof("kind") != "ticket")
-    fetch(trio)
-    trio.run_until(lambda: trio.has_said("d1", "ticket"))
-    gone = e.PeerGone(worker="d1", incarnation=trio["d1"].incarnation, reason="a channel broke")
-    trio["d0"].deliver(e.HostToRank(peer_gone=gone))
-    lease_passes(trio)
-    ends_well(trio)
-    assert reasons(trio) == {"forgotten"}
-
-
-def test_every_message_twice(trio: Trio) -> None:
-    trio.fate = lambda rank, message: 2
-    fetch(trio)
-    ends_well(trio)
-    assert trio.count("d1", names.FETCHES) == 1
-    assert trio.count("d1", "prefill_tokens") == len(PROMPT) - HELD
-
-
-@pytest.mark.parametrize("kind", [*KINDS, "failed"])
-def test_a_message_comes_after_the_end(trio: Trio, kind: str) -> None:
-    """It is held back until its fetch is over at the other end, and comes then: twice."""
-    kept: list[tuple[Rank, w.PeerMessage]] = []
-
-    def hold_back(rank: Rank, message: w.PeerMessage) -> int:
-        if message.WhichOneof("kind") == kind:
-            kept.append((rank, message))
-            return 0
-        return 1
-
-    trio.fate = hold_back
-    fetch(trio)
-    if kind == "failed":
-        for _ in range(3):
-            trio.turn()
-        trio.cancel("r")
-    trio.run_until(lambda: bool(kept))
-    trio.clock.skip(CEILING_S)
-    for _ in range(5):
-        trio.turn()
-    lease_passes(trio)
-    trio.run_until_rest()
-    trio.fate = lambda rank, message: 1
-    for rank, message in [*kept, *kept]:
-        trio.deliver(rank, trio["d1" if rank.name == "d0" else "d0"], message)
-    trio.run_until_rest()
-    trio.check_baseline()
-    if kind != "failed":
-        trio.check("r", PROMPT)
-
-
-def test_late_words_about_a_fetch_do_not_touch_the_hand_over(trio: Trio) -> None:
-    """p0 fetches from d0 and hands over to d0: "failed" of the former is not "failed" of the latter."""
-    trio.fate = lambda rank, message: 2 if message.WhichOneof("kind") in ("failed", *KINDS) else 1
-    trio["d0"].shell.engine.ledgers[0].evict_cached()
-    trio.submit("before2", PROMPT[:100], "d0")
-    trio.run_until_rest()
-    trio.submit("r", PROMPT, "p0", "d0", sources=[("d0", 96)])
-    trio.run_until(lambda: trio.has_said("p0", "ticket"))
-    ticket = next(said.ticket for who, what, said in trio.said if (who, what) == ("p0", "ticket"))
-    failed = w.TransferFailed(request=ticket.request, attempt=1, transfer=ticket.transfer, code="cancelled")
-    for name in ("p0", "d0"):
-        other = trio["d0" if name == "p0" else "p0"]
-        trio.deliver(other, trio[name], w.PeerMessage(failed=failed))
-    ends_well(trio)
-
-
-@pytest.mark.parametrize("fault", ["profile", "groups", "more", "layout", "codec", "incarnation", "endpoints"])
-def test_tickets_that_were_not_agreed(trio: Trio, fault: str) -> None:
-    def spoil(rank: Rank, message: w.PeerMessage) -> int:
-        if not message.HasField("ticket"):
-            return 1
-        ticket = message.ticket
-        if fault == "profile":
-            ticket.profile.Clear()
-        elif fault == "groups":
-            ticket.groups[0].group = 7
-        elif fault == "more":
-            ticket.groups[0].blocks.extend(range(100))
-        elif fault == "layout":
-            ticket.profile.groups[0].block_tokens = 7
-        elif fault == "codec":
-            ticket.codec = "int8"
-        elif fault == "incarnation":
-            ticket.receiver_incarnation += 1
-        else:
-            del ticket.endpoints[:]
-        return 1
-
-    trio.fate = spoil
-    fetch(trio)
-    ends_well(trio)
-    assert reasons(trio) == {"holder"}
-
-
-@pytest.mark.parametrize("fault", ["profile", "model", "nothing", "stranger", "less"])
-def test_offers_that_cannot_be_used(trio: Trio, fault: str) -> None:
-    def spoil(rank: Rank, message: w.PeerMessage) -> int:
-        if not message.HasField("fetch_offer"):
-            return 1
-        offer = message.fetch_offer
-        if fault == "profile":
-            offer.profile.Clear()
-        elif fault == "model":
-            offer.profile.fingerprint = "another"
-        elif fault == "nothing":
-            offer.tokens = 0
-        elif fault == "less":
-            offer.tokens = 15
-        else:
-            trio.deliver(trio["d2"], trio["d1"], message)
-            return 0
-        return 1
-
-    trio.fate = spoil
-    fetch(trio)
-    trio.run_until(lambda: trio.has_said("d0", "fetch_offer"))
-    trio.clock.skip(1.0 if fault != "stranger" else CEILING_S)
-    lease_passes(trio)
-    ends_well(trio)
-    assert trio.count("d1", names.FETCHES) == 0
-
-
-def test_questions_that_make_no_sense(trio: Trio) -> None:
-    d0, d1 = trio["d0"], trio["d1"]
-    profile = profile_to_wire(d1.shell.profile)
-    zero = profile_to_wire(d1.shell.profile)
-    zero.groups[0].block_tokens = 0
-    common: dict[str, Any] = {
-        "request": "x", "attempt": 1, "holder_incarnation": d0.incarnation, "requester_incarnation": d1.incarnation
-    }  # fmt: skip
-    questions = [
-        w.FetchRequest(fetch=1, tokens=PROMPT, **common),
-        w.FetchRequest(fetch=2, profile=profile, **common),
-        w.FetchRequest(fetch=3, profile=zero, tokens=PROMPT, **common),
-        w.FetchRequest(fetch=4, profile=profile, tokens=PROMPT, have_tokens=HELD, **common),
-        w.FetchRequest(fetch=5, profile=profile, tokens=PROMPT, salt=b"another tenant", **common),
-        w.FetchRequest(fetch=6, profile=profile, tokens=PROMPT, lossy="int8", **common),
-        w.FetchRequest(fetch=7, profile=profile, tokens=PROMPT, **{**common, "holder_incarnation": 3}),
-    ]
-    for question in questions:
-        trio.deliver(d1, d0, w.PeerMessage(fetch_request=question))
-    trio.run_until_rest()
-    trio.check_baseline()
-    offers = [said.fetch_offer for who, what, said in trio.said if what == "fetch_offer"]
-    assert [offer.fetch for offer in offers] == [1, 2, 3, 4, 5, 6, 7]
-    assert [offer.tokens for offer in offers] == [0] * 7
-    assert all(offer.code and offer.message for offer in offers)
-
-
 # ---- bytes ---------------------------------------------------------------------------------------------------------
 
 
@@ -538,9 +303,9 @@ def test_a_wrong_byte_on_the_wire_is_not_used(trio: Trio, monkeypatch: pytest.Mo
 
 
 def test_the_link_breaks_between_two_frames(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_down(trio["d0"], monkeypatch)
+    gate = FrameGate(trio["d0"], monkeypatch)
     fetch(trio)
-    until_mid_copy(trio)
+    gate.wait_mid_copy(trio)
     trio["d0"].shell.sender._fail_all(lambda opened: True, "the link is down")  # type: ignore[attr-defined]
     ends_well(trio)
     assert trio.count("d1", names.FETCHES) == 0
@@ -554,24 +319,28 @@ def books(rank: Rank) -> Any:
     return books_from_wire(audit.report(rank.shell, rank.role.name, rank.loop.claims(), 1))
 
 
-def test_the_audit_explains_every_hold_of_a_fetch(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow_down(trio["d0"], monkeypatch)
+def judge(trio: Trio) -> list[Judged]:
     flights = {("r", 1), ("before", 1)}
+    return Auditor(router="test", flights=flights, books=[books(rank) for rank in trio.ranks.values()]).judge()
+
+
+def test_the_audit_explains_every_hold_of_a_fetch(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = FrameGate(trio["d0"], monkeypatch)
     fetch(trio)
-    seen: set[str] = set()
-    suspect_looks = 0
+    gate.wait_mid_copy(trio)
+    for _ in range(20):
+        trio.turn()
+        judged = judge(trio)
+        assert {one.hold.kind for one in judged} == {"pushing", "reserved"}
+        assert {one.verdict for one in judged} == {Verdict.EXPLAINED}, judged
+    gate.open()
     while not trio.got["r"]:
         trio.turn()
-        auditor = Auditor(router="test", flights=flights, books=[books(rank) for rank in trio.ranks.values()])
-        judged = auditor.judge()
-        seen |= {one.hold.kind for one in judged if one.verdict is Verdict.EXPLAINED}
-        suspects = [one for one in judged if one.verdict is not Verdict.EXPLAINED]
         # One end may know before the other that all is sent; an event is on its way then.
-        suspect_looks = suspect_looks + 1 if suspects else 0
-        assert suspect_looks < 20, suspects
+        suspects = [one for one in judge(trio) if one.verdict is not Verdict.EXPLAINED]
         assert all(one.hold.kind == "pushing" for one in suspects), suspects
-    assert seen >= {"pushing", "reserved"}
     ends_well(trio)
+    assert judge(trio) == []
 
 
 @pytest.mark.parametrize("turns", TURNS[:7])
