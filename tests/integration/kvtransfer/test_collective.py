@@ -78,13 +78,14 @@ def pair() -> Iterator[Pair]:
     made.close()
 
 
-def test_a_sender_that_reads_no_replies_cannot_keep_an_ended_link(rig: Any, pair: Pair, wait_until: WaitUntil) -> None:
-    """It hung up one way only: a reply to it has no room, and never gets any."""
+@contextlib.contextmanager
+def served_deaf(rig: Any, pair: Pair, patience_s: float) -> Iterator[None]:
+    """A connection is served whose sender reads nothing any more; its end is awaited."""
     intake = Intake(
         incarnation=rig.RECEIVER, rank=Rank(0), pools=rig.side().pools, on_event=lambda _: None, clock=MonotonicClock()
     )
     peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host="h")
-    ours, theirs = pair.controls
+    theirs = pair.controls[1]
     for timeout_s, size in ((0.2, 1 << 16), (0.0, 1)):  # until nothing leaves any more, and then the last gap
         theirs.set_timeout(timeout_s)
         with contextlib.suppress(TimeoutError, BlockingIOError):
@@ -94,18 +95,41 @@ def test_a_sender_that_reads_no_replies_cannot_keep_an_ended_link(rig: Any, pair
     connection = _Connection("gloo", theirs, pair.receiver, intake, intake.connect(peer))
     serving = threading.Thread(target=connection.serve, daemon=True)
     serving.start()
-    ours.send(
-        encode(
-            Frame(
-                kind=FrameKind.OPEN, transfer=TransferId(1), attempt=Attempt(1), source_incarnation=rig.SENDER,
-                dest_incarnation=rig.RECEIVER, source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
-            )
+    yield
+    serving.join(patience_s)
+    assert not serving.is_alive()
+
+
+def opening(rig: Any) -> bytes:
+    """The head of a frame that gets a reply at once."""
+    return encode(
+        Frame(
+            kind=FrameKind.OPEN, transfer=TransferId(1), attempt=Attempt(1), source_incarnation=rig.SENDER,
+            dest_incarnation=rig.RECEIVER, source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
         )
     )  # fmt: skip
-    wait_until(theirs._sending.locked)
-    ours._socket.shutdown(socket.SHUT_WR)
-    serving.join(rig.patience_s)
-    assert not serving.is_alive()
+
+
+def test_a_sender_that_reads_no_replies_cannot_keep_an_ended_link(rig: Any, pair: Pair, wait_until: WaitUntil) -> None:
+    """It hung up one way only: a reply to it has no room, and never gets any."""
+    ours, theirs = pair.controls
+    with served_deaf(rig, pair, rig.patience_s):
+        ours.send(opening(rig))
+        wait_until(theirs._sending.locked)
+        ours._socket.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.parametrize("is_replying", [False, True])
+def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
+    rig: Any, pair: Pair, wait_until: WaitUntil, is_replying: bool
+) -> None:
+    """Why its link ends cannot be said to it, neither at once nor behind a reply that has no room."""
+    ours, theirs = pair.controls
+    with served_deaf(rig, pair, rig.patience_s):
+        if is_replying:
+            ours.send(opening(rig))
+            wait_until(theirs._sending.locked)
+        ours.send(b"no frame")
 
 
 def ids(numbers: Any) -> tuple[BlockId, ...]:

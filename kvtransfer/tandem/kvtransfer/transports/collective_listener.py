@@ -3,7 +3,6 @@ one reads headers and posts receives, and one waits for the payloads and copies 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import queue
 import socket
@@ -229,8 +228,7 @@ class _Connection:
     def _hang_up(self, reason: str) -> None:
         """Say why, then end the connection, which ends the reading thread."""
         self._end(reason)
-        with contextlib.suppress(OSError):
-            self._control.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)))
+        self._control.say_last(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)))
         self._control.hang_up()
 
     def _end(self, reason: str) -> None:

@@ -11,6 +11,8 @@ from tandem.kvtransfer.frame import MalformedFrameError
 
 _LENGTH = struct.Struct("<I")
 _READ_AHEAD_BYTES = 64 << 10
+LAST_WORD_S = 0.1
+"""How long a last word waits for a message that is being sent."""
 
 
 class ControlSocket:
@@ -38,6 +40,15 @@ class ControlSocket:
         """Raises OSError."""
         with self._sending:
             self._socket.sendall(_LENGTH.pack(len(message)) + message)
+
+    def say_last(self, message: bytes) -> None:
+        """Send if the peer takes it: one that reads nothing keeps nobody waiting. Nothing can be sent afterwards."""
+        if self._sending.acquire(timeout=LAST_WORD_S):
+            try:
+                with contextlib.suppress(OSError):
+                    self._socket.send(_LENGTH.pack(len(message)) + message, socket.MSG_DONTWAIT)
+            finally:
+                self._sending.release()
 
     def receive(self, limit: int) -> bytes:
         """The next message; empty when the peer hung up. Raises MalformedFrameError above `limit` bytes, OSError."""
