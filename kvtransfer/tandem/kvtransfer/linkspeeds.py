@@ -21,6 +21,10 @@ FIRST_RETRY_S, LAST_RETRY_S = 10.0, 600.0
 MARGIN = 1.25
 """A transport that stands later in the order must be faster by this factor: measurements are brief, and so noisy."""
 MAX_ROWS = 10_000
+SAME_S = 1.0
+"""What others tell of a failure closer than that to a known one is that one, told with another clock's error."""
+TURN_S = 2.0
+"""Longest wait for a turn: who measures for longer talks to a worker that stands still, and moves no byte meanwhile."""
 _TURN_POLL_S = 0.1
 
 
@@ -47,6 +51,7 @@ class LinkSpeeds:
         with self._lock:
             now_s = self._clock.now_s()
             self._put(speed, now_s)
+            self._forget(now_s)
             self._news.append((speed, now_s))
             del self._news[:-MAX_ROWS]
 
@@ -55,7 +60,7 @@ class LinkSpeeds:
         with self._lock:
             now_s = self._clock.now_s()
             for row in rows:
-                self._put(row, now_s - row.age_s)
+                self._put(row, now_s - row.age_s, same_s=SAME_S)
             self._forget(now_s)
 
     def take_news(self) -> list[LinkSpeed]:
@@ -111,23 +116,26 @@ class LinkSpeeds:
 
     @contextlib.contextmanager
     def turn(self, from_host: str, to_host: str, is_wanted: Callable[[], bool]) -> Iterator[bool]:
-        """One at a time measures between two hosts; False if it is not wanted any more."""
+        """One at a time measures between two hosts, but nobody waits longer than TURN_S; False if it is not wanted any
+        more."""
         with self._lock:
             turn = self._turns.setdefault((from_host, to_host), threading.Lock())
-        while is_wanted():
+        for _ in range(round(TURN_S / _TURN_POLL_S)):
+            if not is_wanted():
+                break
             if turn.acquire(timeout=_TURN_POLL_S):
                 try:
                     yield is_wanted()
                 finally:
                     turn.release()
                 return
-        yield False
+        yield is_wanted()
 
-    def _put(self, speed: LinkSpeed, at_s: float) -> None:
+    def _put(self, speed: LinkSpeed, at_s: float, same_s: float = 0.0) -> None:
         key = (speed.route, speed.peer)
         failed = self._failures.get(key)
         if speed.failure:
-            if failed is None or failed.at_s < at_s:
+            if failed is None or failed.at_s + same_s < at_s:
                 self._failures[key] = _Row(speed, at_s, 1 if failed is None else failed.failures + 1)
             return
         if failed is not None and failed.at_s <= at_s:

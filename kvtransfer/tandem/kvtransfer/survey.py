@@ -132,8 +132,11 @@ class Survey:
         return tuple(found)
 
     def _unknown(self) -> list[Candidate]:
-        """Options without a measurement to believe."""
-        return [c for c in self._options if self._speeds.fresh(self.route(c)) is None]
+        """Options without a measurement to believe, and those that failed here whatever others measured."""
+        return [
+            c for c in self._options
+            if self._speeds.fresh(self.route(c)) is None or self._speeds.failure(self.route(c), self._worker)
+        ]  # fmt: skip
 
     def _turn(self) -> contextlib.AbstractContextManager[bool]:
         return self._speeds.turn(self._peer.host, self._options[0].endpoint.host, self._is_wanted)

@@ -9,6 +9,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.linkspeed import LinkSpeed, rate
+from tandem.kvtransfer import linkspeeds
 from tandem.kvtransfer.linkspeeds import FORGET_S, FRESH_S, LAST_RETRY_S, LinkSpeeds, fastest
 
 TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9, latency_s=1e-4)
@@ -77,6 +78,19 @@ def test_what_failed_is_tried_again_after_pauses_that_double_up_to_a_bound() -> 
         assert not speeds.is_barred(TCP.route, "d0")
 
 
+def test_a_failure_that_comes_back_from_others_is_not_a_second_one() -> None:
+    """Its age went over two other clocks: it may look younger than it is."""
+    clock = ManualClock(100.0)
+    speeds = LinkSpeeds(clock, first_retry_s=10.0)
+    speeds.note(BROKEN)
+    clock.advance(3.0)
+    speeds.learn([replace(BROKEN, age_s=2.9)])
+    clock.advance(7.0)
+    assert not speeds.is_barred(TCP.route, "d0")
+    speeds.learn([replace(BROKEN, age_s=1.0)])  # another worker has tried it meanwhile
+    assert speeds.is_barred(TCP.route, "d0")
+
+
 def test_old_rows_are_forgotten() -> None:
     clock = ManualClock(2 * FORGET_S)
     speeds = LinkSpeeds(clock)
@@ -85,6 +99,15 @@ def test_old_rows_are_forgotten() -> None:
     clock.advance(3.0)
     speeds.learn([])
     assert speeds.rows() == []
+
+
+def test_old_rows_are_forgotten_where_nobody_tells_of_any() -> None:
+    clock = ManualClock()
+    speeds = LinkSpeeds(clock)
+    speeds.note(BROKEN)
+    clock.advance(FORGET_S + 1.0)
+    speeds.note(replace(BROKEN, peer="d1"))
+    assert [row.peer for row in speeds.rows()] == ["d1"]
 
 
 def test_the_speed_to_a_worker_without_a_link_is_that_of_its_host() -> None:
@@ -136,6 +159,24 @@ def test_two_hosts_are_measured_by_one_at_a_time() -> None:
         assert answers == [False]  # its link was closed meanwhile
     with speeds.turn("a", "b", lambda: True) as is_mine:
         assert is_mine
+
+
+def test_who_stands_still_while_it_measures_keeps_others_waiting_for_a_moment_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linkspeeds, "TURN_S", 0.2)
+    speeds = LinkSpeeds(ManualClock())
+    answers: list[bool] = []
+
+    def second() -> None:
+        with speeds.turn("a", "b", lambda: True) as is_mine:
+            answers.append(is_mine)
+
+    with speeds.turn("a", "b", lambda: True):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(10)
+        assert answers == [True]
 
 
 def test_rates_for_people() -> None:

@@ -367,6 +367,24 @@ def test_a_better_transport_that_failed_is_tried_again_and_taken(make: Make) -> 
     assert world.table.failure(("a", "b", "one"), "d0") == ""
 
 
+def test_what_others_measure_does_not_keep_a_failed_transport_from_its_next_try(make: Make) -> None:
+    """Between these hosts it works; to this worker it failed, which only another try can take back."""
+    world = make(one=4e9, two=1e9)
+    world.choose(world.survey("d7"))
+    world.speeds["one"] = 0.0
+    survey = world.survey("d0")
+    chosen = world.choose(survey)
+    assert chosen.candidate.endpoint.transport == "two"
+    care = world.care(survey, chosen, LinkMeter(world.clock))
+    world.speeds["one"] = 4e9
+    world.clock.advance(11.0)
+    care.attend(chosen.line)
+    care.join()
+    assert world.table.failure(("a", "b", "one"), "d0") == ""
+    assert world.moves == ["one"]
+    assert not survey.has_due_retry(chosen.candidate)  # or a thread would be made for nothing, five times a second
+
+
 def test_a_forced_transport_is_never_left(make: Make) -> None:
     world = make(one=1e9, two=1e9)
     survey = world.survey(preference="one")
