@@ -124,6 +124,32 @@ def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(run())
 
 
+def test_what_a_peer_says_and_the_rank_cannot_take_ends_its_channel_alone() -> None:
+    """Were it raised in the channel's task, it would end the whole worker."""
+
+    class Full(Backend):
+        def to_rank(self, message: e.HostToRank) -> None:
+            if message.HasField("peer"):
+                raise BufferError("rank 0 does not take its messages")
+            super().to_rank(message)
+
+    async def run() -> e.PeerGone:
+        backend = Full("p0", 5)
+        async with serving(Backend()) as (service, address), asyncio.TaskGroup() as tasks:
+            channels = PeerChannels(backend, SECRET, tasks)
+            ticket = w.PeerMessage(ticket=w.Ticket(request="r"))
+            to = e.ToPeer(worker="d0", incarnation=77, address=address, message=ticket)
+            assert channels.send(to)
+            while not service.answer_peer("p0", ticket):
+                await asyncio.sleep(0.01)
+            gone = (await asyncio.wait_for(backend.got.get(), 5)).peer_gone
+            channels.close_all()
+            return gone
+
+    gone = asyncio.run(run())
+    assert (gone.worker, gone.incarnation, gone.reason) == ("d0", 77, "rank 0 does not take its messages")
+
+
 def test_a_submission_that_fits_no_ring_is_refused() -> None:
     class Small(Backend):
         def to_rank(self, message: e.HostToRank) -> None:

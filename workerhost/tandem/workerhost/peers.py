@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tandem.core.errors import RequestTooLargeError
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import engine_pb2 as e
@@ -71,6 +72,8 @@ class PeerChannels:
             return f"{error.code().name}: {error.details()}"
         except TimeoutError:
             return f"it said nothing for {IDLE_TIMEOUT_S:g} s"
+        except (RequestTooLargeError, BufferError) as error:  # the rank did not get what the peer said
+            return str(error)
 
     def _ended(self, key: tuple[str, int], run: asyncio.Task[str]) -> None:
         """However it ended, even cancelled before it began: forget the channel, and tell."""
