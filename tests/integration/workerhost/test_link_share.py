@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from tandem.core.errors import UnavailableError
 from tandem.core.linkspeed import LinkSpeed
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.workerhost import link_share
 from tandem.workerhost.link_share import LinkShare
 from tandem.workerhost.link_wire import speed_from_wire, speed_to_wire
 
@@ -87,3 +91,38 @@ def test_a_late_worker_hears_what_was_measured_before(folder: Path) -> None:
     with PrivateRedis.start(folder, "a secret") as server:
         asyncio.run(with_hosts(server.url, first))
         asyncio.run(with_hosts(server.url, second))
+
+
+class AwayStore:
+    """A Redis that is away for the first write; during which one more link is measured."""
+
+    def __init__(self, share: LinkShare) -> None:
+        self._share, self.tries = share, 0
+        self.written: asyncio.Queue[list[str]] = asyncio.Queue()
+
+    async def watch(self, on_rows: Callable[[list[LinkSpeed]], None]) -> None:
+        return
+
+    async def write(self, rows: list[LinkSpeed]) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            self._share.measured(speed_to_wire(replace(TCP, peer="d4")))
+            raise UnavailableError("Redis does not answer")
+        self.written.put_nowait([row.peer for row in rows])
+
+
+def test_the_oldest_measurements_go_when_redis_stays_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_share, "MAX_WAITING", 3)
+
+    async def run() -> list[str]:
+        share = LinkShare("a", lambda message: None)
+        store = AwayStore(share)
+        for peer in ("d1", "d2", "d3"):
+            share.measured(speed_to_wire(replace(TCP, peer=peer)))
+        sharing = asyncio.ensure_future(share.run(cast(LinkSpeedStore, store)))
+        peers = await asyncio.wait_for(store.written.get(), 5)
+        sharing.cancel()
+        await asyncio.wait([sharing])
+        return peers
+
+    assert asyncio.run(run()) == ["d2", "d3", "d4"]

@@ -54,7 +54,9 @@ class LinkShare:
                 await store.write([_aged(speed, now_s - at_s) for speed, at_s in taken])
             except UnavailableError as error:
                 event(_log, "link speeds not shared", logging.WARNING, error=error)
-                self._waiting.extendleft(reversed(taken))
+                newer = list(self._waiting)
+                self._waiting.clear()
+                self._waiting.extend([*taken, *newer])
                 self._news.set()
                 await backoff.pause()
             else:
