@@ -19,6 +19,8 @@ I31 = st.integers(0, 2**31 - 1)
 U32 = st.integers(0, 2**32 - 1)
 U63 = st.integers(1, 2**63 - 1)
 BLOCKS = st.lists(I31.map(BlockId), max_size=40)
+THEIR_BLOCKS = st.lists(U32.map(BlockId), max_size=40)
+"""Whatever a ticket can name."""
 TRANSFERS = U63.map(TransferId)
 NAMES = st.text(max_size=20)
 SECONDS = st.floats(0, 1e9)
@@ -63,8 +65,9 @@ def pushes(draw: st.DrawFn) -> commands.Push:
     first = draw(st.integers(0, 99))
     layers = range(first, first + draw(st.integers(1, 99)))
     return commands.Push(
-        draw(TRANSFERS), GroupId(draw(I31)), draw(BLOCKS), draw(BLOCKS), layers, draw(U32), draw(st.none() | I31)
-    )
+        draw(TRANSFERS), GroupId(draw(I31)), draw(BLOCKS), draw(THEIR_BLOCKS), layers, draw(U32),
+        draw(st.none() | I31),
+    )  # fmt: skip
 
 
 COMMANDS = st.one_of(

@@ -2,7 +2,7 @@
 
     0      1        2                4
     ┌──────┬────────┬────────────────┬──────────────┐
-    │ kind │ flags  │ after_layers   │ body …       │      little-endian; block ids and tokens are i32
+    │ kind │ flags  │ after_layers   │ body …       │      little-endian; block ids and tokens are i32, in a push u32
     └──────┴────────┴────────────────┴──────────────┘
 
 `after_layers`: how many layers of the step in progress rank 0 had stored when it gave the command. A follower that is
@@ -250,17 +250,18 @@ def _decode_copy(body: memoryview, _flags: int) -> CopyBlocks:
 
 
 def _encode_push(command: Push) -> bytes:
+    """Block ids as u32: a peer chose the destinations, and none that a message can name may end this worker."""
     head = _PUSH.pack(
         command.transfer, command.group, len(command.src_blocks), len(command.dst_blocks),
         command.layers.start, command.layers.stop, command.offset_tokens,
         _ALL if command.tokens is None else command.tokens,
     )  # fmt: skip
-    return head + array("i", command.src_blocks).tobytes() + array("i", command.dst_blocks).tobytes()
+    return head + array("I", command.src_blocks).tobytes() + array("I", command.dst_blocks).tobytes()
 
 
 def _decode_push(body: memoryview, _flags: int) -> Push:
     transfer, group, sources, dests, first, last, offset, tokens = _PUSH.unpack_from(body)
-    ids = [BlockId(n) for n in _numbers(body[_PUSH.size :])]
+    ids = [BlockId(n) for n in _numbers(body[_PUSH.size :], "I")]
     if len(ids) != sources + dests:
         raise ValueError(f"{len(ids)} blocks in a push of {sources} and {dests}")
     return Push(
@@ -298,8 +299,8 @@ def _decode_cancel(body: memoryview, _flags: int) -> CancelReceiving:
     return CancelReceiving(_decode_id(body[: _TRANSFER.size]), bytes(body[_TRANSFER.size :]).decode())
 
 
-def _numbers(body: memoryview) -> list[int]:
-    numbers = array("i")
+def _numbers(body: memoryview, code: str = "i") -> list[int]:
+    numbers = array(code)
     numbers.frombytes(body)
     return numbers.tolist()
 
