@@ -136,10 +136,8 @@ def holding(report: w.AuditReport | None) -> str:
     if report is None:
         return "it does not answer"
     held = [f"{hold.kind} {hold.key}: {len(hold.blocks)} blocks" for hold in report.holds]
-    ends: list[Any] = [report, *report.ranks]
-    for end in ends:
-        held += [f"sending {t.transfer} ({t.phase})" for t in end.sending]
-        held += [f"receiving {t.transfer} ({t.phase})" for t in end.receiving]
+    held += [f"sending {t.transfer} ({t.phase})" for t in report.sending]
+    held += [f"receiving {t.transfer} ({t.phase})" for t in report.receiving]
     held += [f"{claim.kind} {claim.key}" for claim in report.claims]
     held += [f"request {request.key}" for request in report.requests]
     return "; ".join(held)
