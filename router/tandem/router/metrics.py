@@ -32,6 +32,10 @@ _ALIASES: dict[str, tuple[str, dict[str, str]]] = {
     "kv_skipped_blocks": (names.KV_TRANSFER_SKIPPED_BLOCKS, {}),
 }
 """Short names that workers count under."""
+_DROPPED = "transfer_dropped_"
+"""What workers count dropped frames under begins so; the reason follows."""
+_OPEN = "transfer_open"
+"""Sent among the counters, but it falls too."""
 
 
 class Metrics:
@@ -93,6 +97,7 @@ class _WorkerCollector(Collector):
         }
         up = GaugeMetricFamily(names.WORKER_UP, "Whether the router is connected to the worker.", labels=["worker"])
         blocks = GaugeMetricFamily(names.KV_BLOCKS, "KV blocks by state.", labels=[*labels, "group", "state"])
+        receiving = GaugeMetricFamily(names.KV_RECEIVING, "Transfers open in the receiver.", labels=labels)
         counters = _CounterFamilies()
         for link in self._links():
             facts, load = link.facts, link.load
@@ -105,10 +110,14 @@ class _WorkerCollector(Collector):
                 family.add_metric(here, value)
             _add_blocks(blocks, here, load)
             for key, count in load.counters.items():
-                counters.add(key, count, worker=facts.worker, role=facts.role.value)
+                if key == _OPEN:
+                    receiving.add_metric(here, count)
+                else:
+                    counters.add(key, count, worker=facts.worker, role=facts.role.value)
         yield up
         yield from gauges.values()
         yield blocks
+        yield receiving
         yield from counters.families()
 
 
@@ -121,6 +130,8 @@ class _CounterFamilies:
     def add(self, key: str, value: float, **labels: str) -> None:
         if key in _ALIASES:
             name, own = _ALIASES[key]
+        elif key.startswith(_DROPPED):
+            name, own = names.KV_FRAMES_DROPPED, {"reason": key.removeprefix(_DROPPED)}
         else:
             name, own = names.parse_counter_key(key)
         name = name if name.endswith("_total") else f"{name}_total"

@@ -90,9 +90,8 @@ def test_load_reports_reach_status_and_metrics(build: Build) -> None:
     house.wait_ready()
     blocks = w.GroupBlocksCount(group=0, total=512, free=500, cached=4, request=8)
     key = counter_key("tandem_kv_transfer_bytes_total", direction="received")
-    house.workers["decode-0"].load = w.LoadReport(
-        in_flight=3, queued_tokens=77, blocks=[blocks], counters={key: 4096.0, "handovers": 2, "kv_sent_bytes": 5}
-    )
+    counters = {key: 4096.0, "handovers": 2, "kv_sent_bytes": 5, "transfer_dropped_checksum": 6, "transfer_open": 7}
+    house.workers["decode-0"].load = w.LoadReport(in_flight=3, queued_tokens=77, blocks=[blocks], counters=counters)
     house.wait(lambda: link_of(house).load.in_flight == 3)
     worker = next(entry for entry in house.status()["workers"] if entry["worker"] == "decode-0")
     assert worker["blocks"][0]["free"] == 500
@@ -100,6 +99,8 @@ def test_load_reports_reach_status_and_metrics(build: Build) -> None:
     assert house.metric(f'tandem_kv_transfer_bytes_total{{direction="received",{labels}}}') == 4096
     assert house.metric(f'tandem_kv_transfer_bytes_total{{direction="sent",{labels}}}') == 5
     assert house.metric(f"tandem_handovers_total{{{labels}}}") == 2
+    assert house.metric(f'tandem_kv_frames_dropped_total{{reason="checksum",{labels}}}') == 6
+    assert house.metric(f"tandem_kv_receiving_transfers{{{labels}}}") == 7
     assert house.metric('tandem_kv_blocks{group="0",role="decode",state="request",worker="decode-0"}') == 8
     assert house.metric('tandem_worker_in_flight_requests{role="decode",worker="decode-0"}') == 3
 
