@@ -95,9 +95,16 @@ class RunningWorker:
 
 
 async def start_worker(
-    folder: Path, name: str, role: RoleName, redis_url: str, model: Path = MODEL, **settings: Any
+    folder: Path,
+    name: str,
+    role: RoleName,
+    redis_url: str,
+    model: Path = MODEL,
+    runtime_dir: Path | None = None,
+    **settings: Any,
 ) -> RunningWorker:
-    """Start a worker process and wait until it is ready; its log lands in `folder`."""
+    """Start a worker process and wait until it is ready; its log, and its sockets if nothing else is said, land in
+    `folder`."""
     config = WorkerConfig(
         cluster="test",
         worker_id=name,
@@ -110,7 +117,7 @@ async def start_worker(
         max_model_len=settings.pop("max_model_len", 0),
         redis_url=redis_url,
         secret_file=str(folder / "secret"),
-        runtime_dir=str(folder),
+        runtime_dir=str(runtime_dir or folder),
         settings=dataclasses.replace(WorkerSection(threads=1, kv_memory_bytes=64 << 20), **settings),
     )
     file = folder / f"{name}.json"

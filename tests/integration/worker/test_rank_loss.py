@@ -101,6 +101,17 @@ def test_a_tp_that_does_not_fit_says_which_do(folder: Path) -> None:
         asyncio.run(run())
 
 
+def test_a_rank_that_cannot_start_says_why(folder: Path) -> None:
+    """Whatever it was, even if nobody thought of it: here there is no place for the sockets."""
+
+    async def run() -> None:
+        async with worker_of(folder, 1, engine="sim", transports=("shm",), runtime_dir=folder / "nowhere"):
+            pass
+
+    with pytest.raises(RuntimeError, match="a rank failed: FileNotFoundError"):
+        asyncio.run(run())
+
+
 def test_ranks_do_not_wait_for_one_that_died_at_the_start(folder: Path) -> None:
     async def run() -> None:
         ClusterSecret.generate().save(folder / "secret")

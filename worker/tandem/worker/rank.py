@@ -57,7 +57,9 @@ def main() -> int:
             run, close = _lead(config, seat, inbox, outbox, pulse)
         else:
             run, close = _follow(config, seat, pulse)
-    except TandemError as error:
+    except Exception as error:  # noqa: BLE001 - the top of the rank, before it is ready: the same holds
+        if not isinstance(error, TandemError):
+            _log.exception("rank does not start")
         _tell_fatal(outbox, error)
         return EXIT_STARTUP
     gc.collect()
