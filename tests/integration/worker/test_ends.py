@@ -12,7 +12,7 @@ from tandem.core.blockhash import BlockHash
 from tandem.core.errors import InternalError
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
-from tandem.engine.request import BlockEvent
+from tandem.engine.request import BlockEvent, StepResult
 from tandem.rpc.v1 import engine_pb2 as e
 from tests.integration.worker.loopback import Loopback, Rank
 from tests.integration.worker.pair import MODEL
@@ -62,6 +62,38 @@ def lapse(rank: Rank) -> None:
 
 def renew(rank: Rank) -> None:
     rank._pulse.grant(rank.shell.clock.now_s() + 60)
+
+
+@pytest.mark.parametrize("has_lease", [True, False])
+def test_a_lost_thread_ends_the_rank_at_once(loopback: Loopback, has_lease: bool) -> None:
+    """Also past its lease: it may never come back, and nobody would hear why."""
+    if not has_lease:
+        lapse(loopback.d)
+    loopback.d.inbox.post(InternalError("a thread is lost"))
+    with pytest.raises(InternalError, match="a thread is lost"):
+        loopback.d.loop.turn(max_wait_s=0.001)
+
+
+@pytest.mark.parametrize("has_lease", [True, False])
+def test_a_thread_that_is_lost_in_a_step_ends_the_rank_after_it(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch, has_lease: bool
+) -> None:
+    """Inside it would only fail the step's requests."""
+    rank = loopback.p
+    step = rank.shell.engine.step
+
+    def lose(hook: Any) -> StepResult:
+        rank.inbox.post(InternalError("a thread is lost"))
+        result = step(hook)
+        if not has_lease:
+            lapse(rank)
+        return result
+
+    monkeypatch.setattr(rank.shell.engine, "step", lose)
+    loopback.submit("r", prompt_of(60), max_tokens=2)
+    rank.loop.turn(max_wait_s=0.001)
+    with pytest.raises(InternalError, match="a thread is lost"):
+        rank.loop.turn(max_wait_s=0.001)
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 9])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
+from tandem.workerhost.ring import MessageTooLargeError, RingHandle, RingReader, RingWriter
 
 
 @pytest.fixture
@@ -50,5 +50,5 @@ def test_full_ring_refuses_and_blocks_with_a_bound(handle: RingHandle) -> None:
 
 
 def test_oversized_message_is_refused(handle: RingHandle) -> None:
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(MessageTooLargeError, match="1024 bytes do not fit a ring of 1024"):
         RingWriter(handle).try_write(b"x" * 1024)

@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from tandem.core.errors import TandemError
+from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.handoff import HandoffTiming
-from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
 from tandem.core.lifecycle import Phase
+from tandem.core.logs import event
 from tandem.engine.request import TokenOutput
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.requests import Tracked
+from tandem.workerhost.requests import Tracked, request_key
+from tandem.workerhost.ring import MessageTooLargeError
 from tandem.workerhost.wire import chunk_to_wire, timing_to_wire
+
+_log = logging.getLogger(__name__)
+MAX_REASON_CHARS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """An attempt about which something could not be said. `router`: to whom; None = to another worker."""
+
+    router: RouterId | None
+    request: RequestId
+    attempt: Attempt
+    error: RequestTooLargeError
+
+    @property
+    def key(self) -> str:
+        return request_key(self.request, self.attempt)
 
 
 class Outbox:
-    """Collects messages for the host; `send` takes one serialised RankToHost message and may block briefly."""
+    """Collects messages for the host; `send` takes one serialised RankToHost message and may block briefly.
+
+    A message that `send` refuses with MessageTooLargeError is dropped; whose request that costs, `take_unsent` tells.
+    """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
         self._tokens: dict[RouterId, w.StepTokens] = {}
+        self._unsent: list[Unsent] = []
 
     def token(
         self, tracked: Tracked, output: TokenOutput, *, cached_tokens: int | None, handoff: HandoffTiming | None
@@ -43,7 +68,8 @@ class Outbox:
     def refused(self, router: RouterId, request: str, attempt: int, error: TandemError) -> None:
         """An attempt ends with an error; tokens already gathered go first."""
         self.flush()
-        message = w.RequestFailed(request=request, attempt=attempt, code=error.code, message=error.message)
+        reason = error.message[:MAX_REASON_CHARS]
+        message = w.RequestFailed(request=request, attempt=attempt, code=error.code, message=reason)
         self.to_router(router, w.WorkerMessage(failed=message))
 
     def to_router(self, router: RouterId, message: w.WorkerMessage) -> None:
@@ -55,7 +81,16 @@ class Outbox:
         self.put(e.RankToHost(peer=to))
 
     def put(self, message: e.RankToHost) -> None:
-        self._send(message.SerializeToString())
+        data = message.SerializeToString()
+        try:
+            self._send(data)
+        except MessageTooLargeError as error:
+            self._drop(message, error)
+
+    def take_unsent(self) -> list[Unsent]:
+        """What could not be said since the last call: these attempts cannot go on."""
+        unsent, self._unsent = self._unsent, []
+        return unsent
 
     def flush(self) -> None:
         """Send the tokens gathered so far, one message a router."""
@@ -64,3 +99,35 @@ class Outbox:
         for router, tokens in self._tokens.items():
             self.to_router(router, w.WorkerMessage(tokens=tokens))
         self._tokens.clear()
+
+    def _drop(self, message: e.RankToHost, error: MessageTooLargeError) -> None:
+        if len(message.router.message.tokens.chunks) > 1:  # each on its own: only what is too large by itself is lost
+            for chunk in message.router.message.tokens.chunks:
+                self.to_router(RouterId(message.router.router), w.WorkerMessage(tokens=w.StepTokens(chunks=[chunk])))
+            return
+        said = _said(message)
+        kind = str(message.WhichOneof("kind") if said is None else said.WhichOneof("kind"))
+        event(_log, "message too large", logging.ERROR, kind=kind, why=str(error))
+        about = None if said is None else _about(said)
+        if about is not None:
+            router = RouterId(message.router.router) if message.HasField("router") else None
+            why = f"{error} to the worker's host"
+            too_large = RequestTooLargeError(f"a {kind} message about the request is too large", why=why)
+            self._unsent.append(Unsent(router, *about, too_large))
+
+
+def _said(message: e.RankToHost) -> w.WorkerMessage | w.PeerMessage | None:
+    """What a router or a worker would have heard; None = it was for the host."""
+    if message.HasField("router"):
+        return message.router.message
+    return message.peer.message if message.HasField("peer") else None
+
+
+def _about(said: w.WorkerMessage | w.PeerMessage) -> tuple[RequestId, Attempt] | None:
+    """The attempt that it is about; None = none."""
+    kind = str(said.WhichOneof("kind"))
+    record = getattr(said, kind)
+    if kind == "tokens":
+        record = record.chunks[0]
+    is_about_one = "attempt" in record.DESCRIPTOR.fields_by_name
+    return (RequestId(record.request), Attempt(record.attempt)) if is_about_one else None

@@ -27,6 +27,10 @@ DEFAULT_BYTES = 8 * 1024 * 1024
 REPORT_BYTES = 1024 * 1024
 
 
+class MessageTooLargeError(ValueError):
+    """No ring of this size can ever hold the message."""
+
+
 @dataclass(frozen=True, slots=True)
 class RingHandle:
     """The three descriptors that a child process inherits to open one ring."""
@@ -111,10 +115,10 @@ class RingWriter(_Ring):
         return self._size // 2 - 8
 
     def try_write(self, message: bytes) -> bool:
-        """Append one message and wake the reader; False if there is no room now."""
+        """Append one message and wake the reader; False if there is no room now. Raises MessageTooLargeError."""
         need = 4 + len(message)
         if len(message) > self.max_message_bytes:
-            raise ValueError(f"a message of {len(message)} bytes does not fit a ring of {self._size}")
+            raise MessageTooLargeError(f"{len(message)} bytes do not fit a ring of {self._size}")
         head, tail = self._position(_HEAD), self._position(_TAIL)
         offset = head % self._size
         to_end = self._size - offset
@@ -132,7 +136,8 @@ class RingWriter(_Ring):
         return True
 
     def write(self, message: bytes, timeout_s: float) -> None:
-        """Append one message, waiting for room up to `timeout_s`; raises TimeoutError when the reader is stuck."""
+        """Append one message, waiting for room up to `timeout_s`. Raises TimeoutError when the reader is stuck, and
+        MessageTooLargeError."""
         while not self.try_write(message):
             ready, _, _ = select.select([self.handle.drained], [], [], timeout_s)
             if not ready:

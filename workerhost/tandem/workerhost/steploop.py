@@ -61,7 +61,7 @@ class StepLoop:
         """One turn: take what is there (waiting up to `max_wait_s` if there is nothing to do), one step, report.
 
         Past its lease the rank computes, pushes, publishes and says nothing. What comes in waits for the lease's
-        return, or for the message that makes this another incarnation.
+        return, or for the message that makes this another incarnation; the loss of a thread or a rank ends it at once.
         """
         if not self._has_lease():
             self._stand_still(max_wait_s)
@@ -82,6 +82,7 @@ class StepLoop:
         elif not items and not self._is_checked and self.is_idle():
             self._shell.engine.check_integrity()  # once a pause: it looks at every block, and somebody may come
             self._is_checked = True
+        self._fail_unsent()
         self._publish()
         self._report()
 
@@ -99,6 +100,8 @@ class StepLoop:
                 self._is_stopping = True
             else:
                 self._deferred.append(item)
+        for item in self._deferred:  # also what came in the middle of the last step
+            _raise_if_lost(item)
 
     # ---- what came in ----------------------------------------------------------------------------------------------
 
@@ -111,8 +114,7 @@ class StepLoop:
         if isinstance(item, StepResult):
             self._role.after_step(item)
             return
-        if isinstance(item, Exception):  # a thread of this process cannot go on
-            raise item
+        _raise_if_lost(item)
         if not isinstance(item, e.HostToRank):
             if not self._exchange.transfer_event(item):
                 self._role.transfer_event(item)
@@ -221,10 +223,23 @@ class StepLoop:
 
     def _expire(self, now_s: float) -> None:
         for tracked in self._shell.requests.overdue(now_s):
-            self._exchange.cancel(tracked)
-            self._role.cancel(tracked, "its deadline passed")
-            self._shell.end(tracked)
-            self._shell.outbox.failed(tracked, DeadlineError("the request took too long", why="its deadline passed"))
+            self._give_up(tracked, DeadlineError("the request took too long", why="its deadline passed"))
+
+    def _fail_unsent(self) -> None:
+        """What no message can hold is never said, and whoever waits for it would wait for ever."""
+        for unsent in self._shell.outbox.take_unsent():
+            self._shell.count("messages_too_large")
+            tracked = self._shell.requests.get(unsent.key)
+            if tracked is not None:
+                self._give_up(tracked, unsent.error)
+            elif unsent.router is not None:  # it was the last that the router would have heard
+                self._shell.outbox.refused(unsent.router, unsent.request, unsent.attempt, unsent.error)
+
+    def _give_up(self, tracked: Tracked, error: TandemError) -> None:
+        self._exchange.cancel(tracked)
+        self._role.cancel(tracked, error.why)
+        self._shell.end(tracked)
+        self._shell.outbox.failed(tracked, error)
 
     def _new_incarnation(self, incarnation: Incarnation) -> None:
         """The worker's lease had lapsed: whatever is in flight belongs to the old incarnation."""
@@ -332,3 +347,8 @@ class StepLoop:
             in_flight=len(self._shell.requests),
             links=self._links.links(),
         )
+
+
+def _raise_if_lost(item: object) -> None:
+    if isinstance(item, Exception):  # a thread of this process, or another rank, cannot go on
+        raise item
