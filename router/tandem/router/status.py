@@ -47,11 +47,12 @@ class StatusPage:
             },
             "workers": [_worker(link) for link in sorted(self.table.links, key=lambda link: link.worker)],
             "pairs": [
-                {"prefill": prefill, "decode": decode, "form": how} for prefill, decode, how in self.table.paired()
+                {"prefill": prefill, "decode": decode, "form": how}
+                for prefill, decode, how in sorted(self.table.paired())
             ],
             "refused_pairs": [
                 {"prefill": prefill, "decode": decode, "why": why}
-                for prefill, decode, why in self.table.refused_pairs()
+                for prefill, decode, why in sorted(self.table.refused_pairs())
             ],
         }
 

@@ -105,6 +105,15 @@ def test_load_reports_reach_status_and_metrics(build: Build) -> None:
     assert house.metric('tandem_worker_in_flight_requests{role="decode",worker="decode-0"}') == 3
 
 
+def test_pairs_are_named_in_order(build: Build) -> None:
+    """However their links came up."""
+    house = build(prefill=2, decode=2)
+    house.wait_ready()
+    house.wait(lambda: len(house.router.table.usable()) == 4)
+    named = [(pair["prefill"], pair["decode"]) for pair in house.status()["pairs"]]
+    assert named == [(f"prefill-{p}", f"decode-{d}") for p in range(2) for d in range(2)]
+
+
 def test_burst_with_cancels_leaves_nothing_behind(build: Build) -> None:
     house = build()
     house.wait_ready()
