@@ -36,10 +36,6 @@ class ResolvedCluster:
     workers: dict[RoleName, WorkerSection]
     """What workers of each role are set to."""
 
-    @property
-    def worker_count(self) -> int:
-        return sum(pool.count for pool in self.pools)
-
 
 def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     """Check `config` and fill in its defaults; raises StartupError. May download a model from the hub."""

@@ -78,9 +78,6 @@ class GroupReceiver:
         self._tally.forget(transfer)
         return True
 
-    def forget(self, transfer: TransferId) -> None:
-        self.cancel(transfer, "forgotten")
-
     def set_incarnation(self, incarnation: Incarnation) -> None:
         """For both ends of the followers; those of this rank are told one by one."""
         self._local.set_incarnation(incarnation)

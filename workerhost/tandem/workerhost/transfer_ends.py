@@ -32,9 +32,6 @@ class ReceivingEnd(Protocol):
     def revoke(self, transfer: TransferId) -> bool:
         """Fence a transfer that not a byte came for; False, and nothing changed, if one did."""
 
-    def forget(self, transfer: TransferId) -> None:
-        """Drop the bookkeeping of a transfer in whatever state."""
-
     def set_incarnation(self, incarnation: Incarnation) -> None:
         """Begin a new incarnation; open transfers of the old one fail."""
 
