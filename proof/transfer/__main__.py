@@ -140,9 +140,12 @@ def _verdict(record: Record, run: Run) -> int:
         print(f"not run: {name}: {why}")
     deviation = max(summary["matrix"]["largest_deviation"].values())
     late = [words for part in ("kills", "stops") for words in summary[part]["late"]]
+    left_out = record.faults_left_out
+    for words in left_out:
+        print(f"a fault that never happened: {words}")
     print(f"{len(record.violations)} broken promises, {len(late)} limits of time exceeded", end="")
     print("; cut by the budget: run it again to go on" if run.is_cut else "")
-    return int(bool(record.violations or late or deviation > 0.05))
+    return int(bool(record.violations or late or left_out or deviation > 0.05))
 
 
 if __name__ == "__main__":

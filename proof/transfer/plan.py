@@ -28,6 +28,8 @@ NETWORK = ("network_flip", "network_cut")
 BREAKING = ("flip_header", "truncate", "link_down", *NETWORK)
 """These end a connection; its sender may notice only when it uses the link again."""
 KINDS = (*HARMLESS, *LETHAL, *OPEN_ENDED, *NETWORK)
+PROXIED = ("tcp", "grpc")
+"""Transports with a network in between, that can be broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,12 @@ class Case:
         return sum(map(len, self.waves))
 
 
+def faults_of(transport: str) -> tuple[str, ...]:
+    """What can happen to transfers over this transport."""
+    kinds = KINDS if transport in PROXIED else tuple(kind for kind in KINDS if kind not in NETWORK)
+    return tuple(kind for kind in kinds if kind != "none")
+
+
 def draw(seed: int, index: int) -> Case:
     """The case of this number."""
     rng = random.Random(f"{seed}/wire/{index}")
@@ -93,7 +101,7 @@ def draw(seed: int, index: int) -> Case:
         dest_tp=rng.choice((1, 1, 2, 4)),
         source_tokens=tokens,
         dest_tokens=tokens if rng.random() < 0.6 else rng.choice(BLOCK_TOKENS),
-        through_proxy=transport in ("tcp", "grpc") and rng.random() < 0.2,
+        through_proxy=transport in PROXIED and rng.random() < 0.2,
     )
     waves, left = [], TRANSFERS
     while left:

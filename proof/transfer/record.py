@@ -8,7 +8,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from proof.transfer.plan import TRANSPORTS, faults_of
+
 PARTS = ("matrix", "wire", "kills", "stops")
+FULL_LENGTH = 20_000
+"""Transfers of the wire part, of which each fault takes some hundreds."""
 
 
 class Record:
@@ -35,6 +39,12 @@ class Record:
     def violations(self) -> list[str]:
         return [words for part in self.entries.values() for entry in part.values() for words in entry["violations"]]
 
+    @property
+    def faults_left_out(self) -> list[str]:
+        """Faults that a run of full length never did to a transport: what it says of them it has not seen."""
+        wire = self._wire()
+        return list(wire["never_hit"]) if wire["transfers"] >= FULL_LENGTH else []
+
     def save(self) -> None:
         """Write it, one line an entry."""
         lines = [f' "name": "transfer",\n "seed": {self.seed},\n "about": {json.dumps(self.about)}']
@@ -58,16 +68,23 @@ class Record:
 
     def _wire(self) -> dict[str, Any]:
         by_transport: dict[str, Counter[str]] = {}
-        hits: Counter[str] = Counter()
+        hits: dict[str, Counter[str]] = {}
         for entry in self.entries["wire"].values():
             counts = by_transport.setdefault(entry["transport"], Counter())
             counts.update({name: entry[name] for name in ("transfers", "admitted", "bytes")})
-            hits.update(entry["hits"])
+            hits.setdefault(entry["transport"], Counter()).update(entry["hits"])
         total = sum(counts["transfers"] for counts in by_transport.values())
+        every = sum(hits.values(), Counter[str]())
         return {
             "transfers": total,
             **{k: dict(v) for k, v in by_transport.items()},
-            "hit_by": dict(sorted(hits.items())),
+            "hit_by": dict(sorted(every.items())),
+            "never_hit": [
+                f"{transport}: {kind}"
+                for transport in TRANSPORTS
+                for kind in faults_of(transport)
+                if not hits.get(transport, Counter[str]())[kind]
+            ],
         }
 
     def _matrix(self) -> dict[str, Any]:

@@ -167,7 +167,9 @@ class StrikeRun:
         if baseline_s is None:
             self.outcome.violations.append(f"{BASELINE_WITHIN_S:g} s after the signal the survivor holds: {held}")
         else:
-            self.outcome.baseline_s = baseline_s - self._struck_s
+            took_s = self.outcome.baseline_s = baseline_s - self._struck_s
+            if took_s > BASELINE_WITHIN_S:  # its last answer may have been asked for in time and come too late
+                self.outcome.late.append(f"the survivor was back to nothing held after {took_s:.2f} s")
 
     def _is_the_survivors(self, ask: Ask) -> bool:
         """Whether the survivor needs nobody for the rest of it."""

@@ -192,6 +192,7 @@ class CaseRun:
             if (group, blocks[0]) in flight.blocks:
                 flight.writes += 1
                 if fault.kind == "slow_receiver" and flight.writes <= 3:
+                    self.report.hits["slow_receiver"] += flight.writes == 1
                     threading.Event().wait(SLOW_S * fault.place)
                 elif flight.writes == fault.at + 1 and fault.kind == "cancel_receiver":
                     self._canceller.put(flight.ticket.transfer)

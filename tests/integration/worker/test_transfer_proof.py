@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from proof.transfer.plan import TRANSPORTS, Case, draw, matrix
+from proof.transfer.plan import TRANSPORTS, Case, draw, faults_of, matrix
+from proof.transfer.record import FULL_LENGTH, Record
 from proof.transfer.rounds import run_strikes
 from proof.transfer.wire import Wire
 
@@ -74,6 +75,19 @@ def test_workers_that_are_struck(folder: Path, part: str, indices: list[int]) ->
         assert result["violations"] == []
         assert result["router_s"] is not None
         assert result["baseline_s"] is not None
+
+
+def test_a_run_of_full_length_that_left_a_fault_out_says_so(tmp_path: Path) -> None:
+    record = Record(tmp_path / "transfer.json", 1)
+    for index, transport in enumerate(TRANSPORTS):
+        hits = dict.fromkeys(faults_of(transport), 3)
+        if transport == "grpc":
+            del hits["truncate"]
+        entry = {"transport": transport, "transfers": FULL_LENGTH // len(TRANSPORTS), "admitted": 1, "bytes": 1}
+        record.add("wire", index, entry | {"hits": hits, "violations": []})
+    assert record.faults_left_out == ["grpc: truncate"]
+    record.entries["wire"][2]["transfers"] -= 1  # a shorter one may well have missed some
+    assert record.faults_left_out == []
 
 
 def test_the_program_goes_on_where_it_was(tmp_path: Path) -> None:
