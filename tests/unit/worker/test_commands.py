@@ -14,6 +14,7 @@ from tandem.kvtransfer.peerlink import LinkInfo
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.worker import commands, reports
 from tandem.worker.commands import decode, encode
+from tandem.workerhost.ring import REPORT_BYTES
 
 I31 = st.integers(0, 2**31 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -157,3 +158,26 @@ def test_tables_that_are_no_lists_travel_too() -> None:
     _, decoded = decode(encode(commands.Step(batch, has_hook=False)))
     assert isinstance(decoded, commands.Step)
     assert list(decoded.batch.sequences[0].block_tables[0]) == [5, 6, 7]
+
+
+def test_a_worker_with_thousands_of_links_reports_those_that_fit() -> None:
+    """A report that no ring takes would end the follower."""
+    links = tuple(
+        LinkInfo(
+            worker=WorkerId(f"decode-{number}"),
+            rank=Rank(number % 8),
+            from_rank=Rank(1),
+            stalls=0,
+            transport="tcp",
+            reason="fastest of tcp, grpc",
+            from_host="here" * 20,
+            to_host="there" * 20,
+            unused=("shm failed: " + "no such file or directory" * 8,),
+        )
+        for number in range(3000)
+    )
+    data = reports.encode(reports.Links(links))
+    said = reports.decode(data)
+    assert isinstance(said, reports.Links)
+    assert said.links == links[: len(said.links)]
+    assert reports.MAX_LINKS_BYTES * 0.9 < len(data) <= reports.MAX_LINKS_BYTES < REPORT_BYTES // 2 - 8

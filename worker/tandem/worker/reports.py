@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.core.ids import TransferId
@@ -50,6 +51,8 @@ class Links:
     links: tuple[LinkInfo, ...]
 
 
+MAX_LINKS_BYTES = 256 * 1024
+"""Of one report: half of what its ring takes. Links beyond are shown to nobody; they work all the same."""
 Report = Hello | Expected | Counters | Links | ReceiverEvent | SenderEvent
 
 
@@ -64,7 +67,7 @@ def encode(report: Report) -> bytes:
         case Counters():
             return _KIND.pack(_COUNTERS) + json.dumps(report.values).encode()
         case Links():
-            return _KIND.pack(_LINKS) + w.LoadReport(links=map(link_to_wire, report.links)).SerializeToString()
+            return _KIND.pack(_LINKS) + w.LoadReport(links=_that_fit(report.links)).SerializeToString()
         case Verified():
             return _VERIFIED.pack(
                 _VERIFIED_KIND, report.transfer, report.last_wire_s, report.verified_at_s, report.bytes
@@ -105,3 +108,13 @@ def decode(data: bytes) -> Report:
     if kind == _QUIESCED:
         return Quiesced(transfer=transfer)
     raise ValueError(f"a report of unknown kind {kind}")
+
+
+def _that_fit(links: Iterable[LinkInfo]) -> Iterator[w.LinkReport]:
+    """The first of them, as many as one report holds: a worker of a large cluster has thousands."""
+    left = MAX_LINKS_BYTES
+    for message in map(link_to_wire, links):
+        left -= message.ByteSize() + 8  # what protobuf adds around a row
+        if left < 0:
+            return
+        yield message
