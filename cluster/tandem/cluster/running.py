@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from tandem.cluster.local import LocalLauncher
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.resolve import ResolvedCluster
 from tandem.cluster.router_process import RouterAddresses, RouterProcess
+from tandem.cluster.signals import EXIT_KILLED, Signals
 from tandem.cluster.state_dir import Context, HeldState
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import RouterConfig, WorkerConfig
@@ -35,8 +35,6 @@ ROUTER_GRACE_S = 12.0
 _POLL_S = 0.1
 _SAVE_TRIES = 5
 _STOP_TIMEOUT_S = 40.0
-_EXIT_KILLED = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class RunningCluster:
@@ -59,12 +57,13 @@ class RunningCluster:
         self._worker_command, self._router_command = worker_command, router_command
         self._name = resolved.config.name
 
-    async def run(self, *, ready_timeout_s: float) -> None:
+    async def run(self, signals: Signals, *, ready_timeout_s: float) -> None:
         """Until a signal or `clusterctl down`; StartupError when the cluster does not become ready in time."""
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self._on_signal)
+        with signals.heard_by(self._on_signal):
+            await self._run_until_stopped(ready_timeout_s)
+
+    async def _run_until_stopped(self, ready_timeout_s: float) -> None:
         body = asyncio.create_task(self._run(ready_timeout_s))
         stopped = asyncio.create_task(self._stop.wait())
         try:
@@ -79,8 +78,6 @@ class RunningCluster:
                     raise
         finally:
             stopped.cancel()
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
 
     async def _run(self, ready_timeout_s: float) -> None:
         redis = await connect(self._redis.url)
@@ -167,7 +164,7 @@ class RunningCluster:
 
     def _on_signal(self) -> None:
         if self._hurry.is_set():
-            os._exit(_EXIT_KILLED)  # the kernel kills every child with us
+            os._exit(EXIT_KILLED)  # the kernel kills every child with us
         elif self._stop.is_set():
             self._say("up", "killing what is left")
             self._hurry.set()

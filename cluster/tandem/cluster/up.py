@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from tandem.cluster.environment import Environment
@@ -22,6 +20,7 @@ from tandem.cluster.redis_server import open_redis
 from tandem.cluster.resolve import ResolvedCluster, check_ports, resolve
 from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.running import RunningCluster
+from tandem.cluster.signals import Signals
 from tandem.cluster.state_dir import StateDir
 from tandem.core import logs
 from tandem.core.config import ClusterConfig, WorkerSection
@@ -49,13 +48,22 @@ class UpOptions:
 def up(config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions | None = None) -> None:
     """Run a cluster in the foreground until it is told to stop; raises StartupError when it cannot start.
 
-    Call it on the main thread: it handles SIGINT, SIGTERM and SIGHUP, and children die with the thread that starts
-    them. KeyboardInterrupt when it was stopped before the cluster existed.
+    Call it on the main thread: it handles SIGINT, SIGTERM and SIGHUP, from now on to the end of the process, and
+    children die with the thread that starts them. KeyboardInterrupt when it was stopped before the cluster existed.
     """
-    options = options or UpOptions()
+    signals = Signals()
+    try:
+        _up(config, environment, progress, options or UpOptions(), signals)
+    finally:
+        signals.cease()
+
+
+def _up(
+    config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions, signals: Signals
+) -> None:
     root = Path(config.state_dir).expanduser().absolute() if config.state_dir else environment.state_root
     state = StateDir(root, config.name)
-    with _signals_interrupt(), state.hold() as held:
+    with state.hold() as held:
         held.rotate_logs()
         with _logging_to(state.log_file("up"), config.log_level):
             resolved = _check(config, environment, progress)
@@ -73,7 +81,8 @@ def up(config: ClusterConfig, environment: Environment, progress: Progress, opti
                     worker_command=options.worker_command,
                     router_command=options.router_command,
                 )
-                asyncio.run(cluster.run(ready_timeout_s=options.ready_timeout_s))
+                signals.keep()
+                asyncio.run(cluster.run(signals, ready_timeout_s=options.ready_timeout_s))
         progress.say("up", "everything is stopped")
 
 
@@ -93,21 +102,6 @@ def _pool_text(pool: Pool, settings: WorkerSection) -> str:
     threads = "1 thread" if settings.threads == 1 else f"{settings.threads} threads"
     ranks = f"TP {settings.tp}, {threads} a rank" if settings.tp > 1 else f"{threads} a worker"
     return f"{pool.count} {pool.role} ({ranks})"
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP act as Ctrl-C while no event loop handles them."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

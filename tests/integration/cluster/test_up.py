@@ -274,6 +274,49 @@ def test_ctrl_c_while_starting(start: Callable[..., Up], until: Until) -> None:
     until(lambda: _gone(family))
 
 
+STUBBORN_REDIS = """#!{python}
+import os, pathlib, signal, time
+
+def stay(number, frame):
+    for again in {again}:
+        os.kill(os.getppid(), again)
+
+signal.signal(signal.SIGTERM, stay)
+pathlib.Path("begun").touch()
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("again", "code"), [((), 1), ((signal.SIGINT,), 1), ((signal.SIGINT, signal.SIGHUP), 130)])
+def test_signals_while_redis_is_stopped(
+    start: Callable[..., Up],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Until,
+    again: tuple[signal.Signals, ...],
+    code: int,
+) -> None:
+    """It does not heed SIGTERM, and is killed. A second signal to `up` changes nothing, a third ends it at once."""
+    server, folder = tmp_path / "bin" / "redis-server", tmp_path / "tandem" / "redis"
+    server.parent.mkdir()
+    server.write_text(STUBBORN_REDIS.format(python=sys.executable, again=[int(one) for one in again]))
+    server.chmod(0o700)
+    monkeypatch.setenv("PATH", str(server.parent), prepend=os.pathsep)
+    up = start()
+    until((folder / "begun").exists)
+    (redis,) = up.family()
+    try:
+        up.process.send_signal(signal.SIGINT)
+        assert up.end() == (code, "")
+        if code == 1:
+            until(lambda: _gone([redis]))
+            assert not (tmp_path / "tandem" / "sockets").exists()
+    finally:
+        if redis.is_running():
+            redis.kill()
+
+
 def test_a_second_ctrl_c_kills_at_once(start: Callable[..., Up], until: Until) -> None:
     up = start("--mixed", "1", worker=("--stubborn",))
     up.wait_for("curl")
