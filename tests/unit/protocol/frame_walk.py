@@ -20,8 +20,8 @@ def frame_walk(seed: int, events: int) -> Pair:
 def _event(rng: random.Random, pair: Pair) -> None:
     which, number = rng.randrange(100), rng.choice([1, 2])
     kind = rng.choices(
-        ["begin", "send", "land", "again", "answer", "lose", "flip", "end", "replace", "trouble"],
-        [6, 20, 14, 3, 6, 1, 1, 4, 3, 1],
+        ["begin", "send", "land", "again", "answer", "lose", "flip", "end", "replace", "trouble", "forge", "withdraw"],
+        [6, 20, 14, 3, 6, 1, 1, 4, 3, 1, 1, 1],
     )[0]
     if kind == "begin":
         pair.begin(number, tuple(rng.sample(range(BLOCKS), rng.randint(1, 3))), rng.randint(1, 3))
@@ -35,6 +35,10 @@ def _event(rng: random.Random, pair: Pair) -> None:
         pair.lose(which)
     elif kind == "flip":
         pair.flip(which, rng.randrange(500))
+    elif kind == "forge":
+        pair.forge(which)
+    elif kind == "withdraw":
+        pair.withdraw(which)
     elif kind == "end":
         pair.end(number, rng.choice(["admit", "admit", "cancel", "revoke"]))
     elif kind == "replace":

@@ -8,18 +8,30 @@ lands in the wrong place shows at the latest when a transfer is verified.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
 from tandem.core.kvlayout import KVGroupSpec
+from tandem.kvtransfer.devicepayload import DevicePayload
 from tandem.kvtransfer.events import Failed, SenderEvent, Verified
-from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, Reply, ReplyKind, decode, encode
+from tandem.kvtransfer.frame import (
+    Checksum,
+    Frame,
+    FrameKind,
+    MalformedFrameError,
+    Reply,
+    ReplyKind,
+    checksum,
+    decode,
+    encode,
+)
 from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
 from tandem.kvtransfer.outgoing import Outgoing
-from tandem.kvtransfer.pool import HostPool, TokenRun
+from tandem.kvtransfer.pool import HostPool, PoolAccess, TokenRun
 from tandem.kvtransfer.state import TransferPhase
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
@@ -57,6 +69,30 @@ class Capture:
 
     def release(self) -> None:
         return
+
+
+class Withdrawn(DevicePayload):
+    """A payload in memory that the sender has given to somebody else."""
+
+    is_withdrawn = True
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def suits(self, pool: PoolAccess) -> bool:
+        return True
+
+    def scatter(self, pool: PoolAccess, blocks: Sequence[BlockId], layers: range, heads: range, kind: Checksum) -> int:
+        return pool.write_from(blocks, layers, heads, memoryview(self._content))
+
+    def checksum(self, kind: Checksum) -> int:
+        return checksum(memoryview(self._content))
+
+    def to_host(self) -> memoryview:
+        return memoryview(self._content)
 
 
 @dataclass
@@ -157,6 +193,18 @@ class Pair:
             if payload:
                 at = bit // 8 % len(payload)
                 self.flying[index] = head, payload[:at] + bytes([payload[at] ^ 1 << bit % 8]) + payload[at + 1 :]
+
+    def forge(self, which: int) -> None:
+        """Another worker, which knows all numbers, sends other bytes in a frame's place, with the right sum."""
+        if (forged := self._other_bytes(which)) is not None:
+            peer = Peer(worker=WorkerId("q"), incarnation=self._sender_incarnation, rank=Rank(0), host="here")
+            self.replies.append(self.intake.accept(forged[0], memoryview(forged[1]), self.intake.connect(peer)))
+
+    def withdraw(self, which: int) -> None:
+        """A payload that lies in the sender's memory arrives when that, and the sum with it, are another's already."""
+        if (reused := self._other_bytes(which)) is not None:
+            self.flying.pop(which % len(self.flying))
+            self.replies.append(self.intake.accept(reused[0], Withdrawn(reused[1]), self._link))
 
     def answer(self, which: int) -> None:
         """A reply arrives at the sender, which knows transfers by id and attempt."""
@@ -275,6 +323,16 @@ class Pair:
         push = Push(outgoing, GROUP, pool, outgoing.routes[GROUP][0], source, blocks, range(2))
         for job in (Control(outgoing, FrameKind.OPEN), push, Control(outgoing, FrameKind.FINISH)):
             yield from writer.write(link, job)
+
+    def _other_bytes(self, which: int) -> tuple[Frame, bytes] | None:
+        """The header of a frame of data that flies, made to fit other bytes."""
+        head, payload = self.flying[which % len(self.flying)] if self.flying else (b"", b"")
+        if not payload:
+            return None
+        other = bytes(byte ^ 0xFF for byte in payload)
+        frame, _ = decode(memoryview(head))
+        fields: dict[str, Any] = {name: getattr(frame, name) for name in Frame.__annotations__}
+        return Frame(**fields | {"payload_crc": checksum(memoryview(other))}), other
 
     def _broken(self, outgoing: Outgoing, reason: str) -> None:
         raise AssertionError(reason)

@@ -54,6 +54,14 @@ class Frames(RuleBasedStateMachine):
     def flip(self, which: int, bit: int) -> None:
         self.pair.flip(which, bit)
 
+    @rule(which=WHICH)
+    def forge(self, which: int) -> None:
+        self.pair.forge(which)
+
+    @rule(which=WHICH)
+    def withdraw(self, which: int) -> None:
+        self.pair.withdraw(which)
+
     @rule(number=NUMBERS, how=st.sampled_from(["admit", "admit", "cancel", "cancel", "revoke"]))
     def end(self, number: int, how: str) -> None:
         self.pair.end(number, how)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 
 from tandem.kvtransfer import guards
@@ -12,7 +14,16 @@ from tests.unit.protocol.frames import Pair
 from tests.unit.protocol.walk import Walk
 
 SEEDS = 400
-GUARDS = ("attempt", "receiver's incarnation", "sender's incarnation", "checksum", "coverage", "distinct coverage")
+GUARDS = (
+    "attempt",
+    "receiver's incarnation",
+    "sender's incarnation",
+    "checksum",
+    "coverage",
+    "distinct coverage",
+    "sender",
+    "withdrawal",
+)
 
 
 def _mark_again(coverage: Coverage, frame: Frame) -> int:
@@ -31,6 +42,10 @@ def switch_off(guard: str, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(guards, "is_from", lambda frame, ticket: True)
     elif guard == "checksum":
         patch.setattr(guards, "is_intact", lambda frame, crc: True)
+    elif guard == "sender":
+        patch.setattr(guards, "is_of_sender", lambda worker, ticket: True)
+    elif guard == "withdrawal":
+        patch.setattr(guards, "is_current", lambda payload: True)
     elif guard == "coverage":
         patch.setattr(Coverage, "is_complete", property(lambda coverage: True))
     elif guard == "distinct coverage":
@@ -112,7 +127,7 @@ def spoiled(how: str) -> Pair:
     return pair
 
 
-@pytest.mark.parametrize("guard", GUARDS[3:])
+@pytest.mark.parametrize("guard", GUARDS[3:6])
 def test_a_wire_that_spoils(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = spoiled(guard)
     pair.settle()
@@ -120,3 +135,41 @@ def test_a_wire_that_spoils(guard: str, monkeypatch: pytest.MonkeyPatch) -> None
     switch_off(guard, monkeypatch)
     with pytest.raises(AssertionError, match="wrong bytes were verified"):
         spoiled(guard).settle()
+
+
+def meddled(how: str) -> Pair:
+    """A transfer one of whose frames has other bytes and the right sum: a stranger's, or of memory given away."""
+    pair = Pair()
+    pair.begin(1, (0, 1), 1)
+    for _ in range(6):
+        pair.send(0)
+    pair.check()
+    pair.land(0)  # OPEN
+    if how == "sender":
+        pair.forge(2)
+    else:
+        pair.withdraw(2)
+    return pair
+
+
+@pytest.mark.parametrize("guard", GUARDS[6:])
+def test_other_bytes_with_the_right_sum(guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = meddled(guard)
+    pair.settle()
+    assert pair.verified == (1 if guard == "sender" else 0), "a stranger changes nothing, a withdrawal ends the attempt"
+    switch_off(guard, monkeypatch)
+    broken = meddled(guard)
+    with pytest.raises(AssertionError, match="wrong bytes were verified"):
+        broken.settle()
+
+
+def test_every_guard_is_among_them() -> None:
+    """A guard that is added gets its place above."""
+    named = {name for name, _ in inspect.getmembers(guards, inspect.isfunction) if name.startswith("is_")}
+    switched = set()
+    for guard in GUARDS:
+        with pytest.MonkeyPatch.context() as patch:
+            before = {name: getattr(guards, name) for name in named}
+            switch_off(guard, patch)
+            switched |= {name for name in named if getattr(guards, name) is not before[name]}
+    assert switched == named
