@@ -13,7 +13,8 @@ from tandem.core.errors import PairRefusedError
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 
 PROTOCOL = (2, 0)
-"""Major and minor version of what workers say to each other, frames included."""
+"""Major and minor version of what workers say to each other, frames included. A message or a field that others need not
+understand raises the minor one, and goes only to peers whose agreed version has it; all there is now is of 2.0."""
 CODECS = ("int8", "fp8")
 """Wire codecs that this version can encode and decode; both keep one scale a (block, layer, plane, head)."""
 CONVERTIBLE = frozenset({"float32", "bfloat16", "float16"})

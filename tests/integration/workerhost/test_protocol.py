@@ -119,3 +119,12 @@ def test_the_dialling_side_refuses_too() -> None:
 def test_the_dialling_side_talks_to_a_later_minor_version() -> None:
     heard = asyncio.run(dialled(MAJOR, 7))
     assert heard.peer.message.ticket.request == "r"
+
+
+def test_every_kind_of_message_is_of_the_first_minor_version() -> None:
+    """So none depends on the agreed one. A kind that is added raises the minor version, is sent to peers that have it
+    alone, and is not listed here."""
+    known = "hello ticket_request ticket ticket_refused complete verified failed ping fetch_request fetch_offer revoked"
+    kinds = {field.name for field in w.PeerMessage.DESCRIPTOR.oneofs_by_name["kind"].fields}
+    assert kinds == {*known.split(), "queued", "holding"}
+    assert PROTOCOL == (2, 0)
