@@ -7,6 +7,7 @@ import statistics
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 
 from bench.report import Row
 from tandem.kernels import kv_wire
@@ -27,9 +28,9 @@ def run(seconds: float) -> list[Row]:
         for codec in kv_wire.CODECS:
             wire = memoryview(bytearray(kv_wire.encoded_bytes(ROWS, ROW_SIZE)))
             ways: dict[str, Callable[[], object]] = {
-                "memcpy": lambda target=copied, source=source: target.__setitem__(slice(None), source),  # type: ignore[misc]
-                "encode": lambda c=codec, s=source, d=dtype, w=wire: kv_wire.encode(c, s, d, w, row_size=ROW_SIZE),  # type: ignore[misc]
-                "decode": lambda c=codec, t=copied, d=dtype, w=wire: kv_wire.decode(c, w, t, d, row_size=ROW_SIZE),  # type: ignore[misc]
+                "memcpy": partial(copied.__setitem__, slice(None), source),
+                "encode": partial(kv_wire.encode, codec, source, dtype, wire, row_size=ROW_SIZE),
+                "decode": partial(kv_wire.decode, codec, wire, copied, dtype, row_size=ROW_SIZE),
             }
             speeds = _speeds(ways, source.nbytes, seconds)
             case = f"{codec} of {dtype}"

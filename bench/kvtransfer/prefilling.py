@@ -63,7 +63,7 @@ class PrefillEnd:
         ticket = self._ticket(number)
         plan = PushPlan(self._spec, self._tokens, 0)
         plan.open(0)
-        late_bytes = computed_s = 0
+        late_bytes, computed_s = 0, 0.0
         if is_pushed:
             self._sender.open(ticket)
         started_s = time.monotonic()
@@ -72,7 +72,7 @@ class PrefillEnd:
 
             def on_layers(first: int, last: int, end: int = end) -> None:
                 nonlocal late_bytes, computed_s
-                computed_s = time.monotonic()  # type: ignore[assignment]
+                computed_s = time.monotonic()
                 plan.computed(first, last, end)
                 late_bytes = self._push(ticket, plan) if is_pushed else 0
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from bench.kvtransfer import pools
 from bench.kvtransfer.children import Child
@@ -109,8 +110,8 @@ class Pair:
 
 
 @contextmanager
-def pair(transport: str, **options: object) -> Iterator[Pair]:
-    made = Pair(transport, **options)  # type: ignore[arg-type]
+def pair(transport: str, **options: Any) -> Iterator[Pair]:
+    made = Pair(transport, **options)
     try:
         yield made
     finally:
