@@ -1,4 +1,4 @@
-"""One socket of a link on the sender's side, with the thread that sends over it."""
+"""One socket of a link on the sender's side, and the thread that sends over it where there is one."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _Parts = Sequence[bytes | memoryview]
 class Lane:
     """Sends in the order of `send`. `on_broken` is called, from either thread, when the socket takes nothing more."""
 
-    def __init__(self, connection: socket.socket, on_broken: Callable[[], None]) -> None:
+    def __init__(self, connection: socket.socket, on_broken: Callable[[], None], *, is_threaded: bool = True) -> None:
+        """`is_threaded`: long sends leave from a thread of its own; without one `send` returns when all was taken."""
         self.connection = connection
         self._on_broken = on_broken
         self._jobs: queue.SimpleQueue[tuple[_Parts, Callable[[], None]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the two below
         self._waiting = 0
         self._is_closed = False
-        self._thread = threading.Thread(target=self._run, name="kv-tcp-send", daemon=True)
-        self._thread.start()
+        self._thread = threading.Thread(target=self._run, name="kv-tcp-send", daemon=True) if is_threaded else None
+        if self._thread is not None:
+            self._thread.start()
 
     def send(self, parts: _Parts, on_sent: Callable[[], None] = lambda: None) -> None:
         """Queue bytes; `on_sent` is called once they may be changed again. Raises LinkClosedError. One thread calls."""
@@ -35,7 +37,7 @@ class Lane:
         with self._lock:
             if self._is_closed:
                 raise LinkClosedError("the link was closed")
-            is_direct = is_short and not self._waiting
+            is_direct = self._thread is None or (is_short and not self._waiting)
             self._waiting += not is_direct
         if is_direct:
             self._send(parts)
@@ -52,7 +54,8 @@ class Lane:
 
     def release(self) -> None:
         """After `close`: wait for the thread, which a closed socket does not keep, and give the descriptor back."""
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self.connection.close()
 
     def _run(self) -> None:

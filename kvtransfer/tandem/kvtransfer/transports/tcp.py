@@ -9,7 +9,8 @@ instead of letting the receiver wait for bytes that nobody sends.
 
     link thread: gather into a free buffer ──▶ queue of a socket ──▶ its thread: send, buffer is free again
 
-so that the next gather runs while the kernel copies the last one out.
+so that the next gather runs while the kernel copies the last one out. Where no core is free for that (fewer than
+CORES_A_SOCKET), the link thread sends itself, out of one buffer that stays in the cache.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ PRELUDE = struct.Struct("<4sII")
 LINK_ID_BYTES = 16
 JOIN = struct.Struct(f"<{LINK_ID_BYTES}sBB")
 """What a socket adds to its introduction: its link's random id, its number in the link, and how many it has."""
-LOST_AFTER_S = 3
+LOST_AFTER_S = 2
+"""An idle link is probed after a second without a packet; one second later it is lost. What was sent and is not
+acknowledged, or finds no room at the receiver, for so long ends the link too. Both are kept below the 2.5 s of the
+control channel, and must stay whole seconds: the system checks an idle link once a second."""
 _COMPLEMENT = 0xFFFFFFFF
 _MESSAGE = struct.Struct("<H")
 _REPLY = struct.Struct("<HH")
@@ -68,12 +72,13 @@ class TcpLink:
     transport = "tcp"
     max_payload_bytes = MAX_PAYLOAD_BYTES
 
-    def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self._lanes = tuple(Lane(connection, self._break) for connection in sockets)
+    def __init__(self, sockets: Sequence[socket.socket], *, sends_itself: bool = False) -> None:
+        """`sends_itself`: whoever commits also sends; no thread does it beside the next gather."""
+        self._lanes = tuple(Lane(connection, self._break, is_threaded=not sends_itself) for connection in sockets)
         self._next = 0
         self._window = SenderWindow()
         self._free: queue.SimpleQueue[bytearray | None] = queue.SimpleQueue()
-        for _ in range(BUFFERS_A_SOCKET * len(sockets)):
+        for _ in range(1 if sends_itself else BUFFERS_A_SOCKET * len(sockets)):
             self._free.put(bytearray(MAX_PAYLOAD_BYTES))
         self._reserved: bytearray | None = None
 
@@ -85,7 +90,8 @@ class TcpLink:
         """
         deadline_s = time.monotonic() + DIAL_TIMEOUT_S
         link_id = secrets.token_bytes(LINK_ID_BYTES)
-        sockets = sockets or sockets_for(os.cpu_count() or 1)
+        cores = os.cpu_count() or 1
+        sockets = sockets or sockets_for(cores)
         connected: list[socket.socket] = []
         try:
             for number in range(sockets):
@@ -101,7 +107,7 @@ class TcpLink:
             for connection in connected:
                 connection.close()
             raise error if isinstance(error, LinkClosedError) else LinkClosedError(str(error)) from error
-        return cls(connected)
+        return cls(connected, sends_itself=len(connected) == 1 and cores < CORES_A_SOCKET)
 
     @property
     def stalls(self) -> int:

@@ -185,6 +185,8 @@ class _Inbound:
         if frame.kind is FrameKind.FINISH and not self._is_last_finish(frame):
             return
         reply = self._intake.accept(frame, payload, self._link)
+        if frame.kind is FrameKind.OPEN and reply.kind is ReplyKind.ACK:
+            return  # nobody waits for it, and it would wake the sender in the middle of its first gather
         with self._lock:
             due = self._credit.settle(frame, reply)
             if due is not None:
