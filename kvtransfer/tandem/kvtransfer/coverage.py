@@ -1,8 +1,13 @@
-"""Which cells (group, block, layer, head) of a ticket have arrived on this rank. Not thread-safe; moves no bytes."""
+"""Which cells (group, block, layer, head) of a ticket have arrived on this rank. Not thread-safe; moves no bytes.
+
+Most frames bring a piece of the ticket's blocks, in its order, of which each has as much as the others: such a run is
+judged as a whole, anything else block by block, with the same result.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer.frame import Frame, MalformedFrameError
@@ -10,29 +15,72 @@ from tandem.kvtransfer.pool import PoolAccess, is_within
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wirecodec import PayloadForm, codec_named
 
-_MOST_MASKS = 256
+_MOST_PARTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Layers and heads that frames name: one bit a (layer, head), layers outermost, and their bytes in each block."""
+
+    mask: int
+    block_bytes: int
+
+
+class _Group:
+    """The blocks that a ticket names of one group, and a mask of what has come for each, in the ticket's order."""
+
+    def __init__(self, pool: PoolAccess, form: PayloadForm, blocks: tuple[BlockId, ...]) -> None:
+        self.form, self.blocks = form, blocks
+        self.places = dict(zip(blocks, range(len(blocks)), strict=True))
+        self.arrived = [0] * len(blocks)
+        self._layers, self._heads = len(pool.spec.layers), pool.spec.heads_local(pool.tp)
+        self.full = (1 << self._layers * self._heads) - 1
+        self._parts: dict[tuple[range, range], _Part] = {}
+        self._asked: tuple[tuple[BlockId, ...], slice | None] = (), None
+
+    def part(self, layers: range, heads: range) -> _Part | None:
+        """None where they lie outside the group. Most frames of a transfer have the same."""
+        known = self._parts.get((layers, heads))
+        if known is not None or not is_within(layers, self._layers) or not is_within(heads, self._heads):
+            return known
+        row, mask = ((1 << len(heads)) - 1) << heads.start, 0
+        for layer in layers:
+            mask |= row << layer * self._heads
+        made = _Part(mask, self.form.payload_bytes(1, layers, heads))
+        if len(self._parts) < _MOST_PARTS:
+            self._parts[layers, heads] = made
+        return made
+
+    def run(self, blocks: tuple[BlockId, ...]) -> slice | None:
+        """Where they lie in the ticket's order, if one after another. Asked several times for each frame."""
+        if blocks is not self._asked[0]:
+            first = self.places.get(blocks[0]) if blocks else None
+            where = slice(0) if first is None else slice(first, first + len(blocks))
+            self._asked = blocks, where if blocks and self.blocks[where] == blocks else None
+        return self._asked[1]
+
+    def held(self, run: slice) -> int | None:
+        """What has come for the blocks of a run, if it is the same for each."""
+        held = self.arrived[run]
+        return held[0] if held.count(held[0]) == len(held) else None
 
 
 class Coverage:
     """Counts every cell of the ticket once. Raises ValueError for unknown groups, codecs, and a block named twice."""
 
     def __init__(self, ticket: Ticket, pools: Mapping[GroupId, PoolAccess]) -> None:
-        self._forms: dict[GroupId, tuple[PayloadForm, int]] = {}
         codec = codec_named(ticket.codec)
-        self._arrived: dict[GroupId, dict[BlockId, int]] = {}
-        self._masks: dict[tuple[GroupId, range, range], int] = {}
+        self._groups: dict[GroupId, _Group] = {}
         self.missing_cells = 0
-        for blocks in ticket.groups:
-            if blocks.group not in pools or blocks.group in self._arrived:
-                raise ValueError(f"the ticket names group {blocks.group}, which is unknown here or named twice")
-            pool = pools[blocks.group]
-            arrived = dict.fromkeys(blocks.blocks, 0)
-            if len(arrived) != len(blocks.blocks):
-                raise ValueError(f"the ticket names a block of group {blocks.group} twice")
-            heads = pool.spec.heads_local(pool.tp)
-            self._forms[blocks.group] = PayloadForm(pool.spec, codec), heads
-            self._arrived[blocks.group] = arrived
-            self.missing_cells += len(arrived) * len(pool.spec.layers) * heads
+        for named in ticket.groups:
+            if named.group not in pools or named.group in self._groups:
+                raise ValueError(f"the ticket names group {named.group}, which is unknown here or named twice")
+            pool = pools[named.group]
+            group = _Group(pool, PayloadForm(pool.spec, codec), tuple(named.blocks))
+            if len(group.places) != len(group.blocks):
+                raise ValueError(f"the ticket names a block of group {named.group} twice")
+            self._groups[named.group] = group
+            self.missing_cells += len(group.blocks) * group.full.bit_count()
 
     @property
     def is_complete(self) -> bool:
@@ -40,53 +88,58 @@ class Coverage:
 
     def check(self, frame: Frame, payload_size: int) -> None:
         """Raise MalformedFrameError unless the frame lies inside the ticket and its payload has the right size."""
-        if frame.group not in self._forms:
+        group = self._groups.get(frame.group)
+        if group is None:
             raise MalformedFrameError(f"group {frame.group} is not in the ticket")
-        form, heads = self._forms[frame.group]
-        if frame.codec != form.codec:
-            raise MalformedFrameError(f"codec {frame.codec.name} where the ticket says {form.codec.name}")
-        if not is_within(frame.layers, len(form.spec.layers)) or not is_within(frame.heads, heads):
+        if frame.codec != group.form.codec:
+            raise MalformedFrameError(f"codec {frame.codec.name} where the ticket says {group.form.codec.name}")
+        part = group.part(frame.layers, frame.heads)
+        if part is None:
             raise MalformedFrameError(f"layers {frame.layers} or heads {frame.heads} lie outside group {frame.group}")
-        if not self._arrived[frame.group].keys() >= set(frame.blocks):
+        if group.run(frame.blocks) is None and not group.places.keys() >= set(frame.blocks):
             raise MalformedFrameError(f"a block of group {frame.group} that is not in the ticket")
-        expected = form.payload_bytes(len(frame.blocks), frame.layers, frame.heads)
+        expected = part.block_bytes * len(frame.blocks)
         if not payload_size == frame.payload_bytes == expected:
             raise MalformedFrameError(f"{payload_size} payload bytes where {expected} belong")
 
     def form(self, group: GroupId) -> PayloadForm:
         """How the payloads of one of the ticket's groups are written."""
-        return self._forms[group][0]
+        return self._groups[group].form
 
     def has_new(self, frame: Frame) -> bool:
         """Whether the frame (checked before) brings any cell that has not arrived."""
-        arrived, mask = self._arrived[frame.group], self._mask(frame)
-        return any(mask & ~arrived[block] for block in frame.blocks)
+        group, mask = self._of(frame)
+        run = group.run(frame.blocks)
+        if run is not None and (held := group.held(run)) is not None:
+            return bool(mask & ~held)
+        return any(mask & ~group.arrived[group.places[block]] for block in frame.blocks)
 
     def mark(self, frame: Frame) -> int:
         """Note the frame's cells as arrived; the number of blocks that became complete by it."""
-        form, heads = self._forms[frame.group]
-        arrived, mask, full = self._arrived[frame.group], self._mask(frame), (1 << len(form.spec.layers) * heads) - 1
-        completed = came = 0
-        for block in frame.blocks:
-            before = arrived[block]
-            after = before | mask
-            came += (after ^ before).bit_count()
-            arrived[block] = after
-            completed += after == full != before
-        self.missing_cells -= came
+        group, mask = self._of(frame)
+        blocks, run = frame.blocks, group.run(frame.blocks)
+        if run is not None and (held := group.held(run)) is not None:
+            group.arrived[run] = [held | mask] * len(blocks)
+            came, is_complete = _change(held, mask, group.full)
+            self.missing_cells -= came * len(blocks)
+            return len(blocks) if is_complete else 0
+        completed = 0
+        for place in [group.places[block] for block in blocks]:
+            came, is_complete = _change(group.arrived[place], mask, group.full)
+            group.arrived[place] |= mask
+            self.missing_cells -= came
+            completed += is_complete
         return completed
 
-    def _mask(self, frame: Frame) -> int:
-        """One bit a (layer, head), layers outermost. Most frames of a transfer have the same."""
-        key = frame.group, frame.layers, frame.heads
-        known = self._masks.get(key)
-        if known is not None:
-            return known
-        heads = self._forms[frame.group][1]
-        row = ((1 << len(frame.heads)) - 1) << frame.heads.start
-        mask = 0
-        for layer in frame.layers:
-            mask |= row << layer * heads
-        if len(self._masks) < _MOST_MASKS:
-            self._masks[key] = mask
-        return mask
+    def _of(self, frame: Frame) -> tuple[_Group, int]:
+        """A checked frame's group, and its cells of each block."""
+        group = self._groups[frame.group]
+        part = group.part(frame.layers, frame.heads)
+        assert part is not None
+        return group, part.mask
+
+
+def _change(before: int, mask: int, full: int) -> tuple[int, bool]:
+    """Cells that `mask` adds to a block, and whether it becomes complete by them."""
+    after = before | mask
+    return (after ^ before).bit_count(), after == full != before

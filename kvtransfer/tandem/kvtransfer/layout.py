@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from tandem.core.ids import BlockId, Rank
 from tandem.core.kvlayout import KVGroupSpec
@@ -27,8 +29,7 @@ class HeadRoute:
     dest: range
 
 
-@dataclass(frozen=True, slots=True)
-class FrameSlice:
+class FrameSlice(NamedTuple):
     """What one frame carries of a push: `source`, cut into the receiver's blocks, goes to `dest_blocks`."""
 
     source: TokenRun
@@ -48,6 +49,7 @@ def held_heads(spec: KVGroupSpec, tp: int, rank: int) -> range:
     return range(first, first + local)
 
 
+@lru_cache(maxsize=256)
 def head_routes(spec: KVGroupSpec, source_tp: int, source_rank: int, dest_tp: int) -> tuple[HeadRoute, ...]:
     """Where `source_rank`'s heads go. Over all source ranks, every head reaches every destination rank once.
 
@@ -67,9 +69,7 @@ def head_routes(spec: KVGroupSpec, source_tp: int, source_rank: int, dest_tp: in
 
 def feeders(specs: Iterable[KVGroupSpec], source_tp: int, dest_tp: int, dest_rank: int) -> frozenset[int]:
     """Source ranks that send anything to `dest_rank`, over all groups."""
-    return frozenset(
-        _supplier(spec, head, source_tp, dest_rank) for spec in specs for head in held_heads(spec, dest_tp, dest_rank)
-    )
+    return frozenset[int]().union(*(_feeders_of(spec, source_tp, dest_tp, dest_rank) for spec in specs))
 
 
 def slices(
@@ -97,15 +97,22 @@ def slices(
         fits = max_payload_bytes // (layer_bytes * len(layers)) if per_frame == len(layers) else 1
         steps = (min(max(1, fits), MAX_FRAME_BLOCKS), per_frame, heads)
     block_step, layer_step, head_step = steps
+    parts = [
+        (some, route.source[h : h + head_step], route.dest[h : h + head_step])
+        for some in (layers[at : at + layer_step] for at in range(0, len(layers), layer_step))
+        for h in range(0, len(route.source), head_step)
+    ]
     for b in range(0, len(dest_blocks), block_step):
         dests = tuple(dest_blocks[b : b + block_step])
         part = source.cut(b * tokens, len(dests) * tokens)
-        for first in range(layers.start, layers.stop, layer_step):
-            some = range(first, min(first + layer_step, layers.stop))
-            for h in range(0, len(route.source), head_step):
-                source_heads, dest_heads = route.source[h : h + head_step], route.dest[h : h + head_step]
-                size = len(dests) * len(some) * len(source_heads) * row
-                yield FrameSlice(part, dests, some, source_heads, dest_heads, size)
+        for some, source_heads, dest_heads in parts:
+            size = len(dests) * len(some) * len(source_heads) * row
+            yield FrameSlice(part, dests, some, source_heads, dest_heads, size)
+
+
+@lru_cache(maxsize=256)
+def _feeders_of(spec: KVGroupSpec, source_tp: int, dest_tp: int, dest_rank: int) -> frozenset[int]:
+    return frozenset(_supplier(spec, head, source_tp, dest_rank) for head in held_heads(spec, dest_tp, dest_rank))
 
 
 def _supplier(spec: KVGroupSpec, head: int, source_tp: int, dest_rank: int) -> int:

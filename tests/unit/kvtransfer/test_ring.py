@@ -73,6 +73,72 @@ def test_a_full_ring_waits_for_the_receiver_and_never_overwrites() -> None:
     receiver.close()
 
 
+def _filled() -> tuple[SenderRing, ReceiverRing]:
+    """A pair whose ring is full of two payloads."""
+    sender, receiver = make_pair()
+    for _ in range(2):
+        sender.reserve(SIZE // 2).release()
+        sender.commit(SIZE // 2)
+    return sender, receiver
+
+
+def test_a_sender_short_of_room_sees_what_was_freed_without_a_reply() -> None:
+    """Also where the ring begins anew, and a payload skips what is left at its end."""
+    sender, receiver = make_pair()
+    size, end = SIZE // 2 - 8, 0
+    for value in range(1, 20):
+        with sender.reserve(size) as room:
+            room[:] = bytes([value]) * size
+        position = sender.commit(size)
+        assert position >= end
+        with receiver.view(position, size) as got:
+            assert bytes(got) == bytes([value]) * size
+        end = position + size
+        receiver.note_freed(end)
+    assert sender.stalls == 0
+    sender.close()
+    receiver.close()
+
+
+@pytest.mark.parametrize("word", [SIZE + 1, 2**63, 2**64 - 1])
+def test_more_than_was_filled_cannot_be_freed(word: int) -> None:
+    """Whatever the receiver writes: a sender's account never runs ahead of its own head."""
+    sender, receiver = _filled()
+    receiver.note_freed(word)
+    with sender.reserve(SIZE // 2) as room:
+        room[:] = bytes(SIZE // 2)
+    assert sender.commit(SIZE // 2) == SIZE
+    sender.reserve(SIZE // 2).release()
+    sender.commit(SIZE // 2)
+    receiver.note_freed(0)
+    sender.free(SIZE + SIZE // 2)
+    sender.reserve(SIZE // 2).release()
+    assert sender.commit(SIZE // 2) == 2 * SIZE
+    assert sender.stalls == 0
+    sender.close()
+    receiver.close()
+
+
+def test_a_word_that_goes_back_takes_no_room_away() -> None:
+    sender, receiver = _filled()
+    sender.free(SIZE // 2)
+    receiver.note_freed(0)
+    sender.reserve(SIZE // 2).release()
+    assert (sender.commit(SIZE // 2), sender.stalls) == (SIZE, 0)
+    sender.close()
+    receiver.close()
+
+
+def test_a_closed_ring_has_no_room_whatever_was_freed() -> None:
+    sender, receiver = _filled()
+    receiver.note_freed(SIZE)
+    sender.wake()
+    with pytest.raises(LinkClosedError, match="closed"):
+        sender.reserve(1)
+    sender.close()
+    receiver.close()
+
+
 def test_an_uncommitted_reservation_is_taken_back() -> None:
     sender, receiver = make_pair()
     sender.reserve(100).release()
@@ -147,10 +213,14 @@ def test_whoever_waits_for_room_is_told_of_it(ring_bytes: int, sizes: list[int],
             sender.free(reply.consumed)
 
 
-def test_only_acknowledgements_of_data_wait() -> None:
+def test_only_acknowledgements_of_data_and_of_an_opening_wait() -> None:
     credit = RingCredit(16 << 20)
     data, probe, finish = (_frame(kind, 1 << 20) for kind in (FrameKind.DATA, FrameKind.PROBE, FrameKind.FINISH))
+    opening = _frame(FrameKind.OPEN, 0)
     ack, fail = Reply(kind=ReplyKind.ACK), Reply(kind=ReplyKind.FAIL)
-    assert credit.settle(data, 0, ack) is None
+    assert credit.settle(data, 0, ack) is credit.settle(opening, 0, ack) is None
+    refused = credit.settle(opening, 0, fail)
+    assert refused is not None
+    assert refused.consumed == 1 << 20
     told = [credit.settle(frame, 1 << 20, reply) for frame, reply in ((data, fail), (probe, ack), (finish, ack))]
     assert [reply and reply.consumed for reply in told] == [2 << 20] * 3

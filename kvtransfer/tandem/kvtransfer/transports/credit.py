@@ -91,7 +91,7 @@ class RingCredit:
         """The reply to send for a frame whose payload lay at `position`; None if it can wait."""
         if frame.payload_bytes:
             self._freed = position + frame.payload_bytes
-        is_mere_ack = reply.kind is ReplyKind.ACK and frame.kind is FrameKind.DATA
+        is_mere_ack = reply.kind is ReplyKind.ACK and frame.kind in (FrameKind.DATA, FrameKind.OPEN)
         if is_mere_ack and self._freed - self._told < self._untold_bytes:
             return None
         self._told = self._freed

@@ -31,13 +31,9 @@ from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer.devicepayload import DeviceLink, DeviceRoom
 from tandem.kvtransfer.frame import (
-    MAX_REPLY_BYTES,
     Checksum,
     Frame,
-    MalformedFrameError,
     Reply,
-    ReplyKind,
-    decode_reply,
     encode,
 )
 from tandem.kvtransfer.pool import DeviceAccess, PoolAccess, TokenRun
@@ -47,7 +43,7 @@ from tandem.kvtransfer.transports.devicememory import DeviceMemory, HostMemory, 
 from tandem.kvtransfer.transports.handshake import Introduction
 from tandem.kvtransfer.transports.ringaccount import SendWindow
 from tandem.kvtransfer.transports.slotwords import MAX_FRAMES, SlotWords
-from tandem.kvtransfer.transports.unixsocket import socket_name
+from tandem.kvtransfer.transports.unixsocket import replies_of, socket_name
 
 ALIGNMENT = 256
 MAX_IPC_PAYLOAD_BYTES = 16 << 20
@@ -172,14 +168,7 @@ class IpcLink(DeviceLink):
         self._send(frame, len(room))
 
     def replies(self) -> Iterator[Reply]:
-        while True:
-            try:
-                data = self._socket.recv(MAX_REPLY_BYTES + 1)
-                reply = decode_reply(data) if data else Reply(kind=ReplyKind.CLOSING, reason="the receiver hung up")
-            except (OSError, MalformedFrameError) as error:
-                raise LinkClosedError(str(error)) from error
-            if reply.kind is ReplyKind.CLOSING:
-                raise LinkClosedError(reply.reason)
+        for reply in replies_of(self._socket):
             with self._lock:
                 while self._under_way and self._under_way[0][0] <= reply.consumed:
                     self._ring.words.clear(self._under_way.popleft()[0])

@@ -1,8 +1,11 @@
 """A ring of shared memory: the receiver creates and owns it, the sender fills it, positions count bytes for ever.
 
 position % size:  0        freed            head        size
-                  │ free   │ under way      │ free      │      a payload never wraps: what does not fit before
-                                                               the end starts at 0 and the rest is skipped
+                  │ free   │ under way      │ free      │ word │   a payload never wraps: what does not fit before
+                                                                   the end starts at 0 and the rest is skipped
+
+The word, in a page of its own behind the ring, is `freed` as the receiver knows it: a sender that is short of room
+looks there before it waits for a reply. It can wake nobody, and nothing depends on it: replies tell the same later.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MAX_RING_PAYLOAD_BYTES = 2 << 20
 """More than elsewhere: it lies in the ring, so that no memory is taken for it, and fewer frames cost less."""
 RING_BYTES = 8 << 20
+_WORD_BYTES = mmap.PAGESIZE
 
 
 def largest_payload(ring_bytes: int) -> int:
@@ -35,13 +39,14 @@ class ReceiverRing:
     def __init__(self, size: int) -> None:
         self.descriptor = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(self.descriptor, size)
+            os.ftruncate(self.descriptor, size + _WORD_BYTES)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)  # a peer that shrank it could kill us by SIGBUS
-            self._map = _map(self.descriptor, size)
+            self._map = _map(self.descriptor, size + _WORD_BYTES)
         except OSError:
             os.close(self.descriptor)
             raise
-        self._view, self._size = memoryview(self._map), size
+        self._view, self._word, self._size = *_parts(self._map, size), size
+        self._order = threading.Lock()
 
     def close_descriptor(self) -> None:
         """After it was passed on."""
@@ -54,8 +59,17 @@ class ReceiverRing:
             raise MalformedFrameError(f"a payload of {size} bytes at {start} of a ring of {self._size}")
         return self._view[start : start + size]
 
+    def note_freed(self, position: int) -> None:
+        """Everything before `position` was read: the sender may see it from now on.
+
+        The store is one of 8 aligned bytes. x86 keeps it behind the reads before it; elsewhere the lock does, which is
+        taken after other locks were given back.
+        """
+        with self._order:
+            self._word[0] = position
+
     def close(self) -> None:
-        _unmap(self._view, self._map)
+        _unmap(self._map, self._word, self._view)
 
 
 class SenderRing:
@@ -64,13 +78,13 @@ class SenderRing:
     def __init__(self, descriptor: int) -> None:
         """Takes the descriptor over. Raises LinkClosedError if it is no ring of a sensible size."""
         try:
-            size = os.fstat(descriptor).st_size
+            size = os.fstat(descriptor).st_size - _WORD_BYTES
             if size < mmap.PAGESIZE or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
                 raise LinkClosedError(f"the receiver passed a ring of {size} bytes, or an unsealed one")
-            self._map = _map(descriptor, size)
+            self._map = _map(descriptor, size + _WORD_BYTES)
         finally:
             os.close(descriptor)
-        self._view, self.size = memoryview(self._map), size
+        self._view, self._word, self.size = *_parts(self._map, size), size
         self._head = self._reserved = self._freed = 0
         self._changed = threading.Condition()
         self._is_closed = False
@@ -80,10 +94,13 @@ class SenderRing:
         """Room for `size` bytes, at most half the ring; waits until it is free. Raises LinkClosedError."""
         start = self._head % self.size
         position = self._head if start + size <= self.size else self._head + self.size - start
+        end = position + size
         with self._changed:
-            if not self._is_closed and position + size - self._freed > self.size:
+            if end - self._freed > self.size:
+                self._note(self._word[0])
+            if not self._is_closed and end - self._freed > self.size:
                 self.stalls += 1
-                self._changed.wait_for(lambda: self._is_closed or position + size - self._freed <= self.size)
+                self._changed.wait_for(lambda: self._is_closed or end - self._freed <= self.size)
             if self._is_closed:
                 raise LinkClosedError("the link was closed")
         self._reserved = position
@@ -98,7 +115,7 @@ class SenderRing:
     def free(self, position: int) -> None:
         """The receiver is done with everything before `position`."""
         with self._changed:
-            self._freed = max(self._freed, min(position, self._head))
+            self._note(position)
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -109,14 +126,25 @@ class SenderRing:
 
     def close(self) -> None:
         """Unmap; called when no thread uses the ring any more."""
-        _unmap(self._view, self._map)
+        _unmap(self._map, self._word, self._view)
+
+    def _note(self, position: int) -> None:
+        """What the receiver says is free, whatever it says: never less than before, never what was not filled yet."""
+        self._freed = max(self._freed, min(position, self._head))
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:
     return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
 
 
-def _unmap(view: memoryview, mapping: mmap.mmap) -> None:
+def _parts(mapping: mmap.mmap, size: int) -> tuple[memoryview, memoryview]:
+    """The ring of `size` bytes, and the word behind it."""
+    whole = memoryview(mapping)
+    return whole[:size], whole[size : size + 8].cast("Q")
+
+
+def _unmap(mapping: mmap.mmap, *views: memoryview) -> None:
     with contextlib.suppress(BufferError):  # a slice is still held somewhere: the last one to go unmaps
-        view.release()
+        for view in views:
+            view.release()
         mapping.close()

@@ -6,7 +6,8 @@ sender                                        receiver
   │ ◀────────── answer, ring's descriptor ────  │
   │ ═══ payload into the ring ════════════════  │
   │ ─────────── ring position, header ────────▶ │   the message is the wake-up: nobody polls
-  │ ◀────────── reply, position freed ────────  │
+  │ ◀── position freed, a word behind the ring   │   read by a sender that is short of room, before it waits
+  │ ◀────────── reply, position freed ────────  │   bundled; wakes a sender that waits
 """
 
 from __future__ import annotations
@@ -17,23 +18,15 @@ import struct
 from collections.abc import Iterator
 
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
-from tandem.kvtransfer.frame import (
-    MAX_REPLY_BYTES,
-    Frame,
-    MalformedFrameError,
-    Reply,
-    ReplyKind,
-    decode_reply,
-    encode,
-)
+from tandem.kvtransfer.frame import Frame, Reply, encode
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
 from tandem.kvtransfer.transports.ring import SenderRing, largest_payload
-from tandem.kvtransfer.transports.unixsocket import socket_name
+from tandem.kvtransfer.transports.unixsocket import replies_of, socket_name
 
 POSITION = struct.Struct("<Q")
-PURPOSE = b"shm"
+PURPOSE = b"shm/2"
 
 
 class ShmLink:
@@ -74,14 +67,7 @@ class ShmLink:
             raise LinkClosedError(str(error)) from error
 
     def replies(self) -> Iterator[Reply]:
-        while True:
-            try:
-                data = self._socket.recv(MAX_REPLY_BYTES + 1)
-                reply = decode_reply(data) if data else Reply(kind=ReplyKind.CLOSING, reason="the receiver hung up")
-            except (OSError, MalformedFrameError) as error:
-                raise LinkClosedError(str(error)) from error
-            if reply.kind is ReplyKind.CLOSING:
-                raise LinkClosedError(reply.reason)
+        for reply in replies_of(self._socket):
             self._ring.free(reply.consumed)
             yield reply
 

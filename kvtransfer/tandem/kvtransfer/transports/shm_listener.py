@@ -101,4 +101,6 @@ class ShmListener:
             raise MalformedFrameError(f"position {position} of a ring")
         with ring.view(position, frame.payload_bytes) as payload:
             reply = self._intake.accept(frame, payload, link)
+        if frame.payload_bytes:
+            ring.note_freed(position + frame.payload_bytes)
         return credit.settle(frame, position, reply)

@@ -1,10 +1,14 @@
-"""A listening unix socket that this user alone can reach, and its name in an endpoint."""
+"""A listening unix socket that this user alone can reach, its name in an endpoint, and the replies over one."""
 
 from __future__ import annotations
 
 import secrets
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+
+from tandem.kvtransfer.frame import MAX_REPLY_BYTES, MalformedFrameError, Reply, ReplyKind, decode_reply
+from tandem.kvtransfer.transports.base import LinkClosedError
 
 _MAX_PATH_BYTES = 100
 
@@ -32,3 +36,16 @@ class UnixSocket:
 def socket_name(address: str) -> str:
     """The kernel's name of an endpoint address: `@name` is abstract, anything else a path."""
     return f"\0{address[1:]}" if address.startswith("@") else address
+
+
+def replies_of(connection: socket.socket) -> Iterator[Reply]:
+    """The receiver's replies, a message each; raises LinkClosedError when the connection ends, with the reason."""
+    while True:
+        try:
+            data = connection.recv(MAX_REPLY_BYTES + 1)
+            reply = decode_reply(data) if data else Reply(kind=ReplyKind.CLOSING, reason="the receiver hung up")
+        except (OSError, MalformedFrameError) as error:
+            raise LinkClosedError(str(error)) from error
+        if reply.kind is ReplyKind.CLOSING:
+            raise LinkClosedError(reply.reason)
+        yield reply
