@@ -171,11 +171,16 @@ async def pair(
                 await worker.close()
     finally:
         for worker in workers:
-            if worker.process.returncode is None:
-                worker.process.terminate()
-            await asyncio.wait_for(worker.process.wait(), 20)
-            worker.process._transport.close()  # type: ignore[attr-defined]
+            await stop(worker)
         redis.stop()
+
+
+async def stop(worker: RunningWorker) -> None:
+    """End a worker's process, if it has not ended."""
+    if worker.process.returncode is None:
+        worker.process.terminate()
+    await asyncio.wait_for(worker.process.wait(), 20)
+    worker.process._transport.close()  # type: ignore[attr-defined]
 
 
 def submit(request: str, leg: Any, peer: RunningWorker, prompt: list[int], **sampling: Any) -> w.Submit:

@@ -1,0 +1,92 @@
+"""Whole workers of the simulated engine, whose KV is read back, in all nine TP pairings: the oracle's tokens.
+
+One worker of each TP is started for each role, and each prefill worker hands over to each decode worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.engine.sim.arithmetic import expected_tokens
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.integration.worker.pair import MODEL, RunningWorker, start_worker, stop, submit
+from tests.integration.worker.test_pair import tokens_of
+
+COUNT = 12
+SETTINGS: dict[str, Any] = {"engine": "sim", "chunk_tokens": 48, "max_step_tokens": 64, "layer_group": 1,
+                            "max_model_len": 512, "kv_memory_bytes": 16 << 20}  # fmt: skip
+
+
+def shape(folder: Path, kv_heads: int) -> Path:
+    """A model folder without weights, of 8 query heads and so many KV heads."""
+    folder.mkdir()
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, folder / name)
+    config = json.loads((MODEL / "config.json").read_text())
+    config |= {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def prompt_of(tokens: int, seed: int) -> list[int]:
+    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
+
+
+async def handed_over(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int]) -> list[int]:
+    await d.send(submit=submit(request, w.LEG_DECODE, p, prompt, max_tokens=COUNT, ignore_eos=True))
+    await p.send(submit=submit(request, w.LEG_PREFILL, d, prompt, max_tokens=COUNT, ignore_eos=True))
+    first = await tokens_of(p, request, 1)
+    return first + await tokens_of(d, request, COUNT - 1, start=1)
+
+
+async def every_pairing(folder: Path, kv_heads: int, p_tps: tuple[int, ...], d_tps: tuple[int, ...]) -> None:
+    """Each pair hands over a prompt of several chunks. Its first third is in every prompt: an end that handed over
+    before has it cached, at a first hand-over neither, one or the other has."""
+    model = shape(folder / "tandem-tiny", kv_heads)
+    secret = ClusterSecret.generate()
+    secret.save(folder / "secret")
+    redis = PrivateRedis.start(folder / "redis", "test-password")
+    workers: dict[str, RunningWorker] = {}
+    shared = prompt_of(70, 7)
+    try:
+        for role, tps in ((RoleName.PREFILL, p_tps), (RoleName.DECODE, d_tps)):
+            for tp in tps:
+                name = f"{role.value[0]}{tp}"
+                workers[name] = await start_worker(folder, name, role, redis.url, model, tp=tp, **SETTINGS)
+                assert len(workers[name].ready["rank_pids"]) == tp
+        async with asyncio.TaskGroup() as tasks:
+            for worker in workers.values():
+                await worker.open(secret, tasks)
+            for p_tp in p_tps:
+                for d_tp in d_tps:
+                    prompt = shared + prompt_of(150, 100 * p_tp + d_tp)
+                    p, d = workers[f"p{p_tp}"], workers[f"d{d_tp}"]
+                    tokens = await handed_over(p, d, f"from-{p_tp}-to-{d_tp}", prompt)
+                    assert tokens == expected_tokens(prompt, COUNT, 4096, eos_token_ids=(1,)), (p_tp, d_tp)
+            for worker in workers.values():
+                await worker.close()
+    finally:
+        async with AsyncExitStack() as ends:
+            ends.callback(redis.stop)
+            for worker in workers.values():
+                ends.push_async_callback(stop, worker)
+
+
+@pytest.mark.parametrize("kv_heads", [8, 2])
+def test_all_nine(folder: Path, kv_heads: int) -> None:
+    """With 2 KV heads ranks of TP 4 share one."""
+    asyncio.run(every_pairing(folder, kv_heads, (1, 2, 4), (1, 2, 4)))
+
+
+def test_eight_ranks(folder: Path) -> None:
+    asyncio.run(every_pairing(folder, 8, (8,), (2,)))
