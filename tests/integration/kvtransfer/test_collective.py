@@ -7,6 +7,8 @@ import os
 import queue
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -175,6 +177,27 @@ def test_an_abort_ends_every_wait_at_once(pair: Pair, end: str, monkeypatch: pyt
     here.abort()
     with pytest.raises(LinkClosedError):
         begin(0, 10).wait()
+
+
+LEAVING = """
+import atexit, queue, sys
+from tests.integration.kvtransfer.test_collective import Pair, outcome_of
+
+waiting = queue.SimpleQueue()
+atexit.register(lambda: sys.stdout.write(waiting.get().get(timeout=5)))  # the first to register is called last
+pair = Pair()
+waiting.put(outcome_of(pair.receiver.receive(0, 10)))
+"""
+
+
+def test_a_process_that_ends_waits_for_the_threads_that_it_has_in_gloo() -> None:
+    path = os.pathsep.join(part for part in sys.path if part)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVING], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout
 
 
 def test_after_an_abort_no_late_payload_is_written(pair: Pair) -> None:

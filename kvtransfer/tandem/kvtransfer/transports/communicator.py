@@ -6,8 +6,11 @@ server, no port but gloo's own, nothing pickled), and gone with the link.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import struct
+import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -120,6 +123,7 @@ class GlooCommunicator:
     def __init__(self, control: ControlSocket, rank: int, size: int) -> None:
         """Meet the peer within about DIAL_TIMEOUT_S; both ends call this. Raises LinkClosedError or OSError."""
         self._peer = 1 - rank
+        self._calls = _Calls()
         memory = bytearray(size)
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
         self.staging = memoryview(memory)
@@ -134,6 +138,7 @@ class GlooCommunicator:
             self._store.finish()
         except RuntimeError as error:
             raise LinkClosedError(f"no communicator: {first_line(error)}") from error
+        atexit.register(self._leave)
 
     def send(self, offset: int, size: int) -> Transfer:
         return self._begin("send", self._memory[offset : offset + size])
@@ -145,31 +150,77 @@ class GlooCommunicator:
         """Gloo has no such call; but when the time of any one operation is over it closes the group's connection, takes
         it out of its event loop and ends the waits for what has not begun. So a receive of nothing gets a millisecond.
         """
+        with contextlib.suppress(LinkClosedError), self._calls.one():
+            self._abort()
+
+    def release(self) -> None:
+        with contextlib.suppress(LinkClosedError), self._calls.one():
+            self._group = None
+        atexit.unregister(self._leave)
+
+    def _abort(self) -> None:
         if self._group is None:
             return
         nothing = torch.empty(1, dtype=torch.uint8)
         with contextlib.suppress(RuntimeError):
             self._group.recv([nothing], self._peer, _ABORT_TAG).wait(timedelta(milliseconds=1))
 
-    def release(self) -> None:
-        self._group = None
+    def _leave(self) -> None:
+        """The process ends and the link does not wait for that."""
+        self._calls.refuse()
+        self._abort()
+        self._calls.wait_for_the_last(PAYLOAD_TIMEOUT_S)
 
     def _begin(self, operation: str, part: torch.Tensor) -> Transfer:
         if self._group is None:
             raise LinkClosedError("the communicator is gone")
         try:
-            return _GlooTransfer(getattr(self._group, operation)([part], self._peer, _PAYLOAD_TAG))
+            with self._calls.one():
+                return _GlooTransfer(getattr(self._group, operation)([part], self._peer, _PAYLOAD_TAG), self._calls)
         except RuntimeError as error:
             raise LinkClosedError(first_line(error)) from error
 
 
+class _Calls:
+    """Who is inside gloo. A daemon thread that comes back from there while the interpreter ends would abort the process
+    (its stack is unwound through C++ that forbids it); so the exit refuses new calls and waits for those under way."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards the two below
+        self._count = 0
+        self._is_over = False
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Around a call. Raises LinkClosedError once calls are refused."""
+        with self._changed:
+            if self._is_over:
+                raise LinkClosedError("the process ends")
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+    def refuse(self) -> None:
+        with self._changed:
+            self._is_over = True
+
+    def wait_for_the_last(self, limit_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count, limit_s)
+
+
 class _GlooTransfer:
-    def __init__(self, work: Any) -> None:
-        self._work = work
+    def __init__(self, work: Any, calls: _Calls) -> None:
+        self._work, self._calls = work, calls
 
     def wait(self) -> None:
         try:
-            self._work.wait(timedelta(seconds=PAYLOAD_TIMEOUT_S))
+            with self._calls.one():
+                self._work.wait(timedelta(seconds=PAYLOAD_TIMEOUT_S))
         except RuntimeError as error:
             raise LinkClosedError(first_line(error)) from error
 
