@@ -50,8 +50,7 @@ class Raw:
             prelude = over_tcp.PRELUDE.pack(over_tcp.MAGIC, len(head), len(head) ^ 0xFFFFFFFF)
             link._lanes[0].connection.sendall(prelude + head + payload)
         elif self._transport == "grpc":
-            start = over_grpc.PRELUDE.size + len(head)
-            link._outbox.put(over_grpc.PRELUDE.pack(len(head), start) + head + payload)
+            link._outbox.put(over_grpc.Part(head, payload))
         else:
             link._control.send(head + payload)
 

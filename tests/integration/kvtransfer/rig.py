@@ -29,6 +29,7 @@ from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.transports import dialling
+from tandem.kvtransfer.transports import grpc as over_grpc
 from tandem.kvtransfer.transports.base import WINDOW_BYTES, Peer
 from tandem.kvtransfer.transports.registry import find
 from tandem.kvtransfer.transports.ring import RING_BYTES
@@ -136,7 +137,7 @@ class Rig:
         self.transport, self.runtime_dir = transport, runtime_dir
         self.secret = SECRET
         self.device = {"cpu_ipc": "cpu", "cuda_ipc": "cuda"}.get(transport, "")
-        self.window_bytes = WINDOW_BYTES if transport in ("tcp", "grpc") else RING_BYTES
+        self.window_bytes = {"tcp": WINDOW_BYTES, "grpc": over_grpc.WINDOW_BYTES}.get(transport, RING_BYTES)
         self._closers: list[Callable[[], None]] = []
         self._numbers = itertools.count(1)
 

@@ -1,9 +1,11 @@
-"""The sender's side of `grpc`: one bidirectional stream a link, a frame with its payload in each message.
+"""The sender's side of `grpc`: one bidirectional stream a link, a payload at most in each message.
 
-    message: │ size of head, where the payload begins │ head: header, blocks │ gap │ payload │
+    message: │ size of heads, where the payload begins │ heads: header, blocks; header, blocks; … │ gap │ payload │
 
-Messages are raw bytes on `/tandem.rpc.v1.KvTransfer/Push` (see `proto/tandem/rpc/v1/transfer.proto`). The gap lets the
-sender gather a payload into the message before it knows how long the head is.
+Messages are raw bytes on `/tandem.rpc.v1.KvTransfer/Push` (see `proto/tandem/rpc/v1/transfer.proto`). Every message
+costs gRPC some ten hand-overs between threads, more than a frame costs us: so frames without payload travel in the
+message of their neighbour, and payloads are large. The gap lets the sender gather a payload into the message before it
+knows which heads go before it.
 """
 
 from __future__ import annotations
@@ -12,15 +14,15 @@ import queue
 import struct
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
-    MAX_PAYLOAD_BYTES,
     Frame,
+    FrameKind,
     MalformedFrameError,
     Reply,
     ReplyKind,
@@ -36,9 +38,15 @@ SERVICE = "tandem.rpc.v1.KvTransfer"
 METHOD = "Push"
 PEER_KEY = "x-tandem-peer"
 HEAD_ROOM_BYTES = 1024
-"""Where a payload that is gathered in place begins: behind the prelude and a head of up to 254 blocks."""
+"""Where a payload that is gathered in place begins: behind the prelude and heads of up to 254 blocks, or fewer."""
 PRELUDE = struct.Struct("<II")
+MAX_PAYLOAD_BYTES = 2 << 20
 MAX_MESSAGE_BYTES = HEAD_ROOM_BYTES + MAX_HEAD_BYTES + MAX_PAYLOAD_BYTES
+WINDOW_BYTES = 8 << 20
+REPORT_BYTES = WINDOW_BYTES // 2
+"""Payload taken before a receiver says so unasked; with the largest frame it must fit into WINDOW_BYTES."""
+OPEN_WAITS_S = 0.002
+"""An OPEN waits so long for the first frame of data, to travel with it; nobody waits for it meanwhile."""
 LOST_AFTER_MS = 3_000
 KEEPALIVE_MS = 1_000
 COMMON_OPTIONS = (
@@ -56,6 +64,14 @@ _OPTIONS = (
 )
 
 
+class Part(NamedTuple):
+    """A frame on its way into a message: its head, and its payload or the message that it was gathered into."""
+
+    head: bytes
+    payload: Fillable | bytes | None = None
+    may_wait: bool = False
+
+
 class GrpcLink:
     """The sender's end of one stream. A payload is gathered straight into the message that gRPC takes."""
 
@@ -64,8 +80,8 @@ class GrpcLink:
 
     def __init__(self) -> None:
         self._message: Fillable | None = None
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._window = SenderWindow()
+        self._outbox: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+        self._window = SenderWindow(WINDOW_BYTES)
         self._channel: Any = None
         self._call: Any = None
 
@@ -75,9 +91,7 @@ class GrpcLink:
         link = cls()
         metadata = ((METADATA_KEY, secret.rpc_token()), (PEER_KEY, peer.encode().decode("ascii")))
         link._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        link._call = link._channel.stream_stream(f"/{SERVICE}/{METHOD}")(
-            iter(link._outbox.get, None), metadata=metadata
-        )
+        link._call = link._channel.stream_stream(f"/{SERVICE}/{METHOD}")(pack_messages(link._outbox), metadata=metadata)
         patience = threading.Timer(DIAL_TIMEOUT_S, link._call.cancel)
         patience.start()
         try:
@@ -102,16 +116,12 @@ class GrpcLink:
 
     def commit(self, frame: Frame, payload: memoryview | None) -> None:
         head = encode(frame)
-        end = PRELUDE.size + len(head)
         self._window.send(frame.payload_bytes)
         room, self._message = self._message, None
         if payload is None:
-            self._outbox.put(PRELUDE.pack(len(head), end) + head)
-        elif end > HEAD_ROOM_BYTES or room is None:
-            self._outbox.put(b"".join((PRELUDE.pack(len(head), end), head, payload)))
+            self._outbox.put(Part(head, may_wait=frame.kind is FrameKind.OPEN))
         else:
-            room.room[:end] = PRELUDE.pack(len(head), HEAD_ROOM_BYTES) + head
-            self._outbox.put(room.take())
+            self._outbox.put(Part(head, bytes(payload) if room is None else room))
 
     def replies(self) -> Iterator[Reply]:
         try:
@@ -134,18 +144,63 @@ class GrpcLink:
         self._channel.close()
 
 
-def split_message(message: bytes) -> tuple[Frame, memoryview]:
-    """The frame and its payload, in place. Raises MalformedFrameError."""
+def pack_messages(outbox: queue.SimpleQueue[Part | None]) -> Iterator[bytes]:
+    """Messages of the parts in `outbox`, until None; for gRPC's thread, which asks for the next when one has left.
+
+    What waits meanwhile goes together, as long as there is one payload in it and the heads find room before that.
+    """
+    part = outbox.get()
+    while part is not None:
+        heads, payload, size = [part.head], part.payload, len(part.head)
+        while True:
+            try:
+                part = outbox.get(timeout=OPEN_WAITS_S) if part.may_wait else outbox.get_nowait()
+            except queue.Empty:
+                yield _message(heads, payload)
+                part = outbox.get()
+                break
+            if part is None:
+                break
+            is_full = PRELUDE.size + size + len(part.head) > HEAD_ROOM_BYTES
+            if is_full or (payload is not None and part.payload is not None):
+                yield _message(heads, payload)
+                break
+            heads.append(part.head)
+            size, payload = size + len(part.head), part.payload if payload is None else payload
+
+
+def _message(heads: list[bytes], payload: Fillable | bytes | None) -> bytes:
+    head = b"".join(heads)
+    end = PRELUDE.size + len(head)
+    if not isinstance(payload, Fillable):
+        return b"".join((PRELUDE.pack(len(head), end), head, payload or b""))
+    if end > HEAD_ROOM_BYTES:
+        return b"".join((PRELUDE.pack(len(head), end), head, payload.room[HEAD_ROOM_BYTES:]))
+    payload.room[:end] = PRELUDE.pack(len(head), HEAD_ROOM_BYTES) + head
+    return payload.take()
+
+
+def split_message(message: bytes) -> list[tuple[Frame, memoryview]]:
+    """The frames and their payloads, in place. Raises MalformedFrameError if anything in it is wrong."""
     if len(message) < PRELUDE.size:
         raise MalformedFrameError(f"a message of {len(message)} bytes")
     size, start = PRELUDE.unpack_from(message)
     view = memoryview(message)
     if not PRELUDE.size + size <= start <= len(view):
         raise MalformedFrameError(f"no frame of protocol grpc: starts with {message[:4]!r}")
-    frame, rest = decode(view[PRELUDE.size : PRELUDE.size + size])
-    if len(rest):
-        raise MalformedFrameError(f"{len(rest)} bytes too many")
-    return frame, view[start:]
+    if size > HEAD_ROOM_BYTES + MAX_HEAD_BYTES:
+        raise MalformedFrameError(f"{size} bytes of heads")
+    frames, heads = list[tuple[Frame, memoryview]](), view[PRELUDE.size : PRELUDE.size + size]
+    while True:
+        frame, heads = decode(heads, MAX_PAYLOAD_BYTES)
+        end = start + frame.payload_bytes
+        frames.append((frame, view[start:end]))
+        start = end
+        if not heads:
+            break
+    if end != len(view):
+        raise MalformedFrameError(f"{len(view)} bytes where {end} are announced")
+    return frames
 
 
 def _reason(error: Exception) -> str:

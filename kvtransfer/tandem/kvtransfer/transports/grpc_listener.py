@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 
@@ -14,18 +15,18 @@ from tandem.core.errors import StartupError
 from tandem.core.ids import Rank
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY, ClusterSecret
-from tandem.kvtransfer.frame import Frame, MalformedFrameError, Reply, ReplyKind, encode_reply
+from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, Reply, ReplyKind, encode_reply
 from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Peer, join_address
-from tandem.kvtransfer.transports.credit import ReceiverCredit
 from tandem.kvtransfer.transports.grpc import (
     COMMON_OPTIONS,
     KEEPALIVE_MS,
     MAX_MESSAGE_BYTES,
     METHOD,
     PEER_KEY,
+    REPORT_BYTES,
     SERVICE,
     split_message,
 )
@@ -99,19 +100,19 @@ class GrpcListener:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the sender did not introduce itself: {error}")
 
     def _serve(self, requests: Iterator[bytes], link: InboundLink, feed: _Feed) -> Iterator[bytes]:
-        reason, credit, fetcher = "the stream was dropped", ReceiverCredit(), _Fetcher(requests)
+        reason, credit, fetcher = "the stream was dropped", _Credit(), _Fetcher(requests)
         with self._lock:
             self._fetchers.add(fetcher)
         fetcher.start()
         try:
             while (message := fetcher.take()) is not None:
-                frame, payload = split_message(message)
-                reply = feed.accept(frame, payload)
-                if reply is None:
-                    return
-                due = credit.settle(frame, reply)
-                if due is not None:
-                    yield encode_reply(due)
+                for frame, payload in split_message(message):
+                    reply = feed.accept(frame, payload)
+                    if reply is None:
+                        return
+                    due = credit.settle(frame, reply)
+                    if due is not None:
+                        yield encode_reply(due)
             reason = fetcher.reason
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
@@ -161,6 +162,25 @@ class _Feed:
             self._reason, is_feeding = reason, self._is_feeding
         if not is_feeding:  # else the feeding thread tells
             self._intake.disconnect(self._link, reason)
+
+
+class _Credit:
+    """Which replies have to go out: a mere ACK waits until REPORT_BYTES were taken, unless somebody measures with it.
+
+    For a reply is a message of its own, and costs as many hand-overs as a frame of the largest size.
+    """
+
+    def __init__(self) -> None:
+        self._taken = self._reported = 0
+
+    def settle(self, frame: Frame, reply: Reply) -> Reply | None:
+        """The reply to send for `frame`, with the credit in it; None if it can wait."""
+        self._taken += frame.payload_bytes
+        is_urgent = reply.kind is not ReplyKind.ACK or frame.kind is FrameKind.PROBE
+        if not is_urgent and self._taken - self._reported < REPORT_BYTES:
+            return None
+        self._reported = self._taken
+        return replace(reply, consumed=self._taken)
 
 
 class _Fetcher:

@@ -19,7 +19,6 @@ from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import (
     HEADER_BYTES,
     MAX_FRAME_BLOCKS,
-    MAX_PAYLOAD_BYTES,
     Frame,
     FrameKind,
     ReplyKind,
@@ -27,6 +26,7 @@ from tandem.kvtransfer.frame import (
     encode,
 )
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
+from tandem.kvtransfer.transports.grpc import MAX_MESSAGE_BYTES
 from tandem.kvtransfer.transports.ring import ReceiverRing
 
 G0 = GroupId(0)
@@ -209,7 +209,7 @@ def test_a_message_above_the_limit_never_arrives(rig: Any) -> None:
     target, _receiver, ticket, link = begin(rig)
     link.send(make_frame(rig, ticket, kind=FrameKind.OPEN, blocks=(), payload_bytes=0)[0])
     link.told()
-    size = 2 * MAX_PAYLOAD_BYTES if rig.transport == "grpc" else 100_000
+    size = MAX_MESSAGE_BYTES if rig.transport == "grpc" else 100_000
     link.send_bytes(encode(make_frame(rig, ticket)[0]) + bytes(size))
     with pytest.raises(LinkClosedError, match=r"too many|larger than max|exceeds the bound|control message"):
         link.last_words()
