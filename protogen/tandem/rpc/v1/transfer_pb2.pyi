@@ -18,8 +18,10 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class KvFrame(_message.Message):
-    """Two u32, the size of the head and where the payload begins; the head (header, block ids) as laid out in
-    kvtransfer/tandem/kvtransfer/frame.py; a gap; a payload of at most 1 MiB.
+    """One frame or more. Two u32, the size of all heads and where the payloads begin; the heads (header, block ids), as laid
+    out in kvtransfer/tandem/kvtransfer/frame.py, in the order of the frames; a gap; their payloads, in that order, and
+    nothing behind them. All heads are checked before the first frame is taken. A sender puts one payload of at most 2 MiB
+    into a message, and frames without payload beside it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -33,8 +33,8 @@ class KvTransferStub:
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
-    one ACK every few frames.
+    The receiver's first message is an ACK that greets. DONE, FAIL and the answers to probes leave at once; what was taken
+    is told with them, or by an ACK every 4 MiB.
     """
 
     def __init__(self, channel):
@@ -58,8 +58,8 @@ class KvTransferServicer:
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
-    one ACK every few frames.
+    The receiver's first message is an ACK that greets. DONE, FAIL and the answers to probes leave at once; what was taken
+    is told with them, or by an ACK every 4 MiB.
     """
 
     def Push(self, request_iterator, context):
@@ -92,8 +92,8 @@ class KvTransfer:
     once more to be wrapped. Servers and clients use generic handlers with no serializer.
 
     Call metadata: x-tandem-auth (the cluster's RPC token) and x-tandem-peer (JSON: worker, incarnation, rank, host).
-    The receiver's first message is an ACK that greets. Control frames, DONE and FAIL are answered at once, taken data by
-    one ACK every few frames.
+    The receiver's first message is an ACK that greets. DONE, FAIL and the answers to probes leave at once; what was taken
+    is told with them, or by an ACK every 4 MiB.
     """
 
     @staticmethod
