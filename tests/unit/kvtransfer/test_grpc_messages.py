@@ -46,7 +46,7 @@ def pack(*frames: Frame) -> list[bytes]:
     outbox: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
     for frame in frames:
         outbox.put(make_part(frame))
-    messages, packing = [], pack_messages(outbox)
+    messages, packing = list[bytes](), pack_messages(outbox)
     while sum(len(split_message(message)) for message in messages) < len(frames):
         messages.append(next(packing))
     return messages
