@@ -49,12 +49,14 @@ class Line:
         self._thread = threading.Thread(target=self._read, name="kv-out-replies", daemon=True)
 
     def start(self) -> None:
+        """Raises RuntimeError if there is no thread to be had; `end` gives everything back then too."""
         self._thread.start()
 
     def end(self) -> None:
         """Hang up, and give everything back once nothing uses it. Not from the reading thread."""
         self.link.close()
-        self._thread.join()
+        if self._thread.ident is not None:  # else `start` found no thread to be had
+            self._thread.join()
         self.link.release()
 
     def measure(self, rank: Rank) -> Measured:

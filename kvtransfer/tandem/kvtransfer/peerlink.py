@@ -180,8 +180,8 @@ class PeerLink:
                 self._link = link
                 if self._is_closed:
                     link.close()
+            self._opened = line  # first: without a thread to be had it is ended all the same
             line.start()
-            self._opened = line
             return line
 
         if self._speeds is None:
@@ -228,7 +228,8 @@ class PeerLink:
             pass
         if isinstance(job, Push):
             self._meter.wrote(self._writer.bytes - before)
-        if is_last and self._writer.finished != transfer:
+        is_given_up = isinstance(job, Control) and job.kind is FrameKind.ABORT  # to which a mere ACK is all that comes
+        if is_given_up or (is_last and self._writer.finished != transfer):
             self._meter.answered(transfer)
 
     def _take_reply(self, reply: Reply) -> None:

@@ -160,10 +160,10 @@ class Survey:
         """On a connection that is closed again. Raises LinkClosedError, also if it takes too long."""
         link = dial(candidate.endpoint, replace(self._peer, incarnation=Incarnation(0)), self._secret)
         line = Line(link, on_reply=lambda _: None, on_end=lambda *_: None, clock=self._clock)
-        line.start()
         with self._lock:
             self._apart = link
         try:
+            line.start()
             with _patience(link):
                 self._check_wanted()
                 return line.measure(self._rank)

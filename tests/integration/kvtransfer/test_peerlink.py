@@ -1,4 +1,4 @@
-"""What waits for a link hears of it when the link cannot be made, whatever the reason."""
+"""What waits for a link hears of it when the link cannot be made, whatever the reason; and when a link is busy."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 
 from tandem.core.clock import MonotonicClock
-from tandem.kvtransfer.events import SendFailed
+from tandem.core.ids import BlockId, GroupId
+from tandem.kvtransfer.events import Quiesced, SendFailed
+from tandem.kvtransfer.line import Line
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.transports import dialling
+from tandem.kvtransfer.transports.base import Link
 from tandem.kvtransfer.transports.registry import find
 from tests.integration.kvtransfer.rig import Rig
+
+G0 = GroupId(0)
 
 
 @pytest.mark.parametrize("is_measured", [False, True])
@@ -35,5 +40,67 @@ def test_a_dial_that_breaks_fails_what_waits_for_it(
         failed = source.event_within(10)
         assert isinstance(failed, SendFailed)
         assert "no room for a ring" in failed.reason
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_a_link_for_which_there_is_no_thread_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_measured: bool
+) -> None:
+    released: list[Link] = []
+
+    def dial(*arguments: Any) -> Any:
+        link = find("shm").dial(*arguments)
+        give_back = link.release
+
+        def release() -> None:
+            give_back()
+            released.append(link)
+
+        monkeypatch.setattr(link, "release", release)
+        return link
+
+    def start(_line: Line) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(dialling, "TRANSPORTS", {"shm": replace(find("shm"), dial=dial)})
+    monkeypatch.setattr(Line, "start", start)
+    rig = Rig("shm", tmp_path)
+    try:
+        source, target = rig.side(seed=1), rig.side()
+        receiver = rig.receiver(target)
+        sender = rig.sender(source, speeds=LinkSpeeds(MonotonicClock()) if is_measured else None)
+        sender.open(rig.ticket(receiver.endpoints()))
+        failed = source.event()
+        assert isinstance(failed, SendFailed)
+        assert "can't start new thread" in failed.reason
+        sender.close()
+        assert len(released) == 1
+    finally:
+        rig.close()
+
+
+def test_a_link_is_not_busy_with_what_was_revoked_finished_and_then_given_up(tmp_path: Path, wait_until: Any) -> None:
+    """To the end of a revoked transfer comes a mere ACK, and no answer ever."""
+    rig = Rig("shm", tmp_path)
+    try:
+        source, target = rig.side(seed=1), rig.side()
+        receiver, sender = rig.receiver(target), rig.sender(source)
+        ticket, blocks = rig.ticket(receiver.endpoints()), tuple(map(BlockId, range(8)))
+        receiver.expect(ticket)
+        sender.open(ticket)
+        source.pools[G0].read_gate.clear()
+        sender.push(ticket.transfer, G0, blocks, blocks, range(4))
+        assert source.pools[G0].reading.wait(rig.patience_s)
+        assert receiver.revoke(ticket.transfer)
+        sender.finish(ticket.transfer)
+        source.pools[G0].read_gate.set()
+        (link,) = sender._links.values()
+        wait_until(lambda: link._writer.finished == ticket.transfer)
+        assert link._meter.is_busy
+        sender.cancel(ticket.transfer)
+        assert isinstance(source.event(), Quiesced)
+        wait_until(lambda: not link._meter.is_busy)
     finally:
         rig.close()
