@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +40,21 @@ def any_rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig("shm", tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def fill() -> Callable[[socket.socket], None]:
+    """Sends until nothing leaves any more: whoever reads at the other end has to begin first."""
+
+    def send(connection: socket.socket) -> None:
+        for timeout_s, size in ((0.2, 1 << 16), (0.0, 1)):  # the last gap, too
+            connection.settimeout(timeout_s)
+            with contextlib.suppress(TimeoutError, BlockingIOError):
+                while True:
+                    connection.send(bytes(size))
+        connection.settimeout(None)
+
+    return send
 
 
 @pytest.fixture

@@ -14,21 +14,23 @@ import pytest
 import torch
 
 from tandem.core.clock import MonotonicClock
-from tandem.core.ids import BlockId, GroupId, Rank
+from tandem.core.ids import BlockId, GroupId, Rank, WorkerId
 from tandem.core.kvlayout import KVLayout
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer import guards
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import Checksum, encode
 from tandem.kvtransfer.line import PINGS, Line
-from tandem.kvtransfer.transports.base import LinkClosedError
+from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.devicememory import HostMemory
 from tandem.kvtransfer.transports.ipc import MAX_IPC_PAYLOAD_BYTES, PRELUDE, IpcLink
+from tandem.kvtransfer.transports.ipc_listener import _Landing
 from tests.integration.kvtransfer.conformance.test_hostile import make_frame
 from tests.integration.kvtransfer.rig import Rig
 
 G0 = GroupId(0)
 WaitUntil = Callable[[Callable[[], bool]], None]
+Fill = Callable[[socket.socket], None]
 
 
 @pytest.fixture
@@ -269,6 +271,22 @@ def test_a_payload_outside_the_ring_or_out_of_turn_ends_the_connection(rig: Rig,
         link.last_words()
     assert isinstance(target.event(), Failed)
     assert not any(target.memory[G0])
+
+
+def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(rig: Rig, fill: Fill) -> None:
+    """Why its link ends cannot be said to it."""
+    listener: Any = rig.receiver(rig.side())._listeners[0]
+    peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host="h")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        fill(theirs)
+        nowhere: Any = None
+        arguments = (theirs, listener._site.intake.connect(peer), _Landing(nowhere, nowhere, nowhere, 0))
+        serving = threading.Thread(target=listener._serve, args=arguments, daemon=True)
+        serving.start()
+        ours.send(b"no frame")
+        serving.join(rig.patience_s)
+        assert not serving.is_alive()
 
 
 @pytest.mark.parametrize("offer", [b"", b"x", b"x" * 900])

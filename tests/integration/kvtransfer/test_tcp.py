@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import socket
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,14 +14,14 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import BlockId, GroupId, Rank, TransferId, WorkerId
+from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.core.secret import NONCE_BYTES
 from tandem.kvtransfer.events import Failed, SendFailed, Sent
-from tandem.kvtransfer.frame import Frame, FrameKind
+from tandem.kvtransfer.frame import Frame, FrameKind, encode
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import tcp_listener
 from tandem.kvtransfer.transports.base import Peer
-from tandem.kvtransfer.transports.tcp import TcpLink, sockets_for, split_address
+from tandem.kvtransfer.transports.tcp import MAGIC, PRELUDE, TcpLink, sockets_for, split_address
 from tests.integration.kvtransfer.raw import Raw
 from tests.integration.kvtransfer.rig import Rig
 
@@ -124,6 +126,44 @@ def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, w
         target.pools[G0].write_gate.set()
         raw.link.close()
         raw.link.release()
+
+
+@pytest.mark.parametrize("is_replying", [False, True])
+def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
+    tcp_rig: Rig, fill: Any, wait_until: Any, is_replying: bool
+) -> None:
+    """Why its link ends cannot be said to it, neither at once nor behind a reply that has no room."""
+    listener: Any = tcp_rig.receiver(tcp_rig.side())._listeners[0]
+    peer = Peer(worker=WorkerId("p0"), incarnation=tcp_rig.SENDER, rank=Rank(0), host="h")
+    inbound = tcp_listener._Inbound(listener._intake, listener._intake.connect(peer), 2)
+    pairs = [socket.socketpair() for _ in range(2)]  # no TCP, which would end it by itself after a while
+    threads = []
+    for number, (_, theirs) in enumerate(pairs):
+        inbound.add(peer, number, 2, theirs)
+        threads.append(threading.Thread(target=serve_until_it_breaks, args=(inbound, theirs), daemon=True))
+    fill(pairs[0][1])
+    if is_replying:
+        probe = encode(
+            Frame(
+                kind=FrameKind.PROBE, transfer=TransferId(0), attempt=Attempt(0), source_incarnation=Incarnation(0),
+                dest_incarnation=Incarnation(0), source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0),
+            )
+        )  # fmt: skip
+        threads[1].start()
+        pairs[1][0].sendall(PRELUDE.pack(MAGIC, len(probe), len(probe) ^ 0xFFFFFFFF) + probe)
+        wait_until(inbound._lock.locked)
+    threads[0].start()
+    pairs[0][0].sendall(bytes(PRELUDE.size))
+    for thread in threads[: 1 + is_replying]:
+        thread.join(tcp_rig.patience_s)
+        assert not thread.is_alive()
+    for connection in itertools.chain(*pairs):
+        connection.close()
+
+
+def serve_until_it_breaks(inbound: Any, connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        inbound.serve(connection)
 
 
 @pytest.mark.parametrize(("cores", "sockets"), [(1, 1), (2, 1), (4, 1), (8, 2), (16, 4), (192, 4)])

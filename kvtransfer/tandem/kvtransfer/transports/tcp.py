@@ -222,10 +222,10 @@ def head_size(prelude: memoryview) -> int:
     return int(size)
 
 
-def send_reply(connection: socket.socket, reply: Reply) -> None:
-    """Raises OSError."""
+def reply_message(reply: Reply) -> bytes:
+    """A reply as it goes over the first socket."""
     data = encode_reply(reply)
-    connection.sendall(_REPLY.pack(len(data), len(data) ^ 0xFFFF) + data)
+    return _REPLY.pack(len(data), len(data) ^ 0xFFFF) + data
 
 
 def _receive(connection: socket.socket, size: int, deadline_s: float) -> bytes:

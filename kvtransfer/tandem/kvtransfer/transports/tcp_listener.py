@@ -27,6 +27,7 @@ from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.acceptor import Acceptor, hang_up
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, join_address
+from tandem.kvtransfer.transports.controlsocket import LAST_WORD_S
 from tandem.kvtransfer.transports.credit import ReceiverCredit
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
 from tandem.kvtransfer.transports.tcp import (
@@ -37,8 +38,8 @@ from tandem.kvtransfer.transports.tcp import (
     head_size,
     receive_exactly,
     receive_message,
+    reply_message,
     send_message,
-    send_reply,
     tune,
 )
 
@@ -161,8 +162,7 @@ class _Inbound:
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
             self._intake.reject(self._link, error)
-            with contextlib.suppress(OSError), self._lock:
-                self._reply(Reply(kind=ReplyKind.CLOSING, reason=reason))
+            self._say_last(Reply(kind=ReplyKind.CLOSING, reason=reason))
             return reason
         return "the sender hung up"
 
@@ -208,4 +208,17 @@ class _Inbound:
         """`_lock` is held. Raises OSError."""
         first = self._sockets.get(0)
         if first is not None:
-            send_reply(first, reply)
+            first.sendall(reply_message(reply))
+
+    def _say_last(self, reply: Reply) -> None:
+        """Send if the sender takes it: one that reads nothing keeps nobody waiting, neither here nor with a reply."""
+        first = self._sockets.get(0)
+        if first is None:
+            return
+        if self._lock.acquire(timeout=LAST_WORD_S):
+            try:
+                with contextlib.suppress(OSError):
+                    first.send(reply_message(reply), socket.MSG_DONTWAIT)
+            finally:
+                self._lock.release()
+        hang_up(first)  # wakes who holds the lock with a reply that has no room
