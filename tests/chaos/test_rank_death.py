@@ -13,7 +13,7 @@ from tandem.prefixindex.lease import LEASE_S
 from tests.chaos.test_worker_death import HEAR_OF_IT_S, Stream, is_serving
 from tests.e2e.cluster import Cluster, is_alive, running, wait_for
 
-WORKER_ENDS_S = 10.0
+WORKER_ENDS_S = 5.0
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tests.e2e.cluster import is_alive
 from tests.integration.worker.pair import RunningWorker, start_worker, submit
 
-ENDS_WITHIN_S = 10.0
+ENDS_WITHIN_S = 5.0
 PROMPT = [(7 * i) % 4000 + 10 for i in range(40)]
 
 
