@@ -133,7 +133,8 @@ def encode(frame: Frame) -> bytes:
 def decode(data: memoryview, max_payload_bytes: int = MAX_PAYLOAD_BYTES) -> tuple[Frame, memoryview]:
     """The frame at the start of `data` and what follows its blocks. Raises MalformedFrameError.
 
-    `max_payload_bytes`: more than the usual only where a payload takes no memory of the receiver's.
+    `max_payload_bytes`: more than the usual only where it bounds no memory that is taken for the payload: that lies in
+    the sender's memory or a ring, or came in a message that had a bound of its own.
     """
     if len(data) < HEADER_BYTES:
         raise MalformedFrameError(f"a header of {len(data)} bytes, {HEADER_BYTES} are needed")
