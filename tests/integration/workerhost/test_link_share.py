@@ -20,6 +20,7 @@ from tandem.rpc.v1 import engine_pb2 as e
 from tandem.workerhost import link_share
 from tandem.workerhost.link_share import LinkShare
 from tandem.workerhost.link_wire import speed_from_wire, speed_to_wire
+from tandem.workerhost.ring import DEFAULT_BYTES
 
 KEYS = Keys("test")
 TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9, latency_s=1e-4)
@@ -91,6 +92,21 @@ def test_a_late_worker_hears_what_was_measured_before(folder: Path) -> None:
     with PrivateRedis.start(folder, "a secret") as server:
         asyncio.run(with_hosts(server.url, first))
         asyncio.run(with_hosts(server.url, second))
+
+
+def test_many_links_are_told_in_messages_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_share, "MAX_ROWS", 3)
+    told: list[list[str]] = []
+    share = LinkShare("a", lambda message: told.append([row.to_host for row in message.link_speeds.rows]))
+    share._tell([replace(TCP, to_host=f"b{number}") for number in range(7)])
+    assert told == [["b0", "b1", "b2"], ["b3", "b4", "b5"], ["b6"]]
+
+
+def test_as_many_links_as_are_told_at_once_fit_the_ring() -> None:
+    name = "0123456789abcdef" * 16
+    row = LinkSpeed(from_host=name, to_host=name, transport="tcp", peer=name, failure=name * 4, bytes_per_s=1e9)
+    rows = [speed_to_wire(row)] * link_share.MAX_ROWS
+    assert e.HostToRank(link_speeds=e.LinkSpeeds(rows=rows)).ByteSize() < DEFAULT_BYTES // 2
 
 
 class AwayStore:

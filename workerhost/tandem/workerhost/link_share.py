@@ -17,6 +17,8 @@ from tandem.rpc.v1 import engine_pb2 as e
 from tandem.workerhost.link_wire import speed_from_wire, speed_to_wire
 
 _log = logging.getLogger(__name__)
+MAX_ROWS = 1000
+"""Rows in one message to the rank, which has to fit the ring between them."""
 MAX_WAITING = 1000
 """Measurements that wait for a Redis that is away; the oldest are dropped, and then known to this worker alone."""
 
@@ -67,8 +69,8 @@ class LinkShare:
         mine = {(*row.route, row.peer if row.failure else ""): row for row in rows if row.from_host == self._host}
         new = [row for key, row in mine.items() if key not in self._told or _is_newer(row, self._told[key])]
         self._told = mine
-        if new:
-            self._to_rank(e.HostToRank(link_speeds=e.LinkSpeeds(rows=map(speed_to_wire, new))))
+        for rows in (new[at : at + MAX_ROWS] for at in range(0, len(new), MAX_ROWS)):
+            self._to_rank(e.HostToRank(link_speeds=e.LinkSpeeds(rows=map(speed_to_wire, rows))))
 
 
 def _aged(speed: LinkSpeed, age_s: float) -> LinkSpeed:
