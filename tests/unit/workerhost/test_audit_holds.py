@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 from tandem.core.ids import GroupId
 from tandem.core.ledger import BlockLedger, Holder, HoldKind
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.audit import MAX_BLOCKS, list_holds
+from tandem.workerhost.audit import MAX_BLOCKS, _refusal, list_holds
 from tandem.workerhost.ring import DEFAULT_BYTES
 
 
@@ -26,6 +29,15 @@ def test_all_blocks_are_listed_where_they_fit() -> None:
 def test_many_holders_of_a_long_prefix_name_its_first_blocks() -> None:
     holds = list_holds([holding(1000, 20)], max_blocks=2000)
     assert [list(hold.blocks) for hold in holds] == [list(range(100))] * 20, "every hold stays visible"
+
+
+def test_what_a_report_names_in_part_is_refused_with_the_reason() -> None:
+    ledger = holding(MAX_BLOCKS // 200 + 1, 200)
+    shell: Any = SimpleNamespace(incarnation=1, engine=SimpleNamespace(ledgers=[ledger]))
+    seen = list_holds([ledger])[0]
+    assert "only the first of each hold" in _refusal(shell, (), 1, seen)
+    ledger.release(Holder(HoldKind.REQUEST, "request-199#1#0"))
+    assert "nobody holds these blocks" in _refusal(shell, (), 1, seen), "a report names all of them now"
 
 
 def test_as_many_blocks_as_are_listed_fit_the_ring() -> None:

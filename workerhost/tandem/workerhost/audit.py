@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tandem.core.holders import Subject, subject_of
+from tandem.core.ids import GroupId
 from tandem.core.ledger import BlockLedger, Held, Holder, HoldKind
 from tandem.core.lifecycle import RoleName
 from tandem.kvtransfer.leases import LEASE_S
@@ -59,10 +60,10 @@ def report(shell: Shell, role: RoleName, claims: Sequence[Claim], number: int) -
 
 
 def list_holds(ledgers: Sequence[BlockLedger], max_blocks: int = MAX_BLOCKS) -> list[w.AuditHold]:
-    """Every holder that has blocks. Where all their blocks are more than `max_blocks`, each names only its first."""
-    everyone = [(ledger.group, held) for ledger in ledgers for held in ledger.held() if held.blocks]
-    is_too_long = sum(len(held.blocks) for _, held in everyone) > max_blocks
-    most = max(1, max_blocks // len(everyone)) if is_too_long else None
+    """Every holder that has blocks. Where all their blocks are more than `max_blocks`, each names only its first, and
+    cannot be repaired."""
+    everyone = _everyone(ledgers)
+    most = max(1, max_blocks // len(everyone)) if _are_too_many(everyone, max_blocks) else None
     return [
         w.AuditHold(
             group=group,
@@ -100,6 +101,13 @@ def _refusal(shell: Shell, claims: Sequence[Claim], incarnation: int, hold: w.Au
     held = _find(shell, hold)
     if held is None:
         return "nobody holds these blocks under this name since then"
+    if sorted(held.blocks) != sorted(hold.blocks):
+        if _are_too_many(_everyone(shell.engine.ledgers), MAX_BLOCKS):
+            return (
+                f"it has {len(held.blocks)} blocks, not these {len(hold.blocks)}: so much is held here that a report names "
+                "only the first of each hold, and what was not seen whole is not released; restart the worker"
+            )
+        return "nobody holds these blocks under this name since then"
     if shell.clock.now_s() - held.since_s < LEASE_S:
         return "it is younger than a lease"
     subject = subject_of(held.holder)
@@ -114,15 +122,22 @@ def _refusal(shell: Shell, claims: Sequence[Claim], incarnation: int, hold: w.Au
 
 
 def _find(shell: Shell, hold: w.AuditHold) -> Held | None:
-    """The hold, if it is still exactly the one that was seen."""
+    """Its holder's hold, if that is since the same moment; its blocks may be others."""
     if hold.group >= len(shell.engine.ledgers) or hold.kind.upper() not in HoldKind.__members__:
         return None
     wanted = Holder(HoldKind[hold.kind.upper()], hold.key)
     for held in shell.engine.ledgers[hold.group].held():
         if held.holder == wanted:
-            is_same = held.since_s == hold.since_s and sorted(held.blocks) == sorted(hold.blocks)
-            return held if is_same else None
+            return held if held.since_s == hold.since_s else None
     return None
+
+
+def _everyone(ledgers: Sequence[BlockLedger]) -> list[tuple[GroupId, Held]]:
+    return [(ledger.group, held) for ledger in ledgers for held in ledger.held() if held.blocks]
+
+
+def _are_too_many(everyone: Sequence[tuple[GroupId, Held]], max_blocks: int) -> bool:
+    return sum(len(held.blocks) for _, held in everyone) > max_blocks
 
 
 def _is_about(subject: Subject, transfer: OpenTransfer) -> bool:
