@@ -65,11 +65,11 @@ class AuditDesk:
             try:
                 worker, incarnation, hold = (
                     str(record["worker"]),
-                    int(record["incarnation"]),
+                    audit_wire.incarnation_of(record),
                     audit_wire.to_wire(record),
                 )
                 attempt = (str(record["request"]), int(record["attempt"]))
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise InvalidRequestError("this is no hold of an audit", why=str(error)) from error
             if attempt in flights:
                 refused.append(_named(worker, hold, f"router {self.router} has its request in flight"))

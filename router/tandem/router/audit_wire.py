@@ -50,7 +50,7 @@ def from_wire(m: w.AuditHold) -> dict[str, Any]:
 
 
 def to_wire(record: Mapping[str, Any]) -> w.AuditHold:
-    """Raises KeyError, TypeError or ValueError for what is no hold."""
+    """Raises KeyError, TypeError, ValueError or OverflowError for what is no hold."""
     return w.AuditHold(
         group=int(record["group"]),
         kind=str(record["kind"]),
@@ -58,6 +58,11 @@ def to_wire(record: Mapping[str, Any]) -> w.AuditHold:
         since_s=float(record["since_s"]),
         blocks=[int(block) for block in record["blocks"]],
     )
+
+
+def incarnation_of(record: Mapping[str, Any]) -> int:
+    """As `to_wire`."""
+    return w.RepairRequest(incarnation=int(record["incarnation"])).incarnation
 
 
 def _hold(m: w.AuditHold) -> Hold:
