@@ -109,7 +109,7 @@ class Pair:
         event = type(self._events.get(timeout=PATIENCE_S)).__name__
         taken_s = time.perf_counter() - began_s
         self._answer()
-        self._receiver.forget(made.transfer)
+        self._receiver.cancel(made.transfer)
         return taken_s, event
 
     def differences(self) -> float:

@@ -393,7 +393,7 @@ class CaseRun:
     def _gone(self, flight: Flight, words: str) -> None:
         """Given up: nothing may have landed after the fence."""
         for rank, receiver in enumerate(self._worker.receivers):
-            receiver.forget(flight.ticket.transfer)
+            receiver.cancel(flight.ticket.transfer)
             if self._worker.digest(rank, flight.ticket.groups) != flight.fenced[rank]:
                 self._violate(f"{words}: bytes landed on rank {rank} after the fence")
 

@@ -101,10 +101,6 @@ class TransferReceiver:
         """The request took over the verified blocks. Raises TransferError if the transfer is not verified."""
         self._intake.admit(transfer)
 
-    def forget(self, transfer: TransferId) -> None:
-        """Drop the bookkeeping of a transfer in whatever state: `cancel` if it is open, nothing if it has ended."""
-        self._intake.cancel(transfer, "forgotten")
-
     def set_incarnation(self, incarnation: Incarnation) -> None:
         """Begin a new incarnation; open transfers of the old one fail and nothing of them lands after return."""
         self._intake.set_incarnation(incarnation)
