@@ -104,8 +104,8 @@ def _refusal(shell: Shell, claims: Sequence[Claim], incarnation: int, hold: w.Au
     if sorted(held.blocks) != sorted(hold.blocks):
         if _are_too_many(_everyone(shell.engine.ledgers), MAX_BLOCKS):
             return (
-                f"it has {len(held.blocks)} blocks, not these {len(hold.blocks)}: so much is held here that a report names "
-                "only the first of each hold, and what was not seen whole is not released; restart the worker"
+                f"it has {len(held.blocks)} blocks, not these {len(hold.blocks)}: so much is held here that a report "
+                "names only the first of each hold, and what was not seen whole is not released; restart the worker"
             )
         return "nobody holds these blocks under this name since then"
     if shell.clock.now_s() - held.since_s < LEASE_S:
