@@ -208,8 +208,8 @@ def test_repair_is_refused_for_what_is_known_or_not_the_same(setting: Setting) -
     headers = {"authorization": f"Bearer {ADMIN_KEY}"}
     wrong = [hold | change for change in ({"blocks": [-1]}, {"incarnation": -1}, {"incarnation": str(1 << 64)})]
     for body in ({}, {"holds": [{"worker": "d0"}]}, {"holds": 3}, *({"holds": [one]} for one in wrong)):
-        answer = httpx.post(f"{setting.house.admin_url}/admin/v1/kv/repair", json=body, headers=headers)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+        refusal = httpx.post(f"{setting.house.admin_url}/admin/v1/kv/repair", json=body, headers=headers)
+        assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "invalid_request")
     endless = json.dumps({"holds": [hold | {"group": float("inf")}]})
     assert httpx.post(f"{setting.house.admin_url}/admin/v1/kv/repair", content=endless, headers=headers).is_client_error
     assert httpx.post(f"{setting.house.admin_url}/admin/v1/kv/repair", json={"holds": []}).status_code == 401
