@@ -188,8 +188,14 @@ class Dispatcher:
             self._meter.dropped("unknown")
             return
         self._release(flight, link)
-        flight.phase = Phase.FAILED
-        flight.inbox.fail(error)
+        if self._is_needed(flight, link):
+            flight.phase = Phase.FAILED
+            flight.inbox.fail(error)
+
+    def _is_needed(self, flight: Flight, link: WorkerLink) -> bool:
+        """All but the prefill worker, once the decode worker said that it goes on and every first token is here."""
+        is_prefill = link.worker == flight.plan.prefill != flight.plan.decode
+        return not (is_prefill and flight.phase is Phase.DECODE and flight.has_first_tokens)
 
     def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None:
         flight = self._flights.get(RequestId(request))
@@ -213,7 +219,7 @@ class Dispatcher:
             flight = self._flights.get(RequestId(request))
             if flight is not None and flight.legs.get(link.worker) is link:
                 self._release(flight, link)
-                if not flight.is_finished:
+                if not flight.is_finished and self._is_needed(flight, link):
                     flight.phase = Phase.FAILED
                     flight.inbox.fail(error)
         link.requests.clear()

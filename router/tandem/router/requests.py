@@ -159,10 +159,14 @@ class Flight:
         return all(order.is_done for order in self.orders)
 
     @property
+    def has_first_tokens(self) -> bool:
+        """Of every choice: the prefill worker has nothing more to say."""
+        return all(order.next_index >= 1 for order in self.orders)
+
+    @property
     def is_handed_over(self) -> bool:
         """Every choice has its first token, and some choice one more, which only the decode worker can have made."""
-        indices = [order.next_index for order in self.orders]
-        return min(indices) >= 1 and max(indices) >= 2
+        return self.has_first_tokens and any(order.next_index >= 2 for order in self.orders)
 
     @property
     def output_tokens(self) -> int:
