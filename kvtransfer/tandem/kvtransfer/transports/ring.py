@@ -11,16 +11,13 @@ looks there before it waits for a reply. It can wake nobody, and nothing depends
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import mmap
 import os
 import threading
 
 from tandem.kvtransfer.frame import MalformedFrameError
 from tandem.kvtransfer.transports.base import LinkClosedError
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
+from tandem.kvtransfer.transports.sealedmemory import is_sealed, make_sealed
 
 MAX_RING_PAYLOAD_BYTES = 2 << 20
 """More than elsewhere: it lies in the ring, so that no memory is taken for it, and fewer frames cost less."""
@@ -37,10 +34,8 @@ class ReceiverRing:
     """The receiver's mapping. `view` hands out memory that the sender says it has filled."""
 
     def __init__(self, size: int) -> None:
-        self.descriptor = os.memfd_create("tandem-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.descriptor = make_sealed("tandem-kv", size + _WORD_BYTES)
         try:
-            os.ftruncate(self.descriptor, size + _WORD_BYTES)
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, _SEALS)  # a peer that shrank it could kill us by SIGBUS
             self._map = _map(self.descriptor, size + _WORD_BYTES)
         except OSError:
             os.close(self.descriptor)
@@ -79,7 +74,7 @@ class SenderRing:
         """Takes the descriptor over. Raises LinkClosedError if it is no ring of a sensible size."""
         try:
             size = os.fstat(descriptor).st_size - _WORD_BYTES
-            if size < mmap.PAGESIZE or fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            if size < mmap.PAGESIZE or not is_sealed(descriptor):
                 raise LinkClosedError(f"the receiver passed a ring of {size} bytes, or an unsealed one")
             self._map = _map(descriptor, size + _WORD_BYTES)
         finally:

@@ -20,9 +20,14 @@ def make_sealed(name: str, size: int) -> int:
     return descriptor
 
 
+def is_sealed(descriptor: int) -> bool:
+    """Whether nobody can change its size. Raises OSError for what is no shared memory."""
+    return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
+
+
 def check_sealed(descriptor: int, size: int) -> None:
     """Raises OSError unless a peer's descriptor is sealed memory of `size` bytes."""
-    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+    if not is_sealed(descriptor):
         raise OSError("shared memory that is not sealed")
     if (found := os.fstat(descriptor).st_size) != size:
         raise OSError(f"shared memory of {found} bytes where {size} belong")
