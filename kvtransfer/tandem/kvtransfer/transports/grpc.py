@@ -38,7 +38,7 @@ SERVICE = "tandem.rpc.v1.KvTransfer"
 METHOD = "Push"
 PEER_KEY = "x-tandem-peer"
 HEAD_ROOM_BYTES = 1024
-"""Where a payload that is gathered in place begins: behind the prelude and a head of up to 235 blocks, or more heads."""
+"""Where a payload that is gathered in place begins: behind the prelude and a head of 235 blocks or several heads."""
 PRELUDE = struct.Struct("<II")
 MAX_PAYLOAD_BYTES = 2 << 20
 MAX_MESSAGE_BYTES = HEAD_ROOM_BYTES + MAX_HEAD_BYTES + MAX_PAYLOAD_BYTES
