@@ -25,6 +25,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError
+from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Incarnation, RouterId, new_incarnation
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
@@ -235,9 +236,14 @@ async def _run(config: RouterConfig) -> None:
                 group.create_task(replica.run()),
                 group.create_task(links.watch(surroundings.speeds.set_rows)),
             ]
-            await router.serve(lambda: write_ready(Path(config.ready_file), record))
+            await router.serve(lambda: announce(Path(config.ready_file), record))
             for task in tasks:
                 task.cancel()
+
+
+def announce(path: Path, record: RouterRecord) -> None:
+    keep_loaded()
+    write_ready(path, record)
 
 
 def write_ready(path: Path, record: RouterRecord) -> None:

@@ -20,6 +20,7 @@ from google.protobuf.json_format import MessageToDict
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError
+from tandem.core.garbage import keep_loaded
 from tandem.core.logs import setup
 from tandem.core.parentdeath import die_with_parent
 from tandem.rpc.v1 import worker_pb2 as w
@@ -56,7 +57,12 @@ async def _serve(config: WorkerConfig, config_file: Path) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)
-    await host.run(lambda info: _say({"ready": _summary(info)}))
+
+    def ready(info: w.WorkerInfo) -> None:
+        keep_loaded()
+        _say({"ready": _summary(info)})
+
+    await host.run(ready)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import sys
 import threading
@@ -14,6 +13,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import InternalError, TandemError
+from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Rank
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import setup
@@ -62,8 +62,7 @@ def main() -> int:
             _log.exception("rank does not start")
         _tell_fatal(outbox, error)
         return EXIT_STARTUP
-    gc.collect()
-    gc.freeze()  # what was loaded stays; collections during steps need not look at it
+    keep_loaded()
     try:
         run()
     except Exception as error:  # noqa: BLE001 - the top of the rank: the host hears the reason and ends the worker
