@@ -9,6 +9,7 @@ long as asked. As in a worker, the step loop and the transport's threads share o
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from bench.kvtransfer.ends import ReceiverEnd
 from tandem.core.blockhash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import SimSection
+from tandem.core.garbage import keep_loaded
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
@@ -38,6 +40,8 @@ class DecodingEnd(ReceiverEnd):
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
+        if options["step_core"] is not None:  # this thread; those that receive stay where the process was started
+            os.sched_setaffinity(0, {options["step_core"]})
         runner = SimRunner(
             KVLayout(groups=(SPEC,)), [8192], vocab_size=4096, max_model_len=CONTEXT,
             timing=SimSection(decode_step_s=options["step_s"]),
@@ -68,6 +72,7 @@ class DecodingEnd(ReceiverEnd):
 
 def main() -> None:
     end = DecodingEnd(json.loads(sys.argv[1]))
+    keep_loaded()
     print(json.dumps(end.hello()), flush=True)
     try:
         serve({"expect": end.expect, "settle": end.settle, "decode": end.decode})

@@ -43,7 +43,7 @@ class ChildProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=dict(variables),
-                start_new_session=True,
+                process_group=0,  # Ctrl-C is the launcher's; no session: the scheduler would share cores by session
             )
             return cls(process, log_file, log.tell())
 

@@ -199,7 +199,7 @@ def _spawn(binary: Path, folder: Path, port: int, password: str, lock: int) -> s
             stderr=log,
             cwd=folder,
             pass_fds=(lock,),
-            start_new_session=True,  # Ctrl-C in a terminal ends the cluster in order, not its store first
+            process_group=0,  # Ctrl-C in a terminal ends the cluster in order, not its store first
             umask=0o077,
         )
     finally:

@@ -47,6 +47,20 @@ async def _ready(launcher: LocalLauncher) -> WorkerReady:
     return ready
 
 
+def test_a_worker_is_out_of_the_terminals_reach_and_in_its_launchers_session(
+    held: HeldState, environment: Environment
+) -> None:
+    """Ctrl-C is for the launcher. A session of its own would have the scheduler weigh workers instead of threads."""
+
+    async def run() -> None:
+        async with LocalLauncher(held, environment, command=FAKE_WORKER) as launcher:
+            pid = (await _ready(launcher)).details["pid"]
+            assert os.getpgid(pid) != os.getpgid(0)
+            assert os.getsid(pid) == os.getsid(0)
+
+    asyncio.run(run())
+
+
 def test_reports_progress_then_ready_then_the_orderly_end(held: HeldState, environment: Environment) -> None:
     async def run() -> None:
         async with LocalLauncher(held, environment, command=FAKE_WORKER) as launcher:

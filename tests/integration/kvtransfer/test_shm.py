@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
+from tandem.core.ids import Attempt, Incarnation, Rank, TransferId, WorkerId
 from tandem.kvtransfer.frame import Frame, FrameKind, encode
-from tandem.kvtransfer.transports.base import LinkClosedError
+from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tests.integration.kvtransfer.rig import Rig
 
 
@@ -32,4 +35,27 @@ def test_a_position_that_no_ring_reaches_is_malformed(tmp_path: Path) -> None:
             raw.last_words()
         assert receiver.counters()["dropped_malformed"] == 1
     finally:
+        rig.close()
+
+
+def test_a_sender_that_reads_nothing_cannot_keep_a_link_that_is_closed_on_it(
+    tmp_path: Path, fill: Callable[[socket.socket], None]
+) -> None:
+    """Why its link ends cannot be said to it."""
+    rig = Rig("shm", tmp_path)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener: Any = rig.receiver(rig.side())._listeners[0]
+        peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host="h")
+        fill(theirs)
+        no_ring: Any = None
+        arguments = (theirs, listener._intake.connect(peer), no_ring)
+        serving = threading.Thread(target=listener._serve, args=arguments, daemon=True)
+        serving.start()
+        ours.send(bytes(100))
+        serving.join(rig.patience_s)
+        assert not serving.is_alive()
+    finally:
+        theirs.close()
+        ours.close()
         rig.close()

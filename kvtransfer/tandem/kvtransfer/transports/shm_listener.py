@@ -82,8 +82,8 @@ class ShmListener:
         except MalformedFrameError as error:
             reason = f"malformed frame: {error}"
             self._intake.reject(link, error)
-            with contextlib.suppress(OSError):
-                connection.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)))
+            with contextlib.suppress(OSError):  # a sender that reads nothing keeps nobody waiting
+                connection.send(encode_reply(Reply(kind=ReplyKind.CLOSING, reason=reason)), socket.MSG_DONTWAIT)
         except OSError as error:
             reason = str(error)
         finally:
