@@ -46,10 +46,12 @@ class Cluster:
 
     def status(self) -> dict[str, Any]:
         """What the admin port says."""
+        return self.admin("/admin/v1/status")
+
+    def admin(self, path: str) -> dict[str, Any]:
+        """JSON of a GET from the admin port."""
         key = Path(self.context["admin_key_file"]).read_text().strip()
-        request = urllib.request.Request(
-            f"{self.context['admin']}/admin/v1/status", headers={"Authorization": f"Bearer {key}"}
-        )
+        request = urllib.request.Request(f"{self.context['admin']}{path}", headers={"Authorization": f"Bearer {key}"})
         with urllib.request.urlopen(request, timeout=5) as response:
             return dict(json.load(response))
 

@@ -135,6 +135,7 @@ def _check_settings(config: ClusterConfig) -> None:
     least = (
         ("--max-model-len", config.model.max_model_len, 0),
         ("router.max_body_bytes", config.router.max_body_bytes, 1),
+        ("router.index_memory_bytes", config.router.index_memory_bytes, 1024 * 1024),
     )
     for name, value_given, smallest in least:
         if value_given < smallest:

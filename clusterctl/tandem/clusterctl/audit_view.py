@@ -19,6 +19,11 @@ def show(findings: Findings, console: Console) -> None:
         console.print(_totals(look["workers"]))
     for missing in look["unanswered"]:
         _say(console, f"not asked: {missing['worker']}: {missing['why']}")
+    for worker in look["workers"]:
+        index = worker.get("index", {"is_equal": True})
+        if not index["is_equal"]:
+            counts = f"holds {index['held_blocks']} cached blocks, the router knows of {index['known_blocks']}"
+            _say(console, f"index: {worker['worker']} {counts} (it catches up within a lease)")
     unknown = [hold for hold in look["holds"] if hold["verdict"] == "unknown"]
     for hold in unknown:
         _say(console, f"not known: {_hold(hold)}: {hold['why']}")

@@ -110,6 +110,7 @@ class RouterSection:
     max_body_bytes: int = 4 * 1024 * 1024
     request_timeout_s: float = 600.0
     slow_reader_backlog_bytes: int = 4 * 1024 * 1024
+    index_memory_bytes: int = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

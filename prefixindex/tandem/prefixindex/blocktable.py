@@ -9,36 +9,50 @@ the mask of live slots, and a sweep clears it from the entries later, after whic
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId
+from tandem.prefixindex.shards import Shards
 
-ENTRY_BYTES = 120
-"""About what one entry costs: hash object and dictionary slot (measured by bench/index_lookup)."""
-_MAX_SHARED_MASKS = 65_536
+_MAX_SHARED_MASKS = 16_384
+_RUN = 32
+"""Blocks that a lookup reads at once; as long as all of them say the same, it need not look at each."""
+_CHECK_BLOCKS = 256
+"""Blocks that may be added before memory is looked at again; meanwhile a few of the dictionaries may grow."""
 
 
 class BlockTable:
-    """Bounded by `max_entries` blocks over all groups; past it, a sixteenth goes, oldest first. Not thread-safe."""
+    """Bounded by `max_bytes` over all groups; past it the oldest blocks go. Not thread-safe.
 
-    def __init__(self, max_entries: int) -> None:
-        self._max_entries = max_entries
-        self._groups: dict[int, dict[BlockHash, int]] = {0: {}}
+    The bound covers hashes, dictionaries and masks. The dictionaries are many small ones, which grow, shrink and are
+    swept one at a time, so that no call takes long.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._groups: dict[int, Shards] = {0: Shards()}
         self._owners: dict[int, WorkerId] = {}  # live bit → worker
         self._live = 0  # bits that lookups see
         self._open = 0  # live bits and those being filled
         self._dead = 0  # bits that may still stand in entries
         self._sweeping = 0  # the dead bits that the current sweep clears
-        self._groups_to_sweep: list[int] = []
-        self._to_sweep: list[BlockHash] = []
+        self._to_sweep: list[tuple[Shards, int]] = []
+        self._swept: tuple[Shards, int] = (self._groups[0], 0)
+        self._keys_to_sweep: list[BlockHash] = []  # of the dictionary in `_swept`
         self._masks: dict[int, int] = {}  # equal masks share one object: less memory, fewer cache misses
+        self._mask_bytes = 0  # of one that may stand in a single entry
+        self._unchecked = 0
         self.evicted = 0
 
     @property
     def entries(self) -> int:
         """Blocks in the table, over all groups."""
         return sum(map(len, self._groups.values()))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all entries."""
+        return sum(shards.memory_bytes(self._mask_bytes) for shards in self._groups.values())
 
     def open_slot(self) -> int:
         """A fresh slot that lookups do not see yet; returns its bit."""
@@ -64,43 +78,53 @@ class BlockTable:
         groups, keep, share = self._groups, self._open, self._masks.setdefault
         if len(self._masks) > _MAX_SHARED_MASKS:
             self._masks.clear()
-        for group, block in blocks:
-            table = groups.get(group)
-            if table is None:
-                table = groups[group] = {}
-            mask = table.get(block, 0) & keep | bit
-            table[block] = share(mask, mask)
-        while self.entries > self._max_entries:
-            self._evict()
+            widest = (self._open | self._dead).bit_length()
+            self._mask_bytes = 32 + (widest - 1) // 30 * 4  # from now on, equal ones may be many objects
+        count = 0
+        for count, (group, block) in enumerate(blocks, 1):  # noqa: B007 - the last one is wanted
+            shards = groups.get(group)
+            if shards is None:
+                shards = groups[group] = Shards()
+            shard = shards.of[block[0]]
+            mask = shard.get(block, 0) & keep | bit
+            shard[block] = share(mask, mask)
+        self._unchecked += count
+        if self._unchecked >= _CHECK_BLOCKS:
+            self._unchecked = 0
+            self._bound()
 
     def remove(self, bit: int, blocks: Iterable[tuple[int, BlockHash]]) -> None:
         """The slot holds these blocks no longer. Idempotent."""
         keep = self._open & ~bit
         for group, block in blocks:
-            table = self._groups.get(group, {})
-            mask = table.get(block)
-            if mask is None:
-                continue
-            if mask & keep:
-                table[block] = mask & keep
-            else:
-                del table[block]
+            shards = self._groups.get(group)
+            if shards is not None:
+                self._reduce(shards.of[block[0]], block, keep)
 
     def lookup(self, hashes: Sequence[BlockHash], group: int = 0) -> dict[WorkerId, int]:
         """How many leading blocks of `hashes` each worker holds; workers with none are left out. O(blocks)."""
         running = self._live
         found: dict[WorkerId, int] = {}
-        depth = 0
-        # `map` and the shared mask objects matter here: half of the time is waiting for memory.
-        for mask in map(self._groups.get(group, {}).get, hashes):
-            still = mask & running if mask else 0
-            if still != running:
-                if depth:
-                    self._record(found, running & ~still, depth)
-                if not still:
-                    return found
-                running = still
-            depth += 1
+        shards = self._groups.get(group)
+        if shards is None:
+            return found
+        # Shared mask objects and runs matter here: what is left is mostly waiting for memory.
+        depth, of, last = 0, shards.of, -1
+        for start in range(0, len(hashes), _RUN):
+            masks = [of[block[0]].get(block, 0) for block in hashes[start : start + _RUN]]
+            if masks.count(last) == len(masks):
+                depth += len(masks)
+                continue
+            for mask in masks:
+                still = mask & running
+                if still != running:
+                    if depth:
+                        self._record(found, running & ~still, depth)
+                    if not still:
+                        return found
+                    running = still
+                depth += 1
+            last = masks[-1]
         if depth:
             self._record(found, running, depth)
         return found
@@ -110,24 +134,21 @@ class BlockTable:
         if not self._sweeping:
             if not self._dead:
                 return False
-            self._sweeping, self._groups_to_sweep = self._dead, list(self._groups)
+            self._sweeping = self._dead
+            self._to_sweep = [(shards, index) for shards in self._groups.values() for index in shards.numbers]
         keep = ~self._sweeping
-        while budget > 0 and self._groups_to_sweep:
-            table = self._groups[self._groups_to_sweep[-1]]
-            if not self._to_sweep:
-                self._to_sweep = list(table)
-            chunk = self._to_sweep[-budget:]
-            del self._to_sweep[-budget:]
+        while budget > 0 and (self._keys_to_sweep or self._to_sweep):
+            if not self._keys_to_sweep:
+                shards, index = self._swept = self._to_sweep.pop()
+                self._keys_to_sweep = list(shards.of[index])
+            chunk = self._keys_to_sweep[-budget:]
+            del self._keys_to_sweep[-budget:]
             budget -= max(1, len(chunk))
+            shards, index = self._swept
+            shard = shards.of[index]
             for block in chunk:
-                mask = table.get(block, 0)
-                if mask & keep:
-                    table[block] = mask & keep
-                elif mask:
-                    del table[block]
-            if not self._to_sweep:
-                self._groups_to_sweep.pop()
-        if not self._groups_to_sweep:
+                self._reduce(shard, block, keep)
+        if not self._keys_to_sweep and not self._to_sweep:
             self._dead &= keep
             self._sweeping = 0
         return bool(self._sweeping or self._dead)
@@ -135,13 +156,23 @@ class BlockTable:
     def blocks_of(self, worker: WorkerId) -> set[tuple[int, BlockHash]]:
         """Everything that `worker` is believed to hold; walks the whole table (for audits and tests)."""
         bits = sum(bit for bit, owner in self._owners.items() if owner == worker)
-        return {(group, block) for group, table in self._groups.items() for block, mask in table.items() if mask & bits}
+        return {
+            (group, block)
+            for group, shards in self._groups.items()
+            for shard in shards
+            for block, mask in shard.items()
+            if mask & bits
+        }
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the table contradicts itself; walks the whole table."""
         known = self._open | self._dead
-        masks = [mask for table in self._groups.values() for mask in table.values()]
-        assert all(mask and not mask & ~known for mask in masks), "an entry has no bit or one of no slot"
+        for shards in self._groups.values():
+            for shard in shards:
+                assert all(mask and not mask & ~known for mask in shard.values()), (
+                    "an entry has no bit or an unknown one"
+                )
+                assert all(shards.of[block[0]] is shard for block in shard), "a block is in the wrong shard"
         assert not self._live & ~self._open, "a live slot is not open"
         assert not self._open & self._dead, "a slot is open and dead"
         assert sum(self._owners) == self._live, "live slots and owners differ"
@@ -152,10 +183,22 @@ class BlockTable:
             found[self._owners[bit]] = depth
             bits ^= bit
 
-    def _evict(self) -> None:
-        """In batches: taking single oldest keys off a dictionary walks over all the gaps before them every time."""
-        table = max(self._groups.values(), key=len)
-        oldest = list(islice(table, max(1, len(table) // 16)))
-        for block in oldest:
-            del table[block]
-        self.evicted += len(oldest)
+    def _reduce(self, shard: dict[BlockHash, int], block: BlockHash, keep: int) -> None:
+        """Leave only these bits of an entry, or nothing of it."""
+        mask = shard.get(block, 0)
+        rest = mask & keep
+        if rest and rest != mask:
+            shard[block] = self._masks.setdefault(rest, rest)
+        elif mask and not rest:
+            del shard[block]
+
+    def _bound(self) -> None:
+        """Blocks spread evenly over the shards, so each may have its part of the memory."""
+        groups = list(self._groups.values())
+        limit = self._max_bytes // len(groups[0].numbers)
+        for index in groups[0].numbers:
+            while sum(shards.shard_bytes(index, self._mask_bytes) for shards in groups) > limit:
+                largest = max(groups, key=lambda shards: len(shards.of[index]))
+                if not largest.of[index]:
+                    break
+                self.evicted += largest.evict(index)

@@ -33,11 +33,11 @@ redis.call('HINCRBY', KEYS[1], 'beat', 1)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """
-# Leaves a tombstone (incarnation 0), so that watchers know at once and late beats and events find themselves fenced.
+# Leaves a tombstone (incarnation 0, and who left in place of the record): watchers know at once, and late beats and
+# events find themselves fenced.
 _DEREGISTER = """
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'incarnation', 0)
-redis.call('HDEL', KEYS[1], 'record')
+redis.call('HSET', KEYS[1], 'incarnation', 0, 'record', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """

@@ -35,6 +35,11 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _FORGET_S = 60.0
+_FRESH_S = 2 * BEAT_S
+"""Whoever was heard of so lately lives: somebody else under the same id has to beat before that is believed."""
+_MAX_ENDED = 4096
+_HAS_LEFT = 1 << 62
+"""In place of the last beat of one who said goodbye."""
 _BATCH = 256
 
 I = TypeVar("I", bound=str)  # noqa: E741 - an id type
@@ -43,7 +48,8 @@ R = TypeVar("R", WorkerRecord, RouterRecord)
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
-    """A lease as Redis has it; `incarnation` 0 = its holder left. `record` is undecoded JSON."""
+    """A lease as Redis has it. `record` is undecoded JSON. `incarnation` 0: its holder left, and `record` says who
+    that was."""
 
     incarnation: int
     beat: int
@@ -58,13 +64,20 @@ class _Entry(Generic[R]):
 
 
 class LeaseBook(Generic[I, R]):
-    """The judgement alone, without any I/O: rows and times in, living members out."""
+    """The judgement alone, without any I/O: rows and times in, living members out.
+
+    A row may come from an old dump of Redis and tell of somebody who is long gone. So a row that contradicts what is
+    known (the member was just heard of in another incarnation, or this one has ended) counts once its beat moves on.
+    """
 
     def __init__(self, decode: Callable[[bytes], R], lease_s: float = LEASE_S) -> None:
         self._decode: Callable[[bytes], R] = decode
         self._lease_s = lease_s
         self._entries: dict[I, _Entry[R]] = {}
-        self._ended: dict[I, tuple[int, int]] = {}  # incarnation and beat that were judged lapsed or unreadable
+        self._ended: dict[
+            I, tuple[int, int]
+        ] = {}  # incarnation and last beat of one that lapsed, left or cannot be read
+        self._claims: dict[I, tuple[int, int]] = {}  # incarnation and beat of rows that contradict what is known
         self._is_out = False
         self._back_s = float("-inf")
 
@@ -96,34 +109,61 @@ class LeaseBook(Generic[I, R]):
         for member, row in rows.items():
             if row is not None:
                 is_changed |= self._apply_row(member, row, now_s)
-            elif member not in self._entries:
-                self._ended.pop(member, None)
+            else:
+                self._claims.pop(member, None)
         for member, entry in list(self._entries.items()):
             if now_s - max(entry.seen_s, self._back_s) > self._lease_s:
                 del self._entries[member]
-                self._ended[member] = (entry.record.incarnation, entry.beat)
+                self._end(member, entry.record.incarnation, entry.beat)
                 is_changed = True
         return is_changed
 
     def _apply_row(self, member: I, row: LeaseRow, now_s: float) -> bool:
         entry = self._entries.get(member)
         if row.incarnation == int(NO_INCARNATION):
-            return self._entries.pop(member, None) is not None
+            return self._leave(member, row)
         if entry is not None and entry.record.incarnation == row.incarnation:
             if row.beat != entry.beat:
                 entry.beat, entry.seen_s = row.beat, now_s
             return False
-        if self._ended.get(member) == (row.incarnation, row.beat):
+        if not self._is_believed(member, row, now_s):
             return False
         try:
             record = self._decode(row.record)
         except ValueError as error:
-            self._ended[member] = (row.incarnation, row.beat)
+            self._end(member, row.incarnation, row.beat)
             _log.warning("unreadable registration", extra={"fields": {"member": member, "why": str(error)}})
             return self._entries.pop(member, None) is not None
         self._ended.pop(member, None)
+        self._claims.pop(member, None)
         self._entries[member] = _Entry(record, row.beat, now_s)
         return True
+
+    def _leave(self, member: I, row: LeaseRow) -> bool:
+        entry = self._entries.get(member)
+        if entry is None or row.record not in (b"", b"%d" % entry.record.incarnation):
+            return False
+        del self._entries[member]
+        self._end(member, entry.record.incarnation, _HAS_LEFT)
+        return True
+
+    def _end(self, member: I, incarnation: int, beat: int) -> None:
+        self._ended.pop(member, None)
+        self._ended[member] = (incarnation, beat)
+        if len(self._ended) > _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def _is_believed(self, member: I, row: LeaseRow, now_s: float) -> bool:
+        entry, ended = self._entries.get(member), self._ended.get(member)
+        is_other_here = entry is not None and now_s - max(entry.seen_s, self._back_s) < _FRESH_S
+        has_ended = ended is not None and ended[0] == row.incarnation and row.beat <= ended[1]
+        if not is_other_here and not has_ended:
+            return True
+        claim = self._claims.get(member)
+        if claim is not None and claim[0] == row.incarnation and row.beat > claim[1]:
+            return True
+        self._claims[member] = (row.incarnation, row.beat)
+        return False
 
 
 class _LeaseWatcher(Generic[I, R]):

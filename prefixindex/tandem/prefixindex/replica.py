@@ -24,7 +24,7 @@ from tandem.prefixindex.keys import Keys, Member
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_MAX_ENTRIES: Final = 4_000_000
+DEFAULT_MAX_BYTES: Final = 512 * 1024 * 1024
 _BLOCK_MS: Final = 200
 """How long a tailing read waits; new workers are followed that much later at most."""
 _ENTRIES_A_READ: Final = 16
@@ -65,20 +65,20 @@ class _Follower:
 
 
 class IndexReplica:
-    """Lookups, `set_workers` and `run` belong to one event loop. Bounded by `max_entries` (about 120 bytes each)."""
+    """Lookups, `set_workers` and `run` belong to one event loop. What it holds is bounded by `max_bytes`."""
 
     def __init__(
         self,
         redis: Redis,
         keys: Keys,
         *,
-        max_entries: int = DEFAULT_MAX_ENTRIES,
+        max_bytes: int = DEFAULT_MAX_BYTES,
         clock: Clock | None = None,
         check_s: float = _CHECK_S,
     ) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._keys, self._clock, self._check_s = keys, clock or MonotonicClock(), check_s
-        self._table = BlockTable(max_entries)
+        self._table = BlockTable(max_bytes)
         self._followers: dict[WorkerId, _Follower] = {}
         self._changed = asyncio.Event()
         self._checked_s = float("-inf")
@@ -90,8 +90,13 @@ class IndexReplica:
         return self._table.entries
 
     @property
+    def memory_bytes(self) -> int:
+        """Memory of all blocks known; at most about `max_bytes`."""
+        return self._table.memory_bytes
+
+    @property
     def evicted(self) -> int:
-        """Blocks dropped so far because of `max_entries`."""
+        """Blocks dropped so far because of `max_bytes`."""
         return self._table.evicted
 
     @property
@@ -164,7 +169,7 @@ class IndexReplica:
         bit = self._table.open_slot()
         digest = 0
         try:
-            everything = list(blocks)
+            everything = [item for item in blocks if len(item) == MEMBER_BYTES]
             for start in range(0, len(everything), _CHUNK_BLOCKS):
                 chunk = everything[start : start + _CHUNK_BLOCKS]
                 digest = fold(digest, chunk)

@@ -180,6 +180,8 @@ class Answer:
         for flight in self._flights:
             if flight.prefill_started_s is not None:
                 metrics.queue.observe(flight.prefill_started_s - flight.started_s)
+            if flight.cached_tokens is not None:
+                metrics.prefix_found(flight.predicted_tokens, flight.cached_tokens, is_hoped=flight.is_hoped)
             if flight.handoff is not None:
                 metrics.handoff.observe(flight.handoff.overhead_s)
 
@@ -199,6 +201,8 @@ class Answer:
             "predicted_prefill_hit_tokens": flight.plan.prefill_hit_tokens,
             "sources": [source.worker for source in flight.plan.sources],
             "predicted_decode_hit_tokens": flight.plan.decode_hit_tokens,
+            "predicted_cached_tokens": flight.predicted_tokens,
+            "prediction_basis": "speculation" if flight.is_hoped else "index",
             "cached_tokens": flight.cached_tokens or 0,
         }
         handoff = flight.handoff

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.clock import Clock
 from tandem.core.errors import InvalidRequestError, TandemError
 from tandem.core.ids import WorkerId
+from tandem.prefixindex.events import NOTHING, Position
 from tandem.router import audit_wire
 from tandem.router.books import Attempt, Auditor, Books, Judged, Verdict
 from tandem.router.dispatch import Dispatcher
@@ -33,6 +34,8 @@ class AuditDesk:
     table: WorkerTable
     dispatcher: Dispatcher
     clock: Clock
+    positions: Callable[[], Mapping[WorkerId, Position]] | None = None
+    """How far the index was followed, by worker; None = there is none."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     async def look(self) -> Record:
@@ -48,7 +51,7 @@ class AuditDesk:
         return {
             "took_s": round(self.clock.now_s() - started_s, 3),
             "router": self.router,
-            "workers": [_worker(one, judged) for one in sorted(books, key=lambda one: one.worker)],
+            "workers": [_worker(one, judged) | self._index(one) for one in sorted(books, key=lambda one: one.worker)],
             "unanswered": [{"worker": who, "why": why} for who, why in sorted(unanswered.items())],
             "holds": [_hold(one) for one in judged],
         }
@@ -102,6 +105,15 @@ class AuditDesk:
         except TandemError as error:
             return link.worker, error.message
         return audit_wire.books_from_wire(answer)
+
+    def _index(self, books: Books) -> Record:
+        """What the worker's prefix caches hold, and what the index says that they do."""
+        if self.positions is None:
+            return {}
+        known = self.positions().get(WorkerId(books.worker), NOTHING)
+        is_equal = (known.blocks, known.digest) == (books.cached_blocks, int(books.cached_digest or "0", 16))
+        counts = {"held_blocks": books.cached_blocks, "known_blocks": known.blocks}
+        return {"index": {**counts, "is_equal": is_equal}}
 
     def _flights(self) -> frozenset[Attempt]:
         return frozenset((str(flight.id), int(flight.attempt)) for flight in self.dispatcher.flights)

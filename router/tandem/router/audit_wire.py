@@ -42,6 +42,8 @@ def books_from_wire(m: w.AuditReport) -> Books:
             )
             for c in m.claims
         },
+        cached_blocks=m.cached_blocks,
+        cached_digest=m.cached_digest,
     )
 
 

@@ -74,7 +74,8 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """What one worker wrote down. Transfers and claims by transfer id, requests by the attempt's key."""
+    """What one worker wrote down. Transfers and claims by transfer id, requests by the attempt's key; last, how many
+    blocks its prefix caches hold, and the digest over them in hex."""
 
     worker: str
     incarnation: int
@@ -86,6 +87,8 @@ class Books:
     sending: Mapping[int, Moving]
     receiving: Mapping[int, Moving]
     claims: Mapping[int, Claimed]
+    cached_blocks: int = 0
+    cached_digest: str = ""
 
 
 class Verdict(StrEnum):

@@ -117,6 +117,9 @@ class Dispatcher:
         if leg != w.LEG_DECODE:
             known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
             link.pending_tokens[flight.id] = max(1, len(work.prompt) - known)
+            if link.facts is not None:
+                self._prefixes.expect(flight.id, link.facts, view)
+                flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens[link.worker] > 0)
         self._table.note_use(link)
 
     def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:
@@ -148,6 +151,7 @@ class Dispatcher:
         flight.legs.pop(link.worker, None)
         link.requests.discard(flight.id)
         link.pending_tokens.pop(flight.id, None)
+        self._prefixes.withdraw(flight.id, link.worker)
 
     # ---- in --------------------------------------------------------------------------------------------------------
 
@@ -158,7 +162,8 @@ class Dispatcher:
             if flight is None or link.worker not in flight.legs:
                 self._meter.dropped("unknown")
                 continue
-            link.pending_tokens.pop(chunk.request, None)
+            if link.pending_tokens.pop(chunk.request, None) is not None:
+                self._prefixes.settle(chunk.request, link.worker)
             dropped = flight.accept(chunk, now_s)
             if dropped:
                 self._meter.dropped(dropped)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,15 +26,17 @@ from tandem.core.config import RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError
 from tandem.core.garbage import keep_loaded
-from tandem.core.ids import Incarnation, RouterId, new_incarnation
+from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
+from tandem.prefixindex.events import Position
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import RouterLease
 from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.replica import IndexReplica
+from tandem.prefixindex.speculation import Speculation
 from tandem.router.admin import OnDown, create_admin_app, load_key
 from tandem.router.answers import AnswerDesk
 from tandem.router.asks import AskReader
@@ -43,6 +45,7 @@ from tandem.router.dispatch import Dispatcher
 from tandem.router.door import Door
 from tandem.router.grpc_api import GrpcDoor
 from tandem.router.http.app import create_app
+from tandem.router.indexmetrics import IndexCollector
 from tandem.router.links import Identity, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.metrics import Metrics
@@ -68,6 +71,8 @@ class Surroundings:
     directory: WorkerDirectory
     index: PrefixIndex | None
     on_down: OnDown
+    positions: Callable[[], Mapping[WorkerId, Position]] | None = None
+    """How far the index was followed, by worker."""
     speeds: LinkSpeedView = field(default_factory=LinkSpeedView)
 
 
@@ -85,7 +90,8 @@ class Router:
         mode = config.settings.disaggregation
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
-        prefixes = PrefixFinder(surroundings.index, secret.derive(b"tenant:")[:16], self.table.link_speed)
+        speculation = Speculation(self._clock)
+        prefixes = PrefixFinder(surroundings.index, secret.derive(b"tenant:")[:16], self.table.link_speed, speculation)
         self.dispatcher = Dispatcher(self.table, LeastWork(mode), prefixes, self._clock, self.metrics)
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
@@ -120,7 +126,11 @@ class Router:
             addresses=lambda: {**self._ports, "host": config.settings.host, "pid": os.getpid()},
         )
         self._audits = AuditDesk(
-            router=config.router_id, table=self.table, dispatcher=self.dispatcher, clock=self._clock
+            router=config.router_id,
+            table=self.table,
+            dispatcher=self.dispatcher,
+            clock=self._clock,
+            positions=surroundings.positions,
         )
         self._on_down = surroundings.on_down
         self._grpc = GrpcDoor(self.door)
@@ -206,16 +216,18 @@ async def _run(config: RouterConfig) -> None:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
         keys = Keys(config.cluster)
-        replica = IndexReplica(redis, keys)
+        replica = IndexReplica(redis, keys, max_bytes=config.settings.index_memory_bytes)
         store = DesiredStateStore(redis, keys)
         incarnation = new_incarnation()
         surroundings = Surroundings(
             directory=RedisDirectory(redis, keys, replica),
             index=replica,
             on_down=lambda: ask_to_stop(store),
+            positions=lambda: replica.positions,
         )
         links = LinkSpeedStore(redis, keys)
         router = Router(config, surroundings, incarnation)
+        router.metrics.add(IndexCollector(replica))
         stack.push_async_callback(router.close)
         ports = await router.start()
         loop = asyncio.get_running_loop()

@@ -58,11 +58,20 @@ class Metrics:
         self.prompt_tokens = Counter(names.PROMPT_TOKENS, "Prompt tokens.", registry=registry)
         self.generated_tokens = Counter(names.GENERATED_TOKENS, "Output tokens.", registry=registry)
         self.cached_tokens = Counter(names.CACHED_TOKENS, "Prompt tokens nobody had to compute.", registry=registry)
+        self._predicted = Counter(names.PREFIX_PREDICTED, "Prompt tokens predicted to be known.", registry=registry)
+        self._found = Counter(names.PREFIX_ACTUAL, "Prompt tokens found known, where that was said.", registry=registry)
+        self._mismatches = Counter(
+            names.PREFIX_MISMATCHES, "Predictions that were wrong.", ["basis", "found"], registry=registry
+        )
         self._dropped = Counter(names.DROPPED_CHUNKS, "Token chunks kept from clients.", ["reason"], registry=registry)
         self._plans = Counter(names.PLANS, "Plans by reason.", ["reason"], registry=registry)
         flying = Gauge(names.ROUTER_IN_FLIGHT, "Requests in flight in this router.", registry=registry)
         flying.set_function(in_flight)
         registry.register(_WorkerCollector(links))
+
+    def add(self, collector: Collector) -> None:
+        """Report on something more."""
+        self._registry.register(collector)
 
     def request_ended(self, api: str, outcome: str) -> None:
         """Count one request; `outcome` is "ok" or the code of an error."""
@@ -70,6 +79,14 @@ class Metrics:
 
     def planned(self, plan: Plan) -> None:
         self._plans.labels(plan.reason).inc()
+
+    def prefix_found(self, predicted_tokens: int, actual_tokens: int, *, is_hoped: bool) -> None:
+        """Count one prompt: what its worker was predicted to know of it, and what it knew."""
+        self._predicted.inc(predicted_tokens)
+        self._found.inc(actual_tokens)
+        if predicted_tokens != actual_tokens:
+            found = "less" if actual_tokens < predicted_tokens else "more"
+            self._mismatches.labels("speculation" if is_hoped else "index", found).inc()
 
     def dropped(self, reason: str) -> None:
         self._dropped.labels(reason).inc()

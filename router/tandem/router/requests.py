@@ -146,6 +146,10 @@ class Flight:
     pair: tuple[tuple[str, int], ...] = ()
     """(worker, incarnation) of everybody in the plan, as it was when the request was sent."""
     cached_tokens: int | None = None
+    predicted_tokens: int = 0
+    """What `cached_tokens` ought to be, by the index and by what this router had sent to the worker that computes."""
+    is_hoped: bool = False
+    """Whether the latter had a part in it: the blocks were expected there, not published."""
     handoff: HandoffTiming | None = None
     prefill_started_s: float | None = None
     first_token_s: float | None = None
@@ -171,6 +175,13 @@ class Flight:
     @property
     def output_tokens(self) -> int:
         return sum(order.next_index for order in self.orders)
+
+    def predict(self, tokens: int, block_tokens: int, *, is_hoped: bool) -> None:
+        """So many prompt tokens should be known to the worker that the prompt is sent to; blocks are found whole, and
+        the last token is computed anyway. Of several attempts, the one counts that said first what it found."""
+        if self.cached_tokens is None:
+            most = (len(self.work.prompt) - 1) // max(1, block_tokens) * block_tokens
+            self.predicted_tokens, self.is_hoped = min(tokens, most), is_hoped
 
     def accept(self, chunk: TokenChunk, now_s: float) -> str:
         """Pass on what is new in `chunk`; returns why nothing of it was, or ""."""

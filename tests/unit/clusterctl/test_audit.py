@@ -157,3 +157,12 @@ def test_the_page_says_who_what_and_why() -> None:
         "4 blocks are held and nothing explains it",
     ):
         assert words in text.getvalue(), text.getvalue()
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_a_worker_that_the_index_shows_wrongly_is_named(is_equal: bool) -> None:
+    seen = look()
+    seen["workers"][0]["index"] = {"held_blocks": 12, "known_blocks": 9, "is_equal": is_equal}
+    out = io.StringIO()
+    audit_view.show(Findings(look=seen, unexplained=[]), Console(file=out, width=200))
+    assert ("index: d0 holds 12 cached blocks, the router knows of 9" in out.getvalue()) is not is_equal

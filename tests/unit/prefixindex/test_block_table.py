@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -11,6 +12,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId
 from tandem.prefixindex.blocktable import BlockTable
+
+ROOM_BYTES = 1 << 26
 
 
 def block(number: int) -> BlockHash:
@@ -28,7 +31,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = BlockTable(10_000)
+        self.table = BlockTable(ROOM_BYTES)
         self.model: dict[int, set[tuple[int, BlockHash]]] = {}
         self.live: dict[int, WorkerId] = {}
         self.names = 0
@@ -96,7 +99,7 @@ TestTable = TableMachine.TestCase
 
 
 def test_slots_are_reused_after_a_sweep() -> None:
-    table = BlockTable(1000)
+    table = BlockTable(ROOM_BYTES)
     bits = set()
     for round_ in range(50):
         bit = table.open_slot()
@@ -111,7 +114,7 @@ def test_slots_are_reused_after_a_sweep() -> None:
 
 
 def test_an_unswept_slot_is_never_handed_out_again() -> None:
-    table = BlockTable(1000)
+    table = BlockTable(ROOM_BYTES)
     first = table.open_slot()
     table.add(first, blocks([1]))
     table.close_slot(first)
@@ -121,25 +124,61 @@ def test_an_unswept_slot_is_never_handed_out_again() -> None:
     assert table.lookup([block(1)]) == {}
 
 
-def test_entries_are_bounded_and_the_oldest_go_first() -> None:
-    table = BlockTable(160)
+@pytest.mark.parametrize("groups", [1, 3])
+def test_memory_is_bounded_and_the_oldest_go_first(groups: int) -> None:
+    table, bound, count = BlockTable(1 << 20), 1 << 20, 40_000
     bit = table.open_slot()
     table.go_live(bit, WorkerId("w"))
-    for start in range(0, 1000, 10):
-        table.add(bit, blocks(list(range(start, start + 10))))
-        assert table.entries <= 160
-    assert table.evicted >= 840
-    assert table.lookup([block(999)]) == {"w": 1}
+    for start in range(0, count, 500):
+        table.add(bit, blocks(list(range(start, start + 500)), group=start // 500 % groups))
+        assert table.memory_bytes <= 1.25 * bound  # what may be added, and grow, before it is looked at
+    assert table.entries + table.evicted == count
+    assert 6_000 < table.entries < 12_000
+    last = (count - 1) // 500 % groups
+    assert table.lookup([block(count - 1)], last) == {"w": 1}
     assert table.lookup([block(0)]) == {}
     table.check_integrity()
 
 
-@given(st.lists(st.integers(0, 30), unique=True, max_size=30), st.integers(1, 16))
-def test_depths_of_many_workers(numbers: list[int], workers: int) -> None:
-    table = BlockTable(10_000)
+def test_masks_that_are_too_many_to_share_are_paid_for() -> None:
+    table = BlockTable(ROOM_BYTES)
+    bits = [table.open_slot() for _ in range(40)]
+    everything = blocks(list(range(20_000)))
+    for number, bit in enumerate(bits):
+        table.add(bit, [one for index, one in enumerate(everything) if (index >> number % 16) & 1])
+    shared = BlockTable(ROOM_BYTES)
+    shared.add(shared.open_slot(), everything[1:])
+    assert shared.entries == table.entries
+    assert table.memory_bytes >= shared.memory_bytes + 36 * table.entries
+    for bit in bits:
+        table.remove(bit, everything)
+    assert table.entries == 0
+
+
+def test_time_of_a_call_does_not_grow_with_the_table() -> None:
+    """Evictions and sweeps touch a part of the table, however much it holds."""
+    table = BlockTable(1 << 20)
+    bit = table.open_slot()
+    evicted = 0
+    for start in range(0, 40_000, 500):
+        table.add(bit, blocks(list(range(start, start + 500))))
+        assert table.evicted - evicted <= table.entries // 4
+        evicted = table.evicted
+    table.close_slot(bit)
+    held, turns = table.entries, 0
+    while table.sweep(100):
+        turns += 1
+        assert held - table.entries <= 100 * turns
+    assert table.entries == 0
+
+
+@given(st.lists(st.integers(0, 130), unique=True, max_size=120), st.integers(1, 16), st.integers(1, 12))
+def test_depths_of_many_workers(numbers: list[int], workers: int, step: int) -> None:
+    table = BlockTable(ROOM_BYTES)
     hashes = [block(n) for n in numbers]
     for index in range(workers):
         bit = table.open_slot()
         table.go_live(bit, WorkerId(f"w{index}"))
-        table.add(bit, [(0, h) for h in hashes[:index]])
-    assert table.lookup(hashes) == {f"w{i}": min(i, len(hashes)) for i in range(workers) if min(i, len(hashes))}
+        table.add(bit, [(0, h) for h in hashes[: index * step]])
+    depths = {f"w{i}": min(i * step, len(hashes)) for i in range(workers)}
+    assert table.lookup(hashes) == {worker: depth for worker, depth in depths.items() if depth}

@@ -62,9 +62,42 @@ def test_an_outage_is_no_lapse_and_gives_a_lease_time_afterwards(book: LeaseBook
     assert book.apply({W: None}, 102.6)
 
 
-def test_another_incarnation_replaces_at_once(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
-    assert book.apply({W: row(1, incarnation=5)}, 0.1)
+def test_another_incarnation_replaces_one_that_is_silent_at_once(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    assert book.apply({W: row(0, incarnation=5)}, 1.1)
     assert book.records[W].incarnation == 5
+
+
+def test_another_incarnation_has_to_beat_while_one_is_heard(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    assert not book.apply({W: row(3, incarnation=5)}, 0.1)
+    assert not book.apply({W: row(3, incarnation=5)}, 0.5)
+    assert book.records[W].incarnation == 11
+    assert book.apply({W: row(4, incarnation=5)}, 0.6)
+    assert book.records[W].incarnation == 5
+
+
+def test_nobody_comes_back_from_an_old_dump(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    """Redis was away and came back with the row of an incarnation before this one, then with the row of this one."""
+    book.apply({W: row(7)}, 1.0)
+    book.outage()
+    assert not book.apply({W: row(40, incarnation=3)}, 60.0)
+    assert not book.apply({W: row(40, incarnation=3)}, 60.4)
+    assert not book.apply({W: row(0)}, 60.5)  # registered again, as it found somebody else in its place
+    assert not book.apply({W: row(1)}, 61.0)
+    assert book.records == {W: RECORD}
+    assert book.apply({W: row(1)}, 64.0)
+    for at_s in (64.1, 65.0):
+        assert not book.apply({W: None}, at_s)
+        assert not book.apply({W: row(1)}, at_s)
+    assert book.records == {}
+
+
+def test_whoever_left_comes_back_only_alive(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    assert not book.apply({W: LeaseRow(0, 1, b"12")}, 0.1)  # another one left, once
+    assert book.apply({W: LeaseRow(0, 1, b"11")}, 0.1)
+    assert not book.apply({W: row(5)}, 0.2)
+    assert not book.apply({W: row(5)}, 0.7)
+    assert book.records == {}
+    assert book.apply({W: row(6)}, 1.2)
 
 
 def test_whoever_leaves_is_gone_at_once(book: LeaseBook[WorkerId, WorkerRecord]) -> None:

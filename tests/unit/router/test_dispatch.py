@@ -14,6 +14,7 @@ from tandem.core.lifecycle import Phase
 from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch import Dispatcher
 from tandem.router.plan import Plan
+from tandem.router.prefix import PrefixFinder
 from tandem.router.requests import Flight, Inbox, Work
 from tandem.router.wire import TokenChunk
 
@@ -34,7 +35,7 @@ class Handover:
     def __init__(self) -> None:
         self.p, self.d = link("p"), link("d")
         nobody: Any = SimpleNamespace(dropped=lambda reason: None)
-        self.dispatcher = Dispatcher(nobody, nobody, nobody, ManualClock(), nobody)
+        self.dispatcher = Dispatcher(nobody, nobody, PrefixFinder(None, b""), ManualClock(), nobody)
         self.inbox = Inbox(1 << 20)
         self.flight = Flight(
             id=RequestId("r"), slot=0, inbox=self.inbox, started_s=0.0,

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.core.blockhash import BlockHash, HashRoot, chain
+from tandem.core.clock import ManualClock
 from tandem.core.ids import GroupId, Incarnation, WorkerId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import ALWAYS_BYTES_PER_S, KVProfile
+from tandem.prefixindex.speculation import SETTLED_S, Speculation
 from tandem.router.prefix import PrefixFinder
 from tandem.router.wire import WorkerFacts
 
@@ -17,14 +19,16 @@ PROMPT = list(range(100, 196))
 SALT = b"tenant"
 
 
-def facts(name: str, role: RoleName, block_tokens: int = 16, dtype: str = "float32", **more: Any) -> WorkerFacts:
+def facts(
+    name: str, role: RoleName, block_tokens: int = 16, dtype: str = "float32", incarnation: int = 1, **more: Any
+) -> WorkerFacts:
     spec = KVGroupSpec(
         group=GroupId(0), layers=(0,), planes=2, heads=2, width=8, block_tokens=block_tokens, dtype=dtype
     )  # fmt: skip
     profile = KVProfile(fingerprint="f", identity=(), layout=KVLayout(groups=(spec,)), **more)
     return WorkerFacts(
-        worker=WorkerId(name), incarnation=Incarnation(1), role=role, address="", model="m", fingerprint="f", tp=1,
-        block_tokens=block_tokens, kv_dtype=dtype, max_model_len=100, vocab_size=100, num_blocks=(9,),
+        worker=WorkerId(name), incarnation=Incarnation(incarnation), role=role, address="", model="m", fingerprint="f",
+        tp=1, block_tokens=block_tokens, kv_dtype=dtype, max_model_len=100, vocab_size=100, num_blocks=(9,),
         token_kv_bytes=1, transports=(), protocol=2, eos_token_ids=(), pid=1, rank_pids=(), profile=profile,
     )  # fmt: skip
 
@@ -82,3 +86,34 @@ def test_what_came_changed_is_looked_up_under_its_own_root() -> None:
 def test_without_an_index_and_with_a_short_prompt() -> None:
     view = PrefixFinder(None, SALT).find([1, 2, 3], [facts("d0", RoleName.DECODE)])
     assert (view.held_tokens, view.last_hashes) == ({"d0": 0}, {"d0": b""})
+
+
+def test_a_burst_finds_what_the_first_of_it_was_sent_for() -> None:
+    index, clock = Held(("p1", 16, 1, "")), ManualClock()
+    finder = PrefixFinder(index, SALT, speculation=Speculation(clock))
+    p0, p1, d0 = facts("p0", RoleName.PREFILL), facts("p1", RoleName.PREFILL), facts("d0", RoleName.DECODE)
+    finder.expect("first", p0, finder.find(PROMPT, [p0, p1, d0]))
+    longer = [*PROMPT, *range(40)]
+    view = finder.find(longer, [p0, p1, d0])
+    assert view.held_tokens == {"p0": 0, "p1": 16, "d0": 0}  # nobody may be asked to supply what is only expected
+    assert view.reusable_tokens == {"p0": 96, "p1": 16, "d0": 0}
+    assert view.expected_tokens == {"p0": 96, "p1": 0, "d0": 0}
+    assert finder.find(PROMPT, [p0]).reusable_tokens == {"p0": 80}  # the last token is computed again
+    reborn = facts("p0", RoleName.PREFILL, incarnation=2)
+    assert finder.find(PROMPT, [reborn]).reusable_tokens == {"p0": 0}
+    finder.withdraw("first", p0.worker)
+    assert finder.find(longer, [p0]).reusable_tokens == {"p0": 0}
+
+
+def test_what_the_index_shows_is_not_expected_again() -> None:
+    index, clock = Held(("p0", 16, 6, "")), ManualClock()
+    speculation = Speculation(clock)
+    finder = PrefixFinder(index, SALT, speculation=speculation)
+    p0 = facts("p0", RoleName.PREFILL)
+    finder.expect("held", p0, finder.find(PROMPT, [p0]))
+    assert speculation.blocks == 0
+    finder.expect("longer", p0, finder.find([*PROMPT, *range(16)], [p0]))
+    finder.settle("longer", p0.worker)
+    assert speculation.blocks == 7
+    clock.advance(SETTLED_S)
+    assert finder.find([*PROMPT, *range(40)], [p0]).reusable_tokens == {"p0": 96}

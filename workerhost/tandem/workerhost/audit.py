@@ -14,6 +14,7 @@ from tandem.core.ledger import BlockLedger, Held, Holder, HoldKind
 from tandem.core.lifecycle import RoleName
 from tandem.kvtransfer.leases import LEASE_S
 from tandem.kvtransfer.snapshot import OpenTransfer
+from tandem.prefixindex.events import fold, member
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.claims import Claim
 from tandem.workerhost.role import Shell
@@ -25,6 +26,7 @@ MAX_BLOCKS = 600_000
 def report(shell: Shell, role: RoleName, claims: Sequence[Claim], number: int) -> w.AuditReport:
     """Everything held, and everything that could explain it. `number` is the question's id."""
     in_engine = frozenset(shell.engine.in_flight())
+    cached = [member(ledger.group, block) for ledger in shell.engine.ledgers for block in ledger.hashes()]
     return w.AuditReport(
         id=number,
         worker=shell.worker,
@@ -56,6 +58,8 @@ def report(shell: Shell, role: RoleName, claims: Sequence[Claim], number: int) -
             )
             for claim in claims
         ],
+        cached_blocks=len(cached),
+        cached_digest=format(fold(0, cached), "x"),
     )
 
 

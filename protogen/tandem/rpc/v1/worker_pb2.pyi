@@ -348,11 +348,16 @@ class AuditReport(_message.Message):
     CLAIMS_FIELD_NUMBER: _builtins.int
     RELEASED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
+    CACHED_DIGEST_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
     role: _builtins.str
     now_s: _builtins.float
+    cached_blocks: _builtins.int
+    """What its prefix caches hold, all groups together: blocks, and the digest over them that heartbeats carry, in hex."""
+    cached_digest: _builtins.str
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocksCount]: ...
     @_builtins.property
@@ -389,10 +394,12 @@ class AuditReport(_message.Message):
         claims: _abc.Iterable[Global___AuditClaim] | None = ...,
         released: _abc.Iterable[Global___AuditHold] | None = ...,
         refused: _abc.Iterable[Global___RepairRefusal] | None = ...,
+        cached_blocks: _builtins.int = ...,
+        cached_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "claims", b"claims", "holds", b"holds", "id", b"id", "incarnation", b"incarnation", "now_s", b"now_s", "receiving", b"receiving", "refused", b"refused", "released", b"released", "requests", b"requests", "role", b"role", "sending", b"sending", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "cached_blocks", b"cached_blocks", "cached_digest", b"cached_digest", "claims", b"claims", "holds", b"holds", "id", b"id", "incarnation", b"incarnation", "now_s", b"now_s", "receiving", b"receiving", "refused", b"refused", "released", b"released", "requests", b"requests", "role", b"role", "sending", b"sending", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,151 @@
+"""Blocks that a worker is about to hold: those of prompts that this router just sent there. Advice, like the index.
+
+Requests with one prefix often come together, before any worker could publish it. Each would be planned as if nobody
+held it, and spread over all workers. So what was sent counts as held for a short life:
+
+    expect ─▶ pending ─ settle: the prompt is computed ─▶ settled, until its events must have come ─▶ gone
+                 └─ withdraw: failed, cancelled, worker lost; or pending for too long ─────────────▶ gone
+
+The real event needs no hand-over: whoever asks takes the larger of both depths. No I/O, no tasks, one thread.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.clock import Clock
+from tandem.core.ids import Incarnation, WorkerId
+
+MAX_BLOCKS: Final = 131_072
+"""Blocks expected at once, over all requests: about 15 MB."""
+PENDING_S: Final = 30.0
+"""A prompt that waits or is computed for longer than this says nothing any more."""
+SETTLED_S: Final = 1.0
+"""From the first token until the events of its prompt must have come (they take milliseconds)."""
+
+Holder = tuple[WorkerId, Incarnation]
+_Key = tuple[str, WorkerId]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Expected:
+    """One prompt on one worker; gone at `ends_s`."""
+
+    holder: Holder
+    hashes: Sequence[BlockHash]
+    ends_s: float
+
+
+class Speculation:
+    """Bounded by `max_blocks` (those of requests that share a prefix count each time); past it the oldest go first.
+
+    Of one worker in one incarnation, every block is there with all blocks before it, because whole prompts come and go.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        max_blocks: int = MAX_BLOCKS,
+        pending_s: float = PENDING_S,
+        settled_s: float = SETTLED_S,
+    ) -> None:
+        self._clock, self._max_blocks = clock, max_blocks
+        self._pending_s, self._settled_s = pending_s, settled_s
+        self._pending: OrderedDict[_Key, _Expected] = OrderedDict()
+        self._settled: OrderedDict[_Key, _Expected] = OrderedDict()
+        self._counts: dict[Holder, Counter[BlockHash]] = {}
+        self._blocks = 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks expected, each as often as there are requests that expect it; at most `max_blocks`."""
+        return self._blocks
+
+    def expect(self, request: str, worker: WorkerId, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> None:
+        """`worker` was sent a prompt with these blocks, from the first one on. Replaces what it was sent before for
+        this request. O(blocks)."""
+        self._expire()
+        self._forget((request, worker))
+        hashes = hashes[: self._max_blocks]
+        if not hashes:
+            return
+        while self._blocks + len(hashes) > self._max_blocks:
+            self._drop((self._settled or self._pending).popitem(last=False)[1])
+        holder = (worker, incarnation)
+        self._pending[request, worker] = _Expected(holder, hashes, self._clock.now_s() + self._pending_s)
+        self._counts.setdefault(holder, Counter()).update(hashes)
+        self._blocks += len(hashes)
+
+    def settle(self, request: str, worker: WorkerId) -> None:
+        """`worker` has computed the prompt: its own events are on their way."""
+        one = self._pending.pop((request, worker), None)
+        if one is not None:
+            ends_s = self._clock.now_s() + self._settled_s
+            self._settled[request, worker] = _Expected(one.holder, one.hashes, ends_s)
+
+    def withdraw(self, request: str, worker: WorkerId) -> None:
+        """`worker` will not compute the prompt. Does nothing if it has, or was never sent it."""
+        one = self._pending.pop((request, worker), None)
+        if one is not None:
+            self._drop(one)
+
+    def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[Holder, int]:
+        """How many leading blocks of `hashes` each worker is expected to hold; those with none are left out.
+
+        O(workers · log blocks): because of what holds between the blocks of one worker, the last one is searched.
+        """
+        self._expire()
+        if not hashes:
+            return {}
+        first = hashes[0]
+        return {holder: _depth(counts, hashes) for holder, counts in self._counts.items() if first in counts}
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError when the counts are not those of the requests; slow, for tests."""
+        counts: dict[Holder, Counter[BlockHash]] = {}
+        assert not self._pending.keys() & self._settled.keys(), "a request is pending and settled"
+        for one in (*self._pending.values(), *self._settled.values()):
+            counts.setdefault(one.holder, Counter()).update(one.hashes)
+        assert counts == self._counts, "counted blocks are not those of the requests"
+        assert self._blocks == sum(map(Counter.total, counts.values())) <= self._max_blocks, "the total is wrong"
+
+    def _expire(self) -> None:
+        now_s = self._clock.now_s()
+        for queue in (self._pending, self._settled):
+            while queue and next(iter(queue.values())).ends_s <= now_s:
+                self._drop(queue.popitem(last=False)[1])
+
+    def _forget(self, key: _Key) -> None:
+        for queue in (self._pending, self._settled):
+            one = queue.pop(key, None)
+            if one is not None:
+                self._drop(one)
+
+    def _drop(self, one: _Expected) -> None:
+        counts = self._counts[one.holder]
+        for block in one.hashes:
+            left = counts[block] - 1
+            if left:
+                counts[block] = left
+            else:
+                del counts[block]
+        if not counts:
+            del self._counts[one.holder]
+        self._blocks -= len(one.hashes)
+
+
+def _depth(counts: Mapping[BlockHash, int], hashes: Sequence[BlockHash]) -> int:
+    """How many leading blocks are counted; the first one is."""
+    low, high = 1, len(hashes)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if hashes[middle - 1] in counts:
+            low = middle
+        else:
+            high = middle - 1
+    return low
