@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator
 
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
 from tandem.kvtransfer.frame import (
-    MAX_PAYLOAD_BYTES,
     MAX_REPLY_BYTES,
     Frame,
     MalformedFrameError,
@@ -45,6 +44,8 @@ REPORT_EVERY = 4
 """A receiver that has judged this part of the window without a reply says so unasked. No payload is larger than that:
 it, what is skipped before it and what may stay unreported then fit into the window together."""
 MAX_WINDOW_BYTES = 64 << 20
+MAX_PAYLOAD_BYTES = 2 << 20
+"""Each frame costs gloo several wake-ups at both ends; half as many frames gain a fifth."""
 WINDOW = struct.Struct("<Q")
 """What the receiver says first: the size of its staging memory, and so of the sender's."""
 Connect = Callable[[ControlSocket, int, int], Communicator]

@@ -26,7 +26,14 @@ from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, join_address
-from tandem.kvtransfer.transports.collective import MAX_FRAMES, REPORT_EVERY, WINDOW, backend, purpose
+from tandem.kvtransfer.transports.collective import (
+    MAX_FRAMES,
+    MAX_PAYLOAD_BYTES,
+    REPORT_EVERY,
+    WINDOW,
+    backend,
+    purpose,
+)
 from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, Communicator, Transfer
 from tandem.kvtransfer.transports.controlsocket import ControlSocket
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
@@ -159,7 +166,7 @@ class _Connection:
 
     def _announced(self, head: bytes) -> _Arrival:
         """Find room for the payload and post its receive. Raises MalformedFrameError or LinkClosedError."""
-        frame, rest = decode(memoryview(head))
+        frame, rest = decode(memoryview(head), MAX_PAYLOAD_BYTES)
         if len(rest):
             raise MalformedFrameError(f"{len(rest)} bytes too many")
         with self._lock:

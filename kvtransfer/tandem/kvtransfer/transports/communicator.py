@@ -23,7 +23,7 @@ from tandem.kvtransfer.transports.controlsocket import ControlSocket
 
 SENDER_RANK, RECEIVER_RANK = 0, 1
 PAYLOAD_TIMEOUT_S = 10.0
-"""Longest wait for one announced payload. It ends the link, so it must outlast a slow wire's window (4 MiB, shared by
+"""Longest wait for one announced payload. It ends the link, so it must outlast a slow wire's window (8 MiB, shared by
 other links); whoever knows earlier that the peer is gone closes the link."""
 _MAX_KEY_BYTES, _MAX_VALUE_BYTES = 256, 8192
 _KEY_LENGTH = struct.Struct("<H")
