@@ -90,7 +90,7 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("repetition_penalty 0", CHAT, chat(repetition_penalty=0), "repetition_penalty"),
     ("repetition_penalty that overflows", CHAT, chat(repetition_penalty=1e-300), "repetition_penalty"),
     ("seed beyond 64 bits", CHAT, chat(seed=2**63), "seed"),
-    ("five stops", CHAT, chat(stop=["a", "b", "c", "d", "e"]), "stop"),
+    ("seventeen stops", CHAT, chat(stop=["a"] * 17), "stop"),
     ("an empty stop", CHAT, chat(stop=""), "stop"),
     ("stop an object", CHAT, chat(stop={}), "stop"),
     ("a stop token beyond the vocabulary", CHAT, chat(stop_token_ids=[99999]), "stop_token_ids"),
@@ -118,10 +118,11 @@ FIELDS: list[tuple[str, str, dict[str, Any], str]] = [
     ("unsupported", CHAT, chat(modalities=["text", "audio"]), "modalities"),
     ("unsupported", CHAT, chat(store=True), "store"),
     ("unsupported", CHAT, chat(reasoning_effort="high"), "reasoning_effort"),
-    ("unsupported", TEXT, text(best_of=2), "best_of"),
-    ("unsupported", TEXT, text(echo=True), "echo"),
+    ("fewer than n", TEXT, text(best_of=1, n=2), "best_of"),
+    ("best_of in a stream", TEXT, text(best_of=2, stream=True), "best_of"),
+    ("unsupported", CHAT, chat(echo=True), "echo"),
     ("unsupported", TEXT, text(suffix="end"), "suffix"),
-    ("unsupported", TEXT, text(prompt_logprobs=1), "prompt_logprobs"),
+    ("prompt_logprobs in a stream", TEXT, text(prompt_logprobs=1, stream=True), "prompt_logprobs"),
     ("a text of a wrong type", "/tokenize", {"prompt": 5}, "prompt"),
     ("a token id beyond the vocabulary", "/detokenize", {"tokens": [99999]}, "tokens"),
     ("a negative token id", "/detokenize", {"tokens": [-1]}, "tokens"),
@@ -282,7 +283,7 @@ GRPC: list[tuple[str, i.GenerateRequest, str, str]] = [
     ("token ids too long", i.GenerateRequest(token_ids=i.TokenIds(ids=[5] * 4096)), "INVALID_ARGUMENT", "prompt"),
     ("token beyond the vocabulary", i.GenerateRequest(token_ids=i.TokenIds(ids=[2**32 - 1])), "INVALID_ARGUMENT",
      "prompt"),
-    ("five stops", i.GenerateRequest(text="a", stop=["a"] * 5), "INVALID_ARGUMENT", "stop"),
+    ("seventeen stops", i.GenerateRequest(text="a", stop=["a"] * 17), "INVALID_ARGUMENT", "stop"),
     *(
         (name, i.GenerateRequest(text="a", sampling=sampling), "INVALID_ARGUMENT", name)
         for name, sampling in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ def ids(cluster: Cluster, text: str) -> list[int]:
     status, answer = cluster.post("/tokenize", {"prompt": text, "add_special_tokens": False})
     assert status == 200
     return list(answer["tokens"])
+
+
+def model_config() -> dict[str, Any]:
+    return dict(json.loads((MODEL / "config.json").read_text()))
 
 
 def test_seed_fixes_an_answer_and_changes_it(ask: Any) -> None:
@@ -102,8 +107,7 @@ def test_stop_token_ids(cluster: Cluster, ask: Any, greedy: str) -> None:
 
 
 def test_eos_ends_unless_ignored(ask: Any) -> None:
-    eos = json.loads((MODEL / "config.json").read_text())["eos_token_id"]
-    eos = eos[0] if isinstance(eos, list) else eos
+    eos = model_config()["eos_token_id"]
     forced = {"temperature": 0, "logit_bias": {str(eos): 100}}
     assert (ask(**forced, ignore_eos=False)[0]["finish_reason"], ask(**forced)[0]["finish_reason"]) == (
         "stop",
@@ -149,3 +153,78 @@ def test_prompts_as_text_ids_and_lists(cluster: Cluster, ask: Any, greedy: str) 
     for prompt in ([PROMPT], tokens, [tokens]):
         assert ask(prompt=prompt, temperature=0)[0]["text"] == greedy
     assert [choice["text"] for choice in ask(prompt=[PROMPT, PROMPT], temperature=0)] == [greedy, greedy]
+
+
+def test_min_tokens_holds_back_every_end(cluster: Cluster, ask: Any, greedy: str) -> None:
+    eos = model_config()["eos_token_id"]
+    stop = ids(cluster, " list")[0]
+    both = {"logit_bias": {str(eos): 90, str(stop): 100}, "temperature": 0, "ignore_eos": False}
+    body = {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 12, "stop_token_ids": [stop], **both}
+    for count in (0, 1, 5, 11):
+        _, answer = cluster.post("/v1/completions", {**body, "min_tokens": count})
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == count + 1
+    assert cluster.post("/v1/completions", {**body, "min_tokens": 12})[1]["choices"][0]["finish_reason"] == "length"
+    (choice,) = ask(temperature=0, stop=greedy[5:8], min_tokens=12)
+    assert (choice["finish_reason"], choice["text"]) == ("length", greedy)
+
+
+def test_bad_words(cluster: Cluster, ask: Any) -> None:
+    said = ask(temperature=0, logprobs=0)[0]["logprobs"]["tokens"]
+    for token in said[:4]:
+        instead = ask(temperature=0, logprobs=0, bad_words=[token])[0]["logprobs"]["tokens"]
+        place = min(said.index(word) for word in {token, token.lstrip(" "), f" {token.lstrip(' ')}"} if word in said)
+        assert instead[:place] == said[:place]
+        assert not {token, token.lstrip(" "), f" {token.lstrip(' ')}"} & set(instead)
+    pair = next(pair for pair in pairwise(said) if len(ids(cluster, "".join(pair))) == 2)
+    instead = ask(temperature=0, logprobs=0, bad_words=["".join(pair)])[0]["logprobs"]["tokens"]
+    assert pair[0] in instead, "only the last token of a sequence is forbidden"
+    assert pair not in pairwise(instead)
+
+
+def test_allowed_token_ids(cluster: Cluster, ask: Any, greedy: str) -> None:
+    allowed = ids(cluster, " list the a b c")
+    (choice,) = ask(**NOISY, max_tokens=60, logprobs=0, allowed_token_ids=allowed)
+    texts = {cluster.post("/detokenize", {"tokens": [token]})[1]["prompt"] for token in allowed}
+    assert len(choice["logprobs"]["tokens"]) == 60
+    assert set(choice["logprobs"]["tokens"]) <= texts
+    assert len(set(choice["logprobs"]["tokens"])) > 1
+    everything = list(range(model_config()["vocab_size"]))
+    assert ask(temperature=0, allowed_token_ids=everything)[0]["text"] == greedy
+
+
+def test_include_stop_str_in_output(cluster: Cluster, ask: Any, greedy: str) -> None:
+    stops = [f"never {number}" for number in range(15)] + [greedy[5:8]]
+    (choice,) = ask(temperature=0, stop=stops, include_stop_str_in_output=True)
+    assert choice["finish_reason"] == "stop"
+    assert choice["text"] == greedy[: greedy.index(greedy[5:8]) + 3]
+    token = ids(cluster, " list")[0]
+    body = {"stop_token_ids": [token], "logit_bias": {str(token): 100}, "temperature": 0}
+    assert ask(**body)[0]["text"] == ""
+    text = cluster.post("/detokenize", {"tokens": [token]})[1]["prompt"]
+    assert ask(**body, include_stop_str_in_output=True)[0]["text"] == text
+
+
+def test_best_of(cluster: Cluster, ask: Any) -> None:
+    every = ask(**NOISY, n=4, logprobs=0)
+    order = sorted(every, key=lambda choice: -sum(choice["logprobs"]["token_logprobs"]))
+    best = ask(**NOISY, n=2, best_of=4)
+    assert [choice["text"] for choice in best] == [choice["text"] for choice in order[:2]]
+    body = {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 12, "ignore_eos": True, "best_of": 3}
+    assert cluster.post("/v1/completions", body)[1]["usage"]["completion_tokens"] == 36
+
+
+def test_echo_and_token_ids(cluster: Cluster, ask: Any, greedy: str) -> None:
+    (choice,) = ask(temperature=0, echo=True, return_token_ids=True)
+    assert choice["text"] == PROMPT + greedy
+    assert choice["prompt_token_ids"] == cluster.post("/tokenize", {"prompt": PROMPT})[1]["tokens"]
+    assert cluster.post("/detokenize", {"tokens": choice["token_ids"]})[1]["prompt"] == greedy
+
+
+def test_a_stop_string_ends_one_choice_of_several(cluster: Cluster, ask: Any) -> None:
+    every = ask(**NOISY, n=3, max_tokens=200)
+    stop = every[1]["text"][8:20]
+    stopped = ask(**NOISY, n=3, max_tokens=200, stop=stop)
+    for before, after in zip(every, stopped, strict=True):
+        assert after["text"] == before["text"].partition(stop)[0]
+        assert after["finish_reason"] == ("stop" if stop in before["text"] else "length")

@@ -10,11 +10,15 @@ from tandem.core.lifecycle import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """Log-probability of the chosen token and of the `top` alternatives, as (token id, logprob), best first."""
+    """Log-probability of a token and of the `top` alternatives, as (token id, logprob), best first.
+
+    `rank` is the token's place among all by probability, 1 = the most probable; 0 = not known.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,9 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 512
+"""Token sequences; a word given as text has two, one of them with a space in front."""
+MAX_BAD_WORD_TOKENS = 64
 MAX_TOP_K = 2**32 - 1
 MIN_REPETITION_PENALTY = 1e-3
 """Below, fp32 scores that are divided by it could overflow."""
@@ -26,6 +29,11 @@ class SamplingParams:
     None for no log-probabilities at all. Presence and frequency penalties count output tokens (OpenAI's formula:
     logit -= presence·[count > 0] + frequency·count); repetition_penalty counts prompt and output (the formula of
     Keskar et al. 2019 as in transformers: positive logits are divided, negative ones multiplied).
+
+    Before `min_tokens` tokens no token that would end the answer is chosen. `bad_words` are token sequences whose last
+    token is not chosen behind the others of them. Only `allowed_token_ids` are chosen, if there are any.
+
+    `prompt_logprobs` asks for the log-probability of every prompt token but the first, and as many alternatives.
     """
 
     max_tokens: int
@@ -40,8 +48,12 @@ class SamplingParams:
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = field(default=())
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -59,17 +71,29 @@ class SamplingParams:
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_range("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 2.0)
         _check("seed", -(2**63) <= self.seed < 2**63, self.seed, "a 64-bit integer")
-        count = len(self.stop_token_ids)
-        _check("stop_token_ids", count <= MAX_STOP_TOKEN_IDS, f"{count} ids", f"at most {MAX_STOP_TOKEN_IDS} ids")
-        for token in self.stop_token_ids:
-            _check("stop_token_ids", 0 <= token < vocab_size, token, f"below the vocabulary size {vocab_size}")
+        self._validate_tokens(vocab_size)
         count = len(self.logit_bias)
         _check("logit_bias", count <= MAX_LOGIT_BIAS, f"{count} entries", f"at most {MAX_LOGIT_BIAS} entries")
         for token, bias in self.logit_bias:
             _check("logit_bias", 0 <= token < vocab_size, token, f"a token id below {vocab_size}")
             _check_range("logit_bias", bias, -100.0, 100.0)
-        if self.logprobs is not None:
-            _check("logprobs", 0 <= self.logprobs <= MAX_LOGPROBS, self.logprobs, f"between 0 and {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(name, count is None or 0 <= count <= MAX_LOGPROBS, count, f"between 0 and {MAX_LOGPROBS}")
+
+    def _validate_tokens(self, vocab_size: int) -> None:
+        count = len(self.stop_token_ids)
+        _check("stop_token_ids", count <= MAX_STOP_TOKEN_IDS, f"{count} ids", f"at most {MAX_STOP_TOKEN_IDS} ids")
+        _check_ids("stop_token_ids", self.stop_token_ids, vocab_size)
+        _check("min_tokens", 0 <= self.min_tokens <= self.max_tokens, self.min_tokens,
+               f"between 0 and max_tokens, {self.max_tokens}")  # fmt: skip
+        _check_ids("allowed_token_ids", self.allowed_token_ids, vocab_size)
+        count = len(self.bad_words)
+        _check("bad_words", count <= MAX_BAD_WORDS, f"{count} sequences", f"at most {MAX_BAD_WORDS} token sequences")
+        for word in self.bad_words:
+            _check("bad_words", 1 <= len(word) <= MAX_BAD_WORD_TOKENS, f"a sequence of {len(word)} tokens",
+                   f"1 to {MAX_BAD_WORD_TOKENS} tokens long")  # fmt: skip
+            _check_ids("bad_words", word, vocab_size)
 
 
 def _finite(value: float) -> bool:
@@ -78,6 +102,12 @@ def _finite(value: float) -> bool:
 
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     _check(name, _finite(value) and low <= value <= high, value, f"between {low:g} and {high:g}")
+
+
+def _check_ids(name: str, tokens: tuple[int, ...], vocab_size: int) -> None:
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        _check(name, False, wrong, f"below the vocabulary size {vocab_size}")
 
 
 def _check(name: str, is_ok: bool, value: object, expected: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from dataclasses import replace
 
 from tandem.core.errors import InvalidRequestError, TandemError, TransferError, from_code
-from tandem.core.handoff import HandoffTiming
+from tandem.core.handoff import ChoiceState, HandoffTiming
 from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
-from tandem.core.lifecycle import Phase, RoleName
+from tandem.core.lifecycle import FinishReason, Phase, RoleName
 from tandem.core.logs import event
 from tandem.decode_worker.granting import Granting
 from tandem.decode_worker.reservation import Reservation, Reservations, release
@@ -56,6 +58,11 @@ class DecodeRole:
         self._forget(tracked)
         self._whole.cancel(tracked)
 
+    def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
+        self._whole.end_choices(tracked, choices)  # before admission `tracked` keeps them in mind
+        if self._shell.requests.get(tracked.key) is None:
+            self._handoffs.pop(tracked.key, None)
+
     # ---- tickets -------------------------------------------------------------------------------------------------
 
     def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
@@ -102,11 +109,16 @@ class DecodeRole:
     def _admit_if_ready(self, reservation: Reservation) -> None:
         if not reservation.is_ready:
             return
-        choices = reservation.choices
-        assert choices is not None
         tracked = reservation.tracked
+        assert reservation.choices is not None
+        choices = _as_ended(reservation.choices, tracked.ended_choices)
+        is_over = all(state.finish is not None for state in choices)
+        if is_over and tracked.ended_choices and len(choices) == tracked.engine_request.sampling.n:
+            self._forget(tracked)
+            self._shell.end(tracked)
+            return
         try:
-            if all(state.finish is not None for state in choices):
+            if is_over:
                 raise TransferError("no choice goes on")
             self._shell.receiver.admit(reservation.ticket.transfer)
             self._shell.engine.add_prefilled(tracked.engine_request, reservation.holder, reservation.tables, choices)
@@ -243,3 +255,11 @@ class DecodeRole:
 
     def is_idle(self) -> bool:
         return not self._tickets and not self._reservations and self._whole.is_idle()
+
+
+def _as_ended(choices: tuple[ChoiceState, ...], ended: Collection[int]) -> tuple[ChoiceState, ...]:
+    """The choices as the prefill worker left them, without going on with those that nobody wants more of."""
+    return tuple(
+        replace(state, finish=FinishReason.STOP) if state.choice in ended and state.finish is None else state
+        for state in choices
+    )

@@ -15,6 +15,7 @@ from tandem.core.errors import ConfigError
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.kvlayout import KVLayout
 from tandem.core.ledger import BlockLedger, Holder, HoldKind, LedgerError
+from tandem.core.lifecycle import FinishReason
 from tandem.engine.request import BlockEvent
 from tandem.engine.sequence import Place, RequestState, Sequence
 
@@ -58,12 +59,13 @@ class BlockSpace:
     def admit(self, state: RequestState, headroom_blocks: int) -> bool:
         """Give a waiting request blocks for all tokens it knows, sharing the longest cached prefix.
 
-        At least one token stays to be computed. False if fewer than `headroom_blocks` would be left.
+        At least one token stays to be computed, and those whose logits are wanted. False if fewer than
+        `headroom_blocks` would be left.
         """
         leader = state.leader
         goal = state.goal(leader)
         spare = self._spare(state)
-        total, limit = self.blocks_for(goal), (goal - 1) // self.block_tokens
+        total, limit = self.blocks_for(goal), state.reusable_tokens(goal) // self.block_tokens
         room = min(ledger.available for ledger in self.ledgers) - headroom_blocks
         if total - limit + spare > room:
             return False
@@ -166,6 +168,21 @@ class BlockSpace:
             ledger.release(sequence.holder)
         sequence.forget()
 
+    def end_sequence(self, state: RequestState, sequence: Sequence) -> None:
+        """Take a live choice out of its request, with its blocks; the prompt that it computes for all goes to the next.
+
+        What a PREFILL_ONLY request has computed stays: it is being pushed.
+        """
+        is_leader = not state.is_forked and sequence is state.leader
+        sequence.finish = FinishReason.STOP
+        state.live.remove(sequence)
+        if is_leader and state.live:
+            self._pass_on(sequence, state.live[0])
+        elif not state.is_prefill_only:
+            self.release_sequence(sequence)
+        if not state.is_forked and state.live:
+            self._return_spare(state, state.spare_blocks - self._spare(state))
+
     def release(self, state: RequestState) -> None:
         """Give back all blocks of a request; full published ones stay cached."""
         for sequence in state.sequences:
@@ -229,9 +246,18 @@ class BlockSpace:
         is_tail_reused = rest != 0 and len(writers) == len(state.live)  # the last writer keeps the original
         return sum(self.blocks_for(s.length) - shared for s in writers) - is_tail_reused
 
+    def _pass_on(self, source: Sequence, target: Sequence) -> None:
+        """Give the prompt that `source` is computing to `target`, which has nothing yet."""
+        for ledger in self.ledgers:
+            ledger.move(source.holder, target.holder)
+        target.tables, target.computed, target.published = source.tables, source.computed, source.published
+        if not target.hashes:
+            target.hashes = source.hashes[: source.prompt_tokens // self.block_tokens]
+        source.forget()
+
     def _return_spare(self, state: RequestState, count: int) -> None:
         count = min(count, state.spare_blocks)
-        if not count:
+        if count <= 0:
             return
         for ledger in self.ledgers:
             ledger.release(state.spare_holder, ledger.blocks_of(state.spare_holder)[:count])

@@ -27,6 +27,7 @@ from tandem.engine.request import (
     EngineRequest,
     LayerHook,
     PrefillSlice,
+    PromptLogprobs,
     RequestKind,
     StepResult,
     TokenOutput,
@@ -38,6 +39,8 @@ from tandem.engine.sequence import Place, RequestState, Sequence
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 _log = logging.getLogger(__name__)
+_SCORED_LOGITS = 1 << 25
+"""Logits of prompt tokens that one step computes at most: 128 MiB of them."""
 
 
 class Engine:
@@ -56,7 +59,8 @@ class Engine:
         self._space = BlockSpace(runner.layout, runner.num_blocks, clock)
         self.ledgers = self._space.ledgers
         self._pace = StepPace(self._config, self._space.block_tokens)
-        self._scheduler = Scheduler(self._space, self._config, self._pace, order)
+        scored = _SCORED_LOGITS // runner.vocab_size
+        self._scheduler = Scheduler(self._space, self._config, self._pace, order, scored)
         self._arrivals = 0
         self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
         self._ended: dict[str, RequestState] = {}  # by the latest step; their counts stay readable until the next
@@ -133,6 +137,7 @@ class Engine:
                 ledger.release(holder)
             return
         state.cached_tokens = 0
+        state.scored = len(request.prompt) - 1  # whoever computed the prompt has told
         self._space.adopt(state, holder, tables)
         self._scheduler.add_running(state)
 
@@ -143,6 +148,16 @@ class Engine:
             return False
         self._scheduler.remove(state)
         return True
+
+    def end_choice(self, key: str, choice: int) -> None:
+        """End a choice as it stands, without a word: nobody wants more of it. Its blocks go back at once.
+
+        A request without any other choice is forgotten; a PREFILL_ONLY one that has run keeps its blocks until
+        `release`. Unknown keys and choices that have ended are ignored.
+        """
+        state = self._scheduler.get(key)
+        if state is not None:
+            self._scheduler.end_choice(state, choice)
 
     def release(self, key: str) -> None:
         """Give back the blocks of a PREFILL_ONLY request; full ones stay cached. Unknown keys are ignored."""
@@ -189,6 +204,7 @@ class Engine:
         outputs = [output for _, output in self._early]
         self._early.clear()
         failed: dict[str, Exception] = {}
+        scores: list[PromptLogprobs] = []
         slices: tuple[PrefillSlice, ...] = ()
         if plan.items:
             if plan.prefill_tokens:
@@ -202,14 +218,14 @@ class Engine:
                 _log.exception("a step failed")
                 self._fail(plan.items, error, failed)
             else:
-                self._commit(plan.items, sampled, outputs, failed)
+                self._commit(plan.items, sampled, outputs, scores, failed)
         ended_s = self._clock.now_s()
         if plan.items and not failed:
             self._pace.observe(plan.prefill_tokens, plan.decode_tokens, ended_s - started_s)
         return StepResult(
             outputs=tuple(outputs), prefilled=slices, preempted=tuple(plan.preempted),
             prefill_tokens=plan.prefill_tokens, decode_tokens=plan.decode_tokens, started_s=started_s,
-            ended_s=ended_s, failed=failed, admitted=plan.admitted,
+            ended_s=ended_s, failed=failed, admitted=plan.admitted, prompt_logprobs=tuple(scores),
         )  # fmt: skip
 
     def _new_state(self, request: EngineRequest, outputs: tuple[ChoiceState, ...]) -> RequestState:
@@ -218,7 +234,8 @@ class Engine:
             raise InternalError(f"request {request.key} is already in this engine")
         self.check(dataclasses.replace(request, forced=outputs))
         self._arrivals += 1
-        state = RequestState(request, outputs, (request.arrival_s, self._arrivals), len(self.ledgers))
+        age = (request.arrival_s, self._arrivals)
+        state = RequestState(request, outputs, age, len(self.ledgers), self.eos_token_ids)
         for sequence in tuple(state.live):
             self._finish_if_done(state, sequence)
             if sequence.finish is not None:
@@ -246,16 +263,22 @@ class Engine:
         return self._runner.step(batch, rows, hook)
 
     def _commit(
-        self, items: list[StepItem], sampled: list[Sampled], outputs: list[TokenOutput], failed: dict[str, Exception]
+        self,
+        items: list[StepItem],
+        sampled: list[Sampled],
+        outputs: list[TokenOutput],
+        scores: list[PromptLogprobs],
+        failed: dict[str, Exception],
     ) -> None:
         """Take over what a completed step computed: publish blocks, add tokens, end or fork choices."""
         results = iter(sampled)
         for item in items:
             state, takers = item.state, item.takers
+            scored = list(islice(results, len(_scoring(item))))
             tokens = list(islice(results, len(takers)))
             if state.place is Place.GONE:  # cancelled by a layer hook, or failed with another choice
                 continue
-            if not all(result.is_valid for result in tokens):
+            if not all(result.is_valid for result in (*scored, *tokens)):
                 error = InternalError("the logits have no finite maximum", why="the computation went wrong")
                 self._fail([item], error, failed)
                 # Earlier blocks of this prompt may be bad too; nobody must find them.
@@ -263,6 +286,8 @@ class Engine:
                 continue
             item.sequence.computed = item.end
             self._space.publish(state, item.sequence)
+            if scored:
+                scores.append(_prompt_logprobs(item, scored))
             for sequence, result in zip(takers, tokens, strict=True):
                 sequence.append(result.token)
                 self._finish_if_done(state, sequence)
@@ -324,11 +349,28 @@ def _batch(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
             token_ids.extend(sequence.slice(start, end))
             positions.extend(range(start, end))
         sequences.append(SeqSlice(end - start, end, sequence.tables))
+        first_row = len(token_ids) - (end - start)
+        for position in _scoring(item):
+            token = sequence.prompt[position + 1]
+            rows.append(SampleRow(len(logit_rows), 0, sequence.sampling, token))
+            logit_rows.append(first_row + position - start)
         if item.takers:
             for taker in item.takers:
                 rows.append(SampleRow(len(logit_rows), len(taker.outputs), taker.sampling))
             logit_rows.append(len(token_ids) - 1)
     return StepBatch(token_ids, positions, sequences, logit_rows), rows
+
+
+def _scoring(item: StepItem) -> range:
+    return item.state.scoring(item.sequence, item.start, item.end)
+
+
+def _prompt_logprobs(item: StepItem, scored: list[Sampled]) -> PromptLogprobs:
+    """What a step found out about prompt tokens; the request remembers how far that goes."""
+    positions, state = _scoring(item), item.state
+    state.scored = positions.stop
+    logprobs = tuple(result.logprob for result in scored if result.logprob is not None)
+    return PromptLogprobs(key=state.request.key, position=positions.start + 1, logprobs=logprobs)
 
 
 def _prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:

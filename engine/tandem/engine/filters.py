@@ -6,6 +6,8 @@ rising id) over a short list of candidates, and over the whole vocabulary only w
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -49,6 +51,7 @@ def kept_probabilities(
     # Holtzman et al. 2020: the smallest set whose mass reaches top_p, so a token stays while less is before it.
     keep &= (top_p >= 1.0)[:, None] | (before < (top_p * total)[:, None])
     keep &= probabilities >= min_p[:, None] * probabilities[:, :1]
+    keep &= values > -math.inf  # forbidden tokens; without this, a list with one of them would count as too short
     last = values.gather(1, keep.sum(dim=-1, keepdim=True) - 1)[:, 0]
     return ids, probabilities * keep, values[:, -1] < last
 

@@ -84,7 +84,8 @@ def finish_reason(
     if not outputs:
         return None
     token = outputs[-1]
-    if (token in eos and not sampling.ignore_eos) or token in sampling.stop_token_ids:
+    is_ending = (token in eos and not sampling.ignore_eos) or token in sampling.stop_token_ids
+    if is_ending and len(outputs) > sampling.min_tokens:
         return FinishReason.STOP
     if len(outputs) >= sampling.max_tokens or length >= max_model_len:
         return FinishReason.LENGTH

@@ -57,6 +57,15 @@ class PrefillSlice:
     is_last: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """Log-probabilities of the prompt tokens from `position` on, each given the tokens before it."""
+
+    key: str
+    position: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
 LayerHook = Callable[[tuple[PrefillSlice, ...], int, int], None]
 """hook(slices, first_layer, last_layer): the KV of these slices is in the pool for layers [first, last).
 
@@ -78,6 +87,7 @@ class StepResult:
     """Requests that can no longer run (by key) and why; they hold nothing any more."""
     admitted: dict[str, int] = field(default_factory=dict)
     """Requests that this step took from the queue for the first time, with their cached prompt tokens."""
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,15 @@ from tandem.engine.choice_sampling import ChoiceSampling
 
 @dataclass(slots=True)
 class SampleRow:
-    """One token to choose: from logits row `row`, for output `index` of a choice."""
+    """One token to choose: from logits row `row`, for output `index` of a choice.
+
+    With a `token` none is chosen: that one, of the prompt, is reported as if it had been.
+    """
 
     row: int
     index: int
     sampling: ChoiceSampling
+    token: int | None = None
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """Chooses tokens from logits, batched over rows. A row's token depends on its own logits and settings alone.
 
-Order, as in transformers: repetition, presence and frequency penalties, bias → temperature → top-k → top-p → min-p.
+Order, as in transformers: repetition, presence and frequency penalties, bias, forbidden tokens → temperature → top-k →
+top-p → min-p.
 The random number of a token is a pure function of (seed, choice, output index), so any worker can continue a request.
 """
 
@@ -16,11 +17,14 @@ from torch import Tensor
 
 from tandem.core.handoff import TokenLogprob
 from tandem.engine.filters import choose_filtered, choose_unfiltered
+from tandem.engine.masks import apply_masks
 from tandem.engine.penalties import apply_bias, apply_penalties
 from tandem.engine.sampled import Sampled, SampleRow
 
 _CPU_PIECE = 65_536
 """Logits drawn from at once on a CPU: larger temporaries leave the cache and cost page faults (9 times as long)."""
+_REPORT_PIECE = 1 << 24
+"""Logits whose log-softmax is in memory at once."""
 _RANDOM = struct.Struct("<qII")
 
 
@@ -33,25 +37,38 @@ def uniform(seed: int, choice: int, index: int) -> float:
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """Tokens for `rows` from fp32 `logits` [n, vocab], which are not changed. Several rows may share a logits row.
 
-    Logprobs are the log-softmax of the raw logits. One device synchronisation if every row is plain greedy.
+    Rows with a token are only reported. Logprobs are the log-softmax of the raw logits. One device synchronisation if
+    every row is plain greedy.
     """
     best_values, best_ids = logits.max(dim=-1)
     values, ids = best_values.tolist(), best_ids.tolist()
-    results = [Sampled(ids[row.row], is_valid=math.isfinite(values[row.row])) for row in rows]
-    busy = [i for i, row in enumerate(rows) if not row.sampling.is_plain and results[i].is_valid]
+    results = [
+        Sampled(ids[row.row] if row.token is None else row.token, is_valid=math.isfinite(values[row.row]))
+        for row in rows
+    ]
+    is_busy = [row.token is not None or not row.sampling.is_plain for row in rows]
+    busy = [i for i, result in enumerate(results) if is_busy[i] and result.is_valid]
     if not busy:
         return results
-    chosen = [rows[i] for i in busy]
-    _choose(logits, chosen, [results[i] for i in busy])
-    reported = [i for i in busy if rows[i].sampling.params.logprobs is not None]
-    if reported:
-        _report_logprobs(logits, [rows[i] for i in reported], [results[i] for i in reported])
+    chosen = [i for i in busy if rows[i].token is None]
+    _choose(logits, [rows[i] for i in chosen], [results[i] for i in chosen])
+    reported = [i for i in busy if _wanted_logprobs(rows[i]) is not None]
+    size = max(1, _REPORT_PIECE // logits.shape[1])
+    for start in range(0, len(reported), size):
+        piece = reported[start : start + size]
+        _report_logprobs(logits, [rows[i] for i in piece], [results[i] for i in piece])
     return results
+
+
+def _wanted_logprobs(row: SampleRow) -> int | None:
+    """How many alternatives to report with a token; None = nothing is reported."""
+    params = row.sampling.params
+    return params.logprobs if row.token is None else params.prompt_logprobs
 
 
 def _choose(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> None:
     """Set the tokens of rows that are not plain greedy."""
-    changed = [i for i, r in enumerate(rows) if r.sampling.has_penalty or r.sampling.has_bias]
+    changed = [i for i, row in enumerate(rows) if row.sampling.changes_scores]
     random = [i for i, r in enumerate(rows) if not r.sampling.params.is_greedy]
     if not changed and not random:
         return
@@ -63,6 +80,7 @@ def _choose(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> No
         states = [row.sampling for row in rows]
         apply_penalties(scores, states)
         apply_bias(scores, states)
+        apply_masks(scores, rows)
         if len(random) < len(rows):
             for result, token in zip(results, scores.argmax(dim=-1).tolist(), strict=True):
                 result.token = token
@@ -104,12 +122,15 @@ def _uniforms(scores: Tensor, rows: list[SampleRow]) -> Tensor:
 def _report_logprobs(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> None:
     raw = logits[torch.tensor([row.row for row in rows], device=logits.device)].log_softmax(dim=-1)
     tokens = torch.tensor([result.token for result in results], device=logits.device)
-    own = raw.gather(1, tokens[:, None])[:, 0].tolist()
-    wanted = [min(row.sampling.params.logprobs or 0, raw.shape[1]) for row in rows]
+    own = raw.gather(1, tokens[:, None])
+    wanted = [min(_wanted_logprobs(row) or 0, raw.shape[1]) for row in rows]
+    ranks = ((raw > own).sum(dim=-1) + 1).tolist()
     tops: list[tuple[list[float], list[int]]] = [([], [])] * len(rows)
     if max(wanted):
         values, ids = raw.topk(max(wanted), dim=-1)
         tops = list(zip(values.tolist(), ids.tolist(), strict=True))
-    for result, logprob, count, (values_of, ids_of) in zip(results, own, wanted, tops, strict=True):
+    for result, logprob, rank, count, (values_of, ids_of) in zip(
+        results, own[:, 0].tolist(), ranks, wanted, tops, strict=True
+    ):
         top = tuple(zip(ids_of[:count], values_of[:count], strict=True))
-        result.logprob = TokenLogprob(token=result.token, logprob=logprob, top=top)
+        result.logprob = TokenLogprob(token=result.token, logprob=logprob, top=top, rank=rank)

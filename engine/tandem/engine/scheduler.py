@@ -47,13 +47,23 @@ class StepPlan:
     admitted: dict[str, int] = field(default_factory=dict)
     decode_tokens: int = 0
     prefill_tokens: int = 0
+    scored_tokens: int = 0
 
 
 class Scheduler:
     """Queues and step plans. Owned by the step loop's thread; blocks live in `space`."""
 
-    def __init__(self, space: BlockSpace, config: SchedulerConfig, pace: StepPace, order: Order | None = None) -> None:
+    def __init__(
+        self,
+        space: BlockSpace,
+        config: SchedulerConfig,
+        pace: StepPace,
+        order: Order | None = None,
+        max_scored_tokens: int = 1 << 20,
+    ) -> None:
+        """`max_scored_tokens` bounds the prompt tokens whose logits one step computes; one block always fits."""
         self._space, self._config, self._pace, self._order = space, config, pace, order
+        self._max_scored_tokens = max(max_scored_tokens, space.block_tokens)
         self._states: dict[str, RequestState] = {}
         self._waiting: list[RequestState] = []  # by rank
         self._running: list[RequestState] = []  # by age
@@ -122,6 +132,20 @@ class Scheduler:
         self.is_starved = False  # the next plan tells
         del self._states[state.request.key]
         self._space.release(state)
+
+    def end_choice(self, state: RequestState, choice: int) -> None:
+        """Take a choice out of a request that goes on with the others, if it has others and this one has not ended."""
+        sequence = next((s for s in state.live if s.choice == choice), None)
+        if sequence is None:
+            return
+        self._space.end_sequence(state, sequence)
+        if state.place is Place.WAITING:
+            state.is_forked = len(state.live) <= 1
+        if state.is_prefill_only and state.place is not Place.WAITING:
+            if state.place is Place.RUNNING and state.is_first_token_done:
+                self.park(state)
+        elif not state.live:
+            self.remove(state)
 
     def plan(self, now_s: float) -> StepPlan:
         """The next step. Block tables already have room for it; an empty plan means nothing can run now."""
@@ -218,7 +242,10 @@ class Scheduler:
         size = self._space.block_tokens
         for sequence in state.catching_up():
             start, goal = sequence.computed, state.goal(sequence)
-            end = min(goal, start + min(budget - used, max(self._config.chunk_tokens, size)))
+            most = min(budget - used, max(self._config.chunk_tokens, size))
+            if state.unscored_tokens:
+                most = min(most, self._max_scored_tokens - plan.scored_tokens)
+            end = min(goal, start + most)
             if end < goal:
                 end = end // size * size
             if end <= start:
@@ -228,6 +255,7 @@ class Scheduler:
                 break
             plan.items.append(StepItem(state, sequence, start, end, state.takers(sequence, end), copies))
             used += end - start
+            plan.scored_tokens += len(state.scoring(sequence, start, end))
         plan.prefill_tokens += used
         return used
 

@@ -7,6 +7,7 @@ computed: KV of tokens [0, computed) is in the pool. Sampling needs computed == 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Sequence as AbstractSequence
 from enum import Enum, auto
 
@@ -30,7 +31,14 @@ class Sequence:
         "published", "sampling", "tables",
     )  # fmt: skip
 
-    def __init__(self, request: EngineRequest, choice: int, outputs: AbstractSequence[int], groups: int) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        choice: int,
+        outputs: AbstractSequence[int],
+        groups: int,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
         self.choice = ChoiceIndex(choice)
         self.prompt = request.prompt
         self.prompt_tokens = len(request.prompt)
@@ -42,7 +50,7 @@ class Sequence:
         self.published = 0
         self.tables: tuple[list[BlockId], ...] = tuple([] for _ in range(groups))
         self.holder = Holder(HoldKind.REQUEST, f"{request.key}#{choice}")
-        self.sampling = ChoiceSampling(request.sampling, choice, request.prompt, outputs)
+        self.sampling = ChoiceSampling(request.sampling, choice, request.prompt, outputs, eos_token_ids)
 
     @property
     def length(self) -> int:
@@ -91,19 +99,27 @@ class RequestState:
         "live",
         "place",
         "request",
+        "scored",
         "sequences",
         "spare_blocks",
         "spare_holder",
     )  # fmt: skip
 
-    def __init__(self, request: EngineRequest, outputs: tuple[ChoiceState, ...], age: Age, groups: int) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        outputs: tuple[ChoiceState, ...],
+        age: Age,
+        groups: int,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
         given = {state.choice: state for state in outputs}
         self.request = request
         self.age = age
         self.sequences: list[Sequence] = []
         for choice in range(request.sampling.n):
             known = given.get(ChoiceIndex(choice))
-            sequence = Sequence(request, choice, known.tokens if known else (), groups)
+            sequence = Sequence(request, choice, known.tokens if known else (), groups, eos_token_ids)
             sequence.finish = known.finish if known else None
             self.sequences.append(sequence)
         self.live = [sequence for sequence in self.sequences if sequence.finish is None]
@@ -112,6 +128,7 @@ class RequestState:
         self.is_preempted = False
         self.place = Place.WAITING
         self.cached_tokens: int | None = None
+        self.scored = 0 if request.sampling.prompt_logprobs is not None else len(request.prompt) - 1
         self.spare_blocks = 0
         self.spare_holder = Holder(HoldKind.REQUEST, f"{request.key}#spare")
 
@@ -133,6 +150,19 @@ class RequestState:
     def goal(self, sequence: Sequence) -> int:
         """Tokens that `sequence` can compute now: all it has, or the prompt if it still has to be forked."""
         return sequence.length if self.is_forked else sequence.prompt_tokens
+
+    @property
+    def unscored_tokens(self) -> int:
+        """Prompt tokens whose KV must be computed here, because the logits behind them are wanted."""
+        return len(self.request.prompt) - 1 - self.scored
+
+    def scoring(self, sequence: Sequence, start: int, end: int) -> range:
+        """Positions among [start, end) whose logits are wanted: they tell how probable the next prompt token is."""
+        return range(max(start, self.scored), min(end, sequence.prompt_tokens - 1))
+
+    def reusable_tokens(self, goal: int) -> int:
+        """How many leading ones of `goal` tokens may come from the cache: not the last, nor where logits are wanted."""
+        return min(goal - 1, self.scored) if self.unscored_tokens else goal - 1
 
     def decoding(self) -> list[Sequence]:
         """Choices that lack the KV of their last output token alone."""

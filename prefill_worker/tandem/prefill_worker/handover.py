@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from enum import Enum, auto
 
 from tandem.core.errors import TransferError
 from tandem.core.handoff import ChoiceState
-from tandem.core.ids import TransferId
+from tandem.core.ids import ChoiceIndex, TransferId
 from tandem.core.kvlayout import KVLayout
 from tandem.core.ledger import Holder, HoldKind
+from tandem.core.lifecycle import FinishReason
 from tandem.core.pairing import KVProfile, agree
 from tandem.engine.engine import Engine
 from tandem.engine.request import TokenOutput
@@ -44,6 +47,7 @@ class Handover:
         self.revoked: set[int] = set()
         """Transfers that the decode worker took back: whatever still comes about them is late."""
         self._first: dict[int, TokenOutput] = {}
+        self._ended: set[ChoiceIndex] = set()
 
     def start(self, layout: KVLayout, cached_tokens: int) -> None:
         """The first chunk is being computed; `cached_tokens` of the prompt were prefix hits."""
@@ -89,19 +93,26 @@ class Handover:
         self._first[output.choice] = output
         self.sampled_s = now_s
 
+    def end(self, choices: Collection[int]) -> bool:
+        """Nobody wants more of these choices; whether, with that, every other one has its first token."""
+        had_all = self.has_first_tokens
+        self._ended.update(map(ChoiceIndex, choices))
+        return self.has_first_tokens and not had_all
+
     @property
     def has_first_tokens(self) -> bool:
+        """Of every choice that goes on."""
         request = self.tracked.engine_request
-        ended = sum(state.finish is not None for state in request.forced)
-        return len(self._first) == request.sampling.n - ended
+        before = {state.choice for state in request.forced if state.finish is not None}
+        return len(self._ended | before | self._first.keys()) == request.sampling.n
 
     @property
     def is_finished(self) -> bool:
-        """Every choice ended with its first token: no decode worker is needed."""
-        return self.has_first_tokens and all(output.finish is not None for output in self._first.values())
+        """Every choice has ended: no decode worker is needed."""
+        return self.has_first_tokens and all(state.finish is not None for state in self.choice_states())
 
     def choice_states(self) -> list[ChoiceState]:
-        """Every choice with all its output: what was forced, then the token sampled here."""
+        """Every choice with all its output: what was forced, then the token sampled here. Ended ones as they stand."""
         forced = {state.choice: state for state in self.tracked.engine_request.forced}
         states = {choice: state for choice, state in forced.items() if state.finish is not None}
         for output in self._first.values():
@@ -109,6 +120,9 @@ class Handover:
             states[output.choice] = ChoiceState(
                 choice=output.choice, tokens=(*before, output.token), finish=output.finish
             )
+        for choice in self._ended:
+            state = states.get(choice) or forced.get(choice) or ChoiceState(choice=choice, tokens=())
+            states[choice] = replace(state, finish=state.finish or FinishReason.STOP)
         return [states[choice] for choice in sorted(states)]
 
 

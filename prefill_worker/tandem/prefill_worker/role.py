@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from tandem.core.errors import InternalError, InvalidRequestError, TandemError, TransferError, from_code
 from tandem.core.holders import subject_of
@@ -64,6 +65,16 @@ class PrefillRole:
             self._give_up(handover, "cancelled", reason)
             self._shell.engine.cancel(tracked.key)
         self._whole.cancel(tracked)
+
+    def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
+        self._whole.end_choices(tracked, choices)
+        handover = self._handovers.get(tracked.key)
+        if handover is None or handover.stage is Stage.AWAITING:  # else the decode worker does it
+            return
+        for choice in choices:
+            self._shell.engine.end_choice(tracked.key, choice)
+        if handover.end(choices):
+            self._prefilled(handover)
 
     # ---- compute -------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from tandem.core.clock import Clock
-from tandem.core.errors import CancelledError, TandemError
+from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
 from tandem.router.detokenizer import IncrementalDetokenizer, StopMatcher
 from tandem.router.dispatch import Dispatcher
+from tandem.router.echo import Echo
 from tandem.router.metrics import Metrics
 from tandem.router.requests import Arrival, Flight, Inbox, Work
 from tandem.router.tokenizer import Tokenizer
@@ -34,6 +35,10 @@ class ChoiceUpdate:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    echo: Echo | None = None
+    """The prompt, which the text begins with."""
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
+    """With the first update of a choice that wants them: of its prompt from the second token on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,7 @@ class AnswerSettings:
     received_s: float
     backlog_bytes: int
     wants_offsets: bool = False
+    includes_stop: bool = False
 
 
 class AnswerDesk:
@@ -79,7 +85,7 @@ class Answer:
         for work in works:
             self._firsts.append(len(self._choices))
             for _ in range(work.sampling.n):
-                self._choices.append(_Choice(len(self._choices), desk.tokenizer, settings))
+                self._choices.append(_Choice(len(self._choices), desk.tokenizer, settings, work))
         self._unfinished = len(self._choices)
         self._first_s = self._second_s = 0.0
         self._sent_s = 0.0
@@ -145,11 +151,27 @@ class Answer:
         update = updates.get(choice.index)
         if update is None:
             update = updates[choice.index] = ChoiceUpdate(choice.index, "")
+        if not choice.has_begun:
+            choice.begin(update)
+            update.prompt_logprobs = self._prompt_logprobs(arrival.slot)
         before = choice.token_count
         choice.add(arrival, update)
         if choice.finish is not None:
             self._unfinished -= 1
+            if arrival.finish is None and self._unfinished:  # else its worker has ended it, or all ends now
+                self._desk.dispatcher.end_choice(self._flights[arrival.slot], arrival.choice)
         self._note_times(choice, before, arrival.at_s)
+
+    def _prompt_logprobs(self, slot: int) -> Sequence[TokenLogprob] | None:
+        work, found = self._works[slot], self._flights[slot].prompt_logprobs
+        if work.sampling.prompt_logprobs is None:
+            return None
+        missing = len(work.prompt) - 1 - len(found)
+        if missing:
+            what = f"the log-probabilities of {missing} prompt tokens are missing"
+            self._error = InternalError(what, todo="report this")
+            raise self._error
+        return found
 
     def _note_times(self, choice: _Choice, before: int, at_s: float) -> None:
         count = choice.token_count - before
@@ -234,21 +256,34 @@ async def _cut(answer: Answer, main: asyncio.Task[None]) -> None:
 class _Choice:
     """The text of one choice as it grows."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, settings: AnswerSettings) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, settings: AnswerSettings, work: Work) -> None:
         self.index = index
         self.finish: FinishReason | None = None
+        self.has_begun = False
         self.token_count = 0
         self.last_s = 0.0
-        self._text_chars = 0
+        self._text_chars = len(work.echo.text) if work.echo is not None else 0
         self._wants_offsets = settings.wants_offsets
         self._detokenizer = IncrementalDetokenizer(tokenizer.decode)
-        self._matcher = StopMatcher(settings.stop)
+        self._matcher = StopMatcher(settings.stop, is_included=settings.includes_stop)
+        self._min_tokens, self._includes_stop = work.sampling.min_tokens, settings.includes_stop
+        self._echo, self._is_echo_alone = work.echo, work.is_echo_alone
         self._is_stepwise = bool(settings.stop) or settings.wants_offsets
 
+    def begin(self, update: ChoiceUpdate) -> None:
+        """The first update: it says the prompt again, if that was asked for."""
+        self.has_begun = True
+        if self._echo is not None:
+            update.echo, update.text = self._echo, self._echo.text
+
     def add(self, arrival: Arrival, update: ChoiceUpdate) -> None:
+        if self._is_echo_alone:
+            self._finish(FinishReason.LENGTH, update)
+            return
         tokens = arrival.tokens
-        # Workers end a choice with STOP at a stop token only, which is no part of the text.
-        text_tokens = tokens[:-1] if arrival.finish is FinishReason.STOP else tokens
+        # Workers end a choice with STOP at a stop token only, which is no part of the text unless it was asked for.
+        is_cut = arrival.finish is FinishReason.STOP and not self._includes_stop
+        text_tokens = tokens[:-1] if is_cut else tokens
         step = 1 if self._is_stepwise else max(1, len(text_tokens))
         for start in range(0, len(text_tokens), step):
             part = text_tokens[start : start + step]
@@ -256,10 +291,10 @@ class _Choice:
                 update.offsets.append(self._text_chars)
             text = self._detokenizer.add(part)
             self._text_chars += len(text)
-            update.text += self._matcher.add(text)
+            self.token_count += len(part)
+            update.text += self._matcher.add(text, may_stop=self.token_count > self._min_tokens)
             update.tokens.extend(part)
             update.text_tokens += len(part)
-            self.token_count += len(part)
             if self._matcher.is_stopped:
                 self._finish(FinishReason.STOP, update)
                 break
@@ -268,7 +303,8 @@ class _Choice:
             update.tokens.extend(rest)
             self.token_count += len(rest)
             if arrival.finish is not None:
-                update.text += self._matcher.add(self._detokenizer.finish())
+                may_stop = self.token_count > self._min_tokens
+                update.text += self._matcher.add(self._detokenizer.finish(), may_stop=may_stop)
                 self._finish(FinishReason.STOP if self._matcher.is_stopped else arrival.finish, update)
         taken = len(update.tokens) - len(update.logprobs)
         update.logprobs.extend(arrival.logprobs[:taken])

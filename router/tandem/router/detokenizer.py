@@ -62,32 +62,46 @@ class IncrementalDetokenizer:
 
 
 class StopMatcher:
-    """Cuts text before the first stop string; text that may be the beginning of one is held back."""
+    """Cuts text before the first stop string, or behind it; text that may be the beginning of one is held back."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
         self._stops = tuple(stop for stop in stops if stop)
+        self._is_included = is_included
         self._held = ""
+        self._free = 0
+        """Characters at the beginning of the held text in which a stop string may not end."""
         self.is_stopped = False
 
-    def add(self, text: str) -> str:
-        """The text that is safe to show; empty for good once stopped."""
+    def add(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is safe to show; empty for good once stopped.
+
+        A stop string does not count if it ends in a text that `may_stop` not, as of the first `min_tokens` tokens.
+        """
         if not self._stops:
             return text
         if self.is_stopped:
             return ""
         text = self._held + text
-        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        free = self._free if may_stop else len(text)
+        found = [(at, at + len(stop)) for stop in self._stops if (at := self._find(text, stop, free)) >= 0]
         if found:
             self.is_stopped, self._held = True, ""
-            return text[: min(found)]
+            start, end = min(found)
+            return text[:end] if self._is_included else text[:start]
         keep = max(_overlap(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]
+        self._free = max(0, free - (len(text) - keep))
         return text[: len(text) - keep]
 
     def finish(self) -> str:
         """What was held back: no stop string came of it."""
         text, self._held = self._held, ""
         return "" if self.is_stopped else text
+
+    @staticmethod
+    def _find(text: str, stop: str, free: int) -> int:
+        """Where `stop` first stands in `text` so that it ends beyond its first `free` characters; -1 = nowhere."""
+        return text.find(stop, max(0, free - len(stop) + 1))
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from tandem.core.clock import Clock
@@ -17,7 +17,7 @@ from tandem.router.plan import Job, Plan, Policy
 from tandem.router.prefix import PrefixFinder, PrefixView
 from tandem.router.requests import Flight, Inbox, Work
 from tandem.router.sources import with_sources
-from tandem.router.wire import LegOrder, TokenChunk, WorkerFacts
+from tandem.router.wire import LegOrder, PromptChunk, TokenChunk, WorkerFacts
 from tandem.router.workers import WorkerTable
 from tandem.rpc.v1 import worker_pb2 as w
 
@@ -63,15 +63,31 @@ class Dispatcher:
             if flight is not None:
                 self._end(flight)
 
+    def end_choice(self, flight: Flight, choice: int) -> None:
+        """Nobody wants more of this choice: no worker generates it any further. With the last one the request ends."""
+        flight.end_choice(choice)
+        if flight.is_finished:
+            self._end(flight)
+            return
+        for link in flight.legs.values():
+            if link.is_up:
+                with suppress(TandemError):  # it does not read any more; its lease decides
+                    link.send(wire.end_choices(flight.id, flight.attempt, [choice]))
+
     # ---- out -------------------------------------------------------------------------------------------------------
 
     def _start(self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None) -> Flight:
         facts = [link.facts for link in self._table.usable() if link.facts is not None]
         view = self._prefixes.find(work.prompt, facts)
+        is_computed_whole = work.sampling.prompt_logprobs is not None
+        if is_computed_whole:
+            view = view.computed_whole()
         if plan is None:
             job = Job(prompt_tokens=len(work.prompt), max_tokens=work.sampling.max_tokens)
             candidates = self._table.candidates(view)
-            plan = with_sources(self._policy.plan(job, candidates), job, candidates)
+            plan = self._policy.plan(job, candidates)
+            if not is_computed_whole:
+                plan = with_sources(plan, job, candidates)
             self._meter.planned(plan)
         flight = Flight(id=request, slot=slot, work=work, inbox=inbox, plan=plan, started_s=self._clock.now_s())
         self._flights[request] = flight
@@ -170,6 +186,14 @@ class Dispatcher:
             if dropped in ("attempt", "choice"):
                 continue
             self._progress(flight, link, chunk)
+
+    def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None:
+        for chunk in chunks:
+            flight = self._flights.get(RequestId(chunk.request))
+            is_known = flight is not None and link.worker in flight.legs
+            dropped = flight.accept_prompt(chunk) if flight is not None and is_known else "unknown"
+            if dropped:
+                self._meter.dropped(dropped)
 
     def _progress(self, flight: Flight, link: WorkerLink, chunk: TokenChunk) -> None:
         plan = flight.plan

@@ -42,6 +42,7 @@ class Door:
             stop=ask.stop,
             received_s=received_s,
             backlog_bytes=self.settings.slow_reader_backlog_bytes,
+            includes_stop=ask.includes_stop,
             wants_offsets=ask.api == "completions" and "logprobs" in ask.sampling,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -15,10 +15,12 @@ from grpc_reflection.v1alpha import reflection
 from tandem.core.errors import STATUS, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.ids import new_request_id
 from tandem.router.answers import Answer, ChoiceUpdate, attend
-from tandem.router.asks import Ask
+from tandem.router.asks import Ask, kept_choices
 from tandem.router.door import Door
 from tandem.router.quoting import quoted
+from tandem.router.requests import Work
 from tandem.router.servers import bind
+from tandem.router.whole import WholeChoices
 from tandem.router.wire import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
@@ -27,7 +29,8 @@ _log = logging.getLogger(__name__)
 SERVICE = i.DESCRIPTOR.services_by_name["Inference"].full_name
 _SAMPLING_FIELDS = (
     "max_tokens", "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "ignore_eos", "logprobs",
+    "repetition_penalty", "seed", "ignore_eos", "logprobs", "min_tokens",
+    "prompt_logprobs",
 )  # fmt: skip
 _ROLES = ("system", "developer", "user", "assistant")
 _HEALTH_S = 0.25
@@ -96,7 +99,7 @@ class _Inference(i_grpc.InferenceServicer):
             answer = door.desk.open(new_request_id("gen"), works, door.answer_settings(ask, received_s))
             with answer:
                 outcome: list[TandemError] = []
-                await attend(answer, _deliver(answer, context, outcome))
+                await attend(answer, _deliver(answer, _Shown(request, ask, works), context, outcome))
             failure = outcome[0] if outcome else None
         except TandemError as error:  # nobody could take the request
             door.refused("grpc", error)
@@ -108,9 +111,9 @@ class _Inference(i_grpc.InferenceServicer):
             await _abort(context, failure)
 
 
-async def _deliver(answer: Answer, context: Any, outcome: list[TandemError]) -> None:
+async def _deliver(answer: Answer, shown: _Shown, context: Any, outcome: list[TandemError]) -> None:
     try:
-        async for response in _responses(answer):
+        async for response in _responses(answer, shown):
             await context.write(response)
     except TandemError as error:
         outcome.append(error)
@@ -125,9 +128,43 @@ def _bug(error: Exception) -> InternalError:
     return InternalError("the router failed", why=type(error).__name__, todo="report this")
 
 
-async def _responses(answer: Answer) -> AsyncIterator[i.GenerateResponse]:
+class _Shown:
+    """What a request shows besides its choices, and how many of those it wants when all are complete."""
+
+    def __init__(self, request: i.GenerateRequest, ask: Ask, works: Sequence[Work]) -> None:
+        (work,) = works
+        self.kept, self._has_logprobs = ask.kept, "logprobs" in ask.sampling
+        self._prompt = work.prompt if request.return_prompt_token_ids else ()
+
+    def response(self, answer: Answer, updates: Sequence[ChoiceUpdate], *, is_first: bool) -> i.GenerateResponse:
+        response = i.GenerateResponse(id=answer.id, choices=map(self._delta, updates))
+        if is_first:
+            response.prompt_token_ids.extend(self._prompt)
+            response.prompt_logprobs.extend(logprob_to_wire(each) for each in updates[0].prompt_logprobs or ())
+        return response
+
+    def _delta(self, update: ChoiceUpdate) -> i.ChoiceDelta:
+        shown = update.logprobs if self._has_logprobs else ()  # the best are chosen by them unasked
+        return i.ChoiceDelta(
+            index=update.index,
+            text=update.text,
+            token_ids=update.tokens,
+            logprobs=[logprob_to_wire(logprob) for logprob in shown],
+            finish=finish_to_wire(update.finish),
+        )
+
+
+async def _responses(answer: Answer, shown: _Shown) -> AsyncIterator[i.GenerateResponse]:
+    whole = WholeChoices(answer.choice_count) if shown.kept is not None else None
+    is_first = True
     while (updates := await answer.next()) is not None:
-        yield i.GenerateResponse(id=answer.id, choices=[_delta(update) for update in updates])
+        if whole is not None:
+            whole.add(updates)
+        else:
+            yield shown.response(answer, updates, is_first=is_first)
+            is_first = False
+    if whole is not None:
+        yield shown.response(answer, whole.choices(1, shown.kept), is_first=True)
     usage = answer.usage
     yield i.GenerateResponse(
         id=answer.id,
@@ -140,22 +177,24 @@ async def _responses(answer: Answer) -> AsyncIterator[i.GenerateResponse]:
     )
 
 
-def _delta(update: ChoiceUpdate) -> i.ChoiceDelta:
-    return i.ChoiceDelta(
-        index=update.index,
-        text=update.text,
-        token_ids=update.tokens,
-        logprobs=[logprob_to_wire(logprob) for logprob in update.logprobs],
-        finish=finish_to_wire(update.finish),
-    )
-
-
 def _ask(request: i.GenerateRequest) -> Ask:
     kind = request.WhichOneof("prompt")
     if kind is None:
         raise InvalidRequestError("the prompt is missing", todo="set text, token_ids or chat", param="prompt")
+    if kind == "chat" and request.echo:
+        raise InvalidRequestError("a chat cannot be echoed", todo="send a text or token ids", param="echo")
     sampling = _sampling(request.sampling)
-    common: dict[str, Any] = {"api": "grpc", "model": request.model, "sampling": sampling, "stop": tuple(request.stop)}
+    n = request.sampling.n if request.sampling.HasField("n") else 1
+    common: dict[str, Any] = {
+        "api": "grpc",
+        "model": request.model,
+        "sampling": sampling,
+        "stop": tuple(request.stop),
+        "includes_stop": request.include_stop_str_in_output,
+        "echo": request.echo,
+        "kept": kept_choices(n, sampling.get("n") if request.sampling.HasField("best_of") else None),
+        "bad_words": tuple(request.sampling.bad_words),
+    }
     if kind == "chat":
         return Ask(messages=_messages(request.chat), **common)
     prompt = request.text if kind == "text" else tuple(request.token_ids.ids)
@@ -164,8 +203,12 @@ def _ask(request: i.GenerateRequest) -> Ask:
 
 def _sampling(sampling: i.GenerateSampling) -> dict[str, Any]:
     given = {name: getattr(sampling, name) for name in _SAMPLING_FIELDS if sampling.HasField(name)}  # type: ignore[arg-type]
+    if sampling.HasField("best_of"):
+        given["n"] = sampling.best_of
     if sampling.stop_token_ids:
         given["stop_token_ids"] = tuple(sampling.stop_token_ids)
+    if sampling.allowed_token_ids:
+        given["allowed_token_ids"] = tuple(sampling.allowed_token_ids)
     if sampling.logit_bias:
         given["logit_bias"] = tuple(sampling.logit_bias.items())
     return given

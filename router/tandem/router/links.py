@@ -23,7 +23,7 @@ from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY
 from tandem.router import wire
-from tandem.router.wire import Load, TokenChunk, UsedLink, WorkerFacts
+from tandem.router.wire import Load, PromptChunk, TokenChunk, UsedLink, WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 
@@ -69,6 +69,7 @@ class LinkListener(Protocol):
     """Told what arrives on a link; called on the event loop and must not block."""
 
     def on_tokens(self, link: WorkerLink, chunks: Sequence[TokenChunk]) -> None: ...
+    def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None: ...
     def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None: ...
     def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None: ...
     def on_up(self, link: WorkerLink) -> None: ...
@@ -190,6 +191,8 @@ class WorkerLink:
             listener.on_beat(self)
             kind = message.WhichOneof("kind")
             if kind == "tokens":
+                if message.tokens.prompts:
+                    listener.on_prompts(self, [wire.prompt_from_wire(chunk) for chunk in message.tokens.prompts])
                 listener.on_tokens(self, [wire.chunk_from_wire(chunk) for chunk in message.tokens.chunks])
             elif kind == "load":
                 self.load = wire.load_from_wire(message.load)

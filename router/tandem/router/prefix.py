@@ -4,7 +4,7 @@ and who is about to, because this router just sent the like there."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tandem.core.blockhash import BlockHash, HashRoot, chain
@@ -40,6 +40,11 @@ class PrefixView:
     lossy_tokens: dict[WorkerId, dict[str, int]] = field(default_factory=dict)
     hashes: dict[WorkerId, Sequence[BlockHash]] = field(default_factory=dict)
     last_hashes: dict[WorkerId, bytes] = field(default_factory=dict)
+
+    def computed_whole(self) -> PrefixView:
+        """The same for a request whose prompt is computed whatever is cached: it wants the logits."""
+        nothing = dict.fromkeys(self.reusable_tokens, 0)
+        return replace(self, reusable_tokens=nothing, expected_tokens=nothing)
 
 
 class PrefixFinder:

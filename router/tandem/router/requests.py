@@ -11,9 +11,10 @@ from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt, RequestId
 from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
+from tandem.router.echo import Echo
 from tandem.router.links import WorkerLink
 from tandem.router.plan import Plan
-from tandem.router.wire import TokenChunk
+from tandem.router.wire import PromptChunk, TokenChunk
 
 _FIRST = Attempt(1)
 _TOKEN_BYTES = 256
@@ -28,6 +29,9 @@ class Work:
     prompt: Sequence[int]
     sampling: SamplingParams
     timeout_s: float
+    echo: Echo | None = None
+    is_echo_alone: bool = False
+    """The answer is the prompt: whatever is generated is for nobody."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,10 +108,17 @@ class _Order:
     finish_at: int | None = None
     finish: FinishReason | None = None
     early: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
+    is_unwanted: bool = False
 
     @property
     def is_done(self) -> bool:
         return self.finish_at is not None and self.next_index >= self.finish_at
+
+    def end(self) -> None:
+        """Nobody wants more of it: it ends as it stands."""
+        if not self.is_done:
+            self.finish_at, self.finish, self.is_unwanted = self.next_index, FinishReason.STOP, True
+            self.early.clear()
 
     def add(self, chunk: TokenChunk) -> tuple[list[int], list[TokenLogprob]]:
         """The tokens that can be passed on now, each index once, in order."""
@@ -154,6 +165,8 @@ class Flight:
     prefill_started_s: float | None = None
     first_token_s: float | None = None
     orders: list[_Order] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt from its second token on; complete when the first output token comes."""
 
     def __post_init__(self) -> None:
         self.orders = [_Order() for _ in range(self.work.sampling.n)]
@@ -183,6 +196,19 @@ class Flight:
             most = (len(self.work.prompt) - 1) // max(1, block_tokens) * block_tokens
             self.predicted_tokens, self.is_hoped = min(tokens, most), is_hoped
 
+    def accept_prompt(self, chunk: PromptChunk) -> str:
+        """Keep what is new of the prompt's log-probabilities; returns why nothing of it was, or ""."""
+        if chunk.attempt != self.attempt:
+            return "attempt"
+        known = 1 + len(self.prompt_logprobs) - chunk.position
+        new = chunk.logprobs[known:] if known >= 0 else ()
+        self.prompt_logprobs.extend(new)
+        return "" if new else "duplicate"
+
+    def end_choice(self, choice: int) -> None:
+        """Take no more tokens of this choice: it met a stop string."""
+        self.orders[choice].end()
+
     def accept(self, chunk: TokenChunk, now_s: float) -> str:
         """Pass on what is new in `chunk`; returns why nothing of it was, or ""."""
         if chunk.attempt != self.attempt:
@@ -194,6 +220,8 @@ class Flight:
         if chunk.handoff is not None:
             self.handoff = chunk.handoff
         order = self.orders[chunk.choice]
+        if order.is_unwanted:
+            return "unwanted"
         was_done = order.is_done
         tokens, logprobs = order.add(chunk)
         is_now_done = order.is_done and not was_done

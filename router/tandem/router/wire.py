@@ -63,6 +63,16 @@ class TokenChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChunk:
+    """Log-probabilities of the prompt tokens of a request from `position` on."""
+
+    request: str
+    attempt: int
+    position: int
+    logprobs: Sequence[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupBlocks:
     """Blocks of one KV group by state."""
 
@@ -143,6 +153,10 @@ def cancel(request: str, attempt: int, reason: str) -> w.RouterMessage:
     return w.RouterMessage(cancel=w.Cancel(request=request, attempt=attempt, reason=reason))
 
 
+def end_choices(request: str, attempt: int, choices: Sequence[int]) -> w.RouterMessage:
+    return w.RouterMessage(end_choices=w.EndChoices(request=request, attempt=attempt, choices=choices))
+
+
 def submit(order: LegOrder) -> w.RouterMessage:
     message = w.Submit(
         request=order.request,
@@ -181,6 +195,10 @@ def sampling_to_wire(sampling: SamplingParams) -> g.SamplingParams:
         ignore_eos=sampling.ignore_eos,
         logit_bias=dict(sampling.logit_bias),
         logprobs=sampling.logprobs,
+        min_tokens=sampling.min_tokens,
+        bad_words=[g.BadWord(tokens=word) for word in sampling.bad_words],
+        allowed_token_ids=sampling.allowed_token_ids,
+        prompt_logprobs=sampling.prompt_logprobs,
     )
 
 
@@ -221,6 +239,15 @@ def chunk_from_wire(chunk: w.TokenChunk) -> TokenChunk:
         finish=_FINISH.get(chunk.finish),
         cached_tokens=chunk.cached_tokens if chunk.HasField("cached_tokens") else None,
         handoff=_handoff_from_wire(chunk.handoff) if chunk.HasField("handoff") else None,
+    )
+
+
+def prompt_from_wire(chunk: w.PromptChunk) -> PromptChunk:
+    return PromptChunk(
+        request=chunk.request,
+        attempt=chunk.attempt,
+        position=chunk.position,
+        logprobs=[_logprob_from_wire(logprob) for logprob in chunk.logprobs],
     )
 
 
@@ -268,7 +295,7 @@ def _link_from_wire(link: w.LinkReport) -> UsedLink:
 
 def logprob_to_wire(logprob: TokenLogprob) -> g.TokenLogprob:
     top = [g.TopLogprob(token=token, logprob=value) for token, value in logprob.top]
-    return g.TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top)
+    return g.TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top, rank=logprob.rank)
 
 
 def finish_to_wire(finish: FinishReason | None) -> g.FinishReason.ValueType:
@@ -285,7 +312,7 @@ _FINISH: dict[int, FinishReason] = {
 
 def _logprob_from_wire(logprob: g.TokenLogprob) -> TokenLogprob:
     top = tuple((other.token, other.logprob) for other in logprob.top)
-    return TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top)
+    return TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top, rank=logprob.rank)
 
 
 def _handoff_from_wire(timing: g.HandoffTiming) -> HandoffTiming:

@@ -6,6 +6,7 @@ Faults are settings of its `Script`. Workers that share a `Fabric` hand requests
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,6 +43,8 @@ class Script:
     answer: Answerer = plain_answer
     step_s: float = 0.0005
     prefill_s: float = 0.0
+    chunk_tokens: int = 3
+    """Prompt tokens whose log-probabilities it tells at once."""
     cached_tokens: int = 0
     stall_at: int | None = None
     """Say nothing from this output index on."""
@@ -49,6 +52,8 @@ class Script:
     """Code and message for every submission."""
     duplicates: bool = False
     other_attempts: bool = False
+    is_stubborn: bool = False
+    """Go on with choices that nobody wants more of."""
     is_mute: bool = False
     """Answer nothing at all, pings included, after the hello."""
 
@@ -82,6 +87,9 @@ class ScriptedWorker:
         self.address = ""
         self.submits: list[w.Submit] = []
         self.cancels: list[w.Cancel] = []
+        self.ended: list[w.EndChoices] = []
+        self.said: Counter[tuple[str, int]] = Counter()
+        """Tokens of every choice of a request."""
         self.hash_mismatches: list[str] = []
         self.streams = 0
         self.running: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -183,6 +191,8 @@ class _Servicer(w_grpc.WorkerServicer):
                 running = worker.running.get((message.cancel.request, message.cancel.attempt))
                 if running is not None:
                     running.cancel()
+            elif kind == "end_choices":
+                worker.ended.append(message.end_choices)
             elif kind == "ping" and not worker.script.is_mute:
                 outbox.put_nowait(w.WorkerMessage(pong=message.ping))
                 if worker.load is not None:
@@ -226,6 +236,10 @@ class _Run:
         phase = w.RequestPhase(request=self._submit.request, attempt=self._submit.attempt, phase="prefill")
         self._outbox.put_nowait(w.WorkerMessage(phase=phase))
         await asyncio.sleep(self._script.prefill_s)
+        if self._submit.sampling.HasField("prompt_logprobs"):
+            for first in range(1, len(self._submit.prompt), self._script.chunk_tokens):
+                prompts = [self._prompt_chunk(first)]
+                self._outbox.put_nowait(w.WorkerMessage(tokens=w.StepTokens(prompts=prompts)))
 
     async def _decode(self, start: int) -> None:
         for index in range(start, max(len(answer) for answer in self._answers)):
@@ -236,7 +250,12 @@ class _Run:
         script = self._script
         if script.is_mute or (script.stall_at is not None and index >= script.stall_at):
             await asyncio.Event().wait()
-        chunks = [self._chunk(choice, index) for choice, answer in enumerate(self._answers) if index < len(answer)]
+        ended = {choice for end in self._worker.ended if end.request == self._submit.request for choice in end.choices}
+        choices = [choice for choice, answer in enumerate(self._answers) if index < len(answer)]
+        if not script.is_stubborn:
+            choices = [choice for choice in choices if choice not in ended]
+        chunks = [self._chunk(choice, index) for choice in choices]
+        self._worker.said.update((self._submit.request, choice) for choice in choices)
         if script.duplicates:
             chunks = [*chunks, *chunks]
             if index:
@@ -261,6 +280,15 @@ class _Run:
         if index == 1 and submit.leg == w.LEG_DECODE:
             timing = g.HandoffTiming(ticket_wait_s=0.0, sample_to_step_s=0.003, last_wire_s=0.001, step_rest_s=0.0)
             chunk.handoff.CopyFrom(timing)
+        return chunk
+
+    def _prompt_chunk(self, first: int) -> w.PromptChunk:
+        submit = self._submit
+        chunk = w.PromptChunk(request=submit.request, attempt=submit.attempt, position=first)
+        for place, token in enumerate(submit.prompt[first : first + self._script.chunk_tokens], first):
+            count = submit.sampling.prompt_logprobs
+            others = [g.TopLogprob(token=(token + n) % 4096, logprob=-0.5 - n) for n in range(1, count + 1)]
+            chunk.logprobs.append(g.TokenLogprob(token=token, logprob=-place / 8, top=others, rank=count + 1))
         return chunk
 
     def _foreign(self, chunk: w.TokenChunk) -> w.TokenChunk:

@@ -58,6 +58,27 @@ def test_chat_and_token_ids(shared: House) -> None:
         assert text == whole["choices"][0]["message"]["content"]
 
 
+def test_sampling_reaches_workers_as_over_http(shared: House) -> None:
+    plain: dict[str, Any] = {
+        "max_tokens": 9, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "presence_penalty": 0.5, "n": 2,
+        "frequency_penalty": -0.5, "repetition_penalty": 1.25, "seed": 3, "stop_token_ids": [5, 6], "ignore_eos": True,
+        "logprobs": 2, "min_tokens": 4, "bad_words": ["word", " two words"], "allowed_token_ids": [9, 8, 7],
+    }  # fmt: skip
+    httpx.post(
+        f"{shared.url}/v1/completions", json={"model": "tiny", "prompt": "Hi", "logit_bias": {"7": 2.5}, **plain}
+    )
+    generate(
+        shared, i.GenerateRequest(model="tiny", text="Hi", sampling=i.GenerateSampling(logit_bias={7: 2.5}, **plain))
+    )
+    over_http, over_grpc = shared.workers["prefill-0"].submitted[-2:]
+    assert over_http.request != over_grpc.request
+    assert over_http.sampling == over_grpc.sampling
+    assert len(over_grpc.sampling.bad_words) == 4
+    for name, _ in over_grpc.sampling.ListFields():
+        assert name.name in plain or name.name == "logit_bias"
+    assert len(over_grpc.sampling.ListFields()) == len(plain) + 1
+
+
 @pytest.mark.parametrize(
     ("request_", "code", "param"),
     [
@@ -69,7 +90,11 @@ def test_chat_and_token_ids(shared: House) -> None:
         (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(temperature=3)), "invalid_request",
          "temperature"),
         (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(n=99)), "invalid_request", "n"),
-        (i.GenerateRequest(model="tiny", text="a", stop=["x"] * 5), "invalid_request", "stop"),
+        (i.GenerateRequest(model="tiny", text="a", stop=["x"] * 17), "invalid_request", "stop"),
+        (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(min_tokens=17)), "invalid_request",
+         "min_tokens"),
+        (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(bad_words=[""])), "invalid_request",
+         "bad_words"),
         (i.GenerateRequest(model="tiny", text="a " * 9000), "context_length_exceeded", "prompt"),
         (i.GenerateRequest(model="tiny", text="a", sampling=i.GenerateSampling(max_tokens=9999)),
          "context_length_exceeded", "max_tokens"),

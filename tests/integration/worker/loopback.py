@@ -135,6 +135,7 @@ class Loopback:
         self.d = Rank("d0", RoleName.DECODE, folder, model, **{**settings, **(decode or {})})
         self.chunks: dict[str, dict[int, list[w.TokenChunk]]] = defaultdict(lambda: defaultdict(list))
         self.failed: dict[str, list[w.RequestFailed]] = defaultdict(list)
+        self.prompts: dict[str, list[w.PromptChunk]] = defaultdict(list)
 
     def submit(
         self,
@@ -202,6 +203,8 @@ class Loopback:
         return [token for chunk in chunks for token in chunk.tokens]
 
     def _collect(self, message: w.WorkerMessage) -> None:
+        for prompt in message.tokens.prompts:
+            self.prompts[prompt.request].append(prompt)
         for chunk in message.tokens.chunks:
             self.chunks[chunk.request][chunk.choice].append(chunk)
         if message.HasField("failed"):

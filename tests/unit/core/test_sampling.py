@@ -8,7 +8,15 @@ import math
 import pytest
 
 from tandem.core.errors import InvalidRequestError
-from tandem.core.sampling import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKEN_IDS, SamplingParams
+from tandem.core.sampling import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_TOKEN_IDS,
+    SamplingParams,
+)
 
 BASE = SamplingParams(max_tokens=16)
 
@@ -21,6 +29,8 @@ GOOD: list[dict[str, object]] = [
     {"seed": 2**63 - 1},
     {"stop_token_ids": tuple(range(MAX_STOP_TOKEN_IDS)), "logprobs": MAX_LOGPROBS},
     {"logit_bias": tuple((i % 100, -100.0) for i in range(MAX_LOGIT_BIAS)), "logprobs": 0},
+    {"min_tokens": 16, "allowed_token_ids": tuple(range(100)) * 2},
+    {"bad_words": ((1,),) * (MAX_BAD_WORDS - 1) + ((2,) * MAX_BAD_WORD_TOKENS,)},
 ]
 
 BAD: list[tuple[str, object]] = [
@@ -50,6 +60,14 @@ BAD: list[tuple[str, object]] = [
     ("logit_bias", ((1, 100.5),)),
     ("logit_bias", ((1, math.nan),)),
     ("logit_bias", ((1, 1.0),) * (MAX_LOGIT_BIAS + 1)),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("allowed_token_ids", (5, 100)),
+    ("allowed_token_ids", (-1,)),
+    ("bad_words", ((),)),
+    ("bad_words", ((100,),)),
+    ("bad_words", ((1,) * (MAX_BAD_WORD_TOKENS + 1),)),
+    ("bad_words", ((1,),) * (MAX_BAD_WORDS + 1)),
     ("logprobs", -1),
     ("logprobs", MAX_LOGPROBS + 1),
 ]

@@ -44,6 +44,7 @@ class EngineMachine(RuleBasedStateMachine):
         forced=st.lists(st.integers(0, 5), max_size=3),
         random=st.booleans(),
         eos=st.booleans(),
+        forbids=st.booleans(),
     )
     def add(
         self,
@@ -55,6 +56,7 @@ class EngineMachine(RuleBasedStateMachine):
         forced: list[int],
         random: bool,
         eos: bool,
+        forbids: bool,
     ) -> None:
         self.count += 1
         key = f"r{self.count}"
@@ -65,6 +67,9 @@ class EngineMachine(RuleBasedStateMachine):
             "frequency_penalty": 0.5 if random else 0.0,
             "ignore_eos": not eos,
         }
+        if forbids:
+            options |= {"min_tokens": max_tokens // 2, "bad_words": ((5,), (7, 9), (6, 6, 8))}
+            options |= {"allowed_token_ids": (1, 5, 6, 7, 8, 9), "stop_token_ids": (8,)}
         plain = make_request(key, tokens(prompt, seed), max_tokens, **options)
         known = []
         for choice, length in enumerate(forced[:n]):
@@ -123,6 +128,15 @@ class EngineMachine(RuleBasedStateMachine):
         assert self.engine.cancel(key)
         self.gone.add(key)
 
+    @rule(pick=st.integers(0, 100), choice=st.integers(0, 3))
+    @precondition(lambda self: self.engine.in_flight())
+    def end_choice(self, pick: int, choice: int) -> None:
+        """Nobody wants more of one choice; the others go on as if nothing had happened."""
+        keys = self.engine.in_flight()
+        key = keys[pick % len(keys)]
+        self.engine.end_choice(key, choice)
+        self.bench.unwanted.add((key, choice))
+
     @rule(arrival=st.integers(0, 12), need=st.integers(1, 12))
     def make_way(self, arrival: int, need: int) -> None:
         """What a decode worker does for an older ticket: all that it needs comes free, or nobody is disturbed."""
@@ -179,10 +193,12 @@ class EngineMachine(RuleBasedStateMachine):
         for number, key in enumerate(self.engine.in_flight()):
             request = self.bench.requests[key]
             places = [(key, choice) for choice in range(request.sampling.n)]
+            places = [place for place in places if place not in self.bench.unwanted]
             if request.kind is RequestKind.PREFILL_ONLY and all(place in self.bench.outputs for place in places):
                 if number % every:
                     continue
-                for choice, place in enumerate(places):
+                for place in places:
+                    choice = place[1]
                     forced = next((c.tokens for c in request.forced if c.choice == choice), ())
                     wanted = expected(request, choice, self.bench.groups)
                     assert self.bench.outputs[place] == list(wanted[len(forced) : len(forced) + 1])

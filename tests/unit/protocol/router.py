@@ -59,10 +59,14 @@ class Flight:
     got: list[list[int]] = field(default_factory=list)
     early: dict[tuple[int, int], w.TokenChunk] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
+    unwanted: set[int] = field(default_factory=set)
+    """Choices that the client wants no more of."""
     outcome: str = ""
 
     def take(self, chunk: w.TokenChunk) -> None:
         """In order of index, duplicates dropped; every token is the oracle's."""
+        if chunk.choice in self.unwanted:
+            return
         if chunk.index < len(self.got[chunk.choice]):
             told = self.got[chunk.choice][chunk.index : chunk.index + 1]
             assert told == list(chunk.tokens), "another token under the same index"
@@ -78,15 +82,20 @@ class Flight:
                 assert got == wanted, f"{self.id} ended too soon"
                 self.finished.add(chunk.choice)
 
+    @property
+    def ended(self) -> set[int]:
+        return self.finished | self.unwanted
+
     def forced(self) -> list[g.ChoiceState]:
+        def finish(choice: int) -> g.FinishReason.ValueType:
+            if choice in self.unwanted:
+                return g.FINISH_REASON_STOP
+            return g.FINISH_REASON_LENGTH if choice in self.finished else g.FINISH_REASON_UNSPECIFIED
+
         return [
-            g.ChoiceState(
-                choice=choice,
-                tokens=tokens,
-                finish=g.FINISH_REASON_LENGTH if choice in self.finished else g.FINISH_REASON_UNSPECIFIED,
-            )
+            g.ChoiceState(choice=choice, tokens=tokens, finish=finish(choice))
             for choice, tokens in enumerate(self.got)
-            if tokens
+            if tokens or choice in self.unwanted
         ]
 
 
@@ -116,6 +125,16 @@ class Router:
         """The client is gone."""
         self._end(flight, "cancelled")
 
+    def end_choice(self, flight: Flight, choice: int) -> None:
+        """The client wants no more of one choice; with the last one the request is over."""
+        flight.unwanted.add(choice)
+        if len(flight.ended) == flight.ask.n:
+            self._end(flight, "finished")
+            return
+        message = w.EndChoices(request=flight.id, attempt=flight.attempt, choices=[choice])
+        for worker in flight.legs:
+            self._send(worker, w.RouterMessage(end_choices=message))
+
     def again(self, flight: Flight) -> None:
         """Plan anew without waiting for a failure (an estimate was too long)."""
         self._retry_or_fail(flight)
@@ -126,7 +145,7 @@ class Router:
             if flight is None or flight.outcome or chunk.attempt != flight.attempt:
                 continue
             flight.take(chunk)
-            if len(flight.finished) == flight.ask.n:
+            if len(flight.ended) == flight.ask.n:
                 self._end(flight, "finished")
         if message.HasField("failed"):
             failed = message.failed

@@ -109,6 +109,10 @@ class Handover(RuleBasedStateMachine):
     def cancel(self, which: int) -> None:
         self.trouble.cancel(which)
 
+    @rule(which=WHICH, choice=st.integers(0, 2))
+    def end_choice(self, which: int, choice: int) -> None:
+        self.trouble.end_choice(which, choice)
+
     @rule(which=WHICH)
     def plan_anew(self, which: int) -> None:
         self.trouble.plan_anew(which)

@@ -41,6 +41,14 @@ class Trouble:
         if running:
             self._world.router.cancel(running[which % len(running)])
 
+    def end_choice(self, which: int, choice: int) -> None:
+        """A choice that has not ended met a stop string."""
+        running = self._world.router.running
+        if running:
+            flight = running[which % len(running)]
+            going_on = sorted(set(range(flight.ask.n)) - flight.ended)
+            self._world.router.end_choice(flight, going_on[choice % len(going_on)])
+
     def plan_anew(self, which: int) -> None:
         """The router does not want to wait any longer."""
         running = self._world.router.running

@@ -104,3 +104,40 @@ def test_partial_match_is_held_then_released() -> None:
     assert matcher.add(" E") == " "
     assert matcher.add("N") == ""
     assert matcher.finish() == "EN"
+
+
+@settings(deadline=None)
+@given(
+    st.text(alphabet="abc", max_size=40),
+    st.lists(st.text(alphabet="abc", min_size=1, max_size=5), min_size=1, max_size=4),
+    st.integers(0, 40),
+    st.booleans(),
+)
+def test_stop_strings_count_only_beyond_the_first_characters(
+    text: str, stops: list[str], free: int, is_included: bool
+) -> None:
+    matcher = StopMatcher(stops, is_included=is_included)
+    shown = ""
+    for place, character in enumerate(text):
+        shown += matcher.add(character, may_stop=place >= free)
+    shown += matcher.finish()
+    places = range(len(text))
+    ends = [(at + len(stop), at) for stop in stops for at in places if text.startswith(stop, at)]
+    ends = [(end, start) for end, start in ends if end > free]
+    assert matcher.is_stopped == bool(ends)
+    if not ends:
+        assert shown == text
+        return
+    first = min(end for end, _ in ends)
+    if is_included:
+        assert shown == text[:first]
+    else:
+        assert shown == text[: min(start for end, start in ends if end == first)]
+
+
+def test_a_stop_string_is_a_part_of_the_text_if_it_is_asked_for() -> None:
+    matcher = StopMatcher(["END", "ENDE"], is_included=True)
+    assert matcher.add("one EN") == "one "
+    assert matcher.add("DE two") == "END"
+    assert matcher.is_stopped
+    assert matcher.finish() == ""

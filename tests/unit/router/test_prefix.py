@@ -117,3 +117,11 @@ def test_what_the_index_shows_is_not_expected_again() -> None:
     assert speculation.blocks == 7
     clock.advance(SETTLED_S)
     assert finder.find([*PROMPT, *range(40)], [p0]).reusable_tokens == {"p0": 96}
+
+
+def test_a_prompt_that_is_computed_whole_reuses_nothing_but_is_held_all_the_same() -> None:
+    index = Held(("p0", 16, 3, ""), ("d0", 16, 5, ""))
+    view = PrefixFinder(index, SALT).find(PROMPT, [facts("p0", RoleName.PREFILL), facts("d0", RoleName.DECODE)])
+    whole = view.computed_whole()
+    assert (view.reusable_tokens, whole.reusable_tokens) == ({"p0": 48, "d0": 80}, {"p0": 0, "d0": 0})
+    assert (whole.held_tokens, whole.last_hashes) == (view.held_tokens, view.last_hashes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tandem.core.errors import InvalidRequestError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
@@ -32,6 +34,9 @@ class MixedRole:
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
         self._whole.cancel(tracked)
+
+    def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
+        self._whole.end_choices(tracked, choices)
 
     def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
         return

@@ -96,6 +96,8 @@ class Fetching:
         """
         if not message.sources or message.leg not in (w.LEG_FULL, w.LEG_PREFILL):
             return False
+        if tracked.engine_request.sampling.prompt_logprobs is not None:  # all of the prompt is computed
+            return False
         self._shell.engine.check(tracked.engine_request)
         size, tokens = self._block_tokens, _known_tokens(tracked)
         limit = (len(tokens) - 1) // size

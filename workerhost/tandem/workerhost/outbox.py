@@ -11,12 +11,12 @@ from tandem.core.handoff import HandoffTiming
 from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
 from tandem.core.lifecycle import Phase
 from tandem.core.logs import event
-from tandem.engine.request import TokenOutput
+from tandem.engine.request import PromptLogprobs, TokenOutput
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.ring import MessageTooLargeError
-from tandem.workerhost.wire import chunk_to_wire, timing_to_wire
+from tandem.workerhost.wire import chunk_to_wire, prompt_chunk_to_wire, timing_to_wire
 
 _log = logging.getLogger(__name__)
 MAX_REASON_CHARS = 10_000
@@ -57,6 +57,11 @@ class Outbox:
         if handoff is not None:
             chunk.handoff.CopyFrom(timing_to_wire(handoff))
         self._tokens.setdefault(tracked.router, w.StepTokens()).chunks.append(chunk)
+
+    def prompt_logprobs(self, tracked: Tracked, scores: PromptLogprobs) -> None:
+        """Add log-probabilities of a request's prompt to what its router gets at the next flush, ahead of tokens."""
+        chunk = prompt_chunk_to_wire(scores, tracked.request, tracked.attempt)
+        self._tokens.setdefault(tracked.router, w.StepTokens()).prompts.append(chunk)
 
     def phase(self, tracked: Tracked, phase: Phase) -> None:
         message = w.RequestPhase(request=tracked.request, attempt=tracked.attempt, phase=phase.value)
@@ -101,9 +106,10 @@ class Outbox:
         self._tokens.clear()
 
     def _drop(self, message: e.RankToHost, error: MessageTooLargeError) -> None:
-        if len(message.router.message.tokens.chunks) > 1:  # each on its own: only what is too large by itself is lost
-            for chunk in message.router.message.tokens.chunks:
-                self.to_router(RouterId(message.router.router), w.WorkerMessage(tokens=w.StepTokens(chunks=[chunk])))
+        parts = _parts(message.router.message.tokens)
+        if len(parts) > 1:  # each on its own: only what is too large by itself is lost
+            for part in parts:
+                self.to_router(RouterId(message.router.router), w.WorkerMessage(tokens=part))
             return
         said = _said(message)
         kind = str(message.WhichOneof("kind") if said is None else said.WhichOneof("kind"))
@@ -114,6 +120,12 @@ class Outbox:
             why = f"{error} to the worker's host"
             too_large = RequestTooLargeError(f"a {kind} message about the request is too large", why=why)
             self._unsent.append(Unsent(router, *about, too_large))
+
+
+def _parts(tokens: w.StepTokens) -> list[w.StepTokens]:
+    """What a step said of each choice, and of each prompt, by itself."""
+    prompts = [w.StepTokens(prompts=[prompt]) for prompt in tokens.prompts]
+    return prompts + [w.StepTokens(chunks=[chunk]) for chunk in tokens.chunks]
 
 
 def _said(message: e.RankToHost) -> w.WorkerMessage | w.PeerMessage | None:
@@ -128,6 +140,6 @@ def _about(said: w.WorkerMessage | w.PeerMessage) -> tuple[RequestId, Attempt] |
     kind = str(said.WhichOneof("kind"))
     record = getattr(said, kind)
     if kind == "tokens":
-        record = record.chunks[0]
+        record = (*record.prompts, *record.chunks)[0]
     is_about_one = "attempt" in record.DESCRIPTOR.fields_by_name
     return (RequestId(record.request), Attempt(record.attempt)) if is_about_one else None

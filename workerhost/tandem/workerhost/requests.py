@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.ids import Attempt, RequestId, RouterId
 from tandem.engine.request import EngineRequest
@@ -24,6 +24,8 @@ class Tracked:
     salt: bytes = b""
     """The tenant's, for roots of blocks that came here in another form."""
     has_reported_cached: bool = False
+    ended_choices: set[int] = field(default_factory=set)
+    """Choices that nobody wants more of; see EndChoices."""
 
 
 def request_key(request: str, attempt: int) -> str:

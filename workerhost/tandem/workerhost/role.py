@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -95,6 +96,9 @@ class Role(Protocol):
 
     def cancel(self, tracked: Tracked, reason: str) -> None:
         """Nobody wants the answer any more, in whatever phase; all blocks go back as soon as nothing can write."""
+
+    def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
+        """Nobody wants more of these choices, which `tracked.ended_choices` names from now on; the others go on."""
 
     def peer_message(self, peer: WorkerId, message: w.PeerMessage, received_s: float) -> None:
         """The worker at the other end of a transfer said something."""

@@ -112,7 +112,7 @@ class StepLoop:
 
     def _handle(self, item: object) -> None:
         if isinstance(item, StepResult):
-            self._role.after_step(item)
+            self._after_step(item)
             return
         _raise_if_lost(item)
         if not isinstance(item, e.HostToRank):
@@ -149,6 +149,8 @@ class StepLoop:
             self._shell.requests.bury(request, attempt, self._shell.clock.now_s())
             for tracked in self._shell.requests.attempts(request, attempt):
                 self._cancel(tracked, message.cancel.reason)
+        elif kind == "end_choices":
+            self._end_choices(message.end_choices)
         elif kind == "audit":
             report = audit.report(self._shell, self._role.name, self.claims(), message.audit.id)
             self._shell.outbox.to_router(router, w.WorkerMessage(audit=report))
@@ -182,6 +184,9 @@ class StepLoop:
             self._role.submit(tracked, message)
         except TandemError as error:
             self._shell.fail(tracked, error)
+            return
+        if tracked.ended_choices:  # meanwhile
+            self._role.end_choices(tracked, frozenset(tracked.ended_choices))
 
     def _track(self, router: RouterId, message: w.Submit) -> Tracked:
         now_s = self._shell.clock.now_s()
@@ -220,6 +225,14 @@ class StepLoop:
         self._role.cancel(tracked, reason)
         self._shell.outbox.failed(tracked, CancelledError("the request was cancelled", why=reason))
         self._shell.count("requests_cancelled")
+
+    def _end_choices(self, message: w.EndChoices) -> None:
+        tracked = self._shell.requests.get(request_key(message.request, message.attempt))
+        if tracked is not None:
+            count = tracked.engine_request.sampling.n
+            choices = frozenset(choice for choice in message.choices if choice < count)
+            tracked.ended_choices |= choices
+            self._role.end_choices(tracked, choices)
 
     def _expire(self, now_s: float) -> None:
         for tracked in self._shell.requests.overdue(now_s):
@@ -274,12 +287,19 @@ class StepLoop:
             self._pulse.end_step()
         self._measure(result)
         if self._has_lease():
-            self._role.after_step(result)
+            self._after_step(result)
         else:  # it lapsed during the step
             event(_log, "tokens wait for the lease", logging.WARNING, tokens=len(result.outputs))
             self._deferred.append(result)
         self._shell.last_step = (result.started_s, result.ended_s)
         return bool(result.outputs or result.prefill_tokens or result.decode_tokens or result.failed)
+
+    def _after_step(self, result: StepResult) -> None:
+        for scores in result.prompt_logprobs:
+            tracked = self._shell.requests.get(scores.key)
+            if tracked is not None and scores.key not in result.failed:
+                self._shell.outbox.prompt_logprobs(tracked, scores)
+        self._role.after_step(result)
 
     def _measure(self, result: StepResult) -> None:
         took_s = result.ended_s - result.started_s

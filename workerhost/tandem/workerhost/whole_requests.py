@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tandem.core.errors import InternalError, TandemError
 from tandem.core.handoff import HandoffTiming
 from tandem.core.lifecycle import Phase
@@ -34,6 +36,17 @@ class WholeRequests:
         self._started.discard(tracked.key)
         self._shell.engine.cancel(tracked.key)
 
+    def end_choices(self, tracked: Tracked, choices: Collection[int]) -> None:
+        """Generate no more of these; the request ends with its last choice. Requests that are not here are ignored."""
+        open_choices = self._open_choices.get(tracked.key)
+        if open_choices is None:
+            return
+        for choice in choices:
+            self._shell.engine.end_choice(tracked.key, choice)
+        open_choices.difference_update(choices)
+        if not open_choices:
+            self._end(tracked)
+
     def after_step(self, result: StepResult, handoffs: dict[str, HandoffTiming]) -> None:
         """Report a step's tokens; `handoffs` go out with the first token of the requests that they belong to."""
         for part in result.prefilled:
@@ -45,6 +58,8 @@ class WholeRequests:
             tracked = self._shell.requests.get(output.key)
             open_choices = self._open_choices.get(output.key)
             if tracked is None or open_choices is None or output.key in result.failed:
+                continue
+            if output.choice not in open_choices:
                 continue
             cached = None
             if not tracked.has_reported_cached:

@@ -20,7 +20,7 @@ from tandem.core.ids import (
 )
 from tandem.core.lifecycle import FinishReason
 from tandem.core.sampling import SamplingParams
-from tandem.engine.request import TokenOutput
+from tandem.engine.request import PromptLogprobs, TokenOutput
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
@@ -52,6 +52,10 @@ def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
         ignore_eos=m.ignore_eos,
         logit_bias=tuple(sorted(m.logit_bias.items())),
         logprobs=m.logprobs if m.HasField("logprobs") else None,
+        min_tokens=m.min_tokens,
+        bad_words=tuple(tuple(word.tokens) for word in m.bad_words),
+        allowed_token_ids=tuple(m.allowed_token_ids),
+        prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
     )
 
 
@@ -76,7 +80,7 @@ def choice_to_wire(state: ChoiceState) -> g.ChoiceState:
 
 def logprob_to_wire(value: TokenLogprob) -> g.TokenLogprob:
     top = [g.TopLogprob(token=token, logprob=logprob) for token, logprob in value.top]
-    return g.TokenLogprob(token=value.token, logprob=value.logprob, top=top)
+    return g.TokenLogprob(token=value.token, logprob=value.logprob, top=top, rank=value.rank)
 
 
 def timing_to_wire(timing: HandoffTiming) -> g.HandoffTiming:
@@ -98,6 +102,15 @@ def chunk_to_wire(output: TokenOutput, request: str, attempt: int) -> w.TokenChu
         tokens=(output.token,),
         logprobs=() if output.logprob is None else (logprob_to_wire(output.logprob),),
         finish=_FINISH_OUT[output.finish],
+    )
+
+
+def prompt_chunk_to_wire(scores: PromptLogprobs, request: str, attempt: int) -> w.PromptChunk:
+    return w.PromptChunk(
+        request=request,
+        attempt=attempt,
+        position=scores.position,
+        logprobs=[logprob_to_wire(logprob) for logprob in scores.logprobs],
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tandem.core.handoff import TokenLogprob
 from tandem.core.sampling import SamplingParams
+from tandem.engine.choice_sampling import ChoiceSampling
 
 START = 0x7A6E_D035_16C4_9B01
 """The hash before the first token."""
@@ -18,6 +19,7 @@ PRIME = (1 << 61) - 1
 BASE = 0x1B87_3593_CC9E_2D51
 _MASK = (1 << 64) - 1
 _CERTAIN_BIAS = 100.0
+_LOG_HALF = -0.6931471805599453
 _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -53,25 +55,30 @@ def combine(values: Iterable[int]) -> int:
 
 
 def choose(
-    digest: int, params: SamplingParams, choice: int, index: int, *, vocab_size: int, eos_token_ids: Collection[int]
-) -> int:
+    digest: int, params: SamplingParams, choice: int, index: int, *, vocab_size: int, eos_token_ids: Collection[int],
+    banned: Collection[int] = (),
+) -> int:  # fmt: skip
     """The token after a context with this digest.
 
     End-of-sequence tokens are avoided, so that answers have the length that was asked for; so are tokens biased by
-    -100. A bias of +100 forces its token, an end-of-sequence one too. Filters and penalties change nothing.
+    -100. A bias of +100 forces its token, an end-of-sequence one too. `banned` tokens and those that are not allowed
+    are never chosen while there are others. Filters and penalties change nothing.
     """
-    banned = set(eos_token_ids)
+    allowed = sorted(set(params.allowed_token_ids))
+    avoided = {*eos_token_ids, *banned}
     for token, bias in params.logit_bias:
-        if bias >= _CERTAIN_BIAS:
+        if bias >= _CERTAIN_BIAS and token not in banned and (not allowed or token in allowed):
             return token
         if bias <= -_CERTAIN_BIAS:
-            banned.add(token)
+            avoided.add(token)
     key = digest if params.is_greedy else mix(mix(digest, params.seed & _MASK), choice << 32 | index)
-    for step in range(vocab_size):
-        token = (key + step) % vocab_size
-        if token not in banned:
+    size = len(allowed) or vocab_size
+    for step in range(size):
+        place = (key + step) % size
+        token = allowed[place] if allowed else place
+        if token not in avoided:
             return token
-    return key % vocab_size
+    return allowed[key % size] if allowed else key % size
 
 
 def report_logprob(token: int, params: SamplingParams, vocab_size: int) -> TokenLogprob | None:
@@ -79,8 +86,18 @@ def report_logprob(token: int, params: SamplingParams, vocab_size: int) -> Token
     if params.logprobs is None:
         return None
     count = min(params.logprobs, vocab_size)
-    top = tuple(((token + place) % vocab_size, -0.6931471805599453 * (place + 1)) for place in range(count))
-    return TokenLogprob(token=token, logprob=-0.6931471805599453, top=top)
+    top = tuple(((token + place) % vocab_size, _LOG_HALF * (place + 1)) for place in range(count))
+    return TokenLogprob(token=token, logprob=_LOG_HALF, top=top)
+
+
+def prompt_logprob(digest: int, token: int, params: SamplingParams, vocab_size: int) -> TokenLogprob:
+    """A made-up log-probability of a prompt token behind a context with this digest: any other context gives another.
+
+    Valid beside the alternatives, the ids after the token with 1/4, 1/8 …
+    """
+    count = min(params.prompt_logprobs or 0, vocab_size)
+    top = tuple(((token + place + 1) % vocab_size, _LOG_HALF * (place + 2)) for place in range(count))
+    return TokenLogprob(token=token, logprob=_LOG_HALF - mix(digest, token) % 4096 / 4096, top=top, rank=1 + count)
 
 
 def expected_tokens(
@@ -96,17 +113,33 @@ def expected_tokens(
 ) -> list[int]:
     """The oracle: the `count` tokens that a simulated engine says after `prompt` and `outputs` (forced ones).
 
-    Greedy without `sampling`, of which only temperature, seed and bias count: stop tokens do not end the list. `groups`
-    is the number of KV groups.
+    Greedy without `sampling`, of which temperature, seed, bias and what forbids tokens count: stop tokens do not end
+    the list. `groups` is the number of KV groups.
     """
     params = sampling or _GREEDY
     hashes = chain(START, (*prompt, *outputs))
     before, value = hashes[-1], fold(0, hashes)
+    state = ChoiceSampling(params, choice, prompt, outputs, eos_token_ids)
     tokens: list[int] = []
     for index in range(len(outputs), len(outputs) + count):
         digest = combine([value] * groups)
-        token = choose(digest, params, choice, index, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+        token = choose(
+            digest, params, choice, index, vocab_size=vocab_size, eos_token_ids=eos_token_ids,
+            banned=state.banned(index, vocab_size),
+        )  # fmt: skip
+        state.count(token)
         tokens.append(token)
         before = mix(before, token)
         value = fold(value, (before,))
     return tokens
+
+
+def expected_prompt_logprobs(
+    prompt: Sequence[int], vocab_size: int, params: SamplingParams, *, groups: int = 1
+) -> list[TokenLogprob]:
+    """The oracle of `prompt_logprobs`: of every prompt token but the first."""
+    value, found = 0, []
+    for each, token in zip(chain(START, prompt), prompt[1:], strict=False):
+        value = fold(value, (each,))
+        found.append(prompt_logprob(combine([value] * groups), token, params, vocab_size))
+    return found

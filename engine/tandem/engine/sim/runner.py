@@ -10,7 +10,7 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
 from tandem.core.kvlayout import KVLayout
 from tandem.engine.sampled import Sampled, SampleRow
-from tandem.engine.sim.arithmetic import chain, choose, combine, report_logprob
+from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
 from tandem.engine.sim.exchange import gather
 from tandem.engine.sim.pool import SimPool
 from tandem.engine.step_batch import SeqSlice, StepBatch
@@ -142,10 +142,12 @@ class SimRunner:
         ]
 
     def _sample(self, digest: int, row: SampleRow) -> Sampled:
-        params = row.sampling.params
+        sampling, params = row.sampling, row.sampling.params
+        if row.token is not None:
+            return Sampled(row.token, prompt_logprob(digest, row.token, params, self._vocab_size))
         token = choose(
-            digest, params, row.sampling.choice, row.index,
-            vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids,
+            digest, params, sampling.choice, row.index, vocab_size=self._vocab_size, eos_token_ids=self._eos_token_ids,
+            banned=sampling.banned(row.index, self._vocab_size) if sampling.has_mask else (),
         )  # fmt: skip
         return Sampled(token, report_logprob(token, params, self._vocab_size))
 

@@ -59,6 +59,7 @@ class RouterMessage(_message.Message):
     PING_FIELD_NUMBER: _builtins.int
     AUDIT_FIELD_NUMBER: _builtins.int
     REPAIR_FIELD_NUMBER: _builtins.int
+    END_CHOICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -71,6 +72,8 @@ class RouterMessage(_message.Message):
     def audit(self) -> Global___AuditRequest: ...
     @_builtins.property
     def repair(self) -> Global___RepairRequest: ...
+    @_builtins.property
+    def end_choices(self) -> Global___EndChoices: ...
     def __init__(
         self,
         *,
@@ -80,12 +83,13 @@ class RouterMessage(_message.Message):
         ping: Global___Ping | None = ...,
         audit: Global___AuditRequest | None = ...,
         repair: Global___RepairRequest | None = ...,
+        end_choices: Global___EndChoices | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping", "audit", "repair"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping", "audit", "repair", "end_choices"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -258,6 +262,34 @@ class Cancel(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
+
+@_typing.final
+class EndChoices(_message.Message):
+    """Nobody wants more of these choices of an attempt; the others go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    attempt: _builtins.int
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        choices: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "choices", b"choices", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndChoices: _TypeAlias = EndChoices  # noqa: Y015
 
 @_typing.final
 class Ping(_message.Message):
@@ -858,20 +890,58 @@ class StepTokens(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNKS_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenChunk]: ...
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptChunk]:
+        """Ahead of the first token of their request."""
+
     def __init__(
         self,
         *,
         chunks: _abc.Iterable[Global___TokenChunk] | None = ...,
+        prompts: _abc.Iterable[Global___PromptChunk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "prompts", b"prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StepTokens: _TypeAlias = StepTokens  # noqa: Y015
+
+@_typing.final
+class PromptChunk(_message.Message):
+    """Log-probabilities of consecutive prompt tokens, each given those before it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    request: _builtins.str
+    attempt: _builtins.int
+    position: _builtins.int
+    """Place in the prompt of the first one; the prompt's first token has none."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.TokenLogprob]: ...
+    def __init__(
+        self,
+        *,
+        request: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        position: _builtins.int = ...,
+        logprobs: _abc.Iterable[_generation_pb2.TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "logprobs", b"logprobs", "position", b"position", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptChunk: _TypeAlias = PromptChunk  # noqa: Y015
 
 @_typing.final
 class TokenChunk(_message.Message):

@@ -66,7 +66,11 @@ class _Api:
             created=int(door.wall_s()),
             model=body.model,
             is_chat=is_chat,
-            has_logprobs="logprobs" in ask.sampling,
+            prompts=tuple(work.prompt for work in works),
+            logprobs=ask.sampling.get("logprobs"),
+            prompt_logprobs=ask.sampling.get("prompt_logprobs"),
+            shows_token_ids=bool(body.return_token_ids),
+            kept=ask.kept,
             wants_usage=bool(body.stream_options and body.stream_options.include_usage),
         )
         return AnswerReply(

@@ -19,7 +19,7 @@ from tandem.core.errors import (
     UnsupportedParameterError,
 )
 from tandem.core.sampling import MAX_LOGPROBS
-from tandem.router.asks import Ask
+from tandem.router.asks import Ask, kept_choices
 from tandem.router.http.errors import from_validation
 from tandem.router.http.schemas import ChatRequest, CompletionRequest, Message, SamplingFields
 from tandem.router.quoting import quoted
@@ -30,7 +30,7 @@ _DRAIN_FACTOR = 8
 _COMPLETION_MAX_TOKENS = 16
 _SAMPLING_FIELDS = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "seed", "ignore_eos",
+    "seed", "ignore_eos", "min_tokens", "prompt_logprobs",
 )  # fmt: skip
 
 M = TypeVar("M", bound=BaseModel)
@@ -100,6 +100,8 @@ def chat_ask(body: ChatRequest) -> Ask:
         messages=messages_of(body.messages),
         sampling=sampling,
         stop=_stops(body),
+        includes_stop=bool(body.include_stop_str_in_output),
+        bad_words=tuple(body.bad_words or ()),
         max_tokens_param=param,
         logprobs_param="top_logprobs",
     )
@@ -109,14 +111,28 @@ def completion_ask(body: CompletionRequest) -> Ask:
     sampling = _sampling(body)
     if body.logprobs is not None:
         sampling["logprobs"] = body.logprobs
+    if body.best_of is not None:
+        sampling["n"] = body.best_of
     return Ask(
         api="completions",
         model=body.model,
         prompts=_prompts(body.prompt),
+        echo=bool(body.echo),
+        kept=_kept(body),
         sampling=sampling,
         stop=_stops(body),
+        includes_stop=bool(body.include_stop_str_in_output),
+        bad_words=tuple(body.bad_words or ()),
         default_max_tokens=_COMPLETION_MAX_TOKENS,
     )
+
+
+def _kept(body: CompletionRequest) -> int | None:
+    kept = kept_choices(1 if body.n is None else body.n, body.best_of)
+    if kept is not None and body.stream:
+        why = "which choices are the best is known at the end alone"
+        raise InvalidRequestError("best_of cannot be streamed", why=why, todo="leave out stream", param="best_of")
+    return kept
 
 
 def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
@@ -134,6 +150,10 @@ def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
 
 
 def check_streaming(body: SamplingFields) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs cannot be streamed", todo="leave out stream", param="prompt_logprobs"
+        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options is given without stream", todo="set stream: true",
                                   param="stream_options")  # fmt: skip
@@ -164,6 +184,8 @@ def _sampling(body: SamplingFields) -> dict[str, Any]:
         given["top_k"] = 0
     if body.stop_token_ids is not None:
         given["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.allowed_token_ids is not None:
+        given["allowed_token_ids"] = tuple(body.allowed_token_ids)
     if body.logit_bias is not None:
         given["logit_bias"] = _logit_bias(body.logit_bias)
     return {name: value for name, value in given.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.ids import RequestId
-from tandem.router.answers import Answer, AnswerDesk, AnswerSettings, attend
+from tandem.router.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpdate, attend
 from tandem.router.http.bodies import ChunkWriter, Frame, Logprobs, WholeAnswer
 from tandem.router.http.errors import error_event, error_response
 from tandem.router.requests import Work
@@ -76,7 +77,10 @@ class AnswerReply(Response):
     async def _stream(self, answer: Answer, send: Send) -> None:
         writer = ChunkWriter(self._frame, answer.choice_count, self._logprobs)
         while (updates := await answer.next()) is not None:
-            events = b"".join([writer.write(update) for update in updates])
+            if any(update.prompt_logprobs for update in updates):  # long; other streams go on meanwhile
+                events = await asyncio.to_thread(_events, writer, updates)
+            else:
+                events = _events(writer, updates)
             if events:
                 await self._start(send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
@@ -94,7 +98,11 @@ class AnswerReply(Response):
         if self._wants_timing:
             headers[TIMING_HEADER] = orjson.dumps(answer.timing()).decode()
         self._has_started = True
-        response = Response(whole.body(answer.usage), headers=headers, media_type="application/json")
+        if whole.has_prompt_logprobs:
+            body = await asyncio.to_thread(whole.body, answer.usage)
+        else:
+            body = whole.body(answer.usage)
+        response = Response(body, headers=headers, media_type="application/json")
         await response(scope, _no_message, send)
 
     async def _start(self, send: Send) -> None:
@@ -112,6 +120,10 @@ class AnswerReply(Response):
             await response(scope, _no_message, send)
         elif self._is_stream:
             await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+
+
+def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate]) -> bytes:
+    return b"".join([writer.write(update) for update in updates])
 
 
 def _bug(error: Exception) -> InternalError:

@@ -19,33 +19,26 @@ _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 # Values that ask for nothing; any other value is refused.
 _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, True),
-    "allowed_token_ids": _NOTHING,
-    "bad_words": _NOTHING,
     "beam_width": _NOTHING,
     "cache_salt": _NOTHING,
     "detokenize": (None, True),
     "ebnf": _NOTHING,
-    "echo": _NOTHING,
     "grammar": _NOTHING,
     "guided_choice": _NOTHING,
     "guided_grammar": _NOTHING,
     "guided_json": _NOTHING,
     "guided_regex": _NOTHING,
-    "include_stop_str_in_output": _NOTHING,
     "json_schema": _NOTHING,
     "kv_transfer_params": _NOTHING,
     "length_penalty": (None, 1),
     "lora_path": _NOTHING,
-    "min_tokens": (None, 0),
     "moderation": _NOTHING,
     "prediction": _NOTHING,
     "priority": (None, 0),
     "prompt_cache_retention": (None, "in_memory", "in-memory"),
     "prompt_embeds": _NOTHING,
-    "prompt_logprobs": _NOTHING,
     "regex": _NOTHING,
     "response_format": (None, {"type": "text"}),
-    "return_token_ids": _NOTHING,
     "skip_special_tokens": (None, True),
     "spaces_between_special_tokens": (None, True),
     "store": _NOTHING,
@@ -56,6 +49,8 @@ _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
 }
 _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL_ANYWHERE,
+    "best_of": (None, 1),
+    "echo": _NOTHING,
     "add_generation_prompt": (None, True),
     "audio": _NOTHING,
     "chat_template": _NOTHING,
@@ -73,7 +68,7 @@ _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-_NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "best_of": (None, 1), "suffix": _NOTHING}
+_NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "suffix": _NOTHING}
 
 
 class Strict(BaseModel):
@@ -108,6 +103,12 @@ class SamplingFields(Strict):
     repetition_penalty: float | None = None
     stop_token_ids: list[Int] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Int | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: Annotated[list[Int], Field(min_length=1)] | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Int | None = None
+    return_token_ids: bool | None = None
     # Accepted; they change nothing here.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -142,6 +143,8 @@ class ChatRequest(SamplingFields):
 class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[Int] | list[list[Int]]
     logprobs: Int | None = None
+    best_of: Int | None = None
+    echo: bool | None = None
 
 
 class TokenizeRequest(Strict):
