@@ -23,9 +23,16 @@ def test_cuda_draws_what_the_cpu_draws() -> None:
         {"repetition_penalty": 1.3},
         {"logit_bias": ((3, 5.0), (9, -3.0))},
     ]
+    masks: list[dict[str, Any]] = [
+        {},
+        {"bad_words": ((5,), (59, 7), (58, 59, 11))},
+        {"allowed_token_ids": tuple(range(1000, 1300))},
+        {"min_tokens": 9, "stop_token_ids": (4, 6)},
+    ]
     rows = []
     for i in range(64):
-        options = {"temperature": rng.choice([0.0, 0.7, 1.0]), "seed": i} | rng.choice(filters) | rng.choice(penalties)
+        options: dict[str, Any] = {"temperature": rng.choice([0.0, 0.7, 1.0]), "seed": i} | rng.choice(filters)
+        options |= rng.choice(penalties) | rng.choice(masks)
         params = SamplingParams(max_tokens=99, logprobs=rng.choice([None, 2]), **options)
         rows.append(SampleRow(i, i % 5, ChoiceSampling(params, 0, range(20), range(10, 60))))
     on_cpu, on_cuda = sample(logits, rows), sample(logits.cuda(), rows)

@@ -117,6 +117,25 @@ def test_extra_fields_reach_the_worker(client: openai.OpenAI, shared: House) -> 
     assert dict(sampling.logit_bias) == {7: -3.0}
 
 
+def test_what_other_servers_show_is_readable(client: openai.OpenAI) -> None:
+    shown: dict[str, Any] = {"return_token_ids": True, "prompt_logprobs": 1, "min_tokens": 1, "bad_words": ["no"]}
+    chat = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4, extra_body=shown)
+    assert chat.model_extra is not None
+    assert len(chat.model_extra["prompt_logprobs"]) == len(chat.model_extra["prompt_token_ids"])
+    assert chat.choices[0].model_extra is not None
+    assert len(chat.choices[0].model_extra["token_ids"]) == 4
+    text = client.completions.create(
+        model="tiny", prompt="Hello", max_tokens=4, echo=True, logprobs=1, best_of=3, n=2, extra_body=shown
+    )
+    assert [choice.text.startswith("Hello") for choice in text.choices] == [True, True]
+    logprobs = text.choices[1].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs or []) == len(logprobs.text_offset or []) == 6
+    assert text.usage is not None
+    assert text.usage.completion_tokens == 12
+
+
 def test_models_and_tokenize(client: openai.OpenAI, shared: House) -> None:
     assert [model.id for model in client.models.list()] == ["tandem-tiny", "tiny"]
     assert client.models.retrieve("tiny").owned_by == "tandem"
