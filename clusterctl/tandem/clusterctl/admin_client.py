@@ -74,6 +74,18 @@ class AdminClient:
         """Measured links between hosts, and those in use between workers."""
         return self._record("GET", "/admin/v1/net", "measured")
 
+    def policy(self) -> dict[str, Any]:
+        """The routing policy in force and all there are: {"policy", "policies"}."""
+        return self._record("GET", "/admin/v1/route/policy", "policies")
+
+    def set_policy(self, name: str) -> dict[str, Any]:
+        """Route by this policy from now on; what `policy` says afterwards."""
+        return self._record("POST", "/admin/v1/route/policy", "policies", {"policy": name})
+
+    def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Where a prompt would go now, and why."""
+        return self._record("POST", "/admin/v1/route/explain", "options", dict(body))
+
     def repair(self, holds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Ask for the release of holds of `audit`; {"released": […], "refused": […]}."""
         body = {"holds": [dict(hold) for hold in holds]}

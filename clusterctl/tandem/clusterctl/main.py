@@ -1,4 +1,4 @@
-"""`clusterctl up | down | status | net | kv`. Exit codes: 0 done, 1 failed, 2 wrong usage or a cluster cannot start.
+"""`clusterctl up | down | status | net | kv | route`. Exit codes: 0 done, 1 failed, 2 wrong usage or no cluster starts.
 
 `kv audit` has its own (kv.py).
 """
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl import kv, net, status_view
+from tandem.clusterctl import kv, net, route, status_view
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
 from tandem.clusterctl.up_flags import UpFlags
@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 
 app.add_typer(kv.app, name="kv")
+app.add_typer(route.app, name="route")
 app.command()(net.net)
 
 

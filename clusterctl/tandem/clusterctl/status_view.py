@@ -33,6 +33,7 @@ def _summary(status: Record) -> dict[str, str]:
         "model": f"{_text(status.get('model'))}, served as {_list(status.get('served_names'))}",
         "ready": ready,
         "disaggregation": _text(status.get("disaggregation")),
+        "policy": _text(status.get("policy")),
         "router": f"{_text(router.get('id'))}, {_text(router.get('in_flight'))} in flight",
         "HTTP": f"{host}:{_text(router.get('http'))}",
         "gRPC": f"{host}:{_text(router.get('grpc'))}",

@@ -25,6 +25,18 @@ class Disaggregation(StrEnum):
     NEVER = "never"
 
 
+class PolicyName(StrEnum):
+    """How a router chooses workers: by cost in seconds, or for comparison by other known rules (docs/routing.md)."""
+
+    COST = "cost"
+    LEAST_LOADED = "least_loaded"
+    ROUND_ROBIN = "round_robin"
+    PREFIX_ONLY = "prefix_only"
+    DYNAMO = "dynamo"
+    LLM_D = "llm_d"
+    SGLANG = "sglang"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
     """`[model]`: a local folder or a hub id; "" means the bundled model. `max_model_len` 0 = what the model allows."""
@@ -93,6 +105,8 @@ class WorkerSection:
     chunk_tokens: int = 512
     max_step_s: float = 0.2
     max_sequences: int = 64
+    queue_stretch: float = 20.0
+    queue_max_overtake_s: float = 30.0
     layer_group: int = 0
     transport: str = "auto"
     step_watchdog_s: float = 60.0
@@ -107,6 +121,7 @@ class RouterSection:
     grpc_port: int = -1
     admin_port: int = -1
     disaggregation: Disaggregation = Disaggregation.AUTO
+    policy: PolicyName = PolicyName.COST
     max_body_bytes: int = 4 * 1024 * 1024
     request_timeout_s: float = 600.0
     slow_reader_backlog_bytes: int = 4 * 1024 * 1024

@@ -196,6 +196,10 @@ class BlockLedger:
             blocks.append(block)
         return blocks
 
+    def is_findable(self, block_hash: BlockHash) -> bool:
+        """Whether `match` would find a block of this hash."""
+        return block_hash in self._block_of
+
     def is_shared(self, block: BlockId) -> bool:
         """True if a write into this block could be seen by somebody else: several holders, or a published hash."""
         return len(self._holders.get(block, ())) > 1 or block in self._hash_of

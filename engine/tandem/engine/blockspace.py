@@ -90,6 +90,24 @@ class BlockSpace:
         leader.computed = hits * self.block_tokens
         return True
 
+    def cached_tokens(self, state: RequestState) -> int:
+        """Leading tokens that a waiting request would not have to compute if it were admitted now. Holds nothing.
+
+        Looks only at where the hit ended last time, so that a long queue can be looked at before every step.
+        """
+        leader = state.leader
+        limit = state.reusable_tokens(state.goal(leader)) // self.block_tokens
+        if limit <= 0:
+            return 0
+        self._hash(leader, state.request.hash_root, limit)
+        count = min(state.cached_blocks, limit)
+        if count and not self._is_findable(leader.hashes[count - 1]):
+            count = 0
+        while count < limit and self._is_findable(leader.hashes[count]):
+            count += 1
+        state.cached_blocks = count
+        return count * self.block_tokens
+
     def adopt(self, state: RequestState, holder: Holder, tables: tuple[list[BlockId], ...]) -> None:
         """Move a received prompt's blocks from `holder` to the request, publish them and fork its choices."""
         leader = state.leader
@@ -236,6 +254,9 @@ class BlockSpace:
         while len(hashes) < count:
             start = len(hashes) * size
             hashes.append(next_hash(hashes[-1] if hashes else root, sequence.slice(start, start + size)))
+
+    def _is_findable(self, block_hash: BlockHash) -> bool:
+        return all(ledger.is_findable(block_hash) for ledger in self.ledgers)
 
     def _spare(self, state: RequestState) -> int:
         """Blocks a group that the choices' known outputs will need after the fork, set aside at admission."""

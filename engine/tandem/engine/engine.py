@@ -18,6 +18,7 @@ from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder
+from tandem.core.prefill_queue import QueueRules
 from tandem.engine.blockspace import BlockSpace
 from tandem.engine.limits import check_request, finish_reason
 from tandem.engine.pace import SchedulerConfig, StepPace
@@ -34,7 +35,7 @@ from tandem.engine.request import (
 )
 from tandem.engine.runner_protocol import Runner
 from tandem.engine.sampled import Sampled, SampleRow
-from tandem.engine.scheduler import Order, Scheduler, StepItem, StepPlan
+from tandem.engine.scheduler import Scheduler, StepItem, StepPlan
 from tandem.engine.sequence import Place, RequestState, Sequence
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
@@ -46,9 +47,7 @@ _SCORED_LOGITS = 1 << 25
 class Engine:
     """Continuous batching over a runner. Keys are unique among the requests that are in flight."""
 
-    def __init__(
-        self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock, order: Order | None = None
-    ) -> None:
+    def __init__(self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock) -> None:
         self.layout = runner.layout
         self.max_model_len = runner.max_model_len
         self.vocab_size = runner.vocab_size
@@ -60,7 +59,7 @@ class Engine:
         self.ledgers = self._space.ledgers
         self._pace = StepPace(self._config, self._space.block_tokens)
         scored = _SCORED_LOGITS // runner.vocab_size
-        self._scheduler = Scheduler(self._space, self._config, self._pace, order, scored)
+        self._scheduler = Scheduler(self._space, self._config, self._pace, scored)
         self._arrivals = 0
         self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
         self._ended: dict[str, RequestState] = {}  # by the latest step; their counts stay readable until the next
@@ -101,6 +100,11 @@ class Engine:
     def prefill_tokens_per_s(self) -> float | None:
         """Measured prefill rate; None before the first prompt."""
         return self._pace.prefill_tokens_per_s
+
+    @property
+    def queue_rules(self) -> QueueRules:
+        """The order in which it computes prompts."""
+        return self._config.queue
 
     def check(self, request: EngineRequest) -> None:
         """Raise InvalidRequestError or ContextLengthError if `request` can never run here."""
@@ -175,7 +179,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """How much waits and runs now."""
-        return self._scheduler.load()
+        return self._scheduler.load(self._clock.now_s())
 
     def in_flight(self) -> list[str]:
         """Keys of all requests that are waiting, running or parked until `release`."""

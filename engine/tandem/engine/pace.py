@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.errors import ConfigError
+from tandem.core.prefill_queue import FIRST_COME, QueueRules
 
 _WEIGHT = 0.2  # of the newest measurement in the moving averages
 
@@ -14,13 +15,14 @@ class SchedulerConfig:
     """Budgets of one step.
 
     `max_step_tokens` and `max_step_s` bound a step; decodes are served first. `max_sequences` bounds decodes a step
-    and admitted choices, `chunk_tokens` the prompt tokens of one request a step.
+    and admitted choices, `chunk_tokens` the prompt tokens of one request a step. `queue` orders prompts.
     """
 
     max_step_tokens: int = 512
     max_step_s: float = 0.2
     max_sequences: int = 64
     chunk_tokens: int = 512
+    queue: QueueRules = FIRST_COME
 
     def __post_init__(self) -> None:
         for name in ("max_step_tokens", "max_step_s", "max_sequences", "chunk_tokens"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -10,6 +11,7 @@ from tandem.core.blockhash import BlockHash
 from tandem.core.handoff import ChoiceState, TokenLogprob
 from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.lifecycle import FinishReason
+from tandem.core.prefill_queue import QueuedWork
 from tandem.core.sampling import SamplingParams
 
 
@@ -30,6 +32,8 @@ class EngineRequest:
     hash_root: BlockHash
     kind: RequestKind = RequestKind.FULL
     arrival_s: float = 0.0
+    deadline_s: float = math.inf
+    """When nobody waits for the answer any more, on the clock of `arrival_s`."""
     forced: tuple[ChoiceState, ...] = ()
     """Output tokens that are already fixed (a replay); they are computed like a prompt and not reported again."""
 
@@ -101,8 +105,13 @@ class BlockEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """Requests that wait or run, and the prompt tokens that still have to be computed."""
+    """Requests that wait or run, sequences that decode, and the prompt tokens that still have to be computed.
+
+    `queue`: these tokens request by request, with when they are due (engine clock).
+    """
 
     queued_requests: int
     running_requests: int
     queued_tokens: int
+    decoding_sequences: int = 0
+    queue: tuple[QueuedWork, ...] = ()

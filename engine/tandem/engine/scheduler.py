@@ -5,25 +5,25 @@
                └────preempt──────┘
 
 The youngest is preempted (its blocks go back, it is computed again), never the oldest, never a PREFILL_ONLY request.
-Blocks for all tokens a request knows are taken at admission, so only decoding can run short of them.
+Blocks for all tokens a request knows are taken at admission, so only decoding can run short of them. Prompts
+are computed in the order of `SchedulerConfig.queue` (tandem.core.prefill_queue), chunk by chunk: shorter work that
+comes later goes between the chunks of longer work.
 """
 
 from __future__ import annotations
 
 import heapq
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 
 from tandem.core.ledger import LedgerError
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
 from tandem.engine.blockspace import BlockCopy, BlockSpace
 from tandem.engine.pace import SchedulerConfig, StepPace
-from tandem.engine.request import EngineLoad, EngineRequest
+from tandem.engine.request import EngineLoad
 from tandem.engine.sequence import Age, Place, RequestState, Sequence
-
-Order = Callable[[EngineRequest, float], float]
-"""order(request, now_s): which prompt is computed next, smallest first. FIFO by arrival where none is given."""
 
 
 @dataclass(slots=True)
@@ -54,15 +54,10 @@ class Scheduler:
     """Queues and step plans. Owned by the step loop's thread; blocks live in `space`."""
 
     def __init__(
-        self,
-        space: BlockSpace,
-        config: SchedulerConfig,
-        pace: StepPace,
-        order: Order | None = None,
-        max_scored_tokens: int = 1 << 20,
+        self, space: BlockSpace, config: SchedulerConfig, pace: StepPace, max_scored_tokens: int = 1 << 20
     ) -> None:
         """`max_scored_tokens` bounds the prompt tokens whose logits one step computes; one block always fits."""
-        self._space, self._config, self._pace, self._order = space, config, pace, order
+        self._space, self._config, self._pace = space, config, pace
         self._max_scored_tokens = max(max_scored_tokens, space.block_tokens)
         self._states: dict[str, RequestState] = {}
         self._waiting: list[RequestState] = []  # by rank
@@ -94,12 +89,16 @@ class Scheduler:
         """Every request that is waiting, running or parked."""
         return list(self._states.values())
 
-    def load(self) -> EngineLoad:
+    def load(self, now_s: float) -> EngineLoad:
         """How much waits and runs."""
-        queued_tokens = sum(len(state.request.prompt) for state in self._waiting)
-        queued_tokens += sum(max(0, s.leader.prompt_tokens - s.leader.computed) for s in self._running)
+        prefilling = [state for state in self._running if state.catching_up()]
+        work = [(self._due_s(state, now_s), self._remaining_tokens(state)) for state in (*prefilling, *self._waiting)]
         return EngineLoad(
-            queued_requests=len(self._waiting), running_requests=len(self._running), queued_tokens=queued_tokens
+            queued_requests=len(self._waiting),
+            running_requests=len(self._running),
+            decoding_sequences=sum(len(state.decoding()) for state in self._running),
+            queued_tokens=sum(tokens for _, tokens in work),
+            queue=tuple(QueuedWork(due_s, tokens) for due_s, tokens in work),
         )
 
     def get(self, key: str) -> RequestState | None:
@@ -207,14 +206,30 @@ class Scheduler:
 
     def _queue(self, prefilling: list[RequestState], now_s: float) -> Iterator[RequestState]:
         """Requests with prompt tokens to compute: preempted ones foremost, then in order."""
-        order = self._order
-        if order is None:
+        if not self._config.queue.stretch:
             return heapq.merge(sorted(prefilling, key=_rank), list(self._waiting), key=_rank)
+        return self._by_due(prefilling, now_s)
 
-        def by_order(state: RequestState) -> tuple[bool, float, Age]:
-            return (not state.is_preempted, order(state.request, now_s), state.age)
+    def _by_due(self, prefilling: list[RequestState], now_s: float) -> Iterator[RequestState]:
+        every = (*prefilling, *self._waiting)
+        heap = [(not state.is_preempted, self._due_s(state, now_s), state.age, state) for state in every]
+        heapq.heapify(heap)
+        while heap:
+            yield heapq.heappop(heap)[-1]
 
-        return iter(sorted(prefilling + self._waiting, key=by_order))
+    def _due_s(self, state: RequestState, now_s: float) -> float:
+        """When its prompt is due, by the rules of the queue and what the prefill rate is now."""
+        rate = self._pace.prefill_tokens_per_s or ASSUMED_TOKENS_PER_S
+        request, remaining_s = state.request, self._remaining_tokens(state) / rate
+        return self._config.queue.due_s(
+            arrived_s=request.arrival_s, remaining_s=remaining_s, now_s=now_s, deadline_s=request.deadline_s
+        )
+
+    def _remaining_tokens(self, state: RequestState) -> int:
+        """Prompt tokens, and known output tokens, that still have to be computed."""
+        if state.place is Place.WAITING:
+            return state.goal(state.leader) - self._space.cached_tokens(state)
+        return sum(state.goal(sequence) - sequence.computed for sequence in state.catching_up())
 
     def _admit(self, state: RequestState, plan: StepPlan) -> bool:
         """Move a waiting request to the running ones if there is room for all tokens it knows."""

@@ -92,6 +92,7 @@ class RequestState:
 
     __slots__ = (
         "age",
+        "cached_blocks",
         "cached_tokens",
         "is_forked",
         "is_preempted",
@@ -129,6 +130,7 @@ class RequestState:
         self.place = Place.WAITING
         self.cached_tokens: int | None = None
         self.scored = 0 if request.sampling.prompt_logprobs is not None else len(request.prompt) - 1
+        self.cached_blocks = 0
         self.spare_blocks = 0
         self.spare_holder = Holder(HoldKind.REQUEST, f"{request.key}#spare")
 

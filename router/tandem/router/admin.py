@@ -1,4 +1,4 @@
-"""The admin port: status, requests, links, KV audits, the wish to stop; an admin key guards all but metrics."""
+"""The admin port: status, requests, links, routing, KV audits, the wish to stop; a key guards all but metrics."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tandem.router.audit import AuditDesk
 from tandem.router.http.errors import error_response
 from tandem.router.metrics import CONTENT_TYPE, Metrics
 from tandem.router.net import net
+from tandem.router.routing_desk import RoutingDesk
 from tandem.router.status import StatusPage
 from tandem.router.workers import WorkerTable
 
@@ -40,7 +41,13 @@ def load_key(path: Path) -> bytes:
 
 
 def create_admin_app(
-    page: StatusPage, metrics: Metrics, key: bytes, on_down: OnDown, audits: AuditDesk, table: WorkerTable
+    page: StatusPage,
+    metrics: Metrics,
+    key: bytes,
+    on_down: OnDown,
+    audits: AuditDesk,
+    table: WorkerTable,
+    routing: RoutingDesk,
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
 
@@ -68,6 +75,12 @@ def create_admin_app(
     async def links(request: Request) -> Response:
         return _json(net(table))
 
+    async def policy(request: Request) -> Response:
+        return _json(routing.policy() if request.method == "GET" else routing.select(await _body(request)))
+
+    async def explain(request: Request) -> Response:
+        return _json(await routing.explain(await _body(request)))
+
     async def scrape(request: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
@@ -78,9 +91,18 @@ def create_admin_app(
         Route("/admin/v1/kv/audit", _keyed(key, audit), methods=["GET"]),
         Route("/admin/v1/kv/repair", _keyed(key, repair), methods=["POST"]),
         Route("/admin/v1/net", _keyed(key, links), methods=["GET"]),
+        Route("/admin/v1/route/policy", _keyed(key, policy), methods=["GET", "POST"]),
+        Route("/admin/v1/route/explain", _keyed(key, explain), methods=["POST"]),
         Route("/metrics", scrape, methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+async def _body(request: Request) -> object:
+    try:
+        return orjson.loads(await request.body())
+    except ValueError as error:
+        raise InvalidRequestError("the body is no valid JSON", why=str(error)) from error
 
 
 def _keyed(key: bytes, endpoint: Endpoint) -> Endpoint:

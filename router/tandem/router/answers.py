@@ -14,6 +14,7 @@ from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
+from tandem.router.decision import decision
 from tandem.router.detokenizer import IncrementalDetokenizer, StopMatcher
 from tandem.router.dispatch import Dispatcher
 from tandem.router.echo import Echo
@@ -204,8 +205,17 @@ class Answer:
                 metrics.queue.observe(flight.prefill_started_s - flight.started_s)
             if flight.cached_tokens is not None:
                 metrics.prefix_found(flight.predicted_tokens, flight.cached_tokens, is_hoped=flight.is_hoped)
+            predicted = flight.plan.cost
+            if predicted is not None and flight.first_token_s is not None and flight.attempt == 1:
+                actual_s = flight.first_token_s - flight.started_s
+                metrics.predicted_ttft.observe(predicted.first_token_s)
+                metrics.ttft_error.observe(abs(actual_s - predicted.first_token_s))
             if flight.handoff is not None:
                 metrics.handoff.observe(flight.handoff.overhead_s)
+
+    def decision(self) -> dict[str, Any]:
+        """Where the first prompt was sent, and what that was weighed against."""
+        return decision(self._flights[0].plan)
 
     def timing(self) -> dict[str, Any]:
         """Seconds of each phase since the call arrived, and the parts of the hand-off; for measurements."""

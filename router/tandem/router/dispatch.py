@@ -11,9 +11,11 @@ from tandem.core.clock import Clock
 from tandem.core.errors import DeadlineError, TandemError, UnavailableError, WorkerLostError
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
 from tandem.router import wire
 from tandem.router.links import WorkerLink
-from tandem.router.plan import Job, Plan, Policy
+from tandem.router.outstanding import Sent
+from tandem.router.plan import Candidate, Job, Plan, Policy
 from tandem.router.prefix import PrefixFinder, PrefixView
 from tandem.router.requests import Flight, Inbox, Work
 from tandem.router.sources import with_sources
@@ -77,19 +79,12 @@ class Dispatcher:
     # ---- out -------------------------------------------------------------------------------------------------------
 
     def _start(self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None) -> Flight:
-        facts = [link.facts for link in self._table.usable() if link.facts is not None]
-        view = self._prefixes.find(work.prompt, facts)
-        is_computed_whole = work.sampling.prompt_logprobs is not None
-        if is_computed_whole:
-            view = view.computed_whole()
+        now_s = self._clock.now_s()
+        view = self._look_up(work)
         if plan is None:
-            job = Job(prompt_tokens=len(work.prompt), max_tokens=work.sampling.max_tokens)
-            candidates = self._table.candidates(view)
-            plan = self._policy.plan(job, candidates)
-            if not is_computed_whole:
-                plan = with_sources(plan, job, candidates)
+            plan = self._plan(work, view, now_s)
             self._meter.planned(plan)
-        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, plan=plan, started_s=self._clock.now_s())
+        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, plan=plan, started_s=now_s)
         self._flights[request] = flight
         try:
             self._send(flight, view)
@@ -97,6 +92,20 @@ class Dispatcher:
             self._end(flight)
             raise
         return flight
+
+    def _look_up(self, work: Work) -> PrefixView:
+        facts = [link.facts for link in self._table.usable() if link.facts is not None]
+        view = self._prefixes.find(work.prompt, facts)
+        return view.computed_whole() if work.sampling.prompt_logprobs is not None else view
+
+    def _plan(self, work: Work, view: PrefixView, now_s: float) -> Plan:
+        job, candidates = job_of(work, now_s), self._table.candidates(view, now_s)
+        return with_sources(self._policy.plan(job, candidates), job, candidates)
+
+    def explain(self, work: Work) -> tuple[Plan, list[Candidate]]:
+        """What would be done with `work` now, and what is known of every worker; nothing is sent or counted."""
+        now_s, view = self._clock.now_s(), self._look_up(work)
+        return self._plan(work, view, now_s), self._table.candidates(view, now_s)
 
     def _send(self, flight: Flight, view: PrefixView) -> None:
         plan = flight.plan
@@ -130,13 +139,29 @@ class Dispatcher:
         flight.legs[link.worker] = link
         flight.pair += ((link.worker, link.where.incarnation),)
         link.requests.add(flight.id)
-        if leg != w.LEG_DECODE:
+        if leg != w.LEG_DECODE and link.facts is not None:
             known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
-            link.pending_tokens[flight.id] = max(1, len(work.prompt) - known)
-            if link.facts is not None:
-                self._prefixes.expect(flight.id, link.facts, view)
-                flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens[link.worker] > 0)
+            self._prefixes.expect(flight.id, link.facts, view)
+            flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens[link.worker] > 0)
+        link.outstanding.add(flight.id, self._outstanding(flight, link, leg, view))
         self._table.note_use(link)
+
+    def _outstanding(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView) -> Sent:
+        """What this leg adds to the worker's load, until its load reports say so."""
+        prompt, plan = len(flight.work.prompt), flight.plan
+        held = view.held_tokens.get(link.worker, 0)
+        size = max(1, link.facts.block_tokens) if link.facts is not None else 1
+        blocks = -(-max(0, prompt - held) // size) + flight.work.sampling.n
+        if leg == w.LEG_DECODE:
+            return Sent(work=None, blocks=blocks)
+        known = max([view.reusable_tokens.get(link.worker, 0), *(source.tokens for source in plan.sources[:1])])
+        tokens = max(1, prompt - known)
+        rate = link.load.prefill_rate or ASSUMED_TOKENS_PER_S
+        due_s = link.load.queue_rules.due_s(
+            arrived_s=flight.started_s, remaining_s=tokens / rate, now_s=flight.started_s,
+            deadline_s=flight.started_s + flight.work.timeout_s,
+        )  # fmt: skip
+        return Sent(work=QueuedWork(due_s, tokens), blocks=blocks)
 
     def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:
         """Those of the plan's sources that are here, as the worker that fetches must address them."""
@@ -166,7 +191,7 @@ class Dispatcher:
     def _release(self, flight: Flight, link: WorkerLink) -> None:
         flight.legs.pop(link.worker, None)
         link.requests.discard(flight.id)
-        link.pending_tokens.pop(flight.id, None)
+        link.outstanding.end(flight.id)
         self._prefixes.withdraw(flight.id, link.worker)
 
     # ---- in --------------------------------------------------------------------------------------------------------
@@ -178,7 +203,7 @@ class Dispatcher:
             if flight is None or link.worker not in flight.legs:
                 self._meter.dropped("unknown")
                 continue
-            if link.pending_tokens.pop(chunk.request, None) is not None:
+            if link.outstanding.compute(chunk.request):
                 self._prefixes.settle(chunk.request, link.worker)
             dropped = flight.accept(chunk, now_s)
             if dropped:
@@ -230,6 +255,8 @@ class Dispatcher:
         flight = self._flights.get(RequestId(request))
         if flight is None or attempt != flight.attempt or link.worker not in flight.legs:
             return
+        if phase == Phase.QUEUED:
+            link.outstanding.acknowledge(request)
         if phase == Phase.PREFILL and flight.prefill_started_s is None:
             flight.prefill_started_s = self._clock.now_s()
         order = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
@@ -252,3 +279,15 @@ class Dispatcher:
                     flight.phase = Phase.FAILED
                     flight.inbox.fail(error)
         link.requests.clear()
+
+
+def job_of(work: Work, now_s: float) -> Job:
+    """What the policy needs to know of `work`, planned at `now_s`."""
+    return Job(
+        prompt_tokens=len(work.prompt),
+        max_tokens=work.sampling.max_tokens,
+        choices=work.sampling.n,
+        now_s=now_s,
+        deadline_s=now_s + work.timeout_s,
+        is_computed_whole=work.sampling.prompt_logprobs is not None,
+    )

@@ -23,6 +23,7 @@ from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY
 from tandem.router import wire
+from tandem.router.outstanding import Outstanding
 from tandem.router.wire import Load, PromptChunk, TokenChunk, UsedLink, WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
@@ -87,8 +88,7 @@ class WorkerLink:
         self.trouble = "connecting"
         self.is_registered = True
         self.last_used = 0
-        self.pending_tokens: dict[str, int] = {}
-        """Prompt tokens that this router sent here and that have not been computed yet, by request."""
+        self.outstanding = Outstanding()
         self.requests: set[str] = set()
         """Requests of this router that wait for something from here."""
         self._identity, self._listener, self._clock = identity, listener, clock
@@ -195,7 +195,9 @@ class WorkerLink:
                     listener.on_prompts(self, [wire.prompt_from_wire(chunk) for chunk in message.tokens.prompts])
                 listener.on_tokens(self, [wire.chunk_from_wire(chunk) for chunk in message.tokens.chunks])
             elif kind == "load":
-                self.load = wire.load_from_wire(message.load)
+                now_s = self._clock.now_s()
+                self.load = wire.load_from_wire(message.load, now_s)
+                self.outstanding.report(now_s)
             elif kind == "failed":
                 failed = message.failed
                 listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
@@ -233,7 +235,7 @@ class WorkerLink:
         self.facts, self.trouble = None, why
         self.load = Load()
         self._unsent.clear()
-        self.pending_tokens.clear()
+        self.outstanding.clear()
         for asked in self._asks.values():
             if not asked.done():
                 asked.set_exception(WorkerLostError(f"worker {self.worker} was lost", why=why, todo="ask again"))

@@ -49,9 +49,10 @@ from tandem.router.indexmetrics import IndexCollector
 from tandem.router.links import Identity, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.metrics import Metrics
-from tandem.router.plan import LeastWork
+from tandem.router.policy_switch import PolicySwitch
 from tandem.router.prefix import PrefixFinder, PrefixIndex
 from tandem.router.readiness import Readiness
+from tandem.router.routing_desk import RoutingDesk
 from tandem.router.servers import HttpServer, bind, port_after, port_of
 from tandem.router.status import StatusPage
 from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
@@ -88,11 +89,12 @@ class Router:
         self._key = load_key(Path(config.admin_key_file))
         tokenizer = Tokenizer.load(Path(config.model_dir))
         mode = config.settings.disaggregation
+        self.policy = PolicySwitch(config.settings.policy, mode)
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
         speculation = Speculation(self._clock)
         prefixes = PrefixFinder(surroundings.index, secret.derive(b"tenant:")[:16], self.table.link_speed, speculation)
-        self.dispatcher = Dispatcher(self.table, LeastWork(mode), prefixes, self._clock, self.metrics)
+        self.dispatcher = Dispatcher(self.table, self.policy, prefixes, self._clock, self.metrics)
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
         )
@@ -124,6 +126,7 @@ class Router:
             readiness=self.readiness,
             clock=self._clock,
             addresses=lambda: {**self._ports, "host": config.settings.host, "pid": os.getpid()},
+            policy=lambda: self.policy.name.value,
         )
         self._audits = AuditDesk(
             router=config.router_id,
@@ -132,6 +135,7 @@ class Router:
             clock=self._clock,
             positions=surroundings.positions,
         )
+        self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
         self._on_down = surroundings.on_down
         self._grpc = GrpcDoor(self.door)
         self._listeners: list[socket.socket] = []
@@ -153,7 +157,9 @@ class Router:
 
     async def serve(self, on_listening: Callable[[], None]) -> None:
         http = HttpServer(create_app(self.door), self._listeners[0])
-        admin_app = create_admin_app(self._page, self.metrics, self._key, self._on_down, self._audits, self.table)
+        admin_app = create_admin_app(
+            self._page, self.metrics, self._key, self._on_down, self._audits, self.table, self._routing
+        )
         admin = HttpServer(admin_app, self._listeners[1])
         async with asyncio.TaskGroup() as group:
             servers = [group.create_task(server.run()) for server in (http, admin)]

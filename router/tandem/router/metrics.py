@@ -45,6 +45,8 @@ class Metrics:
         registry = self._registry = CollectorRegistry()
         self._requests = Counter(names.REQUESTS, "Requests by outcome.", ["api", "outcome"], registry=registry)
         self.ttft = _histogram(names.TTFT, "From arrival to the first token.", registry)
+        self.predicted_ttft = _histogram(names.PREDICTED_TTFT, "As the plan had it, from dispatch on.", registry)
+        self.ttft_error = _histogram(names.TTFT_ERROR, "By how much the plan was wrong.", registry)
         self.second_token = _histogram(names.SECOND_TOKEN, "From the first token to the second.", registry)
         self.itl = _histogram(names.ITL, "Between tokens of one choice.", registry)
         self.e2e = _histogram(names.E2E, "From arrival to the end of the answer.", registry)

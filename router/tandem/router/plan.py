@@ -1,19 +1,26 @@
-"""Which workers serve a request, and why. Pure decisions over what is known about each worker; no sockets, no clock."""
+"""Which workers serve a request, and why: what a policy is asked, what it answers, and who can work together at all.
+
+Pure decisions over what is known about each worker; no sockets, no clock: times come in with the job.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tandem.core import pairing
-from tandem.core.config import Disaggregation
+from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile
+from tandem.core.prefill_queue import FIRST_COME, QueuedWork, QueueRules
 
 _MAX_REASONS = 3
+MAX_OPTIONS = 8
+"""Of a decision, that are kept for whoever asks why."""
 
 
 def _unmeasured(_: WorkerId) -> None:
@@ -22,36 +29,55 @@ def _unmeasured(_: WorkerId) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One worker that can take work now, as the policy sees it.
+    """One worker that can take work now, as the policy sees it. 0 of a measurement = not yet known.
 
     `held_tokens` of the prompt need not be moved there, `reusable_tokens` need not be computed there. `lossy_tokens`
     (by HashRoot.lossy) take the place of `held_tokens` where the blocks of the other worker change on their way.
     `profile` decides with whom it can exchange KV blocks. `last_used` counts up with every plan that named this
     worker, so that equals take turns. `link_speed`: measured bytes a second to another worker, None = not measured.
-    `prefill_rate`: measured tokens a second, 0 = not yet known.
+    `prefill_rate`: measured tokens a second.
+
+    `queued_tokens`: prompt tokens still to compute there, in all. `queue`: the same in detail, with due times on the
+    clock of `Job.now_s`, by `rules`; what it does not list counts as ahead. `in_flight`: requests that it was given or
+    told of; `running`: sequences that decode now. `decode_step_s` is a decode step, `decode_sequence_s` what one more
+    sequence adds to it. `free_blocks` of `total_blocks` can be had in the tightest KV group.
     """
 
     worker: WorkerId
     incarnation: Incarnation
     role: RoleName
     queued_tokens: int = 0
+    queued_requests: int = 0
+    queue: Sequence[QueuedWork] = ()
+    rules: QueueRules = FIRST_COME
     in_flight: int = 0
+    running: int = 0
     held_tokens: int = 0
     reusable_tokens: int = 0
     lossy_tokens: Mapping[str, int] = field(default_factory=dict)
     free_blocks: int = 0
+    total_blocks: int = 0
     last_used: int = 0
     prefill_rate: float = 0.0
+    decode_step_s: float = 0.0
+    decode_sequence_s: float = 0.0
     profile: KVProfile | None = None
     link_speed: Callable[[WorkerId], float | None] = field(default=_unmeasured, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the policy needs to know of a request."""
+    """What the policy needs to know of a request. `deadline_s`: when nobody waits for it any more, as `now_s`.
+
+    `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched.
+    """
 
     prompt_tokens: int
     max_tokens: int
+    choices: int = 1
+    now_s: float = 0.0
+    deadline_s: float = math.inf
+    is_computed_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +89,56 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds that a choice costs, by part; see docs/routing.md.
+
+    `queue_s`: until its prompt is computed. `compute_s`: computing it, with what is fetched first. `move_s`: KV on the
+    wire that no computing hides, and the hand-off. `room_s`: until there are blocks. `decode_s`: what the batch adds to
+    its answer. `others_s`: what it makes others wait.
+    """
+
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    move_s: float = 0.0
+    room_s: float = 0.0
+    decode_s: float = 0.0
+    others_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.compute_s + self.move_s + self.room_s + self.decode_s + self.others_s
+
+    @property
+    def first_token_s(self) -> float:
+        """Until the first token."""
+        return self.queue_s + self.compute_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One way to serve a request. `score`: smaller is better, in the policy's unit; `cost` where that is seconds."""
+
+    decode: Candidate
+    prefill: Candidate | None
+    reason: str
+    score: float
+    cost: Cost | None = None
+
+    @property
+    def order(self) -> tuple[float, bool, int, int, str, str]:
+        """By score; among equals a decode worker is left to decode, and the others take turns."""
+        first = self.prefill or self.decode
+        is_extra = self.prefill is None and self.decode.role is RoleName.DECODE
+        return (self.score, is_extra, first.last_used, self.decode.last_used, first.worker, self.decode.worker)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """`decode` streams the answer. `prefill` computes the prompt and pushes its KV; None = `decode` does all alone.
 
     Two hits, in tokens: what the prefill worker need not compute, what need not be moved to the decode worker.
-    `sources`: from whom the worker that computes is to fetch first, best first.
+    `sources`: from whom the worker that computes is to fetch first, best first. `cost`: as predicted, if the policy
+    knows seconds. `options`: what was weighed, best first, at most MAX_OPTIONS.
     """
 
     decode: WorkerId
@@ -76,6 +147,9 @@ class Plan:
     prefill_hit_tokens: int = 0
     decode_hit_tokens: int = 0
     sources: tuple[Source, ...] = ()
+    policy: str = ""
+    cost: Cost | None = None
+    options: tuple[Option, ...] = field(default=(), compare=False)
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -83,9 +157,35 @@ class Plan:
 
 
 class Policy(Protocol):
-    """Chooses workers. Raises UnavailableError that says what is missing when nobody can serve the job."""
+    """Chooses workers. A function of what it is given: it keeps nothing, and asks no clock."""
 
-    def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan: ...
+    @property
+    def name(self) -> PolicyName:
+        """Under which it is selected."""
+
+    def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
+        """Raises UnavailableError that says what is missing when nobody can serve the job."""
+
+
+def chosen(
+    policy: PolicyName, mode: Disaggregation, options: Iterable[Option], candidates: Sequence[Candidate]
+) -> Plan:
+    """The plan of the best of `options`; raises UnavailableError if there is none."""
+    ranked = sorted(options, key=lambda option: option.order)[:MAX_OPTIONS]
+    if not ranked:
+        raise UnavailableError(missing(mode, candidates), todo="wait for workers or look at the cluster's status")
+    best = ranked[0]
+    prefill, decode = best.prefill, best.decode
+    return Plan(
+        decode=decode.worker,
+        prefill=prefill.worker if prefill is not None else None,
+        reason=best.reason,
+        prefill_hit_tokens=(prefill or decode).reusable_tokens,
+        decode_hit_tokens=held_tokens(prefill, decode) if prefill is not None else decode.reusable_tokens,
+        policy=policy,
+        cost=best.cost,
+        options=tuple(ranked),
+    )
 
 
 def refusal(prefill: Candidate, decode: Candidate) -> str:
@@ -120,78 +220,28 @@ def pairs(candidates: Iterable[Candidate]) -> list[tuple[Candidate, Candidate]]:
     return [(p, d) for p in prefills for d in decodes if not refusal(p, d)]
 
 
-class LeastWork:
-    """Least work in queue: tokens ahead plus tokens that the worker would have to compute; fewest requests to decode.
-
-    ALWAYS: a pair for every answer of more than one token. AUTO: a pair where one exists, unless a mixed worker has
-    less to do. NEVER: one worker, mixed or decode, does all. A one-token answer never needs a decode worker.
-    """
-
-    def __init__(self, mode: Disaggregation) -> None:
-        self._mode = mode
-
-    def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
-        if self._mode is Disaggregation.NEVER:
-            return self._plan_alone(job, candidates)
-        alone = [c for c in candidates if c.role is not RoleName.DECODE]
-        if job.max_tokens == 1 and alone:
-            return _alone(_least_prefill(job, alone), "one token needs no decode worker")
-        best = _best_pair(job, candidates)
-        mixed = [c for c in candidates if c.role is RoleName.MIXED]
-        if self._mode is Disaggregation.AUTO and mixed:
-            choice = _least_prefill(job, mixed)
-            if best is None:
-                return _alone(choice, "mixed worker")
-            if _prefill_work(job, choice) < _prefill_work(job, best[0]):
-                return _alone(choice, "mixed worker has the least work")
-        if best is None:
-            raise UnavailableError(_missing(candidates), todo="wait for workers or look at the cluster's status")
-        prefill, decode = best
-        return Plan(
-            decode=decode.worker,
-            prefill=prefill.worker,
-            reason="least work",
-            prefill_hit_tokens=prefill.reusable_tokens,
-            decode_hit_tokens=held_tokens(prefill, decode),
-        )
-
-    def _plan_alone(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
-        able = [c for c in candidates if c.role is RoleName.MIXED]
-        able = able or [c for c in candidates if c.role is RoleName.DECODE]
-        if not able:
-            what = "no mixed or decode worker is connected"
-            raise UnavailableError(what, todo="wait for workers or look at the cluster's status")
-        return _alone(_least_prefill(job, able), "disaggregation is off")
+def needs_pair(mode: Disaggregation, job: Job) -> bool:
+    """Whether this answer must cross from one worker to another."""
+    return mode is Disaggregation.ALWAYS and job.max_tokens > 1
 
 
-def _best_pair(job: Job, candidates: Sequence[Candidate]) -> tuple[Candidate, Candidate] | None:
-    able = pairs(candidates)
-    if not able:
-        return None
-    prefill = _least_prefill(job, [p for p, _ in able])
-    decodes = (d for p, d in able if p.worker == prefill.worker)
-    decode = min(decodes, key=lambda d: _decode_order(d, held_tokens(prefill, d)))
-    return prefill, decode
+def able_alone(mode: Disaggregation, job: Job, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Workers that may serve the job without another. Prefill workers: answers of one token alone."""
+    every = list(candidates)
+    mixed = [c for c in every if c.role is RoleName.MIXED]
+    decodes = [c for c in every if c.role is RoleName.DECODE]
+    if mode is Disaggregation.NEVER:
+        return mixed or decodes
+    if needs_pair(mode, job):
+        return []
+    prefills = [c for c in every if c.role is RoleName.PREFILL and job.max_tokens == 1]
+    return mixed + prefills if mode is Disaggregation.ALWAYS else mixed + decodes + prefills
 
 
-def _least_prefill(job: Job, able: Iterable[Candidate]) -> Candidate:
-    return min(able, key=lambda c: (_prefill_work(job, c), c.in_flight, c.last_used, c.worker))
-
-
-def _prefill_work(job: Job, candidate: Candidate) -> int:
-    return candidate.queued_tokens + max(1, job.prompt_tokens - candidate.reusable_tokens)
-
-
-def _decode_order(candidate: Candidate, held: int) -> tuple[int, int, int, int, str]:
-    return (candidate.in_flight, -held, candidate.last_used, -candidate.free_blocks, candidate.worker)
-
-
-def _alone(candidate: Candidate, reason: str) -> Plan:
-    hit = candidate.reusable_tokens
-    return Plan(decode=candidate.worker, prefill=None, reason=reason, prefill_hit_tokens=hit, decode_hit_tokens=hit)
-
-
-def _missing(candidates: Sequence[Candidate]) -> str:
+def missing(mode: Disaggregation, candidates: Sequence[Candidate]) -> str:
+    """What keeps these workers from serving anything."""
+    if mode is Disaggregation.NEVER:
+        return "no mixed or decode worker is connected"
     count = {role: sum(c.role is role for c in candidates) for role in RoleName}
     if count[RoleName.PREFILL] and count[RoleName.DECODE]:
         return f"no prefill and decode worker fit together: {'; '.join(_reasons(candidates))}"

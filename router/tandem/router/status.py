@@ -27,6 +27,7 @@ class StatusPage:
     readiness: Readiness
     clock: Clock
     addresses: Callable[[], dict[str, Any]]
+    policy: Callable[[], str]
 
     def status(self) -> dict[str, Any]:
         missing = self.readiness.missing()
@@ -36,6 +37,7 @@ class StatusPage:
             "served_names": list(self.config.served_names),
             "version": _version(),
             "disaggregation": self.config.settings.disaggregation.value,
+            "policy": self.policy(),
             "is_ready": not missing,
             "missing": missing,
             "registry_trouble": self.table.trouble,

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandem.core.errors import ConfigError
 from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import FinishReason, RoleName
 from tandem.core.pairing import KVProfile
+from tandem.core.prefill_queue import FIRST_COME, QueuedWork, QueueRules
 from tandem.core.sampling import SamplingParams
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
@@ -113,6 +115,11 @@ class Load:
     in_flight: int = 0
     prefill_rate: float = 0.0
     decode_step_s: float = 0.0
+    decode_sequence_s: float = 0.0
+    decoding_sequences: int = 0
+    queue: tuple[QueuedWork, ...] = ()
+    """By when it is due, on this router's clock."""
+    queue_rules: QueueRules = FIRST_COME
     blocks: tuple[GroupBlocks, ...] = ()
     links: tuple[UsedLink, ...] = ()
     counters: dict[str, float] = field(default_factory=dict)
@@ -121,6 +128,11 @@ class Load:
     def free_blocks(self) -> int:
         """Blocks that a new request could get, in the tightest group."""
         return min((b.free + b.cached for b in self.blocks), default=0)
+
+    @property
+    def total_blocks(self) -> int:
+        """Of the smallest group; 0 = not known."""
+        return min((b.total for b in self.blocks), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +263,8 @@ def prompt_from_wire(chunk: w.PromptChunk) -> PromptChunk:
     )
 
 
-def load_from_wire(report: w.LoadReport) -> Load:
+def load_from_wire(report: w.LoadReport, now_s: float) -> Load:
+    """`now_s`: when it arrived. Impossible rules of a queue count as first come, first served."""
     return Load(
         queued_requests=report.queued_requests,
         running_requests=report.running_requests,
@@ -259,6 +272,10 @@ def load_from_wire(report: w.LoadReport) -> Load:
         in_flight=report.in_flight,
         prefill_rate=report.prefill_rate,
         decode_step_s=report.decode_step_s,
+        decode_sequence_s=report.decode_sequence_s,
+        decoding_sequences=report.decoding_sequences,
+        queue=tuple(QueuedWork(now_s + row.due_in_s, row.tokens, row.requests) for row in report.queue),
+        queue_rules=_rules_from_wire(report),
         blocks=tuple(
             GroupBlocks(
                 group=count.group,
@@ -274,6 +291,13 @@ def load_from_wire(report: w.LoadReport) -> Load:
         links=tuple(map(_link_from_wire, report.links)),
         counters=dict(report.counters),
     )
+
+
+def _rules_from_wire(report: w.LoadReport) -> QueueRules:
+    try:
+        return QueueRules(stretch=report.queue_stretch, max_overtake_s=report.queue_max_overtake_s)
+    except ConfigError:
+        return FIRST_COME
 
 
 def _link_from_wire(link: w.LinkReport) -> UsedLink:

@@ -61,9 +61,10 @@ class WorkerTable:
         """Links that new work may go to."""
         return [link for link in self._links.values() if link.is_up and link.is_registered]
 
-    def candidates(self, view: PrefixView | None = None) -> list[Candidate]:
-        """Workers that can take work now, with what `view` says of a prompt's prefix there."""
-        return [_candidate(link, view or PrefixView(), self.link_speed) for link in self.usable()]
+    def candidates(self, view: PrefixView | None = None, now_s: float = 0.0) -> list[Candidate]:
+        """Workers that can take work now, with what `view` says of a prompt's prefix there. `now_s` decides which load
+        reports still count."""
+        return [_candidate(link, view or PrefixView(), self.link_speed, now_s) for link in self.usable()]
 
     def link_speed(self, prefill: WorkerId, decode: WorkerId) -> float | None:
         """Measured bytes a second from one worker to the other; None = nobody measured it."""
@@ -144,23 +145,32 @@ class WorkerTable:
             del self._links[link.worker]
 
 
-def _candidate(link: WorkerLink, view: PrefixView, link_speed: SpeedOf) -> Candidate:
-    facts, load = link.facts, link.load
+def _candidate(link: WorkerLink, view: PrefixView, link_speed: SpeedOf, now_s: float) -> Candidate:
+    facts, load, outstanding = link.facts, link.load, link.outstanding
     if facts is None:
         raise RuntimeError(f"link to {link.worker} is down")
+    # Reports lag by 100 ms: what this router sent since is added at once, and stands for them once they are old.
+    sent, queue = outstanding.uncounted(now_s), outstanding.queue(now_s)
+    is_stale = outstanding.is_stale(now_s)
     return Candidate(
         worker=facts.worker,
         incarnation=facts.incarnation,
         role=facts.role,
-        # Reports lag by 100 ms; what this router sent meanwhile is known at once.
-        queued_tokens=max(load.queued_tokens, sum(link.pending_tokens.values())),
-        in_flight=max(load.in_flight, len(link.requests)),
+        queued_tokens=(0 if is_stale else load.queued_tokens) + sum(work.tokens for work in queue),
+        queued_requests=(0 if is_stale else load.queued_requests) + len(queue),
+        queue=queue if is_stale else (*load.queue, *queue),
+        rules=load.queue_rules,
+        in_flight=(0 if is_stale else load.in_flight) + len(sent),
+        running=0 if is_stale else load.decoding_sequences,
         held_tokens=view.held_tokens.get(facts.worker, 0),
         reusable_tokens=view.reusable_tokens.get(facts.worker, 0),
         lossy_tokens=view.lossy_tokens.get(facts.worker, {}),
-        free_blocks=load.free_blocks,
+        free_blocks=max(0, load.free_blocks - sum(one.blocks for one in sent)),
+        total_blocks=load.total_blocks,
         last_used=link.last_used,
         prefill_rate=load.prefill_rate,
+        decode_step_s=load.decode_step_s,
+        decode_sequence_s=load.decode_sequence_s,
         profile=facts.profile,
         link_speed=functools.partial(link_speed, facts.worker),
     )

@@ -170,7 +170,7 @@ def builder(folder: Path) -> Iterator[Build]:
         prefill: int = 1,
         decode: int = 1,
         mixed: int = 0,
-        mode: Disaggregation = Disaggregation.AUTO,
+        mode: Disaggregation | None = None,
         script: Script | None = None,
         start: bool = True,
         **settings: Any,
@@ -178,6 +178,8 @@ def builder(folder: Path) -> Iterator[Build]:
         secret = ClusterSecret.generate()
         secret.save(folder / "secret")
         (folder / "key").write_text(ADMIN_KEY)
+        # Pairs, where there are any: most tests look at what crosses.
+        mode = mode or (Disaggregation.AUTO if mixed or not decode else Disaggregation.ALWAYS)
         section = replace(RouterSection(port=0, disaggregation=mode), **settings)
         config = RouterConfig(
             cluster="test",

@@ -47,7 +47,7 @@ def test_client_gone_cancels_both_workers(build: Build, is_stream: bool, stall_a
     if stall_at == 0:
         house.wait(lambda: any(cancel.request == request for cancel in prefill.cancels))
     house.wait(lambda: not house.router.dispatcher.flights and not decode.running)
-    assert all(not link.requests and not link.pending_tokens for link in house.router.table.links)
+    assert all(not link.requests and not len(link.outstanding) for link in house.router.table.links)
     assert house.metric('tandem_requests_total{api="completions",outcome="cancelled"}') == 1
     assert house.metric('tandem_requests_total{api="completions",outcome="ok"}') == 0
 

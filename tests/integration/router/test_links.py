@@ -135,6 +135,6 @@ def test_burst_with_cancels_leaves_nothing_behind(build: Build) -> None:
     assert ends.count(True) >= 80
     house.wait(lambda: not house.router.dispatcher.flights, 1.0)
     house.wait(lambda: not any(worker.running for worker in house.workers.values()), 1.0)
-    assert all(not link.requests and not link.pending_tokens for link in house.router.table.links)
+    assert all(not link.requests and not len(link.outstanding) for link in house.router.table.links)
     total = house.metric('tandem_requests_total{api="completions"')
     assert total == 100

@@ -24,7 +24,8 @@ from tandem.prefixindex.records import WorkerRecord
 from tandem.prefixindex.registry import WorkerLease
 from tandem.prefixindex.replica import IndexReplica
 from tandem.prefixindex.speculation import Speculation
-from tandem.router.plan import Candidate, Job, LeastWork
+from tandem.router.plan import Candidate, Job
+from tandem.router.policies.cost import CostPolicy
 from tandem.router.prefix import PrefixFinder
 from tests.unit.router.test_prefix import facts
 
@@ -64,12 +65,12 @@ class Worker:
 
 
 class Router:
-    """What a router knows and decides: index, own dispatches, least work. Reports tell it of the work of others."""
+    """What a router knows and decides: index, own dispatches, cost. Reports tell it of the work of others."""
 
     def __init__(self, redis: Any, keys: Keys) -> None:
         self.replica = IndexReplica(redis, keys)
         self._finder = PrefixFinder(self.replica, SALT, speculation=Speculation(MonotonicClock()))
-        self._policy = LeastWork(Disaggregation.NEVER)
+        self._policy = CostPolicy(Disaggregation.NEVER)
         self._pending: dict[WorkerId, int] = {}
 
     def follow(self, workers: Mapping[WorkerId, Worker]) -> None:

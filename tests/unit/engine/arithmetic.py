@@ -6,6 +6,7 @@ logits come from all numbers of the context, read through the block tables.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -155,6 +156,7 @@ def make_request(
     *,
     kind: RequestKind = RequestKind.FULL,
     arrival_s: float = 0.0,
+    deadline_s: float = math.inf,
     forced: tuple[ChoiceState, ...] = (),
     **sampling: object,
 ) -> EngineRequest:
@@ -166,6 +168,7 @@ def make_request(
         hash_root=ROOT,
         kind=kind,
         arrival_s=arrival_s,
+        deadline_s=deadline_s,
         forced=forced,
     )
 
@@ -178,7 +181,7 @@ def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
 class Bench:
     """An engine over arithmetic that collects what comes out, and checks its integrity after every step."""
 
-    def __init__(self, num_blocks: int = 64, *, groups: int = 1, order: object = None, **config: object) -> None:
+    def __init__(self, num_blocks: int = 64, *, groups: int = 1, **config: object) -> None:
         runner_options = {k: config.pop(k) for k in ("poison", "broken", "max_model_len") if k in config}
         self.groups = groups
         self.runner = ArithmeticRunner(num_blocks, groups=groups, **runner_options)  # type: ignore[arg-type]
@@ -186,7 +189,6 @@ class Bench:
             self.runner,
             config=SchedulerConfig(**config),  # type: ignore[arg-type]
             clock=self.runner.clock,
-            order=order,  # type: ignore[arg-type]
         )
         self.requests: dict[str, EngineRequest] = {}
         self.outputs: dict[tuple[str, int], list[int]] = {}

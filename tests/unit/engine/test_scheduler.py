@@ -6,8 +6,9 @@ import pytest
 
 from tandem.core.errors import ConfigError
 from tandem.core.ledger import Holder, HoldKind
+from tandem.core.prefill_queue import QueueRules
 from tandem.engine.pace import SchedulerConfig, StepPace
-from tandem.engine.request import EngineRequest, RequestKind
+from tandem.engine.request import RequestKind
 from tests.unit.engine.arithmetic import BLOCK, Bench, tokens
 
 
@@ -67,11 +68,8 @@ def test_one_request_takes_at_most_a_chunk() -> None:
     assert slices(bench) == {"a": 8, "b": 8}
 
 
-def test_an_injected_order_rules_prompts() -> None:
-    def shortest(request: EngineRequest, now_s: float) -> float:
-        return len(request.prompt)
-
-    bench = Bench(max_step_tokens=8, order=shortest)
+def test_shorter_prompts_go_between_the_chunks_of_longer_ones() -> None:
+    bench = Bench(max_step_tokens=8, queue=QueueRules())
     bench.add("long", tokens(40, 1), max_tokens=1)
     assert slices(bench) == {"long": 8}
     bench.add("short", tokens(8, 2), max_tokens=1)
@@ -80,6 +78,59 @@ def test_an_injected_order_rules_prompts() -> None:
     bench.run()
     for key in bench.requests:
         bench.check_outputs(key)
+
+
+def test_who_has_waited_long_enough_is_overtaken_no_more() -> None:
+    bench = Bench(max_step_tokens=8, queue=QueueRules(stretch=1000.0, max_overtake_s=5.0))
+    bench.add("long", tokens(40, 1), max_tokens=1)
+    bench.add("close", tokens(8, 2), max_tokens=1, arrival_s=2.0)
+    bench.add("late", tokens(8, 3), max_tokens=1, arrival_s=6.0)
+    order = [next(iter(slices(bench))) for _ in range(7)]
+    assert order == ["close", *["long"] * 5, "late"]
+
+
+def test_what_is_cached_is_no_work_that_is_left() -> None:
+    bench = Bench(max_step_tokens=8, queue=QueueRules())
+    bench.add("first", tokens(32, 1), max_tokens=1)
+    bench.run()
+    bench.add("half", tokens(16, 2), max_tokens=1)
+    bench.add("most", tokens(32, 1) + tokens(4, 3), max_tokens=1)
+    assert bench.engine.load().queued_tokens == 16 + 4
+    assert next(iter(slices(bench))) == "most"
+    bench.run()
+
+
+def test_an_evicted_prefix_is_work_again() -> None:
+    bench = Bench(max_step_tokens=8, queue=QueueRules())
+    bench.add("first", tokens(32, 1), max_tokens=1)
+    bench.run()
+    bench.add("again", tokens(32, 1) + tokens(4, 3), max_tokens=1)
+    assert bench.engine.load().queued_tokens == 4
+    for ledger in bench.engine.ledgers:
+        ledger.evict_cached()
+    assert bench.engine.load().queued_tokens == 36
+    bench.run()
+
+
+def test_the_load_says_when_each_prompt_is_due() -> None:
+    bench = Bench(max_step_tokens=8, queue=QueueRules(stretch=10.0, max_overtake_s=30.0))
+    bench.add("long", tokens(40, 1), max_tokens=1)
+    bench.step()
+    bench.add("short", tokens(8, 2), max_tokens=1)
+    load = bench.engine.load()
+    assert sorted(row.tokens for row in load.queue) == [8, 32]
+    due_s = {row.tokens: row.due_s for row in load.queue}
+    assert due_s[8] < due_s[32]
+    assert load.decoding_sequences == 0
+    bench.run()
+
+
+def test_a_prompt_that_cannot_be_done_in_time_comes_last() -> None:
+    bench = Bench(max_step_tokens=8, queue=QueueRules())
+    bench.add("hopeless", tokens(40, 1), max_tokens=1, deadline_s=-1.0)
+    bench.add("other", tokens(40, 2), max_tokens=1, arrival_s=3.0)
+    assert slices(bench) == {"other": 8}
+    bench.run()
 
 
 def test_the_first_that_finds_no_room_keeps_younger_ones_out() -> None:
@@ -220,4 +271,4 @@ def test_steps_of_no_duration_teach_nothing() -> None:
 @pytest.mark.parametrize("name", ["max_step_tokens", "max_step_s", "max_sequences", "chunk_tokens"])
 def test_a_config_must_be_positive(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        SchedulerConfig(**{name: 0})
+        SchedulerConfig(**{name: 0})  # type: ignore[arg-type]

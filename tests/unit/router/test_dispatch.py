@@ -13,6 +13,7 @@ from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase
 from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch import Dispatcher
+from tandem.router.outstanding import Outstanding
 from tandem.router.plan import Plan
 from tandem.router.prefix import PrefixFinder
 from tandem.router.requests import Flight, Inbox, Work
@@ -22,7 +23,7 @@ ERROR = TransferError("the channel to the decode worker was lost")
 
 
 def link(worker: str) -> Any:
-    return SimpleNamespace(worker=worker, requests={"r"}, pending_tokens={})
+    return SimpleNamespace(worker=worker, requests={"r"}, outstanding=Outstanding())
 
 
 def first(choice: int) -> TokenChunk:

@@ -78,6 +78,6 @@ def test_links_of_a_load_report() -> None:
     report = w.LoadReport(
         links=[w.LinkReport(rank=1, peer="d0", transport="tcp", bytes_per_s=2.0, stalls=3, reason="r", unused=["u"])]
     )
-    (link,) = load_from_wire(report).links
+    (link,) = load_from_wire(report, 0.0).links
     assert (link.rank, link.peer, link.transport, link.bytes_per_s, link.stalls) == (1, "d0", "tcp", 2.0, 3)
     assert (link.reason, link.unused) == ("r", ("u",))

@@ -10,8 +10,10 @@ from tandem.core.ids import GroupId, Incarnation, WorkerId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import ALWAYS_BYTES_PER_S, KVProfile
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S
+from tandem.router.estimates import ASSUMED_BYTES_PER_S, FETCH_SETUP_S, MAX_SOURCES
 from tandem.router.plan import Candidate, Job, Plan
-from tandem.router.sources import ASSUMED_BYTES_PER_S, ASSUMED_TOKENS_PER_S, MAX_SOURCES, SETUP_S, with_sources
+from tandem.router.sources import with_sources
 
 TOKEN_BYTES = 2 * 2 * 4 * 8 * 4  # layers, planes, heads, width, bytes
 
@@ -65,10 +67,10 @@ def test_fetched_if_that_is_sooner(margin: float, is_fetched: bool, is_measured:
     tokens = 2048
     if is_measured:
         rate, compute_s = 20_000.0, tokens / 20_000.0
-        speed = tokens * TOKEN_BYTES / (compute_s * margin - SETUP_S)
+        speed = tokens * TOKEN_BYTES / (compute_s * margin - FETCH_SETUP_S)
         found = sources(worker("p0", prefill_rate=rate), worker("d0", tokens, speed))
     else:  # then the rate at which both cost the same follows from the assumed speed
-        fetch_s = SETUP_S + tokens * TOKEN_BYTES / ASSUMED_BYTES_PER_S
+        fetch_s = FETCH_SETUP_S + tokens * TOKEN_BYTES / ASSUMED_BYTES_PER_S
         found = sources(worker("p0", prefill_rate=tokens / fetch_s * margin), worker("d0", tokens))
     assert bool(found) == is_fetched
 

@@ -18,6 +18,7 @@ from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.core.pairing import KVProfile
+from tandem.core.prefill_queue import QueueRules
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
 from tandem.engine.engine import Engine
@@ -117,6 +118,7 @@ def engine_over(runner: Runner, config: WorkerConfig) -> Engine:
         max_step_s=settings.max_step_s,
         max_sequences=settings.max_sequences,
         chunk_tokens=settings.chunk_tokens,
+        queue=QueueRules(stretch=settings.queue_stretch, max_overtake_s=settings.queue_max_overtake_s),
     )
     return Engine(runner, config=scheduling, clock=MonotonicClock())
 

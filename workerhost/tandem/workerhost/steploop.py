@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import statistics
 from collections import deque
 from collections.abc import Callable
 
@@ -20,6 +19,7 @@ from tandem.workerhost.claims import Claim
 from tandem.workerhost.exchange import Exchange
 from tandem.workerhost.inbox import Mail
 from tandem.workerhost.link_news import LinkNews
+from tandem.workerhost.load_meter import LoadMeter
 from tandem.workerhost.pulse import Pulse
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Role, Shell
@@ -46,8 +46,7 @@ class StepLoop:
         self._last_report_s = 0.0
         self._last_report = b""
         self._links = LinkNews(shell)
-        self._decode_steps_s: deque[float] = deque(maxlen=101)
-        self._prefill_rates: deque[float] = deque(maxlen=31)
+        self._meter = LoadMeter(shell)
         self._hook: Callable[[tuple[PrefillSlice, ...], int, int], None] | None = None
         if role.layer_hook is not None:
             self._hook = self._on_layers
@@ -198,6 +197,7 @@ class StepLoop:
         sampling = sampling_from_wire(message.sampling)
         sampling.validate(self._shell.engine.vocab_size)  # one bad row would fail the whole step
         key = request_key(message.request, message.attempt)
+        deadline_s = now_s + (message.timeout_s or 3600.0)
         return Tracked(
             key=key,
             router=router,
@@ -205,7 +205,7 @@ class StepLoop:
             attempt=Attempt(message.attempt),
             leg=message.leg,
             received_s=now_s,
-            deadline_s=now_s + (message.timeout_s or 3600.0),
+            deadline_s=deadline_s,
             salt=message.salt,
             engine_request=EngineRequest(
                 key=key,
@@ -214,6 +214,7 @@ class StepLoop:
                 hash_root=root,
                 kind=RequestKind.PREFILL_ONLY if message.leg == w.LEG_PREFILL else RequestKind.FULL,
                 arrival_s=now_s,
+                deadline_s=deadline_s,
                 forced=choices_from_wire(message.forced),
             ),
         )
@@ -285,7 +286,7 @@ class StepLoop:
             result = self._shell.engine.step(self._hook)
         finally:
             self._pulse.end_step()
-        self._measure(result)
+        self._meter.measure(result)
         if self._has_lease():
             self._after_step(result)
         else:  # it lapsed during the step
@@ -300,18 +301,6 @@ class StepLoop:
             if tracked is not None and scores.key not in result.failed:
                 self._shell.outbox.prompt_logprobs(tracked, scores)
         self._role.after_step(result)
-
-    def _measure(self, result: StepResult) -> None:
-        took_s = result.ended_s - result.started_s
-        if result.prefill_tokens and not result.decode_tokens and took_s > 0:
-            self._prefill_rates.append(result.prefill_tokens / took_s)
-        if result.decode_tokens and not result.prefill_tokens:
-            self._decode_steps_s.append(took_s)
-        self._shell.count("steps")
-        self._shell.count("step_seconds", took_s)
-        self._shell.count("prefill_tokens", result.prefill_tokens)
-        self._shell.count("decode_tokens", result.decode_tokens)
-        self._shell.count("preemptions", len(result.preempted))
 
     def _has_lease(self) -> bool:
         return self._pulse.lease_until_s == 0.0 or self._shell.clock.now_s() < self._pulse.lease_until_s
@@ -333,40 +322,12 @@ class StepLoop:
             return
         self._last_report_s = now_s
         self._links.publish()
-        report = self._load()
+        report = self._meter.report()
+        report.links.extend(self._links.links())
         data = report.SerializeToString(deterministic=True)
         if data != self._last_report:
             self._last_report = data
             self._shell.outbox.put(e.RankToHost(load=report))
-
-    def _load(self) -> w.LoadReport:
-        engine = self._shell.engine
-        load = engine.load()
-        counts = [ledger.counts() for ledger in engine.ledgers]
-        for name, value in self._shell.receiver.counters().items():
-            self._shell.counters[f"transfer_{name}"] = value
-        return w.LoadReport(
-            queued_requests=load.queued_requests,
-            running_requests=load.running_requests,
-            queued_tokens=load.queued_tokens,
-            blocks=[
-                w.GroupBlocksCount(
-                    group=group,
-                    total=c.total,
-                    free=c.free,
-                    cached=c.cached,
-                    request=c.request,
-                    pushing=c.pushing,
-                    reserved=c.reserved,
-                )
-                for group, c in enumerate(counts)
-            ],
-            prefill_rate=statistics.median(self._prefill_rates) if self._prefill_rates else 0.0,
-            decode_step_s=statistics.median(self._decode_steps_s) if self._decode_steps_s else 0.0,
-            counters=self._shell.counters,
-            in_flight=len(self._shell.requests),
-            links=self._links.links(),
-        )
 
 
 def _raise_if_lost(item: object) -> None:

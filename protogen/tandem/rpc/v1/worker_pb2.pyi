@@ -1088,6 +1088,11 @@ class LoadReport(_message.Message):
     COUNTERS_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    QUEUE_STRETCH_FIELD_NUMBER: _builtins.int
+    QUEUE_MAX_OVERTAKE_S_FIELD_NUMBER: _builtins.int
+    DECODING_SEQUENCES_FIELD_NUMBER: _builtins.int
+    DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
     queued_requests: _builtins.int
     running_requests: _builtins.int
     queued_tokens: _builtins.int
@@ -1096,6 +1101,12 @@ class LoadReport(_message.Message):
     decode_step_s: _builtins.float
     """Measured median seconds of a decode step; 0 = not yet known."""
     in_flight: _builtins.int
+    queue_stretch: _builtins.float
+    queue_max_overtake_s: _builtins.float
+    decoding_sequences: _builtins.int
+    """Choices that get a token a step."""
+    decode_sequence_s: _builtins.float
+    """Measured: what one more sequence adds to a decode step; 0 = not known."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocksCount]: ...
     @_builtins.property
@@ -1103,6 +1114,12 @@ class LoadReport(_message.Message):
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkReport]:
         """Links that its transfers go over; looked at every few seconds."""
+
+    @_builtins.property
+    def queue(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuedWork]:
+        """Prompts that wait or are being computed, by when they are due; neighbours are put together beyond 32 rows. The rules
+        by which they became due: tandem.core.prefill_queue.
+        """
 
     def __init__(
         self,
@@ -1116,14 +1133,45 @@ class LoadReport(_message.Message):
         counters: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         in_flight: _builtins.int = ...,
         links: _abc.Iterable[Global___LinkReport] | None = ...,
+        queue: _abc.Iterable[Global___QueuedWork] | None = ...,
+        queue_stretch: _builtins.float = ...,
+        queue_max_overtake_s: _builtins.float = ...,
+        decoding_sequences: _builtins.int = ...,
+        decode_sequence_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "decode_step_s", b"decode_step_s", "in_flight", b"in_flight", "links", b"links", "prefill_rate", b"prefill_rate", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "decoding_sequences", b"decoding_sequences", "in_flight", b"in_flight", "links", b"links", "prefill_rate", b"prefill_rate", "queue", b"queue", "queue_max_overtake_s", b"queue_max_overtake_s", "queue_stretch", b"queue_stretch", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class QueuedWork(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DUE_IN_S_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    due_in_s: _builtins.float
+    """Seconds from the report; negative = overdue, infinite = after all others."""
+    tokens: _builtins.int
+    requests: _builtins.int
+    def __init__(
+        self,
+        *,
+        due_in_s: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+        requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_in_s", b"due_in_s", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueuedWork: _TypeAlias = QueuedWork  # noqa: Y015
 
 @_typing.final
 class LinkReport(_message.Message):

@@ -18,7 +18,7 @@ from tandem.router.http import schemas
 from tandem.router.http.bodies import Frame
 from tandem.router.http.errors import error_response
 from tandem.router.http.reading import M, Simplify, chat_ask, check_streaming, completion_ask, messages_of, read_json
-from tandem.router.http.replies import TIMING_HEADER, AnswerReply
+from tandem.router.http.replies import ROUTE_HEADER, TIMING_HEADER, AnswerReply
 from tandem.router.metrics import CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class _Api:
             door.answer_settings(ask, received_s),
             is_stream=bool(body.stream),
             wants_timing=request.headers.get(TIMING_HEADER) == "1",
+            wants_route=request.headers.get(ROUTE_HEADER) == "1",
         )
 
     async def tokenize(self, request: Request) -> Response:

@@ -19,6 +19,7 @@ from tandem.router.requests import Work
 
 _log = logging.getLogger(__name__)
 TIMING_HEADER = "x-tandem-timing"
+ROUTE_HEADER = "x-tandem-route"
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -38,10 +39,11 @@ class AnswerReply(Response):
         *,
         is_stream: bool,
         wants_timing: bool,
+        wants_route: bool = False,
     ) -> None:
         super().__init__()
         self._desk, self._works, self._frame, self._settings = desk, works, frame, settings
-        self._is_stream, self._wants_timing = is_stream, wants_timing
+        self._is_stream, self._wants_timing, self._wants_route = is_stream, wants_timing, wants_route
         self._logprobs = Logprobs(desk.tokenizer)
         self._has_started = False
         self._is_gone = False
@@ -82,9 +84,9 @@ class AnswerReply(Response):
             else:
                 events = _events(writer, updates)
             if events:
-                await self._start(send)
+                await self._start(answer, send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
-        await self._start(send)
+        await self._start(answer, send)
         end = writer.usage(answer.usage) if self._frame.wants_usage else b""
         if self._wants_timing:
             end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
@@ -94,7 +96,7 @@ class AnswerReply(Response):
         whole = WholeAnswer(self._frame, answer.choice_count, self._logprobs)
         while (updates := await answer.next()) is not None:
             whole.add(updates)
-        headers = {"x-request-id": self._frame.id}
+        headers = self._head_of(answer)
         if self._wants_timing:
             headers[TIMING_HEADER] = orjson.dumps(answer.timing()).decode()
         self._has_started = True
@@ -105,10 +107,16 @@ class AnswerReply(Response):
         response = Response(body, headers=headers, media_type="application/json")
         await response(scope, _no_message, send)
 
-    async def _start(self, send: Send) -> None:
+    def _head_of(self, answer: Answer) -> dict[str, str]:
+        headers = {"x-request-id": self._frame.id}
+        if self._wants_route:
+            headers[ROUTE_HEADER] = orjson.dumps(answer.decision()).decode()
+        return headers
+
+    async def _start(self, answer: Answer, send: Send) -> None:
         if not self._has_started:
             self._has_started = True
-            headers = [*_SSE_HEADERS, (b"x-request-id", self._frame.id.encode())]
+            headers = [*_SSE_HEADERS, *((k.encode(), v.encode()) for k, v in self._head_of(answer).items())]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _fail(self, error: TandemError, scope: Scope, send: Send) -> None:

@@ -1,0 +1,80 @@
+"""The order in which prompts wait to be computed, and what a new one would find ahead of it. Pure, without a clock:
+engines order their queue with it, routers predict with it, simulations do both.
+
+due = min(arrived + min(stretch × remaining, max_overtake), deadline)        whoever is due first is computed first
+
+`remaining` is the time that computing the rest of the prompt takes, so that short work overtakes long work. It does
+not for ever: whoever arrives `max_overtake_s` later is due later. What can no longer be computed before its
+deadline is due last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tandem.core.errors import ConfigError
+
+ASSUMED_TOKENS_PER_S = 5000.0
+"""The prefill rate of a worker that has not computed a prompt yet."""
+MAX_ROWS = 32
+"""Rows of a queue in a load report; neighbours are put together beyond."""
+
+
+class QueuedWork(NamedTuple):
+    """Prompts that wait or are being computed: when they are due, and how much is left of them."""
+
+    due_s: float
+    tokens: int
+    requests: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRules:
+    """Shortest remaining work first, with ageing and deadlines; `stretch` 0 = first come, first served.
+
+    `stretch`: how many times its own computing time a prompt may be put off for shorter ones. `max_overtake_s`: nobody
+    who arrives so much later comes first.
+    """
+
+    stretch: float = 20.0
+    max_overtake_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("stretch", "max_overtake_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"queue_{name} is {getattr(self, name)}", why="it must be 0 or more")
+
+    def due_s(self, *, arrived_s: float, remaining_s: float, now_s: float, deadline_s: float = math.inf) -> float:
+        """When the prompt is due, on the clock of `arrived_s`; it never falls as `remaining_s` grows."""
+        if not self.stretch:
+            return arrived_s
+        if now_s + remaining_s > deadline_s:
+            return math.inf
+        return min(arrived_s + min(self.stretch * remaining_s, self.max_overtake_s), deadline_s)
+
+
+FIRST_COME = QueueRules(stretch=0.0, max_overtake_s=0.0)
+
+
+def tokens_ahead(queue: Iterable[QueuedWork], due_s: float) -> int:
+    """Tokens that are computed before a prompt that arrives now and is due at `due_s`."""
+    return sum(work.tokens for work in queue if work.due_s <= due_s)
+
+
+def requests_behind(queue: Iterable[QueuedWork], due_s: float) -> int:
+    """Prompts that such a prompt puts off."""
+    return sum(work.requests for work in queue if work.due_s > due_s)
+
+
+def condensed(queue: Iterable[QueuedWork], limit: int = MAX_ROWS) -> list[QueuedWork]:
+    """By due time, at most `limit` rows: neighbours become one that is due when the first of them is."""
+    rows = sorted(queue)
+    size = -(-len(rows) // limit)
+    return rows if size <= 1 else [_together(rows[at : at + size]) for at in range(0, len(rows), size)]
+
+
+def _together(rows: Sequence[QueuedWork]) -> QueuedWork:
+    return QueuedWork(rows[0].due_s, sum(row.tokens for row in rows), sum(row.requests for row in rows))

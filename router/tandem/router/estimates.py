@@ -1,0 +1,187 @@
+"""How many seconds each part of serving a request takes at each worker. Pure arithmetic over what workers measured.
+
+One `Estimates` a decision: what it reads of all candidates, it reads once. The policy `cost` and the choice of sources
+both use it, so that a prefix that is cheap to fetch counts where the prompt is placed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core import pairing
+from tandem.core.lifecycle import RoleName
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
+from tandem.router.plan import Candidate, Cost, Job, held_tokens
+
+FETCH_SETUP_S = 0.01
+"""Question, offer and ticket of a fetch, each of which waits for a step in progress."""
+HANDOFF_S = 0.005
+"""What a hand-off adds to the second token, besides bytes on the wire."""
+ASSUMED_BYTES_PER_S = 100e6
+"""Of a link that nobody measured: a gigabit."""
+CHUNK_TOKENS = 512
+"""The last chunk of a prompt, whose KV travels after all computing."""
+ANSWER_TOKENS = 128
+"""How long an answer is taken to be, if it may be so long."""
+ASSUMED_STEP_S = 0.02
+ASSUMED_SEQUENCES = 64
+"""What one more sequence adds to a step, where nobody measured it: this part of the step."""
+MAX_SOURCES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Computing the prompt at one worker. `others_s`: what prompts behind it, and sequences that decode there, lose."""
+
+    queue_s: float
+    compute_s: float
+    others_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.compute_s + self.others_s
+
+
+class Estimates:
+    """Seconds for one job at any of `candidates`."""
+
+    def __init__(self, job: Job, candidates: Sequence[Candidate]) -> None:
+        self._job = job
+        measured = [c.prefill_rate for c in candidates if c.prefill_rate > 0]
+        self._default_rate = min(measured, default=ASSUMED_TOKENS_PER_S)
+        holders = [c for c in candidates if c.held_tokens > 0 and c.profile is not None]
+        holders = [] if job.is_computed_whole else holders
+        self._holders = heapq.nlargest(MAX_SOURCES + 1, holders, key=lambda c: c.held_tokens)
+        self._most_held = self._holders[0].held_tokens if self._holders else 0
+
+    def prefill_rate(self, worker: Candidate) -> float:
+        """Tokens a second: as measured, else as the slowest that was measured."""
+        return worker.prefill_rate or self._default_rate
+
+    def sources(self, worker: Candidate) -> list[tuple[float, Candidate]]:
+        """(seconds saved, who) for everybody whose blocks come sooner than they are computed, best first."""
+        found = [(self._saved_s(worker, other), other) for other in self._holders if other.worker != worker.worker]
+        useful = [(saved_s, other) for saved_s, other in found if saved_s > 0]
+        return sorted(useful, key=lambda pair: (-pair[0], pair[1].worker))[:MAX_SOURCES]
+
+    def prefill(self, worker: Candidate) -> Prefill:
+        """Waiting for, and computing, what the worker neither has nor fetches."""
+        compute_s = self._uncached(worker.reusable_tokens) / self.prefill_rate(worker)
+        if self._holders:
+            compute_s -= max((saved_s for saved_s, _ in self.sources(worker)), default=0.0)
+        return self._prefill(worker, compute_s)
+
+    def least_prefill(self, worker: Candidate) -> Prefill:
+        """No more than `prefill`, and quickly: as if all that anybody holds were fetched in no time."""
+        tokens = self._uncached(max(worker.reusable_tokens, self._most_held))
+        return self._prefill(worker, tokens / self.prefill_rate(worker))
+
+    def _uncached(self, known_tokens: int) -> int:
+        return max(1, self._job.prompt_tokens - known_tokens)
+
+    def _prefill(self, worker: Candidate, compute_s: float) -> Prefill:
+        job, rate = self._job, self.prefill_rate(worker)
+        due_s = worker.rules.due_s(
+            arrived_s=job.now_s, remaining_s=compute_s, now_s=job.now_s, deadline_s=job.deadline_s
+        )
+        listed = ahead = 0
+        others_s = _decoding(worker) * compute_s
+        for row in worker.queue:
+            listed += row.tokens
+            if row.due_s <= due_s:
+                ahead += row.tokens
+            else:
+                others_s += _put_off_s(row, compute_s, rate)
+        ahead += max(0, worker.queued_tokens - listed)
+        return Prefill(ahead / rate, compute_s, others_s)
+
+    def pair(self, prefill: Candidate, decode: Candidate, done: Prefill) -> Cost:
+        """`done`: what computing the prompt at `prefill` costs."""
+        held = held_tokens(prefill, decode)
+        move_s = self._move_s(prefill, decode, held, done.compute_s)
+        return self._with_decode(decode, done, move_s, held)
+
+    def alone(self, worker: Candidate, done: Prefill) -> Cost:
+        """Everything at one worker."""
+        if self._job.max_tokens == 1:
+            return Cost(queue_s=done.queue_s, compute_s=done.compute_s, others_s=done.others_s)
+        return self._with_decode(worker, done, 0.0, worker.reusable_tokens)
+
+    def decode_s(self, worker: Candidate) -> float:
+        """What decoding there costs, whoever computes the prompt."""
+        cost = self._with_decode(worker, Prefill(0.0, 0.0, 0.0), 0.0, worker.held_tokens)
+        return cost.total_s
+
+    def _with_decode(self, decode: Candidate, done: Prefill, move_s: float, held: int) -> Cost:
+        job = self._job
+        step_s = decode.decode_step_s or ASSUMED_STEP_S
+        sequence_s = decode.decode_sequence_s or step_s / ASSUMED_SEQUENCES
+        batch = max(decode.in_flight, decode.running)
+        slower_s = min(job.max_tokens, ANSWER_TOKENS) * sequence_s * batch
+        return Cost(
+            queue_s=done.queue_s,
+            compute_s=done.compute_s,
+            move_s=move_s,
+            room_s=self._room_s(decode, held, step_s),
+            decode_s=slower_s,
+            others_s=done.others_s + job.choices * slower_s,
+        )
+
+    def _move_s(self, prefill: Candidate, decode: Candidate, held: int, compute_s: float) -> float:
+        """KV that goes over the wire after the prompt is computed: the last chunk's, or what the link is slower by."""
+        tokens = max(0, self._job.prompt_tokens - held)
+        if decode.profile is None or not tokens:
+            return HANDOFF_S
+        speed = prefill.link_speed(decode.worker) or ASSUMED_BYTES_PER_S
+        wire_s = tokens * _token_bytes(decode) / speed
+        return HANDOFF_S + max(wire_s - compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
+
+    def _room_s(self, decode: Candidate, held: int, step_s: float) -> float:
+        """Until running answers have given back what is missing: a full pool turns over with an answer's length."""
+        if decode.total_blocks <= 0:
+            return 0.0
+        size = max(1, _block_tokens(decode))
+        need = -(-max(0, self._job.prompt_tokens - held) // size) + self._job.choices
+        short = max(0, need - decode.free_blocks)
+        return short / decode.total_blocks * ANSWER_TOKENS * step_s
+
+    def _saved_s(self, worker: Candidate, other: Candidate) -> float:
+        """Seconds by which fetching the prefix from `other` is sooner than computing it; 0 where that cannot be."""
+        ours, theirs = worker.profile, other.profile
+        if ours is None or theirs is None or not ours.layout.groups:
+            return 0.0
+        size = ours.layout.groups[0].block_tokens
+        gained = min(other.held_tokens, self._job.prompt_tokens - 1) // size * size - worker.reusable_tokens
+        if gained <= 0:
+            return 0.0
+        speed = other.link_speed(worker.worker)
+        fetch_s = FETCH_SETUP_S + gained * _token_bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
+        saved_s = gained / self.prefill_rate(worker) - fetch_s
+        if saved_s <= 0 or pairing.refusal(theirs, ours):
+            return 0.0
+        if pairing.lossy_name(theirs, ours, offered=pairing.offers_for(theirs, speed)):
+            return 0.0  # what is computed upon it, and handed over, would not be exact
+        return saved_s
+
+
+def _decoding(worker: Candidate) -> int:
+    """Sequences that wait while it computes a prompt. A decode worker counts those that are on their way to it, and one
+    more: hand-overs come while it computes, which is why prompts have workers of their own."""
+    return worker.running if worker.role is not RoleName.DECODE else max(worker.running, worker.in_flight) + 1
+
+
+def _put_off_s(row: QueuedWork, compute_s: float, rate: float) -> float:
+    """What prompts behind a new one lose; never more than computing them first would cost the new one."""
+    return min(row.requests * compute_s, row.tokens / rate)
+
+
+def _token_bytes(worker: Candidate) -> float:
+    groups = worker.profile.layout.groups if worker.profile is not None else ()
+    return sum(group.block_bytes() / group.block_tokens for group in groups)
+
+
+def _block_tokens(worker: Candidate) -> int:
+    groups = worker.profile.layout.groups if worker.profile is not None else ()
+    return groups[0].block_tokens if groups else 16

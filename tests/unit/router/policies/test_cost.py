@@ -1,0 +1,225 @@
+"""The cost in seconds: what it counts, what it never does, and that a hot prefix spreads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tandem.core.config import Disaggregation
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules
+from tandem.router.estimates import ANSWER_TOKENS, CHUNK_TOKENS, FETCH_SETUP_S, HANDOFF_S, Estimates
+from tandem.router.plan import Candidate, Cost, Job, Plan
+from tandem.router.policies.cost import TOP, CostPolicy
+from tandem.router.sources import with_sources
+from tests.unit.router.candidates import d, m, of_kv, p
+
+ALWAYS, AUTO = Disaggregation.ALWAYS, Disaggregation.AUTO
+TOKEN_BYTES = 2 * 2 * 8 * 4
+RULES = QueueRules(stretch=10.0, max_overtake_s=30.0)
+
+
+def plan(*candidates: Candidate, mode: Disaggregation = ALWAYS, **job: Any) -> Plan:
+    wanted = Job(**{"prompt_tokens": 1000, "max_tokens": 10} | job)
+    return CostPolicy(mode).plan(wanted, candidates)
+
+
+def cost(*candidates: Candidate, mode: Disaggregation = ALWAYS, **job: Any) -> Cost:
+    found = plan(*candidates, mode=mode, **job).cost
+    assert found is not None
+    return found
+
+
+# ---- what it counts ------------------------------------------------------------------------------------------------
+
+
+def test_seconds_of_every_part() -> None:
+    prefill = p(
+        prefill_rate=1000.0, queued_tokens=500, reusable_tokens=200, profile=of_kv("float32"),
+        link_speed=lambda to: 1000.0 * TOKEN_BYTES,
+    )  # fmt: skip
+    decode = d(
+        profile=of_kv("float32"), held_tokens=400, in_flight=3, decode_step_s=0.02, decode_sequence_s=0.001,
+        total_blocks=100, free_blocks=29, link_speed=lambda to: 1.0,
+    )  # fmt: skip
+    found = cost(prefill, decode)
+    assert found.queue_s == 0.5
+    assert found.compute_s == 0.8
+    assert found.move_s == pytest.approx(HANDOFF_S + CHUNK_TOKENS / 1000), (
+        "600 tokens in 0.6 s, all but the last chunk hidden"
+    )
+    assert found.room_s == pytest.approx((38 + 1 - 29) / 100 * ANSWER_TOKENS * 0.02)
+    assert found.decode_s == pytest.approx(10 * 0.001 * 3)
+    assert found.others_s == pytest.approx(10 * 0.001 * 3)
+    assert found.first_token_s == pytest.approx(1.3)
+    slow = dataclasses.replace(prefill, link_speed=lambda to: 100.0 * TOKEN_BYTES)
+    assert cost(slow, decode).move_s == pytest.approx(HANDOFF_S + 6.0 - 0.8), "what the wire is slower by"
+
+
+def test_only_what_is_due_first_is_waited_for_and_what_is_put_off_counts() -> None:
+    queue = (QueuedWork(101.0, 700), QueuedWork(150.0, 5000, 2))
+    found = cost(
+        p(prefill_rate=1000.0, queue=queue, queued_tokens=5700, rules=RULES), d(), now_s=100.0, prompt_tokens=500
+    )
+    assert found.queue_s == 0.7, "due at 105"
+    assert found.others_s == pytest.approx(2 * 0.5), "half a second each"
+    unlisted = cost(
+        p(prefill_rate=1000.0, queue=queue, queued_tokens=6000, rules=RULES), d(), now_s=100.0, prompt_tokens=500
+    )
+    assert unlisted.queue_s == pytest.approx(1.0)
+
+
+def test_a_worker_of_which_nothing_is_known_is_taken_for_the_slowest() -> None:
+    assert cost(p(), d()).compute_s == 1000 / ASSUMED_TOKENS_PER_S
+    chosen = plan(
+        p("p0", prefill_rate=900.0), p("p1", prefill_rate=400.0, queued_tokens=9000), p("p2", queued_tokens=10), d()
+    )
+    costs = {str(one.prefill.worker): one.cost.compute_s for one in chosen.options if one.prefill and one.cost}
+    assert costs["p2"] == 1000 / 400
+
+
+def test_conditional_disaggregation() -> None:
+    """A decode worker extends its own prefix where that costs less than a pair: little is left to compute, and few
+    sequences wait for it."""
+    profile = of_kv("float32")
+    prefill = p(prefill_rate=5000.0, profile=profile)
+    holder = d(prefill_rate=5000.0, profile=profile, held_tokens=992, reusable_tokens=992)
+    assert plan(prefill, holder, mode=AUTO).workers == ("d0",)
+    assert plan(prefill, holder, mode=ALWAYS).workers == ("p0", "d0")
+    cold = dataclasses.replace(holder, held_tokens=0, reusable_tokens=0)
+    assert plan(prefill, cold, mode=AUTO).workers == ("p0", "d0"), "idle, but hand-overs may come"
+    assert plan(prefill, cold, mode=AUTO, prompt_tokens=20).workers == ("d0",), "sooner computed than handed over"
+    busy = dataclasses.replace(holder, held_tokens=0, reusable_tokens=0, running=20)
+    assert plan(prefill, busy, mode=AUTO).workers == ("p0", "d0"), "a long chunk would stop twenty answers"
+    queue = dataclasses.replace(prefill, queued_tokens=100_000)
+    assert plan(queue, dataclasses.replace(busy, running=1), mode=AUTO).workers == ("d0",), "P is too busy"
+
+
+def test_mixed_workers_and_pairs_by_one_cost() -> None:
+    assert plan(p(queued_tokens=5000), d(), m(), mode=AUTO).workers == ("m0",)
+    assert plan(p(), d(in_flight=2), m(running=30, in_flight=30), mode=AUTO).workers in {("p0", "d0"), ("d0",)}
+
+
+def test_least_queue_least_batch_and_room_decide() -> None:
+    assert plan(p("p0", queued_tokens=500), p("p1", queued_tokens=20), d()).prefill == "p1"
+    assert plan(p(), d("d0", in_flight=4), d("d1", in_flight=3)).decode == "d1"
+    assert plan(p(), d("d0", total_blocks=99, free_blocks=5), d("d1", total_blocks=99, free_blocks=90)).decode == "d1"
+    assert plan(p("p0", prefill_rate=1000.0), p("p1", prefill_rate=2000.0, queued_tokens=500), d()).prefill == "p1"
+
+
+def test_the_faster_link_and_the_prefix_at_the_decode_worker_save_bytes() -> None:
+    profile = of_kv("float32")
+    speeds = {"d0": 1e6, "d1": 1e9}
+    prefill = p(profile=profile, link_speed=speeds.get)
+    assert plan(prefill, d("d0", profile=profile), d("d1", profile=profile)).decode == "d1"
+    even = p(profile=profile, link_speed=lambda to: 1e5)
+    assert plan(even, d("d0", profile=profile), d("d1", profile=profile, held_tokens=512)).decode == "d1"
+
+
+def test_a_prefix_that_is_cheap_to_fetch_counts_where_the_prompt_goes() -> None:
+    """p1 holds nothing, but d0's blocks come over its fast link; the plan's sources say the same."""
+    profile = of_kv("float32")
+    holder = d("d0", profile=profile, held_tokens=960, link_speed={"p1": 1e9}.get)
+    first, second = p("p0", profile=profile, prefill_rate=1000.0), p("p1", profile=profile, prefill_rate=1000.0)
+    job = Job(prompt_tokens=1000, max_tokens=10)
+    workers = (first, second, holder)
+    chosen = with_sources(CostPolicy(ALWAYS).plan(job, workers), job, workers)
+    assert (chosen.prefill, [source.worker for source in chosen.sources]) == ("p1", ["d0"])
+    assert chosen.cost is not None
+    assert chosen.cost.compute_s == pytest.approx(0.04 + FETCH_SETUP_S + 960 * TOKEN_BYTES / 1e9)
+
+
+def test_many_workers_are_weighed_by_the_best_of_each_side() -> None:
+    prefills = [p(f"p{i:03}", queued_tokens=10 * i) for i in range(64)]
+    decodes = [d(f"d{i:03}", in_flight=i, held_tokens=512 * (i == 60), profile=None) for i in range(64)]
+    chosen = plan(*prefills, *decodes)
+    assert chosen.workers == ("p000", "d000")
+    assert {option.prefill.worker for option in chosen.options if option.prefill} <= {p.worker for p in prefills[:TOP]}
+
+
+# ---- what it never does --------------------------------------------------------------------------------------------
+
+TOKENS = st.integers(0, 20_000)
+WORK = st.builds(QueuedWork, st.floats(-60, 60), st.integers(1, 20_000), st.integers(1, 4))
+WORKERS = st.builds(
+    p,
+    queue=st.lists(WORK, max_size=8).map(tuple),
+    queued_tokens=TOKENS,
+    running=st.integers(0, 40),
+    prefill_rate=st.just(0.0) | st.floats(1, 50_000),
+    rules=st.sampled_from([RULES, QueueRules(), QueueRules(stretch=0.0, max_overtake_s=0.0)]),
+)
+JOBS = st.builds(
+    Job, prompt_tokens=st.integers(1, 20_000), max_tokens=st.integers(2, 500), deadline_s=st.floats(0.1, 600)
+)
+
+
+def total_s(job: Job, *workers: Candidate) -> float:
+    prefill, decode, *_ = workers
+    estimates = Estimates(job, workers)
+    return estimates.pair(prefill, decode, estimates.prefill(prefill)).total_s
+
+
+@given(JOBS, WORKERS, WORK)
+def test_more_queue_never_becomes_cheaper(job: Job, one: Candidate, work: QueuedWork) -> None:
+    assume(sum(row.tokens for row in one.queue) <= one.queued_tokens)
+    longer = dataclasses.replace(one, queue=(*one.queue, work), queued_tokens=one.queued_tokens + work.tokens)
+    assert total_s(job, longer, d()) >= total_s(job, one, d())
+    busier = dataclasses.replace(one, queued_tokens=one.queued_tokens + work.tokens, running=one.running + 1)
+    assert total_s(job, busier, d()) >= total_s(job, one, d())
+
+
+@given(JOBS, WORKERS, TOKENS, TOKENS, st.integers(0, 20_000), st.floats(1e4, 1e10))
+def test_fewer_uncached_tokens_are_never_dearer(
+    job: Job, one: Candidate, some: int, more: int, held: int, speed: float
+) -> None:
+    few, many = sorted((min(some, job.prompt_tokens - 1), min(more, job.prompt_tokens - 1)))
+    one = dataclasses.replace(one, profile=of_kv("float32", 1), link_speed=lambda to: speed)
+    decode = d(profile=of_kv("float32", 1), held_tokens=min(held, job.prompt_tokens), link_speed=lambda to: speed)
+    with_few, with_many = (dataclasses.replace(one, reusable_tokens=tokens) for tokens in (few, many))
+    assert total_s(job, with_many, decode) <= total_s(job, with_few, decode) + 1e-9
+
+
+@given(JOBS, st.integers(0, 200), st.integers(0, 200), st.integers(0, 500), st.integers(0, 500), st.floats(0, 0.1))
+def test_a_fuller_decode_worker_never_becomes_cheaper(
+    job: Job, one: int, two: int, free: int, other: int, step_s: float
+) -> None:
+    def decode(in_flight: int, free_blocks: int) -> Candidate:
+        return d(in_flight=in_flight, free_blocks=free_blocks, total_blocks=500, decode_step_s=step_s)
+
+    idle, busy = decode(min(one, two), max(free, other)), decode(max(one, two), min(free, other))
+    assert total_s(job, p(), busy) >= total_s(job, p(), idle)
+
+
+# ---- bounded affinity ----------------------------------------------------------------------------------------------
+
+
+def test_a_hot_prefix_spreads_over_eight_workers() -> None:
+    """A burst of prompts that share 2,000 tokens and have 100 of their own: whoever holds the prefix is taken until its
+    queue costs more than computing the prefix elsewhere; in the end all hold it and do the same."""
+    shared, own, rate = 2000, 100, 5000.0
+    queued, holds = Counter[str](), {"p0"}
+    done = Counter[str]()
+    hits = 0
+    for number in range(1200):
+        workers = [
+            p(f"p{i}", prefill_rate=rate, queued_tokens=queued[f"p{i}"], last_used=done[f"p{i}"],
+              reusable_tokens=shared if f"p{i}" in holds else 0)
+            for i in range(8)
+        ]  # fmt: skip
+        chosen = plan(*workers, d(), prompt_tokens=shared + own).prefill
+        assert chosen is not None
+        hits += chosen in holds
+        queued[chosen] += own if chosen in holds else shared + own
+        done[chosen] += 1
+        holds.add(chosen)
+        if number % 2:  # eight workers compute while requests arrive
+            for name in queued:
+                queued[name] = max(0, queued[name] - 25)
+    assert len(done) == 8
+    assert max(done.values()) <= 1.3 * min(done.values())
+    assert hits >= 0.98 * 1200

@@ -1,0 +1,53 @@
+"""What a router sent counts from the first moment, once, and until the worker says what became of it."""
+
+from __future__ import annotations
+
+from tandem.core.prefill_queue import QueuedWork
+from tandem.router.outstanding import STALE_S, Outstanding, Sent
+
+
+def sent(tokens: int) -> Sent:
+    return Sent(work=QueuedWork(1.0, tokens), blocks=1)
+
+
+def test_counted_at_once_and_no_more_when_a_report_counts_it() -> None:
+    outstanding = Outstanding()
+    outstanding.report(10.0)
+    outstanding.add("a", sent(100))
+    assert [work.tokens for work in outstanding.queue(10.0)] == [100]
+    outstanding.report(10.1)
+    assert outstanding.queue(10.1), "the worker had not got it when it wrote this report"
+    outstanding.acknowledge("a")
+    assert outstanding.queue(10.15), "no report since"
+    outstanding.report(10.2)
+    assert (outstanding.queue(10.2), outstanding.uncounted(10.2)) == ([], [])
+    outstanding.add("b", sent(7))
+    assert [work.tokens for work in outstanding.queue(10.25)] == [7]
+
+
+def test_a_stale_report_counts_no_more_and_own_dispatches_do() -> None:
+    outstanding = Outstanding()
+    assert outstanding.is_stale(0.0), "there was none"
+    outstanding.add("a", sent(100))
+    outstanding.acknowledge("a")
+    outstanding.report(10.0)
+    assert not outstanding.is_stale(10.0 + STALE_S)
+    late_s = 10.1 + STALE_S
+    assert outstanding.is_stale(late_s)
+    assert [work.tokens for work in outstanding.queue(late_s)] == [100]
+    outstanding.compute("a")
+    assert (outstanding.queue(late_s), len(outstanding.uncounted(late_s))) == ([], 1)
+
+
+def test_ends_leave_nothing() -> None:
+    outstanding = Outstanding()
+    for name in ("a", "b"):
+        outstanding.add(name, Sent(work=None))
+    outstanding.end("a")
+    outstanding.end("a")
+    for of_nobody in (outstanding.acknowledge, outstanding.compute):
+        of_nobody("a")
+    assert (len(outstanding), outstanding.queue(0.0)) == (1, [])
+    outstanding.report(5.0)
+    outstanding.clear()
+    assert (len(outstanding), outstanding.is_stale(5.0)) == (0, True)

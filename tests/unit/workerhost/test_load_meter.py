@@ -1,0 +1,37 @@
+"""What a worker learns of its own decode steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.workerhost.load_meter import DecodePace
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert (DecodePace().step_s, DecodePace().sequence_s) == (0.0, 0.0)
+
+
+def test_steps_of_one_size_say_nothing_of_sequences() -> None:
+    pace = DecodePace()
+    for _ in range(50):
+        pace.observe(8, 0.02)
+    assert (pace.step_s, pace.sequence_s) == (0.02, 0.0)
+
+
+def test_what_one_more_sequence_adds() -> None:
+    pace = DecodePace()
+    for step in range(400):
+        sequences = 1 + step % 32
+        pace.observe(sequences, 0.01 + 0.0005 * sequences)
+    assert pace.sequence_s == pytest.approx(0.0005)
+    for step in range(1500):  # a new model of the machine: the old one fades
+        sequences = 1 + step % 32
+        pace.observe(sequences, 0.01 + 0.002 * sequences)
+    assert pace.sequence_s == pytest.approx(0.002, rel=0.01)
+
+
+def test_noise_that_says_more_sequences_are_faster_is_no_knowledge() -> None:
+    pace = DecodePace()
+    for step in range(100):
+        pace.observe(1 + step % 4, 0.01 - 0.001 * (step % 4))
+    assert pace.sequence_s == 0.0

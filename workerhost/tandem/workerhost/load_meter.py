@@ -1,0 +1,117 @@
+"""What a worker tells its routers of its load: measured rates and the queue in short. Belongs to the step loop."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from tandem.core.prefill_queue import condensed
+from tandem.engine.request import StepResult
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workerhost.role import Shell
+
+_STEPS = 101
+_RATES = 31
+_FADE = 0.99
+"""What an older step counts for, compared with the one after it."""
+
+
+class DecodePace:
+    """How long decode steps take: the median of the latest, and what each further sequence adds (least squares)."""
+
+    def __init__(self) -> None:
+        self._latest_s: deque[float] = deque(maxlen=_STEPS)
+        self._weight = self._n = self._s = self._nn = self._ns = 0.0
+
+    def observe(self, sequences: int, took_s: float) -> None:
+        """A step that did nothing but decode."""
+        self._latest_s.append(took_s)
+        self._weight = self._weight * _FADE + 1.0
+        self._n = self._n * _FADE + sequences
+        self._s = self._s * _FADE + took_s
+        self._nn = self._nn * _FADE + sequences * sequences
+        self._ns = self._ns * _FADE + sequences * took_s
+
+    @property
+    def step_s(self) -> float:
+        """0 = there was none yet."""
+        return statistics.median(self._latest_s) if self._latest_s else 0.0
+
+    @property
+    def sequence_s(self) -> float:
+        """0 = not known: all steps had the same number of sequences, or noise hid the difference."""
+        if not self._weight:
+            return 0.0
+        mean = self._n / self._weight
+        variance = self._nn / self._weight - mean * mean
+        if variance < 1e-3 * max(1.0, mean):
+            return 0.0
+        return max(0.0, (self._ns / self._weight - mean * self._s / self._weight) / variance)
+
+
+class LoadMeter:
+    """Measures steps and writes reports. Belongs to the step loop's thread."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._decoding = DecodePace()
+        self._prefill_rates: deque[float] = deque(maxlen=_RATES)
+
+    def measure(self, result: StepResult) -> None:
+        """Learn from a step, and count it."""
+        took_s = result.ended_s - result.started_s
+        if result.prefill_tokens and not result.decode_tokens and took_s > 0:
+            self._prefill_rates.append(result.prefill_tokens / took_s)
+        if result.decode_tokens and not result.prefill_tokens:
+            self._decoding.observe(result.decode_tokens, took_s)
+        self._shell.count("steps")
+        self._shell.count("step_seconds", took_s)
+        self._shell.count("prefill_tokens", result.prefill_tokens)
+        self._shell.count("decode_tokens", result.decode_tokens)
+        self._shell.count("preemptions", len(result.preempted))
+
+    def report(self) -> w.LoadReport:
+        """Everything but the links."""
+        shell, engine = self._shell, self._shell.engine
+        load, now_s, rules = engine.load(), shell.clock.now_s(), engine.queue_rules
+        for name, value in shell.receiver.counters().items():
+            shell.counters[f"transfer_{name}"] = value
+        return w.LoadReport(
+            queued_requests=load.queued_requests,
+            running_requests=load.running_requests,
+            queued_tokens=load.queued_tokens,
+            blocks=self._blocks(),
+            prefill_rate=self._prefill_rate(),
+            decode_step_s=self._decoding.step_s,
+            decode_sequence_s=self._decoding.sequence_s,
+            counters=shell.counters,
+            in_flight=len(shell.requests),
+            decoding_sequences=load.decoding_sequences,
+            queue=[
+                w.QueuedWork(due_in_s=row.due_s - now_s, tokens=row.tokens, requests=row.requests)
+                for row in condensed(load.queue)
+            ],
+            queue_stretch=rules.stretch,
+            queue_max_overtake_s=rules.max_overtake_s,
+        )
+
+    def _prefill_rate(self) -> float:
+        """Of steps without decodes; where there are none, what the engine sizes its chunks by. 0 = not known."""
+        if self._prefill_rates:
+            return statistics.median(self._prefill_rates)
+        return self._shell.engine.prefill_tokens_per_s or 0.0
+
+    def _blocks(self) -> list[w.GroupBlocksCount]:
+        counts = [ledger.counts() for ledger in self._shell.engine.ledgers]
+        return [
+            w.GroupBlocksCount(
+                group=group,
+                total=c.total,
+                free=c.free,
+                cached=c.cached,
+                request=c.request,
+                pushing=c.pushing,
+                reserved=c.reserved,
+            )
+            for group, c in enumerate(counts)
+        ]
