@@ -100,10 +100,16 @@ def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
 
 
 @contextlib.contextmanager
-def running(*flags: str) -> Iterator[Cluster]:
-    """`clusterctl up` with these flags, ready to serve; stopped at the end, and nothing may be left behind."""
-    with tempfile.TemporaryDirectory(prefix="td-e2e-") as name:
-        folder = Path(name)
+def running(*flags: str, folder: Path | None = None) -> Iterator[Cluster]:
+    """`clusterctl up` with these flags, ready to serve; stopped at the end, and nothing may be left behind.
+
+    State is kept in `folder`, to be found again by another cluster there, or thrown away.
+    """
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="td-e2e-")))
+        for stale in folder.glob("*/context.json"):  # of a cluster that was killed here
+            stale.unlink()
         command = [sys.executable, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
         command += ["--admin-port", "0", "--state-dir", str(folder), *flags]
         with (folder / "up.out").open("wb") as out:

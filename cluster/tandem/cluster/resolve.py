@@ -136,6 +136,11 @@ def _check_settings(config: ClusterConfig) -> None:
         ("--max-model-len", config.model.max_model_len, 0),
         ("router.max_body_bytes", config.router.max_body_bytes, 1),
         ("router.index_memory_bytes", config.router.index_memory_bytes, 1024 * 1024),
+        ("store.response_expiry_s", config.store.response_expiry_s, 1),
+        ("store.file_expiry_s", config.store.file_expiry_s, 3600),
+        ("store.max_file_bytes", config.store.max_file_bytes, 1),
+        ("store.max_batch_requests", config.store.max_batch_requests, 1),
+        ("store.batch_requests_at_once", config.store.batch_requests_at_once, 1),
     )
     for name, value_given, smallest in least:
         if value_given < smallest:

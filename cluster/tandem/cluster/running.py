@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -186,6 +187,7 @@ class RunningCluster:
             ready_file=str(self._sockets / "router-0.ready.json"),
             log_level=resolved.config.log_level,
             settings=resolved.router,
+            store=dataclasses.replace(resolved.config.store, dir=resolved.config.store.dir or str(state.files_dir)),
         )
 
     def _worker_spec(self, pool: Pool, worker_id: WorkerId) -> WorkerSpec:

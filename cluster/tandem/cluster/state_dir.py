@@ -5,7 +5,7 @@
               admin.key      the admin key, mode 0600
               context.json   where the running cluster listens
               sockets        the path of the folder for sockets, which must be short and so lies elsewhere
-              config/ logs/ redis/
+              config/ logs/ redis/ files/
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class StateDir:
         self.secret_file = self.path / "secret"
         self.admin_key_file = self.path / "admin.key"
         self.context_file = self.path / "context.json"
-        self.config_dir, self.log_dir, self.redis_dir = (self.path / part for part in ("config", "logs", "redis"))
+        self.config_dir, self.log_dir, self.redis_dir, self.files_dir = (
+            self.path / part for part in ("config", "logs", "redis", "files")
+        )
         self._sockets_file = self.path / "sockets"
 
     def hold(self) -> HeldState:

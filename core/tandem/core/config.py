@@ -137,6 +137,18 @@ class RedisSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSection:
+    """`[store]`: what clients leave with the cluster. `dir`: shared by all routers; "" = a folder beside its state."""
+
+    dir: str = ""
+    response_expiry_s: float = 7 * 86_400.0
+    file_expiry_s: float = 30 * 86_400.0
+    max_file_bytes: int = 200 * 1024 * 1024
+    max_batch_requests: int = 50_000
+    batch_requests_at_once: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory."""
 
@@ -151,6 +163,7 @@ class ClusterConfig:
     mixed: RoleSection = field(default_factory=RoleSection)
     router: RouterSection = field(default_factory=RouterSection)
     redis: RedisSection = field(default_factory=RedisSection)
+    store: StoreSection = field(default_factory=StoreSection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,3 +204,4 @@ class RouterConfig:
     """Written (atomically, JSON with the actual ports) once the sockets listen."""
     log_level: str = "INFO"
     settings: RouterSection = field(default_factory=RouterSection)
+    store: StoreSection = field(default_factory=StoreSection)

@@ -3,6 +3,7 @@
     TandemError
     ├── InvalidRequestError        the client's request is wrong (names the field)
     │   ├── UnknownModelError
+    │   ├── NotFoundError          no such response, file or batch
     │   ├── ContextLengthError
     │   ├── UnsupportedParameterError
     │   ├── RequestTooLargeError
@@ -54,6 +55,10 @@ class InvalidRequestError(TandemError):
 
 class UnknownModelError(InvalidRequestError):
     code = "model_not_found"
+
+
+class NotFoundError(InvalidRequestError):
+    code = "not_found"
 
 
 class ContextLengthError(InvalidRequestError):
@@ -128,6 +133,7 @@ class InternalError(TandemError):
 STATUS: dict[str, tuple[int, str]] = {
     "invalid_request": (400, "INVALID_ARGUMENT"),
     "model_not_found": (404, "NOT_FOUND"),
+    "not_found": (404, "NOT_FOUND"),
     "context_length_exceeded": (400, "INVALID_ARGUMENT"),
     "unsupported_parameter": (400, "INVALID_ARGUMENT"),
     "request_too_large": (413, "INVALID_ARGUMENT"),
@@ -150,9 +156,10 @@ STATUS: dict[str, tuple[int, str]] = {
 _BY_CODE: dict[str, type[TandemError]] = {
     cls.code: cls
     for cls in (
-        InvalidRequestError, UnknownModelError, ContextLengthError, UnsupportedParameterError, RequestTooLargeError,
-        MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError, TransferError, PairRefusedError,
-        CancelledError, DeadlineError, StartupError, ConfigError, ModelError, InternalError,
+        InvalidRequestError, UnknownModelError, NotFoundError, ContextLengthError, UnsupportedParameterError,
+        RequestTooLargeError, MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError,
+        TransferError, PairRefusedError, CancelledError, DeadlineError, StartupError, ConfigError, ModelError,
+        InternalError,
     )
 }  # fmt: skip
 

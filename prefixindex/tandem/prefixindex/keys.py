@@ -61,6 +61,58 @@ class Keys:
         """Channel of wake-ups: a link was measured."""
         return f"tandem:{self.cluster}:wake:links"
 
+    def response(self, response: str) -> str:
+        """Hash of one stored response; it expires."""
+        return f"tandem:{self.cluster}:response:{_check('id', response)}"
+
+    @property
+    def batches(self) -> str:
+        """Hash of batches by id: version and JSON."""
+        return f"tandem:{self.cluster}:{{batches}}:batches"
+
+    @property
+    def open_batches(self) -> str:
+        """Sorted set of the batches that are not over, oldest first."""
+        return f"tandem:{self.cluster}:{{batches}}:open"
+
+    def tenant_batches(self, tenant: str) -> str:
+        """Sorted set of one tenant's batches, oldest first."""
+        return f"tandem:{self.cluster}:{{batches}}:batches:{_check('tenant', tenant)}"
+
+    @property
+    def files(self) -> str:
+        """Hash of files by id: JSON."""
+        return f"tandem:{self.cluster}:{{batches}}:files"
+
+    def tenant_files(self, tenant: str) -> str:
+        """Sorted set of one tenant's files, oldest first."""
+        return f"tandem:{self.cluster}:{{batches}}:files:{_check('tenant', tenant)}"
+
+    @property
+    def files_due(self) -> str:
+        """Sorted set of files by the second in which they expire."""
+        return f"tandem:{self.cluster}:{{batches}}:files-due"
+
+    @property
+    def batches_due(self) -> str:
+        """Sorted set of batches that are over by the second in which they are forgotten."""
+        return f"tandem:{self.cluster}:{{batches}}:batches-due"
+
+    @property
+    def batch_owner(self) -> str:
+        """Incarnation of the router that runs batches; it expires by itself when it is not renewed."""
+        return f"tandem:{self.cluster}:{{batches}}:owner"
+
+    @property
+    def files_dir(self) -> str:
+        """Id of the directory that the files lie in."""
+        return f"tandem:{self.cluster}:{{batches}}:directory"
+
+    @property
+    def batches_channel(self) -> str:
+        """Channel of wake-ups: a batch was created, or is to be cancelled."""
+        return f"tandem:{self.cluster}:wake:batches"
+
     @property
     def desired(self) -> str:
         """Hash with version and JSON of the desired state."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from fastapi import FastAPI
 
 from tandem.core import logs
 from tandem.core.clock import MonotonicClock
@@ -41,6 +42,8 @@ from tandem.router.admin import OnDown, create_admin_app, load_key
 from tandem.router.answers import AnswerDesk
 from tandem.router.asks import AskReader
 from tandem.router.audit import AuditDesk
+from tandem.router.batches import pace
+from tandem.router.batches.runner import BatchRunner
 from tandem.router.dispatch import Dispatcher
 from tandem.router.door import Door
 from tandem.router.grpc_api import GrpcDoor
@@ -55,6 +58,7 @@ from tandem.router.readiness import Readiness
 from tandem.router.routing_desk import RoutingDesk
 from tandem.router.servers import HttpServer, bind, port_after, port_of
 from tandem.router.status import StatusPage
+from tandem.router.storage import Storage, open_storage
 from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
 from tandem.router.tokenizer import Tokenizer
 from tandem.router.workers import WorkerDirectory, WorkerTable
@@ -75,6 +79,7 @@ class Surroundings:
     positions: Callable[[], Mapping[WorkerId, Position]] | None = None
     """How far the index was followed, by worker."""
     speeds: LinkSpeedView = field(default_factory=LinkSpeedView)
+    storage: Storage | None = None
 
 
 class Router:
@@ -137,6 +142,7 @@ class Router:
         )
         self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
         self._on_down = surroundings.on_down
+        self._storage = surroundings.storage
         self._grpc = GrpcDoor(self.door)
         self._listeners: list[socket.socket] = []
 
@@ -156,7 +162,9 @@ class Router:
         self._stopping.set()
 
     async def serve(self, on_listening: Callable[[], None]) -> None:
-        http = HttpServer(create_app(self.door), self._listeners[0])
+        app = create_app(self.door)
+        runner = self._add_storage(app)
+        http = HttpServer(app, self._listeners[0])
         admin_app = create_admin_app(
             self._page, self.metrics, self._key, self._on_down, self._audits, self.table, self._routing
         )
@@ -172,7 +180,10 @@ class Router:
                 await http.wait_started()
                 await admin.wait_started()
             on_listening()
+            batches = [group.create_task(runner.run())] if runner is not None else []
             await self._stopping.wait()
+            for task in batches:
+                task.cancel()  # first of all: another router goes on with them at once
             await self._drain()
             for server in (http, admin):
                 server.stop()
@@ -186,6 +197,18 @@ class Router:
         for listener in self._listeners:
             listener.close()
         await self._grpc.stop(grace_s=0.0)
+
+    def _add_storage(self, app: FastAPI) -> BatchRunner | None:
+        """Routes of what clients leave here, and who runs their batches."""
+        if self._storage is None:
+            return None
+        self._storage.add_routes(app, self.door)
+        return self._storage.runner(
+            app,
+            self.door,
+            self._clock,
+            lambda: pace.waiting(self.dispatcher.flights, self.table.links, self._clock.now_s()),
+        )
 
     def _listen(self, host: str, port: int) -> int:
         listener = bind(host, port)
@@ -230,6 +253,7 @@ async def _run(config: RouterConfig) -> None:
             index=replica,
             on_down=lambda: ask_to_stop(store),
             positions=lambda: replica.positions,
+            storage=open_storage(redis, keys, config.store),
         )
         links = LinkSpeedStore(redis, keys)
         router = Router(config, surroundings, incarnation)

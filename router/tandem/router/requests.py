@@ -11,6 +11,7 @@ from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt, RequestId
 from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
+from tandem.router.background import IS_BACKGROUND
 from tandem.router.echo import Echo
 from tandem.router.links import WorkerLink
 from tandem.router.plan import Plan
@@ -164,6 +165,8 @@ class Flight:
     handoff: HandoffTiming | None = None
     prefill_started_s: float | None = None
     first_token_s: float | None = None
+    is_background: bool = field(default_factory=IS_BACKGROUND.get)
+    """Work of a batch, for which no client waits."""
     orders: list[_Order] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt from its second token on; complete when the first output token comes."""

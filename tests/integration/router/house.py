@@ -12,11 +12,14 @@ from typing import Any
 
 import httpx
 
-from tandem.core.config import Disaggregation, RouterConfig, RouterSection
+from tandem.core.config import Disaggregation, RouterConfig, RouterSection, StoreSection
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys
 from tandem.router.main import Router, Surroundings
+from tandem.router.storage import open_storage
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
 
 ROOT = Path(__file__).parents[3]
@@ -149,12 +152,18 @@ class House:
             self.downs += 1
 
         surroundings = Surroundings(directory=self.directory, index=None, on_down=on_down)
+        redis = await connect(self.config.redis_url) if self.config.redis_url else None
+        if redis is not None:  # then clients can leave things with it
+            storage = open_storage(redis, Keys(self.config.cluster), self.config.store)
+            surroundings = replace(surroundings, storage=storage)
         self.router = Router(self.config, surroundings, new_incarnation())
         try:
             self.ports = await self.router.start()
             await self.router.serve(self._listening.set)
         finally:
             await self.router.close()
+            if redis is not None:
+                await redis.aclose()
             for worker in self.workers.values():
                 await worker.stop()
 
@@ -173,6 +182,9 @@ def builder(folder: Path) -> Iterator[Build]:
         mode: Disaggregation | None = None,
         script: Script | None = None,
         start: bool = True,
+        cluster: str = "test",
+        redis_url: str = "",
+        store: StoreSection | None = None,
         **settings: Any,
     ) -> House:
         secret = ClusterSecret.generate()
@@ -182,16 +194,17 @@ def builder(folder: Path) -> Iterator[Build]:
         mode = mode or (Disaggregation.AUTO if mixed or not decode else Disaggregation.ALWAYS)
         section = replace(RouterSection(port=0, disaggregation=mode), **settings)
         config = RouterConfig(
-            cluster="test",
+            cluster=cluster,
             router_id="r1",
             model="tandem-tiny",
             model_dir=str(MODEL),
             served_names=("tandem-tiny", "tiny"),
-            redis_url="",
+            redis_url=redis_url,
             secret_file=str(folder / "secret"),
             admin_key_file=str(folder / "key"),
             ready_file=str(folder / "ready"),
             settings=section,
+            store=store or StoreSection(),
         )
         fabric = Fabric()
         house = House(config, secret)

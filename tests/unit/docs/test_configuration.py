@@ -22,6 +22,7 @@ from tandem.core.config import (
     RoleSection,
     RouterSection,
     SimSection,
+    StoreSection,
     WorkerSection,
 )
 
@@ -29,7 +30,7 @@ TEXT = (Path(__file__).resolve().parents[3] / "docs" / "configuration.md").read_
 SECTIONS: dict[str, Any] = {
     "Top level": ClusterConfig, "`[model]`": ModelSection, "`[pools]`": PoolSection, "`[worker]`": WorkerSection,
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
-    "`[redis]`": RedisSection,
+    "`[redis]`": RedisSection, "`[store]`": StoreSection,
 }  # fmt: skip
 
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Awaitable, Callable
-
-import orjson
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from tandem.core.errors import InternalError, InvalidRequestError, TandemError
+from tandem.core.errors import InvalidRequestError
 from tandem.core.ids import new_request_id
 from tandem.router.asks import Ask
 from tandem.router.door import Door
 from tandem.router.http import schemas
 from tandem.router.http.bodies import Frame
+from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.errors import error_response
 from tandem.router.http.reading import M, Simplify, chat_ask, check_streaming, completion_ask, messages_of, read_json
 from tandem.router.http.replies import ROUTE_HEADER, TIMING_HEADER, AnswerReply
 from tandem.router.metrics import CONTENT_TYPE
-
-_log = logging.getLogger(__name__)
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(door: Door) -> FastAPI:
@@ -30,15 +24,15 @@ def create_app(door: Door) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
     api = _Api(door)
-    app.add_route("/v1/chat/completions", _counted(door, "chat", api.chat), methods=["POST"])
-    app.add_route("/v1/completions", _counted(door, "completions", api.completions), methods=["POST"])
-    app.add_route("/tokenize", _counted(door, "tokenize", api.tokenize), methods=["POST"])
-    app.add_route("/detokenize", _counted(door, "detokenize", api.detokenize), methods=["POST"])
-    app.add_route("/v1/models", _guarded(api.models), methods=["GET"])
-    app.add_route("/v1/models/{model:path}", _guarded(api.model), methods=["GET"])
-    app.add_route("/livez", _guarded(api.livez), methods=["GET"])
-    app.add_route("/readyz", _guarded(api.readyz), methods=["GET"])
-    app.add_route("/metrics", _guarded(api.metrics), methods=["GET"])
+    app.add_route("/v1/chat/completions", counted(door, "chat", api.chat), methods=["POST"])
+    app.add_route("/v1/completions", counted(door, "completions", api.completions), methods=["POST"])
+    app.add_route("/tokenize", counted(door, "tokenize", api.tokenize), methods=["POST"])
+    app.add_route("/detokenize", counted(door, "detokenize", api.detokenize), methods=["POST"])
+    app.add_route("/v1/models", guarded(api.models), methods=["GET"])
+    app.add_route("/v1/models/{model:path}", guarded(api.model), methods=["GET"])
+    app.add_route("/livez", guarded(api.livez), methods=["GET"])
+    app.add_route("/readyz", guarded(api.readyz), methods=["GET"])
+    app.add_route("/metrics", guarded(api.metrics), methods=["GET"])
     return app
 
 
@@ -94,7 +88,7 @@ class _Api:
         else:
             tokens = await tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
         limit = self._door.reader.context_tokens
-        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": limit or None})
+        return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": limit or None})
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._read(request, schemas.DetokenizeRequest)
@@ -104,23 +98,23 @@ class _Api:
             if not 0 <= token < size:
                 why = f"the vocabulary has ids 0 to {size - 1}"
                 raise InvalidRequestError(f"tokens has the id {token}", why=why, param="tokens")
-        return _json({"prompt": self._door.tokenizer.decode_all(body.tokens)})
+        return json_response({"prompt": self._door.tokenizer.decode_all(body.tokens)})
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._model(name) for name in self._door.served_names]})
+        return json_response({"object": "list", "data": [self._model(name) for name in self._door.served_names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
         self._door.reader.check_model(name)
-        return _json(self._model(name))
+        return json_response(self._model(name))
 
     async def livez(self, request: Request) -> Response:
-        return _json({"status": "alive"})
+        return json_response({"status": "alive"})
 
     async def readyz(self, request: Request) -> Response:
         missing = self._door.readiness.missing()
         body = {"status": "not ready" if missing else "ready", "missing": missing}
-        return _json(body, 503 if missing else 200)
+        return json_response(body, 503 if missing else 200)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._door.metrics.render(), headers={"content-type": CONTENT_TYPE})
@@ -143,41 +137,6 @@ class _Api:
         }
 
 
-def _counted(door: Door, api: str, endpoint: Endpoint) -> Endpoint:
-    """Errors before an answer exists become responses and are counted; afterwards the answer counts itself."""
-
-    async def run(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except TandemError as error:
-            door.refused(api, error)
-            headers = {"connection": "close"} if error.code == "request_too_large" else None
-            return error_response(error, headers=headers)
-        except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
-            failure = _bug(error)
-            door.refused(api, failure)
-            return error_response(failure)
-
-    return run
-
-
-def _guarded(endpoint: Endpoint) -> Endpoint:
-    async def run(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except TandemError as error:
-            return error_response(error)
-        except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
-            return error_response(_bug(error))
-
-    return run
-
-
-def _bug(error: Exception) -> InternalError:
-    _log.exception("request failed")
-    return InternalError("the router failed", why=type(error).__name__, todo="report this")
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the framework in our shape."""
     status = error.status_code if isinstance(error, HTTPException) else 500
@@ -189,7 +148,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
     else:
         failure = InvalidRequestError(f"there is nothing at {request.url.path}", todo="see /v1/models for a start")
     return error_response(failure, status, headers)
-
-
-def _json(body: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status_code=status, media_type="application/json")

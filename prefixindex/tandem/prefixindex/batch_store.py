@@ -1,0 +1,142 @@
+"""Batches in the durable store: whoever changes one names the version that it read, and its owner proves its lease.
+
+The end of a batch and the files that it leaves are written in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from tandem.core.batch import BatchRecord, FileRecord, batch_from_json, to_json
+from tandem.core.ids import Incarnation
+from tandem.prefixindex.connection import OUTAGE, no_answer
+from tandem.prefixindex.keys import Keys
+
+KEPT_S: Final = 30 * 86_400
+"""How long a batch that is over can be looked at."""
+
+# KEYS: batches, open, the tenant's batches, due, owner, files, files due, the tenant's files.
+# ARGV: id, version that must stand there (0 = none), "version JSON", incarnation of the owner or "", second of
+# creation, 1 if it is open, second in which it is forgotten; then id, JSON, second of creation, due or "" of each file.
+# A call repeated because its answer got lost finds its own text and succeeds again.
+_SAVE = """
+local at = redis.call('HGET', KEYS[1], ARGV[1])
+if at == ARGV[3] then return 1 end
+if ARGV[4] ~= '' and redis.call('GET', KEYS[5]) ~= ARGV[4] then return 2 end
+if (at and string.match(at, '^(%d+) ') or '0') ~= ARGV[2] then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+redis.call('ZADD', KEYS[3], ARGV[5], ARGV[1])
+if ARGV[6] == '1' then
+  redis.call('ZADD', KEYS[2], ARGV[5], ARGV[1])
+else
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  redis.call('ZADD', KEYS[4], ARGV[7], ARGV[1])
+end
+for i = 8, #ARGV, 4 do
+  redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1])
+  redis.call('ZADD', KEYS[8], ARGV[i + 2], ARGV[i])
+  if ARGV[i + 3] ~= '' then redis.call('ZADD', KEYS[7], ARGV[i + 3], ARGV[i]) end
+end
+return 1
+"""
+
+
+class Saved(Enum):
+    """What became of a change."""
+
+    CHANGED = 0
+    """Not written: somebody changed it before; read it again."""
+    DONE = 1
+    LOST = 2
+    """Not written: the lease is somebody else's now."""
+
+
+class BatchStore:
+    """Reads and writes them. Calls raise UnavailableError when Redis does not answer."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis: Any = redis  # its stubs mix plain and awaitable results
+        self._keys = keys
+        self._script: Any = redis.register_script(_SAVE)
+
+    async def save(
+        self, record: BatchRecord, owner: Incarnation | None = None, files: Sequence[FileRecord] = ()
+    ) -> Saved:
+        """Write `record` if the version before it stands there (none for version 1), and the files that it made.
+
+        With `owner`, only while that incarnation holds the lease.
+        """
+        keys = self._keys
+        names = [
+            keys.batches,
+            keys.open_batches,
+            keys.tenant_batches(record.tenant),
+            keys.batches_due,
+            keys.batch_owner,
+            keys.files,
+            keys.files_due,
+            keys.tenant_files(record.tenant),
+        ]
+        arguments: list[object] = [record.id, record.version - 1, f"{record.version} {to_json(record)}"]
+        arguments += ["" if owner is None else owner, record.created_s, int(not record.status.is_over)]
+        arguments.append(max(record.created_s, record.expires_s) + KEPT_S)
+        for file in files:
+            arguments += [file.id, to_json(file), file.created_s, "" if file.expires_s is None else file.expires_s]
+        try:
+            saved = Saved(await self._script(keys=names, args=arguments))
+            if saved is Saved.DONE and owner is None:
+                await self._redis.publish(keys.batches_channel, record.id)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return saved
+
+    async def load(self, batch: str) -> BatchRecord | None:
+        """The batch, or None when there is none of that id."""
+        try:
+            text = await self._redis.hget(self._keys.batches, batch)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return None if text is None else _record(text)
+
+    async def list(self, tenant: str, *, after: str | None, limit: int) -> tuple[Sequence[BatchRecord], bool]:
+        """At most `limit` batches after the one of id `after`, newest first; and whether there are more."""
+        listing = self._keys.tenant_batches(tenant)
+        try:
+            rank = None if after is None else await self._redis.zrevrank(listing, after)
+            start = 0 if rank is None else int(rank) + 1
+            ids = await self._redis.zrange(listing, start, start + limit, desc=True)
+            texts = await self._redis.hmget(self._keys.batches, ids) if ids else []
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return [_record(text) for text in texts[:limit] if text is not None], len(ids) > limit
+
+    async def open(self) -> Sequence[str]:
+        """Ids of the batches that are not over, oldest first."""
+        try:
+            ids = await self._redis.zrange(self._keys.open_batches, 0, -1)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return [batch.decode() for batch in ids]
+
+    async def forget_due(self, now_s: float, limit: int = 100) -> None:
+        """Forget batches that are over for long."""
+        try:
+            ids = await self._redis.zrangebyscore(self._keys.batches_due, "-inf", now_s, start=0, num=limit)
+            for batch in ids:
+                text = await self._redis.hget(self._keys.batches, batch)
+                async with self._redis.pipeline(transaction=True) as pipeline:
+                    if text is not None:
+                        pipeline.zrem(self._keys.tenant_batches(_record(text).tenant), batch)
+                    pipeline.zrem(self._keys.batches_due, batch)
+                    pipeline.hdel(self._keys.batches, batch)
+                    await pipeline.execute()
+        except OUTAGE as error:
+            raise no_answer(error) from error
+
+
+def _record(text: bytes) -> BatchRecord:
+    return batch_from_json(text.partition(b" ")[2])

@@ -1,0 +1,311 @@
+"""The `openai` client uploads files and runs batches; workers are scripted, Redis and the directory are real."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import openai
+import pytest
+from openai.types import Batch, FileObject
+
+from tandem.core.config import StoreSection
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.integration.router.house import Build, House
+from tests.integration.router.scripted_worker import Script
+
+Request = dict[str, Any]
+CHAT: Final = "/v1/chat/completions"
+
+
+@pytest.fixture
+def client(keeping: House) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{keeping.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def request(custom_id: str, url: str = "/v1/completions", **body: Any) -> Request:
+    body = {"model": "tiny", "max_tokens": 3, "temperature": 0, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def upload(client: openai.OpenAI, *requests: Request, name: str = "in.jsonl") -> FileObject:
+    data = "\n".join(json.dumps(one) for one in requests).encode()
+    return client.files.create(file=(name, data), purpose="batch")
+
+
+def start(client: openai.OpenAI, *requests: Request, endpoint: Any = "/v1/completions", **more: Any) -> Batch:
+    file = upload(client, *requests)
+    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more)
+
+
+def until(look: Callable[[], Any], timeout_s: float = 30.0) -> Any:
+    end = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+def finish(client: openai.OpenAI, batch: Batch) -> Batch:
+    def look() -> Batch | None:
+        found = client.batches.retrieve(batch.id)
+        Batch.model_validate(found.model_dump(), strict=True)
+        return found if found.status in ("completed", "failed", "cancelled", "expired") else None
+
+    over: Batch = until(look)
+    return over
+
+
+def lines(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
+    assert file is not None
+    return [json.loads(line) for line in client.files.content(file).text.splitlines()]
+
+
+def test_files(client: openai.OpenAI) -> None:
+    data = b'{"a": 1}\n' * 30_000  # more than one read from the socket
+    file = client.files.create(file=("été.jsonl", data), purpose="batch")
+    FileObject.model_validate(file.model_dump(), strict=True)
+    assert (file.bytes, file.filename, file.purpose, file.status) == (len(data), "été.jsonl", "batch", "processed")
+    assert file.expires_at == file.created_at + 30 * 86_400
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).read() == data
+    short = client.files.create(
+        file=("a", b"x"), purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert short.expires_at == short.created_at + 3600
+    assert [one.id for one in client.files.list(limit=1)][:2] == [short.id, file.id]
+    assert [one.id for one in client.files.list(order="asc", purpose="batch")][-2:] == [file.id, short.id]
+    deleted = client.files.delete(short.id)
+    assert (deleted.id, deleted.deleted) == (short.id, True)
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(short.id)
+
+
+@pytest.mark.parametrize("name", ["file-none", "file-" + "x" * 100, "..", "file-a:b", "batch_1"])
+def test_ids_that_are_none(client: openai.OpenAI, keeping: House, name: str) -> None:
+    assert httpx.get(f"{keeping.url}/v1/files/{name}").status_code == 404
+    assert httpx.get(f"{keeping.url}/v1/batches/{name}").status_code == 404
+    with pytest.raises(openai.NotFoundError):
+        client.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h")
+
+
+def files_of(keeping: House) -> list[str]:
+    return sorted(path.name for path in (Path(keeping.config.store.dir) / "files").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fields", "file", "status", "param"),
+    [
+        ({}, b"x", 400, "purpose"),
+        ({"purpose": "fine-tune"}, b"x", 400, "purpose"),
+        ({"purpose": "none"}, b"x", 400, "purpose"),
+        ({"purpose": "batch", "other": "1"}, b"x", 400, "other"),
+        ({"purpose": "batch", "expires_after[seconds]": "3600"}, b"x", 400, "expires_after[anchor]"),
+        (
+            {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "5"},
+            b"x",
+            400,
+            "expires_after[seconds]",
+        ),
+        ({"purpose": "batch"}, None, 400, "file"),
+        ({"purpose": "batch"}, b"x" * 1_000_001, 413, "file"),
+    ],
+)
+def test_uploads_that_are_refused_leave_nothing(
+    keeping: House, fields: dict[str, str], file: bytes | None, status: int, param: str
+) -> None:
+    before = files_of(keeping)
+    files = {"file": ("f", file)} if file is not None else {"none": ("", b"")}
+    answer = httpx.post(f"{keeping.url}/v1/files", data=fields, files=files)
+    assert answer.status_code == status, answer.text
+    assert answer.json()["error"]["param"] == param
+    assert files_of(keeping) == before
+
+
+def test_what_is_no_upload(keeping: House) -> None:
+    assert httpx.post(f"{keeping.url}/v1/files", json={}).status_code == 415
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    assert httpx.post(f"{keeping.url}/v1/files", content=b"nothing", headers=headers).status_code == 400
+    big = httpx.post(f"{keeping.url}/v1/files", content=iter([b"--x\r\n\r\n"] + [b"y" * 65_536] * 20), headers=headers)
+    assert big.status_code in (400, 413)
+
+
+@pytest.mark.parametrize("endpoint", ["/v1/completions", CHAT, "/v1/responses"])
+def test_a_batch(client: openai.OpenAI, keeping: House, endpoint: str) -> None:
+    key = {"/v1/completions": "prompt", CHAT: "messages", "/v1/responses": "input"}[endpoint]
+    limit = "max_output_tokens" if endpoint == "/v1/responses" else "max_tokens"
+
+    def ask(number: int) -> Request:
+        text = f"Number {number}"
+        said: Any = [{"role": "user", "content": text}] if endpoint == CHAT else text
+        body = {"model": "tiny", "temperature": 0, limit: 3, key: said}
+        return {"custom_id": f"id-{number}", "method": "POST", "url": endpoint, "body": body}
+
+    batch = start(client, *(ask(n) for n in range(40)), endpoint=endpoint, metadata={"a": "b"})
+    assert (batch.status, batch.endpoint, batch.metadata) == ("validating", endpoint, {"a": "b"})
+    assert batch.expires_at == batch.created_at + 86_400
+    over = finish(client, batch)
+    assert (over.status, over.errors, over.error_file_id, over.model) == ("completed", None, None, "tiny")
+    assert over.request_counts is not None
+    assert over.request_counts.to_dict() == {"total": 40, "completed": 40, "failed": 0}
+    answers = lines(client, over.output_file_id)
+    assert [answer["custom_id"] for answer in answers] == [f"id-{n}" for n in range(40)]
+    assert len({answer["id"] for answer in answers}) == 40
+    for number, answer in enumerate(answers):
+        direct = httpx.post(f"{keeping.url}{endpoint}", json=ask(number)["body"])
+        mine, theirs = (_said(one) for one in (answer["response"]["body"], direct.json()))
+        assert mine == theirs
+        assert (answer["error"], answer["response"]["status_code"]) == (None, 200)
+    assert over.usage is not None
+    assert over.usage.output_tokens == 120
+    assert over.usage.total_tokens == over.usage.input_tokens + 120
+    output = client.files.retrieve(over.output_file_id or "")
+    assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert [over.in_progress_at, over.finalizing_at, over.completed_at] == sorted(
+        [over.in_progress_at or 0, over.finalizing_at or 0, over.completed_at or 0]
+    )
+
+
+def _said(body: dict[str, Any]) -> Any:
+    if "output" in body:
+        return body["output"][0]["content"]
+    return [choice.get("text", choice.get("message")) for choice in body["choices"]]
+
+
+def test_wrong_requests_stand_in_the_error_file(client: openai.OpenAI) -> None:
+    batch = start(
+        client,
+        request("good", prompt="a"),
+        request("wrong", prompt="a", temperature=9),
+        request("long", prompt=[5] * 4096),
+        request("good too", prompt="b"),
+        output_expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    over = finish(client, batch)
+    assert over.status == "completed"
+    assert over.request_counts is not None
+    assert over.request_counts.to_dict() == {"total": 4, "completed": 2, "failed": 2}
+    assert [one["custom_id"] for one in lines(client, over.output_file_id)] == ["good", "good too"]
+    wrong = lines(client, over.error_file_id)
+    assert [(one["custom_id"], one["response"]["status_code"]) for one in wrong] == [("wrong", 400), ("long", 400)]
+    assert wrong[0]["response"]["body"]["error"]["param"] == "temperature"
+    file = client.files.retrieve(over.error_file_id or "")
+    assert file.expires_at == file.created_at + 3600
+
+
+def test_a_wrong_input_fails_the_batch_with_its_lines(client: openai.OpenAI) -> None:
+    batch = start(client, request("a", prompt="a"), request("a", prompt="a"), request("b", url=CHAT, prompt="a"))
+    over = finish(client, batch)
+    assert (over.status, over.output_file_id, over.error_file_id) == ("failed", None, None)
+    assert over.errors is not None
+    assert [(e.line, e.code, e.param) for e in over.errors.data or []] == [
+        (2, "duplicate_custom_id", "custom_id"),
+        (3, "mismatched_url", "url"),
+    ]
+    assert over.failed_at is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {"k" * 65: "v"}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),
+        ({"input_file_id": 7}, "input_file_id"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_wrong_batches(client: openai.OpenAI, keeping: House, changes: dict[str, Any], param: str) -> None:
+    file = upload(client, request("a", prompt="a"))
+    body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h", **changes}
+    answer = httpx.post(f"{keeping.url}/v1/batches", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(param)
+
+
+def test_output_is_no_input(client: openai.OpenAI) -> None:
+    over = finish(client, start(client, request("a", prompt="a")))
+    with pytest.raises(openai.BadRequestError, match="no input of a batch"):
+        client.batches.create(input_file_id=over.output_file_id or "", endpoint=CHAT, completion_window="24h")
+
+
+def test_batches_are_listed_newest_first(client: openai.OpenAI) -> None:
+    made = [start(client, request("a", prompt="a")) for _ in range(3)]
+    for batch in made:
+        finish(client, batch)
+    ids = [batch.id for batch in client.batches.list(limit=2)]
+    assert len(ids) == len(set(ids))
+    assert set(ids[:3]) == {batch.id for batch in made}
+
+
+def test_the_input_may_be_deleted_at_once(client: openai.OpenAI) -> None:
+    file = upload(client, *(request(str(n), prompt="a") for n in range(30)))
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    client.files.delete(file.id)
+    assert finish(client, batch).status == "completed"
+
+
+@pytest.fixture
+def slow(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
+    """Answers take their time."""
+    store = StoreSection(dir=str(tmp_path / "files"), batch_requests_at_once=4)
+    house = build(cluster=tmp_path.name, redis_url=redis.url, store=store, script=Script(step_s=0.05))
+    house.wait_ready()
+    return house
+
+
+def test_cancelled(slow: House) -> None:
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
+        batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(100)))
+        until(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed >= 3)  # type: ignore[union-attr]
+        asked = client.batches.cancel(batch.id)
+        assert asked.status == "cancelling"
+        assert asked.cancelling_at is not None
+        over = finish(client, batch)
+        assert over.status == "cancelled"
+        assert over.request_counts is not None
+        good, bad = lines(client, over.output_file_id), lines(client, over.error_file_id)
+        assert Counter(one["custom_id"] for one in good + bad) == Counter(str(n) for n in range(100))
+        assert len(good) == over.request_counts.completed >= 3
+        assert {one["error"]["code"] for one in bad} == {"batch_cancelled"}
+        with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
+            client.batches.cancel(batch.id)
+        slow.wait(lambda: not slow.router.dispatcher.flights)
+
+
+def test_interactive_requests_go_first(slow: House) -> None:
+    """While somebody waits for a worker, batches stop; when nobody does, they go on."""
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
+        batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(60)))
+        slow.wait(lambda: any(flight.is_background for flight in slow.router.dispatcher.flights))
+        link = next(link for link in slow.router.table.links if link.worker == "prefill-0")
+        worker = slow.workers["prefill-0"]
+        worker.load = w.LoadReport(queued_requests=50)
+        slow.wait(lambda: link.load.queued_requests == 50)
+        slow.wait(lambda: not any(flight.is_background for flight in slow.router.dispatcher.flights), 30)
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        worker.load = w.LoadReport(queued_requests=0)
+        over = finish(client, batch)
+        assert over.request_counts is not None
+        assert over.request_counts.to_dict() == {"total": 60, "completed": 60, "failed": 0}
+        names = [one["custom_id"] for one in lines(client, over.output_file_id)]
+        assert names == [str(n) for n in range(60)]
+
+
+def test_another_directory_is_refused(build: Build, redis: PrivateRedis, keeping: House, tmp_path: Path) -> None:
+    house = build(redis_url=redis.url, store=StoreSection(dir=str(tmp_path / "other")))
+    house.wait_ready()
+    with (
+        openai.OpenAI(base_url=f"{house.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.InternalServerError, match="not the directory for files of this cluster"),
+    ):
+        upload(client, request("a", prompt="a"))
