@@ -138,6 +138,7 @@ class Scheduler:
         if sequence is None:
             return
         self._space.end_sequence(state, sequence)
+        self._blocked = None  # it may need less now
         if state.place is Place.WAITING:
             state.is_forked = len(state.live) <= 1
         if state.is_prefill_only and state.place is not Place.WAITING:
