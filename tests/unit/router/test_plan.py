@@ -22,7 +22,7 @@ def policy(request: pytest.FixtureRequest) -> PolicyName:
     return PolicyName(request.param)
 
 
-def plan(policy: PolicyName, mode: Disaggregation, *candidates: Candidate, **job: int) -> Plan:
+def plan(policy: PolicyName, mode: Disaggregation, *candidates: Candidate, **job: Any) -> Plan:
     wanted = Job(**{"prompt_tokens": 100, "max_tokens": 10} | job)
     return create_policy(policy, mode).plan(wanted, candidates)
 
