@@ -14,6 +14,7 @@ from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
+from tandem.router.background import IS_BACKGROUND
 from tandem.router.decision import decision
 from tandem.router.detokenizer import IncrementalDetokenizer, StopMatcher
 from tandem.router.dispatch import Dispatcher
@@ -91,6 +92,7 @@ class Answer:
         self._first_s = self._second_s = 0.0
         self._sent_s = 0.0
         self._error: TandemError | None = None
+        self._has_reader = not IS_BACKGROUND.get()  # how long a batch waits is no latency of a client
 
     def __enter__(self) -> Answer:
         with ExitStack() as stack:
@@ -181,13 +183,16 @@ class Answer:
         metrics = self._desk.metrics
         if not self._first_s:
             self._first_s = at_s
-            metrics.ttft.observe(at_s - self._settings.received_s)
+            if self._has_reader:
+                metrics.ttft.observe(at_s - self._settings.received_s)
         elif before:
             gap_s = at_s - choice.last_s
             if before == 1 and not self._second_s:
                 self._second_s = at_s
-                metrics.second_token.observe(gap_s)
-            metrics.itl.observe(gap_s / count)
+                if self._has_reader:
+                    metrics.second_token.observe(gap_s)
+            if self._has_reader:
+                metrics.itl.observe(gap_s / count)
         choice.last_s = at_s
 
     def _measure(self) -> None:
@@ -198,10 +203,10 @@ class Answer:
         if usage.completion_tokens:
             metrics.prompt_tokens.inc(usage.prompt_tokens)
             metrics.cached_tokens.inc(usage.cached_tokens)
-        if self._error is None:
+        if self._error is None and self._has_reader:
             metrics.e2e.observe(now_s - self._settings.received_s)
         for flight in self._flights:
-            if flight.prefill_started_s is not None:
+            if flight.prefill_started_s is not None and self._has_reader:
                 metrics.queue.observe(flight.prefill_started_s - flight.started_s)
             if flight.cached_tokens is not None:
                 metrics.prefix_found(flight.predicted_tokens, flight.cached_tokens, is_hoped=flight.is_hoped)

@@ -71,6 +71,10 @@ class Metrics:
         flying.set_function(in_flight)
         registry.register(_WorkerCollector(links))
 
+    def watch_batches(self, running: Callable[[], int]) -> None:
+        """Report how many requests of batches run here."""
+        Gauge(names.BATCH_RUNNING, "Requests of batches that run now.", registry=self._registry).set_function(running)
+
     def add(self, collector: Collector) -> None:
         """Report on something more."""
         self._registry.register(collector)

@@ -50,7 +50,7 @@ class Storage:
         """Who runs batches here; `waiting` says how many interactive requests wait."""
         if self.files is None:
             return None
-        return BatchRunner(
+        runner = BatchRunner(
             batches=self.batches,
             files=self.files,
             lease=self.lease,
@@ -62,6 +62,8 @@ class Storage:
             limits=Limits(max_requests=self.section.max_batch_requests, max_line_bytes=door.settings.max_body_bytes),
             at_once=self.section.batch_requests_at_once,
         )
+        door.metrics.watch_batches(lambda: runner.running)
+        return runner
 
 
 def open_storage(redis: Redis, keys: Keys, section: StoreSection) -> Storage:

@@ -107,7 +107,8 @@ class House:
             raise self._failure
 
     def stop(self) -> None:
-        self.loop.call_soon_threadsafe(self.router.stop)
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.router.stop)
         self._thread.join(30)
         assert not self._thread.is_alive()
         if self._failure is not None:

@@ -309,3 +309,38 @@ def test_another_directory_is_refused(build: Build, redis: PrivateRedis, keeping
         pytest.raises(openai.InternalServerError, match="not the directory for files of this cluster"),
     ):
         upload(client, request("a", prompt="a"))
+
+
+def test_no_latency_of_a_client(client: openai.OpenAI, keeping: House) -> None:
+    """Batches count in totals, but how long they wait is nobody's time to first token."""
+    latencies = [f"tandem_{name}_seconds_count" for name in ("time_to_first_token", "request_duration")]
+    before = [keeping.metric(name) for name in latencies]
+    tokens = keeping.metric("tandem_generation_tokens_total")
+    finish(client, start(client, *(request(str(n), prompt="a") for n in range(5))))
+    assert [keeping.metric(name) for name in latencies] == before
+    assert keeping.metric("tandem_generation_tokens_total") == tokens + 15
+    assert keeping.metric("tandem_batch_running_requests") == 0
+
+
+def test_another_router_goes_on(build: Build, redis: PrivateRedis, tmp_path: Path) -> None:
+    """Two routers, one Redis, one directory: either takes everything, one runs it, then the other goes on."""
+    store = StoreSection(dir=str(tmp_path / "files"), batch_requests_at_once=4)
+    shared: Any = {"cluster": tmp_path.name, "redis_url": redis.url, "store": store}
+    first = build(script=Script(step_s=0.02), **shared)
+    first.wait_ready()
+    with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as client:
+        batch = start(client, *(request(str(n), prompt=[300 + n]) for n in range(150)))
+        until(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed >= 5)  # type: ignore[union-attr]
+    second = build(**shared)
+    second.wait_ready()
+    with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
+        assert client.batches.retrieve(batch.id).status == "in_progress"
+        assert not [submit for worker in second.workers.values() for submit in worker.submitted]
+        first.stop()
+        over = finish(client, batch)
+        assert over.request_counts is not None
+        assert over.request_counts.to_dict() == {"total": 150, "completed": 150, "failed": 0}
+        assert [one["custom_id"] for one in lines(client, over.output_file_id)] == [str(n) for n in range(150)]
+        mine = [len(house.workers["decode-0"].submitted) for house in (first, second)]
+        assert all(mine)
+        assert 150 <= sum(mine) <= 150 + store.batch_requests_at_once
