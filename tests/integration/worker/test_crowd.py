@@ -54,7 +54,8 @@ def test_one_peer_gets_a_quarter_while_others_wait(folder: Path) -> None:
         for number in range(8):
             pair.submit(f"many{number}", 0, prompt_of(48, 10 + number))
         pair.run_until(lambda: pair.d.shell.counters.get("tickets_queued") == 8)
-        pair.submit("large", 1, prompt_of(144, 2))
+        pair.submit("large", 1, prompt_of(144, 2))  # asks before the shorter one comes, which P would take first
+        pair.run_until(lambda: pair.d.shell.counters.get("tickets_queued") == 9)
         pair.submit("small", 1, prompt_of(48, 3))
         pair.run_until(lambda: pair.d.shell.counters.get("tickets_queued") == 10)
         assert reserved(pair) == {}
