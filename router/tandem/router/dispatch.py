@@ -11,10 +11,9 @@ from tandem.core.clock import Clock
 from tandem.core.errors import DeadlineError, TandemError, UnavailableError, WorkerLostError
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
 from tandem.router import wire
 from tandem.router.links import WorkerLink
-from tandem.router.outstanding import Sent
+from tandem.router.outstanding import Sent, sent
 from tandem.router.plan import Candidate, Job, Plan, Policy
 from tandem.router.prefix import PrefixFinder, PrefixView
 from tandem.router.requests import Flight, Inbox, Work
@@ -143,25 +142,20 @@ class Dispatcher:
             known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
             self._prefixes.expect(flight.id, link.facts, view)
             flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens[link.worker] > 0)
-        link.outstanding.add(flight.id, self._outstanding(flight, link, leg, view))
+        link.outstanding.add(flight.id, self._sent(flight, link, leg, view))
         self._table.note_use(link)
 
-    def _outstanding(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView) -> Sent:
+    def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView) -> Sent:
         """What this leg adds to the worker's load, until its load reports say so."""
-        prompt, plan = len(flight.work.prompt), flight.plan
-        held = view.held_tokens.get(link.worker, 0)
-        size = max(1, link.facts.block_tokens) if link.facts is not None else 1
-        blocks = -(-max(0, prompt - held) // size) + flight.work.sampling.n
-        if leg == w.LEG_DECODE:
-            return Sent(work=None, blocks=blocks)
-        known = max([view.reusable_tokens.get(link.worker, 0), *(source.tokens for source in plan.sources[:1])])
-        tokens = max(1, prompt - known)
-        rate = link.load.prefill_rate or ASSUMED_TOKENS_PER_S
-        due_s = link.load.queue_rules.due_s(
-            arrived_s=flight.started_s, remaining_s=tokens / rate, now_s=flight.started_s,
-            deadline_s=flight.started_s + flight.work.timeout_s,
-        )  # fmt: skip
-        return Sent(work=QueuedWork(due_s, tokens), blocks=blocks)
+        known = [view.reusable_tokens.get(link.worker, 0), *(source.tokens for source in flight.plan.sources[:1])]
+        return sent(
+            job_of(flight.work, flight.started_s),
+            held_tokens=view.held_tokens.get(link.worker, 0),
+            known_tokens=None if leg == w.LEG_DECODE else max(known),
+            block_tokens=link.facts.block_tokens if link.facts is not None else 1,
+            rules=link.load.queue_rules,
+            prefill_rate=link.load.prefill_rate,
+        )
 
     def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:
         """Those of the plan's sources that are here, as the worker that fetches must address them."""

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.prefill_queue import QueuedWork
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules
+from tandem.router.plan import Job
 
 STALE_S = 1.0
 """A worker with work reports ten times a second; one that has none is silent, and then its last report was empty."""
@@ -87,3 +88,29 @@ class Outstanding:
     def queue(self, now_s: float) -> list[QueuedWork]:
         """Prompts among them that are not computed yet."""
         return [one.work for one in self.uncounted(now_s) if one.work is not None and not one.is_computed]
+
+
+def sent(
+    job: Job,
+    *,
+    held_tokens: int,
+    known_tokens: int | None,
+    block_tokens: int,
+    rules: QueueRules,
+    prefill_rate: float,
+) -> Sent:
+    """A leg of `job` as it counts at a worker that holds `held_tokens` of the prompt.
+
+    `known_tokens` need not be computed there; None = another worker computes. `prefill_rate` 0 = not measured.
+    """
+    blocks = -(-max(0, job.prompt_tokens - held_tokens) // max(1, block_tokens)) + job.choices
+    if known_tokens is None:
+        return Sent(work=None, blocks=blocks)
+    tokens = max(1, job.prompt_tokens - known_tokens)
+    due_s = rules.due_s(
+        arrived_s=job.now_s,
+        remaining_s=tokens / (prefill_rate or ASSUMED_TOKENS_PER_S),
+        now_s=job.now_s,
+        deadline_s=job.deadline_s,
+    )
+    return Sent(work=QueuedWork(due_s, tokens), blocks=blocks)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from tandem.core.prefill_queue import QueuedWork
-from tandem.router.outstanding import STALE_S, Outstanding, Sent
+from typing import Any
+
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules
+from tandem.router.outstanding import STALE_S, Outstanding, Sent, sent
+from tandem.router.plan import Job
 
 
-def sent(tokens: int) -> Sent:
+def prompt(tokens: int) -> Sent:
     return Sent(work=QueuedWork(1.0, tokens), blocks=1)
 
 
 def test_counted_at_once_and_no_more_when_a_report_counts_it() -> None:
     outstanding = Outstanding()
     outstanding.report(10.0)
-    outstanding.add("a", sent(100))
+    outstanding.add("a", prompt(100))
     assert [work.tokens for work in outstanding.queue(10.0)] == [100]
     outstanding.report(10.1)
     assert outstanding.queue(10.1), "the worker had not got it when it wrote this report"
@@ -21,21 +24,22 @@ def test_counted_at_once_and_no_more_when_a_report_counts_it() -> None:
     assert outstanding.queue(10.15), "no report since"
     outstanding.report(10.2)
     assert (outstanding.queue(10.2), outstanding.uncounted(10.2)) == ([], [])
-    outstanding.add("b", sent(7))
+    outstanding.add("b", prompt(7))
     assert [work.tokens for work in outstanding.queue(10.25)] == [7]
 
 
 def test_a_stale_report_counts_no_more_and_own_dispatches_do() -> None:
     outstanding = Outstanding()
     assert outstanding.is_stale(0.0), "there was none"
-    outstanding.add("a", sent(100))
+    outstanding.add("a", prompt(100))
     outstanding.acknowledge("a")
     outstanding.report(10.0)
     assert not outstanding.is_stale(10.0 + STALE_S)
     late_s = 10.1 + STALE_S
     assert outstanding.is_stale(late_s)
     assert [work.tokens for work in outstanding.queue(late_s)] == [100]
-    outstanding.compute("a")
+    assert outstanding.compute("a")
+    assert not outstanding.compute("a"), "only once"
     assert (outstanding.queue(late_s), len(outstanding.uncounted(late_s))) == ([], 1)
 
 
@@ -51,3 +55,16 @@ def test_ends_leave_nothing() -> None:
     outstanding.report(5.0)
     outstanding.clear()
     assert (len(outstanding), outstanding.is_stale(5.0)) == (0, True)
+
+
+def test_what_a_leg_counts_as() -> None:
+    job = Job(prompt_tokens=1000, max_tokens=9, choices=2, now_s=50.0, deadline_s=650.0)
+    there: dict[str, Any] = {"held_tokens": 200, "block_tokens": 16, "rules": QueueRules(stretch=10.0)}
+    decoding = sent(job, known_tokens=None, prefill_rate=0.0, **there)
+    assert (decoding.work, decoding.blocks) == (None, 50 + 2)
+    assert sent(job, known_tokens=500, prefill_rate=1000.0, **there).work == QueuedWork(55.0, 500)
+    assert sent(job, known_tokens=1000, prefill_rate=1.0, **there).work == QueuedWork(60.0, 1), (
+        "the last token is computed"
+    )
+    unknown = sent(job, known_tokens=0, prefill_rate=0.0, **there).work
+    assert unknown == QueuedWork(50.0 + 10 * 1000 / ASSUMED_TOKENS_PER_S, 1000)
