@@ -1,0 +1,86 @@
+"""What a candidate says of a worker's load: its last report, what was sent since, and no report that is too old."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.prefill_queue import FIRST_COME, QueuedWork, QueueRules
+from tandem.router.outstanding import STALE_S, Outstanding, Sent
+from tandem.router.plan import Candidate
+from tandem.router.wire import GroupBlocks, Load, load_from_wire
+from tandem.router.workers import WorkerTable
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.unit.router.test_prefix import facts
+
+REPORT = w.LoadReport(
+    queued_requests=2, queued_tokens=900, in_flight=5, prefill_rate=1000.0, decode_step_s=0.01, decode_sequence_s=0.001,
+    decoding_sequences=3, blocks=[w.GroupBlocksCount(total=100, free=40, cached=20)], queue_stretch=10.0,
+    queue_max_overtake_s=30.0, queue=[w.QueuedWork(due_in_s=-1.0, tokens=600, requests=1),
+                                      w.QueuedWork(due_in_s=5.0, tokens=300, requests=1)],
+)  # fmt: skip
+
+
+class Here:
+    """A table with one worker, and its only candidate."""
+
+    def __init__(self) -> None:
+        nobody: Any = SimpleNamespace()
+        self.table = WorkerTable(nobody)
+        self.link: Any = SimpleNamespace(
+            worker=WorkerId("p0"), facts=facts("p0", RoleName.PREFILL), load=Load(), outstanding=Outstanding(),
+            is_up=True, is_registered=True, last_used=4, used_links=(),
+        )  # fmt: skip
+        self.table._links[self.link.worker] = self.link
+
+    def report(self, now_s: float) -> None:
+        self.link.load = load_from_wire(REPORT, now_s)
+        self.link.outstanding.report(now_s)
+
+    def candidate(self, now_s: float) -> Candidate:
+        (one,) = self.table.candidates(now_s=now_s)
+        return one
+
+
+def test_a_report_as_it_is() -> None:
+    here = Here()
+    here.report(100.0)
+    one = here.candidate(100.05)
+    assert one.queue == (QueuedWork(99.0, 600), QueuedWork(105.0, 300))
+    assert one.rules == QueueRules(stretch=10.0, max_overtake_s=30.0)
+    assert (one.queued_tokens, one.queued_requests, one.in_flight, one.running) == (900, 2, 5, 3)
+    assert (one.free_blocks, one.total_blocks) == (60, 100)
+    assert (one.prefill_rate, one.decode_step_s, one.decode_sequence_s) == (1000.0, 0.01, 0.001)
+
+
+def test_what_was_sent_since_is_added() -> None:
+    here = Here()
+    here.report(100.0)
+    here.link.outstanding.add("a", Sent(work=QueuedWork(101.0, 50), blocks=7))
+    here.link.outstanding.add("b", Sent(work=None, blocks=70))
+    one = here.candidate(100.05)
+    assert (one.queued_tokens, one.queued_requests, one.in_flight, one.free_blocks) == (950, 3, 7, 0)
+    assert one.queue[-1] == QueuedWork(101.0, 50)
+
+
+def test_an_old_report_counts_no_more_but_measurements_do() -> None:
+    here = Here()
+    here.report(100.0)
+    here.link.outstanding.add("a", Sent(work=QueuedWork(101.0, 50)))
+    one = here.candidate(100.1 + STALE_S)
+    assert (one.queued_tokens, one.queued_requests, one.in_flight, one.running) == (50, 1, 1, 0)
+    assert list(one.queue) == [QueuedWork(101.0, 50)]
+    assert (one.prefill_rate, one.decode_step_s, one.total_blocks) == (1000.0, 0.01, 100)
+
+
+def test_impossible_rules_are_first_come_first_served() -> None:
+    report = w.LoadReport()
+    report.CopyFrom(REPORT)
+    report.queue_stretch = float("nan")
+    load = load_from_wire(report, 0.0)
+    assert load.queue_rules == FIRST_COME
+    assert dataclasses.replace(load, blocks=()).total_blocks == 0
+    assert load.blocks == (GroupBlocks(group=0, total=100, free=40, cached=20, request=0, pushing=0, reserved=0),)
