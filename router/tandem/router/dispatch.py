@@ -258,6 +258,7 @@ class Dispatcher:
             flight.phase = Phase(phase)
 
     def on_up(self, link: WorkerLink) -> None:
+        self._table.note_up(link)
         self.on_link_up()
 
     def on_beat(self, link: WorkerLink) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tandem.core import pairing
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
-from tandem.router.plan import Candidate, Cost, Job, held_tokens
+from tandem.router.plan import Candidate, Cost, Job, refusal
 
 FETCH_SETUP_S = 0.01
 """Question, offer and ticket of a fetch, each of which waits for a step in progress."""
@@ -55,6 +55,10 @@ class Estimates:
         holders = [] if job.is_computed_whole else holders
         self._holders = heapq.nlargest(MAX_SOURCES + 1, holders, key=lambda c: c.held_tokens)
         self._most_held = self._holders[0].held_tokens if self._holders else 0
+        # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
+        self._token_bytes: dict[int, float] = {}
+        self._fits: dict[tuple[int, int], bool] = {}
+        self._lossy: dict[tuple[int, int], str] = {}
 
     def prefill_rate(self, worker: Candidate) -> float:
         """Tokens a second: as measured, else as the slowest that was measured."""
@@ -97,9 +101,18 @@ class Estimates:
         ahead += max(0, worker.queued_tokens - listed)
         return Prefill(ahead / rate, compute_s, others_s)
 
+    def fits(self, sender: Candidate, receiver: Candidate) -> bool:
+        """Whether they can exchange KV blocks at all."""
+        key = (id(sender.profile), id(receiver.profile))
+        found = self._fits.get(key)
+        if found is None:
+            found = self._fits[key] = not refusal(sender, receiver)
+        return found
+
     def pair(self, prefill: Candidate, decode: Candidate, done: Prefill) -> Cost:
-        """`done`: what computing the prompt at `prefill` costs."""
-        held = held_tokens(prefill, decode)
+        """`done`: what computing the prompt at `prefill` costs. They must fit."""
+        lossy = self._lossy_name(prefill, decode)
+        held = decode.lossy_tokens.get(lossy, 0) if lossy else decode.held_tokens
         move_s = self._move_s(prefill, decode, held, done.compute_s)
         return self._with_decode(decode, done, move_s, held)
 
@@ -135,7 +148,7 @@ class Estimates:
         if decode.profile is None or not tokens:
             return HANDOFF_S
         speed = prefill.link_speed(decode.worker) or ASSUMED_BYTES_PER_S
-        wire_s = tokens * _token_bytes(decode) / speed
+        wire_s = tokens * self._bytes(decode) / speed
         return HANDOFF_S + max(wire_s - compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
 
     def _room_s(self, decode: Candidate, held: int, step_s: float) -> float:
@@ -157,13 +170,35 @@ class Estimates:
         if gained <= 0:
             return 0.0
         speed = other.link_speed(worker.worker)
-        fetch_s = FETCH_SETUP_S + gained * _token_bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
+        fetch_s = FETCH_SETUP_S + gained * self._bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
         saved_s = gained / self.prefill_rate(worker) - fetch_s
-        if saved_s <= 0 or pairing.refusal(theirs, ours):
+        if saved_s <= 0 or not self.fits(other, worker):
             return 0.0
-        if pairing.lossy_name(theirs, ours, offered=pairing.offers_for(theirs, speed)):
-            return 0.0  # what is computed upon it, and handed over, would not be exact
-        return saved_s
+        # What is computed upon lossy blocks, and handed over, would not be exact.
+        return saved_s if not self._lossy_name(other, worker) else 0.0
+
+    def _lossy_name(self, sender: Candidate, receiver: Candidate) -> str:
+        """HashRoot.lossy of what the receiver gets; they must fit."""
+        ours, theirs = sender.profile, receiver.profile
+        if ours is None or theirs is None:
+            return ""
+        if ours.offers:  # then it depends on the link
+            offered = pairing.offers_for(ours, sender.link_speed(receiver.worker))
+            return pairing.lossy_name(ours, theirs, offered=offered)
+        key = (id(ours), id(theirs))
+        found = self._lossy.get(key)
+        if found is None:
+            found = self._lossy[key] = pairing.lossy_name(ours, theirs)
+        return found
+
+    def _bytes(self, worker: Candidate) -> float:
+        """KV bytes of one token, in the form in which this worker keeps them."""
+        key = id(worker.profile)
+        found = self._token_bytes.get(key)
+        if found is None:
+            groups = worker.profile.layout.groups if worker.profile is not None else ()
+            found = self._token_bytes[key] = sum(group.block_bytes() / group.block_tokens for group in groups)
+        return found
 
 
 def _decoding(worker: Candidate) -> int:
@@ -175,11 +210,6 @@ def _decoding(worker: Candidate) -> int:
 def _put_off_s(row: QueuedWork, compute_s: float, rate: float) -> float:
     """What prompts behind a new one lose; never more than computing them first would cost the new one."""
     return min(row.requests * compute_s, row.tokens / rate)
-
-
-def _token_bytes(worker: Candidate) -> float:
-    groups = worker.profile.layout.groups if worker.profile is not None else ()
-    return sum(group.block_bytes() / group.block_tokens for group in groups)
 
 
 def _block_tokens(worker: Candidate) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -11,6 +12,7 @@ from typing import Protocol
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
+from tandem.core.pairing import KVProfile
 from tandem.router.links import LinkFactory, WorkerAddress, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.plan import Candidate, form, pairs, refusal
@@ -48,6 +50,7 @@ class WorkerTable:
         self._links: dict[WorkerId, WorkerLink] = {}
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
         self._uses = 0
+        self._profiles: dict[KVProfile, KVProfile] = {}
         self.trouble = ""
 
     @property
@@ -73,6 +76,12 @@ class WorkerTable:
     def note_use(self, link: WorkerLink) -> None:
         self._uses += 1
         link.last_used = self._uses
+
+    def note_up(self, link: WorkerLink) -> None:
+        """The worker has said what it is. Equal profiles become one object: plans compare them pair by pair."""
+        if link.facts is not None:
+            profile = link.facts.profile
+            link.facts = dataclasses.replace(link.facts, profile=self._profiles.setdefault(profile, profile))
 
     def note_beat(self, link: WorkerLink) -> None:
         self._directory.note_beat(link.worker, link.where.incarnation)

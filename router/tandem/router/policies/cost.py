@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.lifecycle import RoleName
 from tandem.router.estimates import Estimates, Prefill
-from tandem.router.plan import Candidate, Job, Option, Plan, able_alone, chosen, pairs, refusal
+from tandem.router.plan import Candidate, Job, Option, Plan, able_alone, chosen, pairs
 
 TOP = 4
 """So many of the cheapest of each side are paired; of decode workers as many again that hold most of the prompt."""
@@ -49,7 +49,7 @@ def _pairs(estimates: Estimates, candidates: Sequence[Candidate]) -> list[Option
         _option(prefill, decode, estimates, done)
         for prefill, done in best_prefills
         for decode in best_decodes
-        if not refusal(prefill, decode)
+        if estimates.fits(prefill, decode)
     ]
     # None of the best fit together, perhaps because they serve different models: then all are looked at.
     return options or [_option(p, d, estimates, estimates.prefill(p)) for p, d in pairs(candidates)]
