@@ -30,10 +30,7 @@ class Here:
     def __init__(self) -> None:
         nobody: Any = SimpleNamespace()
         self.table = WorkerTable(nobody)
-        self.link: Any = SimpleNamespace(
-            worker=WorkerId("p0"), facts=facts("p0", RoleName.PREFILL), load=Load(), outstanding=Outstanding(),
-            is_up=True, is_registered=True, last_used=4, used_links=(),
-        )  # fmt: skip
+        self.link = _link()
         self.table._links[self.link.worker] = self.link
 
     def report(self, now_s: float) -> None:
@@ -43,6 +40,13 @@ class Here:
     def candidate(self, now_s: float) -> Candidate:
         (one,) = self.table.candidates(now_s=now_s)
         return one
+
+
+def _link() -> Any:
+    return SimpleNamespace(
+        worker=WorkerId("p0"), facts=facts("p0", RoleName.PREFILL), load=Load(), outstanding=Outstanding(),
+        is_up=True, is_registered=True, last_used=4, used_links=(),
+    )  # fmt: skip
 
 
 def test_a_report_as_it_is() -> None:
