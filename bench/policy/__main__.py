@@ -1,0 +1,120 @@
+"""Plays a trace (Mooncake's JSON lines, Azure's CSV, or one made up) to a simulated cluster, once a policy and queue.
+
+Everything that decides is the product's own code; computing and wires are arithmetic (docs/simulator.md). `--scale`
+makes the trace arrive so many times as fast; `--share 0.85` looks for the highest rate that `--base` sustains, and
+takes that share of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.policy.policies import BASE, DEFAULT_CASES, POLICIES, QUEUES
+from bench.report import Row, publish
+from tandem.cluster.simulator import calibration as calibrations
+from tandem.cluster.simulator import traces
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.capacity import highest_factor
+from tandem.cluster.simulator.figures import Figures, figures
+from tandem.cluster.simulator.laboratory import Laboratory
+from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.traces import Trace
+from tandem.cluster.simulator.workloads import Conversations, conversations, shared_prompt
+from tandem.core.errors import ConfigError
+
+SHOWN = (
+    ("hit_rate", "share"), ("predicted_rate", "share"), ("saved_rate", "share"), ("fetched_rate", "share"),
+    ("ttft_p50_s", "s"), ("ttft_p90_s", "s"), ("ttft_p99_s", "s"), ("ttft_mean_s", "s"), ("max_wait_s", "s"),
+    ("max_ttft_s", "s"), ("tpot_p50_s", "s"), ("tpot_p99_s", "s"), ("imbalance", "max/min"), ("spread", "max/mean"),
+    ("prefill_busy", "share"), ("decode_busy", "share"), ("waiting_share", "share"),
+)  # fmt: skip
+
+
+def setup_of(case: str, arguments: argparse.Namespace, calibration: Calibration) -> Setup:
+    """`policy+queue` or `policy+queue+nofetch` on the cluster of the arguments."""
+    policy, queue, *rest = case.split("+") if case.count("+") else (case, "")
+    if policy not in POLICIES or queue not in QUEUES or rest not in ([], ["nofetch"]):
+        known = f"policies are {', '.join(POLICIES)}; queues are {', '.join(QUEUES)}; nofetch may follow"
+        raise ConfigError(f"{case!r} is no policy+queue", why=known)
+    return Setup(
+        policy=POLICIES[policy], queue=QUEUES[queue], is_fetching=not rest, calibration=calibration,
+        prefill=arguments.prefill, decode=arguments.decode, mixed=arguments.mixed,
+    )  # fmt: skip
+
+
+def made_up(kind: str, seed: int) -> Trace:
+    """A trace for who has none, or asks what one system prompt does."""
+    if kind == "shared":
+        return shared_prompt(requests=6000, rate=8.0, shared_tokens=8192, own_tokens=2048, output_tokens=128, seed=seed)
+    return conversations(Conversations(requests=4000), seed)
+
+
+def play(setup: Setup, trace: Trace) -> Figures:
+    """One run."""
+    return figures(Laboratory(setup, trace).run())
+
+
+def rows_of(case: str, result: Figures) -> Iterator[Row]:
+    for name, unit in SHOWN:
+        yield Row(case, name, getattr(result, name), unit)
+
+
+def main() -> int:
+    arguments = _arguments()
+    try:
+        calibration = calibrations.read(arguments.calibration) if arguments.calibration else Calibration()
+        trace = traces.read(arguments.trace) if arguments.trace else made_up(arguments.made_up, arguments.seed)
+        cases = {case: setup_of(case, arguments, calibration) for case in arguments.case}
+        base = setup_of(arguments.base, arguments, calibration)
+    except ConfigError as error:
+        print(f"bench.policy: {error}", file=sys.stderr)
+        return 2
+    if arguments.seconds:
+        trace = trace.first(arguments.seconds)
+    print(
+        f"{trace.name}: {len(trace.requests)} requests, {trace.rate:.2f}/s, ideal hit rate {trace.ideal_hit_rate():.3f}"
+    )
+    print(
+        f"{calibration.name}; {arguments.prefill} prefill, {arguments.decode} decode, {arguments.mixed} mixed workers"
+    )
+    rows = []
+    factor = arguments.scale
+    if arguments.share:
+        highest = highest_factor(lambda f: play(base, trace.scaled(f)).waiting_share, start=arguments.scale)
+        factor = highest * arguments.share
+        rows.append(Row(f"{arguments.base} sustains", "rate", highest * trace.rate, "1/s"))
+        print(f"{arguments.base} sustains {highest:.3f} times the trace's rate; {arguments.share:g} of that is played")
+    rows.append(Row("played", "rate", factor * trace.rate, "1/s"))
+    rows.append(Row("played", "ideal hit rate", trace.ideal_hit_rate(), "share"))
+    for case, setup in cases.items():
+        started_s = time.monotonic()
+        rows += rows_of(case, play(setup, trace.scaled(factor)))
+        print(f"{case}: {time.monotonic() - started_s:.1f} s")
+    publish("policy", rows, arguments.out)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench.policy", description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--trace", type=Path, help="without it, --made-up")
+    parser.add_argument("--seconds", type=float, default=0.0, help="only the first so many of the trace")
+    parser.add_argument("--made-up", choices=("conversations", "shared"), default="conversations")
+    parser.add_argument("--seed", type=int, default=1, help="of the made-up trace")
+    parser.add_argument("--calibration", type=Path, help="a bench file; without it, arithmetic for an H100")
+    parser.add_argument("--scale", type=float, default=1.0, help="arrivals are so many times as fast")
+    parser.add_argument("--share", type=float, default=0.0, help="of the highest rate that --base sustains")
+    parser.add_argument("--base", default=BASE, help="policy+queue[+nofetch]")
+    parser.add_argument("--case", nargs="+", default=DEFAULT_CASES, help="as --base, any number")
+    parser.add_argument("--prefill", type=int, default=8)
+    parser.add_argument("--decode", type=int, default=8)
+    parser.add_argument("--mixed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

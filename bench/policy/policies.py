@@ -1,0 +1,16 @@
+"""What can be compared: every policy of the router, and queue orders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tandem.core.config import Disaggregation, PolicyName
+from tandem.core.prefill_queue import FIRST_COME, QueueRules
+from tandem.router.plan import Policy
+from tandem.router.policies import create_policy
+
+POLICIES: Mapping[str, Policy] = {name.value: create_policy(name, Disaggregation.AUTO) for name in PolicyName}
+QUEUES: Mapping[str, QueueRules] = {"srf": QueueRules(), "fifo": FIRST_COME}
+PUBLISHED = ("round_robin", "least_loaded", "prefix_only", "dynamo", "llm_d", "sglang")
+DEFAULT_CASES = ("cost+srf", "cost+fifo", *(f"{name}+fifo+nofetch" for name in PUBLISHED))
+BASE = "least_loaded+fifo+nofetch"

@@ -1,0 +1,170 @@
+"""A router on virtual time: the real policy over the real block table; what it knows of load is as old as in a cluster.
+
+It adds its own dispatches at once and learns of everything else through reports (every 100 ms) and block events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from tandem.cluster.simulator.events import EventQueue
+from tandem.cluster.simulator.flight import Flight
+from tandem.cluster.simulator.reports import Load
+from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.worker import VirtualWorker
+from tandem.core.blockhash import BlockHash
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.pairing import KVProfile
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
+from tandem.engine.request import BlockEvent
+from tandem.prefixindex.blocktable import BlockTable
+from tandem.prefixindex.replica import DEFAULT_MAX_BYTES
+from tandem.prefixindex.speculation import Speculation
+from tandem.router.outstanding import Outstanding, Sent
+from tandem.router.plan import Candidate, Job, Plan
+from tandem.router.sources import with_sources
+
+INDEX_DELAY_S = 0.02
+"""From the end of a step to a router's table: the host's batch, Redis, the router's read."""
+_INCARNATION = Incarnation(1)  # nobody starts anew here
+_JUST_BEFORE_S = 1e-9
+
+
+@dataclass(slots=True)
+class _Known:
+    """What a router knows of one worker: the last report, and what it has sent since."""
+
+    worker: VirtualWorker
+    bit: int
+    load: Load = field(default_factory=Load)
+    reported_s: float = float("-inf")
+    outstanding: Outstanding = field(default_factory=Outstanding)
+    last_used: int = 0
+
+
+class Front:
+    """One router over all workers."""
+
+    def __init__(self, workers: Sequence[VirtualWorker], setup: Setup, events: EventQueue) -> None:
+        self._events, self._setup, self._calibration = events, setup, setup.calibration
+        self._table = BlockTable(DEFAULT_MAX_BYTES)
+        self._speculation = Speculation(events)
+        self._known: dict[WorkerId, _Known] = {}
+        self._uses = 0
+        # A worker that does not say what its KV is, is never fetched from.
+        profile = KVProfile(fingerprint="simulated", identity=(), layout=setup.calibration.layout())
+        self._profile = profile if setup.is_fetching else None
+        for worker in workers:
+            bit = self._table.open_slot()
+            self._table.go_live(bit, worker.worker)
+            self._known[worker.worker] = _Known(worker, bit)
+
+    def plan(self, job: Job, hashes: Sequence[BlockHash]) -> Plan:
+        """What the policy says of the candidates as this router sees them now."""
+        held, expected = self._table.lookup(hashes), self._speculation.lookup(hashes)
+        candidates = [
+            self._candidate(known, job, held.get(name, 0), expected.get((name, _INCARNATION), 0))
+            for name, known in self._known.items()
+        ]
+        return with_sources(self._setup.policy.plan(job, candidates), job, candidates)
+
+    def sent(self, flight: Flight) -> None:
+        """A request goes out; the next plan counts it, and its blocks as held where they will be computed."""
+        plan = flight.plan
+        if plan.prefill is not None:
+            decode = self._use(flight.decode)
+            decode.outstanding.add(flight.key, Sent(work=None, blocks=self._blocks(flight, plan.decode_hit_tokens)))
+        computing = self._use(flight.prefill)
+        computing.outstanding.add(flight.key, self._work(flight, computing))
+        self._speculation.expect(flight.key, flight.prefill, _INCARNATION, flight.hashes)
+
+    # ---- what arrives ----------------------------------------------------------------------------------------------
+
+    def published(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
+        """A worker's block events; the table has them a little later."""
+        self._events.after(INDEX_DELAY_S, partial(self._learn, worker, events))
+
+    def queued(self, flight: Flight, worker: WorkerId) -> None:
+        """The worker has it: what it reports from now on counts it."""
+        known = self._known[worker]
+        self._read(known, self._events.now_s() - self._calibration.rpc_s - _JUST_BEFORE_S)
+        known.outstanding.acknowledge(flight.key)
+
+    def computed(self, flight: Flight) -> None:
+        """The first token came."""
+        if self._known[flight.prefill].outstanding.compute(flight.key):
+            self._speculation.settle(flight.key, flight.prefill)
+
+    def left(self, flight: Flight, worker: WorkerId) -> None:
+        """The worker has nothing to do with it any more."""
+        self._known[worker].outstanding.end(flight.key)
+
+    # ---- what is known ---------------------------------------------------------------------------------------------
+
+    def _candidate(self, known: _Known, job: Job, held: int, expected: int) -> Candidate:
+        """As router.prefix and router.workers make them."""
+        now_s, worker, size = job.now_s, known.worker, self._calibration.block_tokens
+        self._read(known, now_s - self._calibration.rpc_s)
+        load, outstanding = known.load, known.outstanding
+        sent, queue = outstanding.uncounted(now_s), outstanding.queue(now_s)
+        is_stale = outstanding.is_stale(now_s)
+        return Candidate(
+            worker=worker.worker,
+            incarnation=_INCARNATION,
+            role=worker.role_name,
+            queued_tokens=(0 if is_stale else load.queued_tokens) + sum(work.tokens for work in queue),
+            queued_requests=(0 if is_stale else load.queued_requests) + len(queue),
+            queue=queue if is_stale else (*load.queue, *queue),
+            rules=self._setup.queue,
+            in_flight=(0 if is_stale else load.in_flight) + len(sent),
+            running=0 if is_stale else load.decoding_sequences,
+            held_tokens=held * size,
+            reusable_tokens=min(max(held, expected), (job.prompt_tokens - 1) // size) * size,
+            free_blocks=max(0, load.free_blocks - sum(one.blocks for one in sent)),
+            total_blocks=load.total_blocks,
+            last_used=known.last_used,
+            prefill_rate=load.prefill_rate,
+            decode_step_s=load.decode_step_s,
+            decode_sequence_s=load.decode_sequence_s,
+            profile=self._profile,
+            link_speed=self._link_speed,
+        )
+
+    def _read(self, known: _Known, sent_by_s: float) -> None:
+        """Take in the report that has come by now, if there is a new one."""
+        sent_s, known.load = known.worker.reports.seen(sent_by_s)
+        if sent_s > known.reported_s:
+            known.reported_s = sent_s
+            known.outstanding.report(sent_s + self._calibration.rpc_s)
+
+    def _use(self, worker: WorkerId) -> _Known:
+        known = self._known[worker]
+        self._uses += 1
+        known.last_used = self._uses
+        return known
+
+    def _work(self, flight: Flight, known: _Known) -> Sent:
+        """As router.dispatch adds a leg to the worker's load."""
+        plan, now_s = flight.plan, self._events.now_s()
+        hit_tokens = max([plan.prefill_hit_tokens, *(source.tokens for source in plan.sources[:1])])
+        tokens = max(1, flight.request.prompt_tokens - hit_tokens)
+        rate = known.load.prefill_rate or ASSUMED_TOKENS_PER_S
+        due_s = self._setup.queue.due_s(arrived_s=now_s, remaining_s=tokens / rate, now_s=now_s)
+        return Sent(work=QueuedWork(due_s, tokens), blocks=self._blocks(flight, plan.prefill_hit_tokens))
+
+    def _blocks(self, flight: Flight, held_tokens: int) -> int:
+        return -(-max(0, flight.request.prompt_tokens - held_tokens) // self._calibration.block_tokens) + 1
+
+    def _learn(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
+        bit, table = self._known[worker].bit, self._table
+        for event in events:
+            block = ((int(event.group), event.hash),)
+            if event.is_stored:
+                table.add(bit, block)
+            else:
+                table.remove(bit, block)
+
+    def _link_speed(self, _: WorkerId) -> float:
+        return self._calibration.link_bytes_per_s

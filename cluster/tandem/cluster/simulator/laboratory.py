@@ -1,0 +1,147 @@
+"""Plays a trace to a cluster on virtual time, and says what became of every request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tandem.cluster.simulator.events import EventQueue
+from tandem.cluster.simulator.fetches import Fetches
+from tandem.cluster.simulator.flight import Flight, Record, Work, record
+from tandem.cluster.simulator.front import Front
+from tandem.cluster.simulator.handoff import DecodeSide, Net, PrefillSide, WholeSide
+from tandem.cluster.simulator.links import Wires
+from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.traces import BlockNames, Trace, TraceRequest
+from tandem.cluster.simulator.worker import VirtualWorker
+from tandem.core.errors import ConfigError
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.engine.request import BlockEvent, RequestKind
+from tandem.router.plan import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one run. `records` are in the order of arrival; `waiting` had no first token when the last one arrived."""
+
+    trace: Trace
+    records: tuple[Record, ...]
+    work: tuple[Work, ...]
+    ended_s: float
+    waiting: int
+    events: int
+
+
+class Laboratory:
+    """One run of one trace; make a new one for the next."""
+
+    def __init__(self, setup: Setup, trace: Trace) -> None:
+        self._setup, self._trace = setup, trace
+        self._events = EventQueue()
+        calibration = setup.calibration
+        self._names = BlockNames(trace.block_tokens, calibration.block_tokens)
+        counts = {RoleName.PREFILL: setup.prefill, RoleName.DECODE: setup.decode, RoleName.MIXED: setup.mixed}
+        self.workers = {
+            name: VirtualWorker(name, role, calibration, self._events, partial(self._published, name), setup.queue)
+            for role, count in counts.items()
+            for name in (WorkerId(f"{role.value}-{number}") for number in range(count))
+        }
+        self._net = Net(self._events, Wires(calibration.link_bytes_per_s), calibration.rpc_s, self)
+        self._net.workers = self.workers
+        self._net.prefilling = {n: PrefillSide(w, self._net) for n, w in self._of(RoleName.PREFILL).items()}
+        self._net.decoding = {n: DecodeSide(w, self._net) for n, w in self._of(RoleName.DECODE).items()}
+        for name, worker in self.workers.items():
+            side = self._net.prefilling.get(name) or self._net.decoding.get(name)
+            worker.role = side or WholeSide(worker, self._net)
+        self._fetches = {n: Fetches(w, self._net, partial(self._run_at, w)) for n, w in self.workers.items()}
+        self._front = Front(list(self.workers.values()), setup, self._events)
+        self._finished: list[Flight] = []
+        self._without_token = 0
+        self._waiting = 0
+
+    def run(self) -> Outcome:
+        """Play the whole trace and wait for the last answer. RuntimeError if the cluster comes to rest before it."""
+        requests = self._trace.requests
+        if not requests:
+            raise ConfigError("the trace is empty", why="there is nothing to play")
+        for number, request in enumerate(requests, 1):
+            self._check(number, request)
+            self._events.at(request.arrival_s, partial(self._arrive, number, request))
+        self._events.at(requests[-1].arrival_s, self._note_waiting)
+        self._events.run()
+        for worker in self.workers.values():
+            worker.scheduler.check_integrity()
+        if len(self._finished) != len(requests):
+            raise RuntimeError(f"{len(requests) - len(self._finished)} of {len(requests)} requests have not ended")
+        return Outcome(
+            trace=self._trace,
+            records=tuple(record(flight) for flight in sorted(self._finished, key=lambda f: f.number)),
+            work=tuple(worker.done for worker in self.workers.values()),
+            ended_s=self._events.now_s(),
+            waiting=self._waiting,
+            events=self._events.events,
+        )
+
+    # ---- the router's ends -----------------------------------------------------------------------------------------
+
+    def first_token(self, flight: Flight) -> None:
+        self._without_token -= 1
+        self._front.computed(flight)
+
+    def handed_over(self, flight: Flight) -> None:
+        self._front.left(flight, flight.prefill)
+
+    def finished(self, flight: Flight) -> None:
+        self._front.left(flight, flight.prefill)
+        self._front.left(flight, flight.decode)
+        self._finished.append(flight)
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def _check(self, number: int, request: TraceRequest) -> None:
+        calibration = self._setup.calibration
+        needed = -(-(request.prompt_tokens + request.output_tokens) // calibration.block_tokens)
+        if needed > calibration.blocks:
+            raise ConfigError(
+                f"request {number} needs {needed} blocks", why=f"a worker has {calibration.blocks}",
+                todo="raise kv_tokens of the calibration or take another trace",
+            )  # fmt: skip
+
+    def _arrive(self, number: int, request: TraceRequest) -> None:
+        self._without_token += 1
+        hashes = self._names.hashes(request, number)
+        now_s = self._events.now_s()
+        job = Job(prompt_tokens=request.prompt_tokens, max_tokens=self._setup.max_tokens, now_s=now_s)
+        plan = self._front.plan(job, hashes)
+        prefill = plan.prefill or plan.decode
+        flight = Flight(
+            number=number, request=request, hashes=hashes, plan=plan, prefill=prefill, decode=plan.decode,
+            announced_s=now_s + self._net.rpc_s,
+        )  # fmt: skip
+        self._front.sent(flight)
+        self._events.after(self._net.rpc_s, partial(self._submit, flight))
+
+    def _submit(self, flight: Flight) -> None:
+        worker = self.workers[flight.prefill]
+        self.workers[flight.decode].flights[flight.key] = worker.flights[flight.key] = flight
+        if flight.decode != flight.prefill:
+            self._net.events.after(self._net.rpc_s, partial(self._front.queued, flight, flight.decode))
+        worker.post(partial(self._acknowledge, flight))
+        worker.post(partial(self._fetches[flight.prefill].begin, flight))
+
+    def _acknowledge(self, flight: Flight) -> None:
+        self._events.after(self._net.rpc_s, partial(self._front.queued, flight, flight.prefill))
+
+    def _run_at(self, worker: VirtualWorker, flight: Flight) -> None:
+        worker.add(flight, RequestKind.FULL if flight.plan.prefill is None else RequestKind.PREFILL_ONLY)
+
+    def _published(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
+        self._front.published(worker, events)
+
+    def _note_waiting(self) -> None:
+        self._waiting = self._without_token
+
+    def _of(self, role: RoleName) -> dict[WorkerId, VirtualWorker]:
+        return {name: worker for name, worker in self.workers.items() if worker.role_name is role}

@@ -1,0 +1,66 @@
+"""A worker's load reports as routers see them: every 100 ms, between steps, and late by the way to the router."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tandem.core.prefill_queue import QueuedWork
+
+EVERY_S = 0.1
+"""As workerhost's step loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """The part of a worker's report that policies read. `queue` is by due time, on the virtual clock."""
+
+    queued_requests: int = 0
+    queued_tokens: int = 0
+    queue: tuple[QueuedWork, ...] = ()
+    in_flight: int = 0
+    decoding_sequences: int = 0
+    free_blocks: int = 0
+    total_blocks: int = 0
+    prefill_rate: float = 0.0
+    decode_step_s: float = 0.0
+    decode_sequence_s: float = 0.0
+
+
+class Report(NamedTuple):
+    """`is_repeated`: steps go on as they are, and every 100 ms a report says so."""
+
+    sent_s: float
+    load: Load
+    is_repeated: bool = False
+
+
+class Reports:
+    """Reports by when they are sent. No event is made for them: who reads asks for the latest one of a moment."""
+
+    def __init__(self, first: Load) -> None:
+        self._sent: deque[Report] = deque([Report(-EVERY_S, first)])
+
+    def turn(self, now_s: float, load: Callable[[], Load], *, is_stepping: bool, is_stretching: bool = False) -> None:
+        """A turn of the step loop ended. It reports if 100 ms have passed; if not, then later, unless one long step
+        keeps it from that: then the turn after the step does."""
+        sent = self._sent
+        while len(sent) > 1 and sent[-1].sent_s > now_s:  # not yet sent, and something else came
+            sent.pop()
+        due_s = sent[-1].sent_s + EVERY_S
+        if now_s >= due_s:
+            sent.append(Report(now_s, load(), is_stretching))
+        elif not is_stepping or is_stretching:
+            sent.append(Report(due_s, load(), is_stretching))
+
+    def seen(self, sent_by_s: float) -> tuple[float, Load]:
+        """The latest that was sent up to that moment, and when. Moments must not go back."""
+        sent = self._sent
+        while len(sent) > 1 and sent[1].sent_s <= sent_by_s:
+            sent.popleft()
+        sent_s, load, is_repeated = sent[0]
+        if is_repeated and sent_by_s > sent_s:
+            sent_s += (sent_by_s - sent_s) // EVERY_S * EVERY_S
+        return sent_s, load

@@ -1,0 +1,27 @@
+"""What is simulated: which cluster, under which policy and queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.core.prefill_queue import FIRST_COME, QueueRules
+from tandem.router.plan import Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """`queue`: the order of prompts at all workers. `is_fetching`: workers get prefixes from each other where that is
+    sooner than computing them.
+
+    `max_tokens` is what clients ask for at most: how long an answer gets is known to nobody before it ends.
+    """
+
+    policy: Policy
+    queue: QueueRules = FIRST_COME
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+    calibration: Calibration = field(default_factory=Calibration)
+    max_tokens: int = 2048
+    is_fetching: bool = True
