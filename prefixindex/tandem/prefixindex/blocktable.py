@@ -15,8 +15,8 @@ from tandem.core.ids import WorkerId
 from tandem.prefixindex.shards import Shards
 
 _MAX_SHARED_MASKS = 16_384
-_RUN = 32
-"""Blocks that a lookup reads at once; as long as all of them say the same, it need not look at each."""
+_JUMP = 16
+"""Blocks that a lookup goes ahead at once."""
 _CHECK_BLOCKS = 256
 """Blocks that may be added before memory is looked at again; meanwhile a few of the dictionaries may grow."""
 
@@ -42,6 +42,7 @@ class BlockTable:
         self._masks: dict[int, int] = {}  # equal masks share one object: less memory, fewer cache misses
         self._mask_bytes = 0  # of one that may stand in a single entry
         self._unchecked = 0
+        self._bounded = 0  # which dictionaries were kept to their bound last
         self.evicted = 0
 
     @property
@@ -90,8 +91,8 @@ class BlockTable:
             shard[block] = share(mask, mask)
         self._unchecked += count
         if self._unchecked >= _CHECK_BLOCKS:
+            self._bound(self._unchecked)
             self._unchecked = 0
-            self._bound()
 
     def remove(self, bit: int, blocks: Iterable[tuple[int, BlockHash]]) -> None:
         """The slot holds these blocks no longer. Idempotent."""
@@ -102,31 +103,33 @@ class BlockTable:
                 self._reduce(shards.of[block[0]], block, keep)
 
     def lookup(self, hashes: Sequence[BlockHash], group: int = 0) -> dict[WorkerId, int]:
-        """How many leading blocks of `hashes` each worker holds; workers with none are left out. O(blocks)."""
-        running = self._live
-        found: dict[WorkerId, int] = {}
+        """How many leading blocks of `hashes` each worker holds; workers with none are left out.
+
+        Workers give up the last blocks of a prompt first, so who holds a block holds those before it: a lookup jumps,
+        and searches where somebody drops out. What a worker lacks within a jump, against this rule, is not seen. Each
+        block that is looked at has to come from memory, and that is all that a lookup of a large table waits for.
+        """
+        running, found = self._live, dict[WorkerId, int]()
         shards = self._groups.get(group)
-        if shards is None:
+        if shards is None or not running or not hashes:
             return found
-        # Shared mask objects and runs matter here: what is left is mostly waiting for memory.
-        depth, of, last = 0, shards.of, -1
-        for start in range(0, len(hashes), _RUN):
-            masks = [of[block[0]].get(block, 0) for block in hashes[start : start + _RUN]]
-            if masks.count(last) == len(masks):
-                depth += len(masks)
+        of, low, high, last = shards.of, 0, 0, len(hashes) - 1  # whoever runs holds all below `low`
+        while low <= last:
+            block = hashes[high]
+            if of[block[0]].get(block, 0) & running == running:
+                low, high = high + 1, min(high + _JUMP, last)
                 continue
-            for mask in masks:
-                still = mask & running
-                if still != running:
-                    if depth:
-                        self._record(found, running & ~still, depth)
-                    if not still:
-                        return found
-                    running = still
-                depth += 1
-            last = masks[-1]
-        if depth:
-            self._record(found, running, depth)
+            end = _first_without(of, hashes, range(low, high), running)
+            block = hashes[end]
+            still = of[block[0]].get(block, 0) & running
+            if end:
+                self._record(found, running & ~still, end)
+            if not still:
+                return found
+            running, low = still, end + 1
+            if end == high:
+                high = min(high + _JUMP, last)
+        self._record(found, running, len(hashes))
         return found
 
     def sweep(self, budget: int) -> bool:
@@ -192,13 +195,34 @@ class BlockTable:
         elif mask and not rest:
             del shard[block]
 
-    def _bound(self) -> None:
-        """Blocks spread evenly over the shards, so each may have its part of the memory."""
+    def _bound(self, added: int) -> None:
+        """Keep to `max_bytes`, but give up no more than it takes for what was `added`: the rest has time.
+
+        Blocks spread evenly over the dictionaries, so each may have its part of the memory.
+        """
         groups = list(self._groups.values())
         limit = self._max_bytes // len(groups[0].numbers)
-        for index in groups[0].numbers:
-            while sum(shards.shard_bytes(index, self._mask_bytes) for shards in groups) > limit:
-                largest = max(groups, key=lambda shards: len(shards.of[index]))
-                if not largest.of[index]:
+        for _ in groups[0].numbers:
+            index = self._bounded
+            while added > 0 and sum(shards.shard_bytes(index, self._mask_bytes) for shards in groups) > limit:
+                evicted = max(groups, key=lambda shards: len(shards.of[index])).evict(index)
+                if not evicted:
                     break
-                self.evicted += largest.evict(index)
+                self.evicted += evicted
+                added -= evicted
+            if added <= 0:
+                return
+            self._bounded = (index + 1) % len(groups[0].numbers)
+
+
+def _first_without(of: list[dict[BlockHash, int]], hashes: Sequence[BlockHash], among: range, running: int) -> int:
+    """The first position that somebody of `running` does not hold, or the one after `among`, which is one."""
+    low, high = among.start, among.stop
+    while low < high:
+        middle = (low + high) // 2
+        block = hashes[middle]
+        if of[block[0]].get(block, 0) & running == running:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -17,7 +17,6 @@ _SHARDS = 64
 """Few enough that neighbouring blocks of a prompt, which came together, stand together in memory."""
 _KEY_BYTES = (sys.getsizeof(b"") + HASH_BYTES + 15) // 16 * 16
 """A hash as it stands in memory: objects are allocated in steps of 16 bytes."""
-_EVICT_PART = 8
 
 
 class Shards:
@@ -46,9 +45,12 @@ class Shards:
         return sys.getsizeof(shard) + len(shard) * (_KEY_BYTES + mask_bytes)
 
     def evict(self, index: int) -> int:
-        """Drop the oldest entries of one dictionary, at least one, and pack the rest; returns how many went."""
+        """Drop the oldest entries of one dictionary, about a tenth, and pack the rest; returns how many went.
+
+        Each has a part of its own, so that they do not fill up again all at once.
+        """
         shard = self.of[index]
-        oldest = list(islice(shard, max(1, len(shard) // _EVICT_PART)))
+        oldest = list(islice(shard, -(-len(shard) // (7 + index % 8))))
         for block in oldest:
             del shard[block]
         # A dictionary keeps the room of what was deleted; its copy has none, and is no larger than it must be.

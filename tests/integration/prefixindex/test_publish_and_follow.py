@@ -35,7 +35,7 @@ def test_blocks_are_found_by_depth_and_group(
             one.store(0, 1, 2, 3)
             async with running(one.publisher.run(), two.publisher.run(), replica.run()):
                 replica.set_workers({one.id: one.incarnation, two.id: two.incarnation})
-                two.store(0, 1, 3)
+                two.store(0, 1)
                 two.change(BlockChange.STORED, (0, 1), group=1)
                 prompt = [block(n) for n in range(5)]
                 await until(lambda: replica.lookup(prompt) == {"w1": 4, "w2": 2})
@@ -43,7 +43,7 @@ def test_blocks_are_found_by_depth_and_group(
                 assert replica.lookup(prompt[1:]) == {"w1": 3, "w2": 1}
                 assert replica.lookup(prompt, 2) == {}
                 assert replica.lookup([]) == {}
-                one.change(BlockChange.REMOVED, (1,))
+                one.change(BlockChange.REMOVED, (3, 2, 1))
                 await until(lambda: replica.lookup(prompt) == {"w1": 1, "w2": 2})
                 two.change(BlockChange.CLEARED)
                 await until(lambda: replica.lookup(prompt) == {"w1": 1})

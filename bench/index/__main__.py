@@ -6,14 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.index_lookup import events, lookup, memory
+from bench.index import events, lookup, memory
 from bench.report import Row, publish
 
 PARTS = ("memory", "lookup", "events")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="bench.index_lookup", description=__doc__)
+    parser = argparse.ArgumentParser(prog="bench.index", description=__doc__)
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--blocks", type=int, default=1_000_000)
@@ -29,7 +29,7 @@ def main() -> int:
         rows += lookup.run(args.workers, args.blocks, args.length)
     if "events" in args.parts:
         rows += events.run(args.workers)
-    publish("index_lookup", rows, args.out)
+    publish("index", rows, args.out)
     return 0
 
 

@@ -1,0 +1,247 @@
+"""A cluster of simulated workers under load, behind a Redis that loses events, is emptied and comes back old.
+
+Afterwards the workers' own books say what they hold, and the router is asked what it believes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tandem.prefixindex.private_redis import PrivateRedis
+from tests.chaos.lossy_redis import LossyRedis
+from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts
+from tests.e2e.cluster import Cluster, kill, running, wait_for
+from tests.integration.worker.pair import MODEL
+
+WORKERS = 4
+LOSS = 0.01
+FLAGS = (
+    "--engine", "sim", "--prefill", "2", "--decode", "2", "--disaggregation", "always", "--model", str(MODEL),
+    "--max-model-len", "512", "--kv-memory", "2MiB",
+)  # fmt: skip
+TROUBLES = ("worker", "router", "restore", "flush", "last", "stopped")
+Dump = dict[bytes, tuple[bytes, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calm:
+    """How a cluster found back. `back_s`: until every worker was connected; `converged_s`: from then until the replica
+    equalled what the workers hold; `stale`: of `probes` prompts, those that a worker knew less of than predicted."""
+
+    back_s: float
+    converged_s: float
+    probes: int
+    stale: int
+    hits: int
+
+
+class IndexScene:
+    """`trouble(kind)` makes some, `calm()` waits until all is well and proves it. One thread, beside the load's."""
+
+    def __init__(self, cluster: Cluster, server: PrivateRedis, lossy: LossyRedis, rng: random.Random) -> None:
+        self._cluster, self._lossy, self._rng = cluster, lossy, rng
+        self._redis = redis.Redis.from_url(server.url)
+        self.prompts = SharedPrompts()
+        self._old: Dump = self._dump()
+        self._incarnations: dict[str, list[str]] = {}
+        self._lapsed: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        self.answered = self.failed = 0
+
+    @contextlib.contextmanager
+    def load(self, clients: int = 3) -> Iterator[None]:
+        """Requests that share prefixes, one after the other in each of these threads, while one in a hundred events is
+        lost; of the last requests, all are."""
+        is_over = threading.Event()
+        seeds = [self._rng.random() for _ in range(clients)]
+        threads = [threading.Thread(target=self._ask_on, args=(random.Random(seed), is_over)) for seed in seeds]
+        self._lossy.rate = LOSS
+        for thread in threads:
+            thread.start()
+        try:
+            self._await_answers(8 * clients)
+            yield
+            self._await_answers(8 * clients)
+            self._lossy.rate = 1.0
+            self._await_answers(clients)
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join(90)
+            self._lossy.rate = 0.0
+
+    def trouble(self, kind: str) -> str:
+        """Make trouble of this kind; returns what was done, in words."""
+        if kind == "worker":
+            part, victim = self._rng.randrange(2), self._victim()
+            kill((victim["pid"], victim["rank_pids"][0])[part])
+            return f"kill -9 of {victim['worker']}'s {('host', 'rank')[part]}"
+        if kind == "router":
+            kill(self._cluster.status()["router"]["pid"])
+            self._wait(self._is_ready, 60, "the router is back")
+            return "kill -9 of the router"
+        if kind == "stopped":
+            return self._stop_and_wake()
+        if kind == "last":
+            lost = self._lossy.lost
+            self._lossy.rate = 1.0
+            self._wait(lambda: self._lossy.lost > lost, 60, "an event is lost")
+            self._lossy.rate = LOSS
+            return "an event was lost for certain"
+        now = self._dump()
+        self._restore(self._old if kind == "restore" else {})
+        old, self._old = self._old, now
+        return f"{len(now)} keys gone, {len(old) if kind == 'restore' else 0} of an old dump back"
+
+    def _victim(self) -> dict[str, Any]:
+        here = [w for w in self._cluster.status()["workers"] if w["is_connected"]]
+        return dict(self._rng.choice(sorted(here, key=lambda w: str(w["worker"]))))
+
+    def _stop_and_wake(self) -> str:
+        """Stop a worker until nobody counts on it, and wake it up: who it was then is nobody any more."""
+        victim = self._victim()
+        worker, incarnation, pids = victim["worker"], victim["incarnation"], [victim["pid"], *victim["rank_pids"]]
+
+        def is_gone() -> bool:
+            return all(
+                (w["worker"], w["incarnation"]) != (worker, incarnation)
+                or not (w["is_connected"] or w["is_registered"])
+                for w in self._cluster.status()["workers"]
+            )
+
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            self._wait(is_gone, 30, f"{worker} is gone")
+            self._lapsed.add((worker, incarnation))
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        return f"{worker} was stopped until its lease was over, and woke up"
+
+    def calm(self, probes: int = 20) -> Calm:
+        """Call without load. AssertionError if the cluster does not find back, or believes somebody who is gone."""
+        began_s = time.monotonic()
+        self._wait(self._is_whole, 90, "every worker is connected")
+        back_s = time.monotonic()
+        self._wait(self._is_equal, 60, "the index equals what the workers hold")
+        converged_s = time.monotonic()
+        timings = [self._probe() for _ in range(probes)]
+        by_index = [timing for timing in timings if timing["prediction_basis"] == "index"]
+        stale = sum(timing["predicted_cached_tokens"] > timing["cached_tokens"] for timing in by_index)
+        hits = sum(timing["cached_tokens"] > 0 for timing in timings)
+        return Calm(
+            back_s=round(back_s - began_s, 2),
+            converged_s=round(converged_s - back_s, 2),
+            probes=probes,
+            stale=stale,
+            hits=hits,
+        )
+
+    def _probe(self) -> dict[str, Any]:
+        """Timing of one request, sent when the router knows what the one before it changed."""
+        self._wait(self._is_equal, 60, "the index equals what the workers hold")
+        status, timing = self.prompts.ask(self._cluster.api, self.prompts.prompt(self._rng))
+        assert status == 200, f"{status} though nothing is wrong"
+        return timing
+
+    # ---- load ------------------------------------------------------------------------------------------------------
+
+    def _await_answers(self, count: int) -> None:
+        wanted = self.answered + count
+        self._wait(lambda: self.answered >= wanted, 90, f"{count} more answers")
+
+    def _ask_on(self, rng: random.Random, is_over: threading.Event) -> None:
+        while not is_over.is_set():
+            status, _ = self.prompts.ask(self._cluster.api, self.prompts.prompt(rng))
+            with self._lock:
+                self.answered += status == 200
+                self.failed += status != 200
+            if status != 200:
+                is_over.wait(0.05)
+
+    # ---- the volatile store ----------------------------------------------------------------------------------------
+
+    def _dump(self) -> Dump:
+        """Every key but the desired state, with the time that it had left."""
+        found: Dump = {}
+        for key in self._redis.scan_iter():
+            payload, left_ms = self._redis.dump(key), self._redis.pttl(key)
+            if payload is not None and not key.endswith(b":desired"):
+                found[key] = (payload, max(0, int(left_ms)))
+        return found
+
+    def _restore(self, old: Dump) -> None:
+        """Nothing but these keys, in one step."""
+        gone = [key for key in self._redis.scan_iter() if not key.endswith(b":desired")]
+        with self._redis.pipeline(transaction=True) as pipeline:
+            if gone:
+                pipeline.delete(*gone)
+            for key, (payload, left_ms) in old.items():
+                pipeline.restore(key, left_ms, payload, replace=True)
+            pipeline.execute()
+
+    # ---- what is true ----------------------------------------------------------------------------------------------
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(*NO_ANSWER):
+            return self._cluster.get("/readyz")[0] == 200
+        return False
+
+    def _is_whole(self) -> bool:
+        with contextlib.suppress(*NO_ANSWER):
+            workers = self._cluster.status()["workers"]
+            here = [w for w in workers if w["is_connected"] and w["is_registered"]]
+            return len(here) == WORKERS and self._is_ready()
+        return False
+
+    def _is_equal(self) -> bool:
+        index = self._index()
+        return len(index) == WORKERS and all(one["is_equal"] for one in index.values())
+
+    def _index(self) -> dict[str, dict[str, Any]]:
+        """What each worker holds by its own books, and what the router knows of it; {} = somebody did not answer."""
+        with contextlib.suppress(*NO_ANSWER):
+            found = self._cluster.admin("/admin/v1/kv/audit")
+            return {} if found["unanswered"] else {one["worker"]: one["index"] for one in found["workers"]}
+        return {}
+
+    def _watch_incarnations(self) -> None:
+        """Whoever was replaced, or was gone for longer than its lease, may never be connected again."""
+        with contextlib.suppress(*NO_ANSWER):
+            for worker in self._cluster.status()["workers"]:
+                assert not worker["is_connected"] or (worker["worker"], worker["incarnation"]) not in self._lapsed
+                known = self._incarnations.setdefault(worker["worker"], [])
+                if worker["is_connected"] and worker["incarnation"] not in known[-1:]:
+                    assert worker["incarnation"] not in known, f"{worker['worker']} is an earlier incarnation again"
+                    known.append(worker["incarnation"])
+
+    def _wait(self, condition: Any, timeout_s: float, what: str) -> None:
+        def look() -> bool:
+            self._watch_incarnations()
+            return bool(condition())
+
+        wait_for(look, timeout_s, what)
+
+
+@contextlib.contextmanager
+def index_scene(folder: Path, seed: int) -> Iterator[IndexScene]:
+    """A running scene; the cluster has to stop in order at its end."""
+    rng = random.Random(seed)
+    with (
+        PrivateRedis.start(folder / "redis", "secret") as server,
+        LossyRedis(server.port, random.Random(rng.random())) as lossy,
+        running(*FLAGS, "--redis", server.url.replace(f":{server.port}/", f":{lossy.port}/")) as cluster,
+    ):
+        yield IndexScene(cluster, server, lossy, rng)

@@ -1,0 +1,20 @@
+"""Workers, router and the volatile store die, one event in a hundred is lost, the last ones too; the index recovers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.chaos.index_scene import TROUBLES, index_scene
+
+
+def test_the_index_survives_everything(tmp_path: Path) -> None:
+    with index_scene(tmp_path, seed=4) as scene:
+        for kind in TROUBLES:
+            with scene.load():
+                print(scene.trouble(kind))
+            calm = scene.calm(probes=10)
+            print(f"{kind}: {calm}")
+            assert calm.stale == 0
+            assert calm.hits > 0
+        assert scene.answered > 100
+        assert scene.prompts.wrong == []
