@@ -88,9 +88,12 @@ class PeerChannels:
     async def _talk(self, call: Any, worker: str, incarnation: int, queue: OutQueue[w.PeerMessage]) -> str:
         """Until the channel ends; returns why it did."""
         hello = peer_hello(self._backend.info, incarnation)
-        await asyncio.wait_for(call.write(w.PeerMessage(hello=hello)), HELLO_TIMEOUT_S)
-        # Nothing more is written before the answer: a write into a refused call would hide why it was refused.
-        answer = await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S)
+        try:
+            await asyncio.wait_for(call.write(w.PeerMessage(hello=hello)), HELLO_TIMEOUT_S)
+            # Nothing more is written before the answer: a write into a refused call would hide why it was refused.
+            answer = await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S)
+        except TimeoutError:
+            return f"it did not answer a hello within {HELLO_TIMEOUT_S:g} s"
         if answer is END:
             return CLOSED
         if why := hello_refusal(answer.hello):
