@@ -177,7 +177,6 @@ def test_a_start_that_never_gets_ready_says_what_is_missing(intact: Path, tmp_pa
         (("--max-model-len", "1"), ("--max-model-len is 1", "16 or more")),
         (("--dtype", "int4"), ("--dtype is 'int4'", "bfloat16")),
         (("--kv-memory", "much"), ("--kv-memory is 'much'", "256MiB")),
-        (("--host", "0.0.0.0"), ("--host is '0.0.0.0'", "loopback")),
         (("--disaggregation", "always", "--mixed", "1"), ("--disaggregation always cannot work", "--prefill 1")),
         (("--config", "/nowhere/cluster.toml"), ("cannot read the configuration", "Check the path")),
         (("--tp", "3"), ("--tp 3 does not fit the model", "1, 2, 4 or 8 ranks", "Use one of 1")),
@@ -190,6 +189,8 @@ def test_a_start_that_never_gets_ready_says_what_is_missing(intact: Path, tmp_pa
         (("--wire-codec", "zip"), ("--wire-codec is 'zip'", "none, int8, fp8")),
         (("--wire-codec-below", "slow"), ("--wire-codec-below is 'slow'", "such as")),
         (("--redis", "redis.example"), ("no Redis URL", "redis://:password@host:port/0")),
+        # found by the router
+        (("--host", "0.0.0.0"), ("--host is '0.0.0.0', and there is no API key", "clusterctl key create")),
         # found by the workers
         (("--kv-memory", "1KiB"), ("too small for one sequence of 2048 tokens", "Give --kv-memory")),
         (("--max-model-len", "9999"), ("max_model_len 9999", "2048", "Use 2048 or less")),

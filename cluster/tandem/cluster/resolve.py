@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import ipaddress
 import socket
 from dataclasses import dataclass
 
@@ -42,7 +41,6 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     _check_settings(config)
     counts = _counts(config.pools)
     check_transports(config, counts)
-    _check_host(config.router.host)
     router = resolve_ports(config.router)
     has_weights = config.worker.engine != "sim"
     path = config.model.path or str(bundled_model())
@@ -158,22 +156,6 @@ def _check_settings(config: ClusterConfig) -> None:
             why="registry and desired state share one server for now",
             todo="Name that one in redis.url",
         )
-
-
-def _check_host(host: str) -> None:
-    """The API has no keys yet, so whoever reaches it may use it: it stays on this machine."""
-    if host == "localhost":
-        return
-    try:
-        if ipaddress.ip_address(host).is_loopback:
-            return
-    except ValueError:
-        pass
-    raise ConfigError(
-        f"--host is {host!r}",
-        why="the API has no keys yet and listens on loopback alone",
-        todo="Use 127.0.0.1, and a proxy that authenticates to reach it from elsewhere",
-    )
 
 
 def _check_disaggregation(config: ClusterConfig, counts: dict[RoleName, int]) -> None:

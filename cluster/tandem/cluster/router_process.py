@@ -33,6 +33,8 @@ class RouterAddresses:
     grpc: str
     admin: str
     pid: int
+    is_open: bool = False
+    """Whether it lets requests in that have no API key."""
 
 
 class RouterProcess:

@@ -23,7 +23,7 @@ from tandem.cluster.router_process import RouterAddresses, RouterProcess
 from tandem.cluster.signals import EXIT_KILLED, Signals
 from tandem.cluster.state_dir import Context, HeldState
 from tandem.core.clock import MonotonicClock
-from tandem.core.config import RouterConfig, WorkerConfig
+from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import StartupError
 from tandem.core.events import ClusterEvent, EventKind
@@ -236,9 +236,20 @@ class RunningCluster:
         self._say("ready", f"API    {addresses.http}/v1")
         self._say("ready", f"gRPC   {addresses.grpc}")
         self._say("ready", f"admin  {addresses.admin}, key in {self._held.state.admin_key_file}")
+        self._say("ready", _access(addresses, self._resolved.router.anonymous))
         self._say("ready", "try it; Ctrl-C here stops everything:")
+        key = "" if addresses.is_open else "-H 'Authorization: Bearer YOUR KEY' "
         url = f"{addresses.http}/v1/chat/completions"
-        self._say("", f"curl -s {url} -H 'Content-Type: application/json' -d '{body}'")
+        self._say("", f"curl -s {url} {key}-H 'Content-Type: application/json' -d '{body}'")
+
+
+def _access(addresses: RouterAddresses, anonymous: Anonymous) -> str:
+    """Who is let in, in words."""
+    if not addresses.is_open:
+        return "access needs an API key; `clusterctl key create` makes one"
+    if anonymous is Anonymous.ALWAYS:
+        return "access for everybody, with --anonymous always"
+    return "access for everybody on this machine; the first `clusterctl key create` ends that"
 
 
 async def _save(store: DesiredStateStore, pools: tuple[Pool, ...]) -> None:

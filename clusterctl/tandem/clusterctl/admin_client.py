@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -90,6 +91,18 @@ class AdminClient:
         """Ask for the release of holds of `audit`; {"released": […], "refused": […]}."""
         body = {"holds": [dict(hold) for hold in holds]}
         return self._record("POST", "/admin/v1/kv/repair", "released", body)
+
+    def keys(self) -> dict[str, Any]:
+        """Every API key without its secret."""
+        return self._record("GET", "/admin/v1/keys", "keys")
+
+    def create_key(self, wish: Mapping[str, Any]) -> dict[str, Any]:
+        """A new API key; `key` holds it this one time."""
+        return self._record("POST", "/admin/v1/keys", "key", dict(wish))
+
+    def revoke_key(self, key_id: str) -> dict[str, Any]:
+        """Revoke a key by its id; `is_revoked` is false if there was none."""
+        return self._record("DELETE", f"/admin/v1/keys/{quote(key_id, safe='')}", "is_revoked")
 
     def _record(self, method: str, path: str, key: str, body: object = None) -> dict[str, Any]:
         answer = self._call(method, path, body).json()

@@ -1,4 +1,4 @@
-"""`clusterctl up | down | status | net | kv | route`. Exit codes: 0 done, 1 failed, 2 wrong usage or no cluster starts.
+"""`clusterctl up | down | status | net | kv | route | key`. Exit codes: 0 done, 1 failed, 2 wrong usage or no start.
 
 `kv audit` has its own (kv.py).
 """
@@ -16,11 +16,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl import kv, net, route, status_view
+from tandem.clusterctl import key, kv, net, route, status_view
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
 from tandem.clusterctl.up_flags import UpFlags
-from tandem.core.config import DEFAULT_CLUSTER, Disaggregation
+from tandem.core.config import DEFAULT_CLUSTER, Anonymous, Disaggregation
 from tandem.core.errors import ConfigError, StartupError, TandemError, UnavailableError
 
 _STARTED_S = time.monotonic()
@@ -39,6 +39,7 @@ app = typer.Typer(
 
 app.add_typer(kv.app, name="kv")
 app.add_typer(route.app, name="route")
+app.add_typer(key.app, name="key")
 app.command()(net.net)
 
 
@@ -61,6 +62,12 @@ def up(
         int | None, typer.Option(help="Port of the gRPC API. Without it, the one after --port.")
     ] = None,
     admin_port: Annotated[int | None, typer.Option(help="Admin port. Without it, the one after the gRPC port.")] = None,
+    anonymous: Annotated[
+        Anonymous | None,
+        typer.Option(
+            help="When requests without an API key are let in: loopback (there, and no key yet), always, never."
+        ),
+    ] = None,
     redis: Annotated[str | None, typer.Option(help="Redis URL. Without it, a private server is started.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None,
@@ -119,7 +126,8 @@ def up(
     flags = UpFlags(
         model=model, revision=revision, served_model_name=tuple(served_model_name) if served_model_name else None,
         prefill=prefill, decode=decode, mixed=mixed, disaggregation=disaggregation, host=host, port=port,
-        grpc_port=grpc_port, admin_port=admin_port, redis=redis, dtype=dtype, max_model_len=max_model_len,
+        grpc_port=grpc_port, admin_port=admin_port, anonymous=anonymous, redis=redis, dtype=dtype,
+        max_model_len=max_model_len,
         kv_memory=kv_memory, block_tokens=block_tokens, deterministic=deterministic, transport=transport,
         prefill_kv_memory=prefill_kv_memory, decode_kv_memory=decode_kv_memory,
         prefill_block_tokens=prefill_block_tokens, decode_block_tokens=decode_block_tokens,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tandem.core import config_loader
-from tandem.core.config import ClusterConfig, Disaggregation
+from tandem.core.config import Anonymous, ClusterConfig, Disaggregation
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
 Section = TypeVar("Section")
@@ -53,6 +53,7 @@ class UpFlags:
     port: int | None = None
     grpc_port: int | None = None
     admin_port: int | None = None
+    anonymous: Anonymous | None = None
     disaggregation: Disaggregation | None = None
     redis: str | None = None
 
@@ -105,6 +106,7 @@ class UpFlags:
                 port=self.port,
                 grpc_port=self.grpc_port,
                 admin_port=self.admin_port,
+                anonymous=self.anonymous,
                 disaggregation=self.disaggregation,
             ),
             redis=_over(base.redis, url=self.redis),

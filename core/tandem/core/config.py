@@ -17,6 +17,14 @@ ENGINES = ("model", "sim")
 """What `engine` may be: computing the model, or arithmetic in its place."""
 
 
+class Anonymous(StrEnum):
+    """When requests without an API key are let in. LOOPBACK: while the API listens on loopback and there is no key."""
+
+    LOOPBACK = "loopback"
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class Disaggregation(StrEnum):
     """ALWAYS: every answer of more than one token crosses. NEVER: one worker does both. AUTO: what costs least."""
 
@@ -120,6 +128,7 @@ class RouterSection:
     port: int = DEFAULT_PORT
     grpc_port: int = -1
     admin_port: int = -1
+    anonymous: Anonymous = Anonymous.LOOPBACK
     disaggregation: Disaggregation = Disaggregation.AUTO
     policy: PolicyName = PolicyName.COST
     max_body_bytes: int = 4 * 1024 * 1024

@@ -9,6 +9,8 @@
     │   ├── RequestTooLargeError
     │   └── MediaTypeError
     ├── AuthError                  a missing or wrong key or cluster secret
+    ├── PermissionDeniedError      a key that may not do this
+    ├── RateLimitError             this tenant has had its share; waiting helps
     ├── CapacityError              no room now; waiting helps
     ├── UnavailableError           no worker can take it now; waiting helps
     ├── WorkerLostError            a worker died or stalled while it held the request
@@ -30,13 +32,17 @@ from typing import ClassVar
 
 
 class TandemError(Exception):
-    """Base: `what` happened, `why`, and what `todo`; `retryable` = the same request may succeed later or elsewhere."""
+    """Base: `what` happened, `why`, and what `todo`; `retryable` = the same request may succeed later or elsewhere;
+    `retry_after_s` = when, if that is known."""
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
 
-    def __init__(self, what: str, *, why: str = "", todo: str = "", param: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, why: str = "", todo: str = "", param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
         self.what, self.why, self.todo, self.param = what, why, todo, param
+        self.retry_after_s = retry_after_s
         super().__init__(self.message)
 
     @property
@@ -79,6 +85,15 @@ class MediaTypeError(InvalidRequestError):
 
 class AuthError(TandemError):
     code = "invalid_api_key"
+
+
+class PermissionDeniedError(TandemError):
+    code = "insufficient_permissions"
+
+
+class RateLimitError(TandemError):
+    code = "rate_limit_exceeded"
+    retryable = True
 
 
 class CapacityError(TandemError):
@@ -139,6 +154,8 @@ STATUS: dict[str, tuple[int, str]] = {
     "request_too_large": (413, "INVALID_ARGUMENT"),
     "unsupported_media_type": (415, "INVALID_ARGUMENT"),
     "invalid_api_key": (401, "UNAUTHENTICATED"),
+    "insufficient_permissions": (403, "PERMISSION_DENIED"),
+    "rate_limit_exceeded": (429, "RESOURCE_EXHAUSTED"),
     "overloaded": (503, "RESOURCE_EXHAUSTED"),
     "unavailable": (503, "UNAVAILABLE"),
     "worker_lost": (502, "UNAVAILABLE"),
@@ -160,6 +177,7 @@ _BY_CODE: dict[str, type[TandemError]] = {
         RequestTooLargeError, MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError,
         TransferError, PairRefusedError, CancelledError, DeadlineError, StartupError, ConfigError, ModelError,
         InternalError,
+        PermissionDeniedError, RateLimitError,
     )
 }  # fmt: skip
 

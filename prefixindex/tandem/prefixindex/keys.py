@@ -114,6 +114,20 @@ class Keys:
         return f"tandem:{self.cluster}:wake:batches"
 
     @property
+    def api_keys(self) -> str:
+        """Hash of API keys by id."""
+        return f"tandem:{self.cluster}:apikeys"
+
+    @property
+    def api_keys_channel(self) -> str:
+        """Channel of wake-ups: an API key was added or revoked."""
+        return f"tandem:{self.cluster}:wake:apikeys"
+
+    def budget(self, tenant: str) -> str:
+        """Hash with what is left of a tenant's budgets."""
+        return f"tandem:{self.cluster}:budget:{{{_check('tenant', tenant)}}}"
+
+    @property
     def desired(self) -> str:
         """Hash with version and JSON of the desired state."""
         return f"tandem:{self.cluster}:desired"

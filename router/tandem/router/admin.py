@@ -1,4 +1,4 @@
-"""The admin port: status, requests, links, routing, KV audits, the wish to stop; a key guards all but metrics."""
+"""The admin port: status, requests, links, routing, audits, keys, the wish to stop; a key guards all but metrics."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from tandem.core.apikeys import Scope, id_of
 from tandem.core.errors import AuthError, ConfigError, InternalError, InvalidRequestError, TandemError
+from tandem.router.admission.gate import Gate
+from tandem.router.admission.keyring import Keyring, NewKey
 from tandem.router.audit import AuditDesk
 from tandem.router.http.errors import error_response
+from tandem.router.http.reading import read_json
 from tandem.router.metrics import CONTENT_TYPE, Metrics
 from tandem.router.net import net
 from tandem.router.routing_desk import RoutingDesk
@@ -25,6 +29,7 @@ from tandem.router.workers import WorkerTable
 
 _log = logging.getLogger(__name__)
 _MIN_KEY_BYTES = 16
+_MAX_BODY_BYTES = 64 * 1024
 OnDown = Callable[[], Awaitable[None]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -40,14 +45,33 @@ def load_key(path: Path) -> bytes:
     return key
 
 
+class AdminLock:
+    """What opens the admin port: the admin key of `up`, or an API key with the scope admin."""
+
+    def __init__(self, key: bytes, gate: Gate) -> None:
+        self._key, self._gate = key, gate
+
+    def check(self, authorization: str) -> None:
+        """Raises AuthError or PermissionDeniedError."""
+        scheme, _, given = authorization.partition(" ")
+        text = given.strip()
+        is_right = hmac.compare_digest(text.encode(), self._key)
+        if scheme.lower() == "bearer" and is_right:
+            return
+        if id_of(text) is None:
+            raise AuthError("the admin key is missing or wrong", todo="send it as Authorization: Bearer <key>")
+        self._gate.admit(authorization, Scope.ADMIN)
+
+
 def create_admin_app(
     page: StatusPage,
     metrics: Metrics,
-    key: bytes,
+    lock: AdminLock,
     on_down: OnDown,
     audits: AuditDesk,
     table: WorkerTable,
     routing: RoutingDesk,
+    keyring: Keyring,
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
 
@@ -81,18 +105,30 @@ def create_admin_app(
     async def explain(request: Request) -> Response:
         return _json(await routing.explain(await _body(request)))
 
+    async def keys(request: Request) -> Response:
+        return _json(await keyring.list())
+
+    async def create_key(request: Request) -> Response:
+        return _json(await keyring.create(await read_json(request, _MAX_BODY_BYTES, NewKey)), 201)
+
+    async def revoke_key(request: Request) -> Response:
+        return _json(await keyring.revoke(request.path_params["key"]))
+
     async def scrape(request: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     routes = [
-        Route("/admin/v1/status", _keyed(key, status), methods=["GET"]),
-        Route("/admin/v1/requests", _keyed(key, requests), methods=["GET"]),
-        Route("/admin/v1/down", _keyed(key, down), methods=["POST"]),
-        Route("/admin/v1/kv/audit", _keyed(key, audit), methods=["GET"]),
-        Route("/admin/v1/kv/repair", _keyed(key, repair), methods=["POST"]),
-        Route("/admin/v1/net", _keyed(key, links), methods=["GET"]),
-        Route("/admin/v1/route/policy", _keyed(key, policy), methods=["GET", "POST"]),
-        Route("/admin/v1/route/explain", _keyed(key, explain), methods=["POST"]),
+        Route("/admin/v1/status", _keyed(lock, status), methods=["GET"]),
+        Route("/admin/v1/requests", _keyed(lock, requests), methods=["GET"]),
+        Route("/admin/v1/down", _keyed(lock, down), methods=["POST"]),
+        Route("/admin/v1/kv/audit", _keyed(lock, audit), methods=["GET"]),
+        Route("/admin/v1/kv/repair", _keyed(lock, repair), methods=["POST"]),
+        Route("/admin/v1/net", _keyed(lock, links), methods=["GET"]),
+        Route("/admin/v1/route/policy", _keyed(lock, policy), methods=["GET", "POST"]),
+        Route("/admin/v1/route/explain", _keyed(lock, explain), methods=["POST"]),
+        Route("/admin/v1/keys", _keyed(lock, keys), methods=["GET"]),
+        Route("/admin/v1/keys", _keyed(lock, create_key), methods=["POST"]),
+        Route("/admin/v1/keys/{key}", _keyed(lock, revoke_key), methods=["DELETE"]),
         Route("/metrics", scrape, methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
@@ -105,16 +141,11 @@ async def _body(request: Request) -> object:
         raise InvalidRequestError("the body is no valid JSON", why=str(error)) from error
 
 
-def _keyed(key: bytes, endpoint: Endpoint) -> Endpoint:
+def _keyed(lock: AdminLock, endpoint: Endpoint) -> Endpoint:
     async def run(request: Request) -> Response:
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(given.strip().encode(), key)
         try:
-            if scheme.lower() != "bearer" or not is_right:
-                raise AuthError("the admin key is missing or wrong", todo="send it as Authorization: Bearer <key>")
+            lock.check(request.headers.get("authorization", ""))
             return await endpoint(request)
-        except AuthError as error:
-            return error_response(error, headers={"www-authenticate": "Bearer"})
         except TandemError as error:
             return error_response(error)
         except Exception as error:  # noqa: BLE001 - operators get an error object too

@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from tandem.core.sampling import SamplingParams
+from tandem.router.admission.gate import ANONYMOUS, Caller
 from tandem.router.badwords import check_words, word_tokens
 from tandem.router.echo import echo_of
 from tandem.router.quoting import quoted
@@ -45,6 +46,7 @@ class Ask:
     default_max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
+    caller: Caller = ANONYMOUS
 
     @property
     def is_echo_alone(self) -> bool:
@@ -61,10 +63,12 @@ class AskReader:
         served_names: Sequence[str],
         timeout_s: float,
         random_seed: Callable[[], int],
+        salt_of: Callable[[str], bytes] = lambda tenant: b"",
     ) -> None:
         self.tokenizer = tokenizer
         self.served_names = tuple(served_names)
         self._table, self._timeout_s, self._random_seed = table, timeout_s, random_seed
+        self._salt_of = salt_of
 
     @property
     def context_tokens(self) -> int:
@@ -156,7 +160,10 @@ class AskReader:
                 param=ask.max_tokens_param,
             )
         return Work(
-            prompt=prompt, sampling=self._sampling(ask, max_tokens=max_tokens, seed=seed), timeout_s=self._timeout_s
+            prompt=prompt,
+            sampling=self._sampling(ask, max_tokens=max_tokens, seed=seed),
+            timeout_s=self._timeout_s,
+            salt=self._salt_of(ask.caller.tenant),
         )
 
     def _sampling(self, ask: Ask, *, max_tokens: int, seed: int) -> SamplingParams:

@@ -94,7 +94,7 @@ class Dispatcher:
 
     def _look_up(self, work: Work) -> PrefixView:
         facts = [link.facts for link in self._table.usable() if link.facts is not None]
-        view = self._prefixes.find(work.prompt, facts)
+        view = self._prefixes.find(work.prompt, facts, work.salt)
         return view.computed_whole() if work.sampling.prompt_logprobs is not None else view
 
     def _plan(self, work: Work, view: PrefixView, now_s: float) -> Plan:
@@ -128,7 +128,7 @@ class Dispatcher:
             leg=leg,
             prompt=work.prompt,
             sampling=work.sampling,
-            salt=self._prefixes.salt,
+            salt=work.salt or self._prefixes.salt,
             last_block_hash=view.last_hashes.get(link.worker, b""),
             timeout_s=work.timeout_s,
             peer=peer.facts if peer is not None else None,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
 from tandem.core.errors import TandemError, UnavailableError
+from tandem.router.admission.gate import Gate
 from tandem.router.answers import AnswerDesk, AnswerSettings
 from tandem.router.asks import Ask, AskReader
 from tandem.router.metrics import Metrics
@@ -25,6 +26,7 @@ class Door:
     desk: AnswerDesk
     metrics: Metrics
     readiness: Readiness
+    gate: Gate
     settings: RouterSection
     clock: Clock
     wall_s: Callable[[], float]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,6 +14,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from tandem.core.apikeys import Scope
 from tandem.core.errors import STATUS, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.ids import new_request_id
 from tandem.router.answers import Answer, ChoiceUpdate, attend
@@ -88,7 +91,8 @@ class _Inference(i_grpc.InferenceServicer):
     ) -> None:
         door, received_s = self._door, self._door.clock.now_s()
         try:
-            ask = _ask(request)
+            caller = door.gate.admit(_authorization(context), Scope.INFER)
+            ask = replace(_ask(request), caller=caller)
             works = await door.read(ask)
         except TandemError as error:
             door.refused("grpc", error)
@@ -226,9 +230,17 @@ def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:
     return tuple({"role": message.role, "content": message.content} for message in chat.messages)
 
 
+def _authorization(context: Any) -> str | None:
+    """As over HTTP, in the metadata `authorization`."""
+    found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
+    return found[0] if found and isinstance(found[0], str) else None
+
+
 async def _abort(context: Any, error: TandemError) -> None:
     status = getattr(grpc.StatusCode, STATUS[error.code][1])
     trailing = [("tandem-code", error.code)]
     if error.param:
         trailing.append(("tandem-param", error.param))
+    if error.retryable and error.retry_after_s is not None:
+        trailing.append(("grpc-retry-pushback-ms", str(math.ceil(1000 * error.retry_after_s))))
     await context.abort(status, error.message, trailing_metadata=tuple(trailing))

@@ -25,20 +25,23 @@ from tandem.core import logs
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import RouterConfig
 from tandem.core.config_loader import load
-from tandem.core.errors import StartupError
+from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.events import Position
+from tandem.prefixindex.key_store import ApiKeyStore
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import RouterLease
 from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.replica import IndexReplica
 from tandem.prefixindex.speculation import Speculation
-from tandem.router.admin import OnDown, create_admin_app, load_key
+from tandem.router.admin import AdminLock, OnDown, create_admin_app, load_key
+from tandem.router.admission.gate import Gate, TenantSalts
+from tandem.router.admission.keyring import Keyring, KeyStore
 from tandem.router.answers import AnswerDesk
 from tandem.router.asks import AskReader
 from tandem.router.audit import AuditDesk
@@ -48,6 +51,7 @@ from tandem.router.dispatch import Dispatcher
 from tandem.router.door import Door
 from tandem.router.grpc_api import GrpcDoor
 from tandem.router.http.app import create_app
+from tandem.router.http.guard import Guard
 from tandem.router.indexmetrics import IndexCollector
 from tandem.router.links import Identity, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
@@ -76,6 +80,7 @@ class Surroundings:
     directory: WorkerDirectory
     index: PrefixIndex | None
     on_down: OnDown
+    keys: KeyStore
     positions: Callable[[], Mapping[WorkerId, Position]] | None = None
     """How far the index was followed, by worker."""
     speeds: LinkSpeedView = field(default_factory=LinkSpeedView)
@@ -91,14 +96,18 @@ class Router:
         self._stopping = asyncio.Event()
         self._ports: dict[str, int] = {}
         secret = ClusterSecret.load(Path(config.secret_file))
-        self._key = load_key(Path(config.admin_key_file))
+        admin_key = load_key(Path(config.admin_key_file))
+        self.gate = Gate(config.settings.anonymous, time.time)
+        self._salts = TenantSalts(secret)
+        self._lock = AdminLock(admin_key, self.gate)
+        self._keyring = Keyring(surroundings.keys, self.gate, (), time.time)
         tokenizer = Tokenizer.load(Path(config.model_dir))
         mode = config.settings.disaggregation
         self.policy = PolicySwitch(config.settings.policy, mode)
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
         speculation = Speculation(self._clock)
-        prefixes = PrefixFinder(surroundings.index, secret.derive(b"tenant:")[:16], self.table.link_speed, speculation)
+        prefixes = PrefixFinder(surroundings.index, self._salts.of(""), self.table.link_speed, speculation)
         self.dispatcher = Dispatcher(self.table, self.policy, prefixes, self._clock, self.metrics)
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
@@ -111,6 +120,7 @@ class Router:
             config.served_names or (config.model,),
             config.settings.request_timeout_s,
             lambda: secrets.randbits(62),
+            self._salts.of,
         )
         self.door = Door(
             tokenizer=tokenizer,
@@ -118,6 +128,7 @@ class Router:
             desk=AnswerDesk(tokenizer, self.dispatcher, self.metrics, self._clock),
             metrics=self.metrics,
             readiness=self.readiness,
+            gate=self.gate,
             settings=config.settings,
             clock=self._clock,
             wall_s=time.time,
@@ -149,6 +160,8 @@ class Router:
     async def start(self) -> dict[str, int]:
         """Bind the three ports: {"http", "grpc", "admin"}. StartupError when one is taken."""
         wants = self.config.settings
+        await self._load_keys()
+        self.gate.check_host(wants.host)
         http = self._listen(wants.host, wants.port)
         grpc_wanted = port_after(wants.grpc_port, http, wants.port)
         grpc_port = await self._grpc.start(wants.host, grpc_wanted)
@@ -164,9 +177,16 @@ class Router:
     async def serve(self, on_listening: Callable[[], None]) -> None:
         app = create_app(self.door)
         runner = self._add_storage(app)
-        http = HttpServer(app, self._listeners[0])
+        http = HttpServer(Guard(app, self.gate, self._turned_away), self._listeners[0])
         admin_app = create_admin_app(
-            self._page, self.metrics, self._key, self._on_down, self._audits, self.table, self._routing
+            self._page,
+            self.metrics,
+            self._lock,
+            self._on_down,
+            self._audits,
+            self.table,
+            self._routing,
+            self._keyring,
         )
         admin = HttpServer(admin_app, self._listeners[1])
         async with asyncio.TaskGroup() as group:
@@ -174,6 +194,7 @@ class Router:
             tasks = [
                 group.create_task(self.table.run(self._make_link)),
                 group.create_task(self.readiness.run()),
+                group.create_task(self._keyring.follow()),
                 group.create_task(self._grpc.run()),
             ]
             async with asyncio.timeout(10.0):
@@ -209,6 +230,15 @@ class Router:
             self._clock,
             lambda: pace.waiting(self.dispatcher.flights, self.table.links, self._clock.now_s()),
         )
+
+    async def _load_keys(self) -> None:
+        try:
+            await self._keyring.load()
+        except UnavailableError as error:
+            raise StartupError("cannot read the API keys", why=error.message, todo="start it again") from error
+
+    def _turned_away(self, error: TandemError) -> None:
+        self.metrics.request_ended("any", error.code)
 
     def _listen(self, host: str, port: int) -> int:
         listener = bind(host, port)
@@ -252,6 +282,7 @@ async def _run(config: RouterConfig) -> None:
             directory=RedisDirectory(redis, keys, replica),
             index=replica,
             on_down=lambda: ask_to_stop(store),
+            keys=ApiKeyStore(redis, keys),
             positions=lambda: replica.positions,
             storage=open_storage(redis, keys, config.store),
         )
@@ -278,23 +309,24 @@ async def _run(config: RouterConfig) -> None:
                 group.create_task(replica.run()),
                 group.create_task(links.watch(surroundings.speeds.set_rows)),
             ]
-            await router.serve(lambda: announce(Path(config.ready_file), record))
+            await router.serve(lambda: announce(Path(config.ready_file), record, is_open=router.gate.is_open))
             for task in tasks:
                 task.cancel()
 
 
-def announce(path: Path, record: RouterRecord) -> None:
+def announce(path: Path, record: RouterRecord, *, is_open: bool) -> None:
     keep_loaded()
-    write_ready(path, record)
+    write_ready(path, record, is_open=is_open)
 
 
-def write_ready(path: Path, record: RouterRecord) -> None:
-    """Tell the launcher where this router listens, all at once."""
+def write_ready(path: Path, record: RouterRecord, *, is_open: bool) -> None:
+    """Tell the launcher where this router listens, and whether it lets in whoever has no API key, all at once."""
     addresses: dict[str, Any] = {
         "http": f"http://{record.http_address}",
         "grpc": record.grpc_address,
         "admin": f"http://{record.admin_address}",
         "pid": record.pid,
+        "is_open": is_open,
     }
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(json.dumps(addresses) + "\n")

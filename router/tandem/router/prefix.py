@@ -63,10 +63,11 @@ class PrefixFinder:
         self._index, self._link_speed, self._speculation = index, link_speed, speculation
         self.salt = salt
 
-    def find(self, prompt: Sequence[int], workers: Iterable[WorkerFacts]) -> PrefixView:
+    def find(self, prompt: Sequence[int], workers: Iterable[WorkerFacts], salt: bytes = b"") -> PrefixView:
+        """What is known of `prompt` under `salt`; empty = this finder's own."""
         every = list(workers)
         senders = [(f.worker, _sender_key(f.profile), f.profile) for f in every if f.role is RoleName.PREFILL]
-        chains = _Chains(prompt, self.salt, self._index, self._speculation)
+        chains = _Chains(prompt, salt or self.salt, self._index, self._speculation)
         view = PrefixView()
         for facts in every:
             size = facts.block_tokens

@@ -33,6 +33,8 @@ class Work:
     echo: Echo | None = None
     is_echo_alone: bool = False
     """The answer is the prompt: whatever is generated is for nobody."""
+    salt: bytes = b""
+    """In the root of its block hashes; empty = that of requests that belong to no tenant."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from tandem.core.apikeys import ApiKey
 from tandem.core.config import Disaggregation, RouterConfig, RouterSection, StoreSection
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
@@ -53,6 +54,33 @@ class ListedDirectory:
         return
 
 
+class ListedKeys:
+    """A store of API keys in memory; `watch` hears of nothing but `lose`."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, ApiKey] = {}
+        self._changed = asyncio.Event()
+
+    async def add(self, key: ApiKey) -> None:
+        self.kept[key.id] = key
+
+    async def revoke(self, key_id: str) -> bool:
+        return self.kept.pop(key_id, None) is not None
+
+    async def all(self) -> list[ApiKey]:
+        return list(self.kept.values())
+
+    async def lose(self) -> None:
+        self.kept.clear()
+        self._changed.set()
+
+    async def watch(self, on_keys: Callable[[list[ApiKey]], None]) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            on_keys(list(self.kept.values()))
+
+
 @dataclass
 class House:
     """A router and its workers in a thread of their own; tests talk to it as clients do."""
@@ -61,6 +89,7 @@ class House:
     secret: ClusterSecret
     workers: dict[str, ScriptedWorker] = field(default_factory=dict)
     downs: int = 0
+    keys: ListedKeys = field(default_factory=ListedKeys)
 
     def __post_init__(self) -> None:
         self.ports: dict[str, int] = {}
@@ -152,7 +181,7 @@ class House:
         async def on_down() -> None:
             self.downs += 1
 
-        surroundings = Surroundings(directory=self.directory, index=None, on_down=on_down)
+        surroundings = Surroundings(directory=self.directory, index=None, on_down=on_down, keys=self.keys)
         redis = await connect(self.config.redis_url) if self.config.redis_url else None
         if redis is not None:  # then clients can leave things with it
             storage = open_storage(redis, Keys(self.config.cluster), self.config.store)

@@ -188,8 +188,6 @@ def test_ports_follow_each_other(given: tuple[int, int, int], expected: tuple[in
         (ClusterConfig(pools=PoolSection(prefill=-1)), "--prefill is -1"),
         (ClusterConfig(router=RouterSection(port=70000)), "--port is 70000"),
         (ClusterConfig(router=RouterSection(port=5, grpc_port=5)), "ports are the same"),
-        (ClusterConfig(router=RouterSection(host="0.0.0.0")), "no keys yet"),
-        (ClusterConfig(router=RouterSection(host="example.org")), "no keys yet"),
         (ClusterConfig(model=ModelSection(dtype="int3")), "--dtype is 'int3'.*bfloat16"),
         (ClusterConfig(model=ModelSection(max_model_len=-1)), "--max-model-len is -1"),
         (ClusterConfig(worker=WorkerSection(device="tpu")), "--device is 'tpu'"),

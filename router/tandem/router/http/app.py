@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -12,6 +14,7 @@ from tandem.router.asks import Ask
 from tandem.router.door import Door
 from tandem.router.http import schemas
 from tandem.router.http.bodies import Frame
+from tandem.router.http.callers import caller_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.errors import error_response
 from tandem.router.http.reading import M, Simplify, chat_ask, check_streaming, completion_ask, messages_of, read_json
@@ -53,6 +56,7 @@ class _Api:
     async def _generate(self, request: Request, body: schemas.SamplingFields, ask: Ask, received_s: float) -> Response:
         door = self._door
         check_streaming(body)
+        ask = replace(ask, caller=caller_of(request))
         works = await door.read(ask)
         is_chat = ask.api == "chat"
         frame = Frame(

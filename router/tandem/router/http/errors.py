@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,11 @@ _SHAPES = {
     "stop": "it must be a text or a list of texts",
 }
 """What fields that take several types may be; pydantic would speak of one of them."""
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+}  # fmt: skip
+_RETRIED = (408, 409, 429)
+"""What the OpenAI SDK tries again by itself, beside 500 and above."""
 
 
 def http_status(error: TandemError) -> int:
@@ -36,14 +41,24 @@ def error_object(error: TandemError, status: int | None = None) -> dict[str, Any
 
 
 def error_response(error: TandemError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
-    """The whole response, with Retry-After where waiting helps."""
+    """The whole response, with Retry-After where waiting helps, and for the OpenAI SDK whether to try again at all."""
     status = http_status(error) if status is None else status
-    extra = dict(headers or {})
-    if error.retryable:
-        extra |= {"retry-after": str(RETRY_AFTER_S), "retry-after-ms": str(1000 * RETRY_AFTER_S)}
+    extra = dict(headers or {}) | retry_headers(error, status)
+    if status == 401:
+        extra.setdefault("www-authenticate", "Bearer")
     return Response(
         orjson.dumps(error_object(error, status)), status_code=status, headers=extra, media_type="application/json"
     )
+
+
+def retry_headers(error: TandemError, status: int) -> dict[str, str]:
+    """Retry-After and retry-after-ms, as computed where the error arose; `x-should-retry: false` where the SDK would
+    try again for nothing."""
+    if error.retryable:
+        after_s = RETRY_AFTER_S if error.retry_after_s is None else max(0.001, error.retry_after_s)
+        seconds, millis = math.ceil(after_s), math.ceil(1000 * after_s)
+        return {"retry-after": str(seconds), "retry-after-ms": str(millis), "x-should-retry": "true"}
+    return {"x-should-retry": "false"} if status >= 500 or status in _RETRIED else {}
 
 
 def error_event(error: TandemError) -> bytes:

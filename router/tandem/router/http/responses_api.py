@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -19,7 +20,7 @@ from tandem.router.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpda
 from tandem.router.asks import Ask
 from tandem.router.door import Door
 from tandem.router.http.bodies import Frame
-from tandem.router.http.callers import tenant_of
+from tandem.router.http.callers import caller_of, tenant_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.paging import Page, page_of
 from tandem.router.http.reading import read_json
@@ -56,7 +57,7 @@ class _Api:
         tenant = tenant_of(request)
         past = await self._conversations.past(tenant, body.previous_response_id)
         items = items_of(body.input)
-        ask = _ask(body, past, items)
+        ask = replace(_ask(body, past, items), caller=caller_of(request))
         works = await self._read(ask)
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
 

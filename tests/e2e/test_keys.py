@@ -1,0 +1,65 @@
+"""API keys of a whole cluster, from the command line to the API, kept over a restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tests.e2e.cluster import Cluster, running, wait_for
+
+SIM = ("--engine", "sim", "--mixed", "1")
+
+
+def clusterctl(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "tandem.clusterctl", "key", *arguments]
+    command += ["--endpoint", cluster.context["admin"], "--admin-key-file", cluster.context["admin_key_file"]]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False, text=True)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+def status_of(cluster: Cluster, key: str | None) -> int:
+    body = json.dumps({"model": "tandem-tiny", "prompt": "Hi", "max_tokens": 2}).encode()
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+    request = urllib.request.Request(f"{cluster.api}/v1/completions", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_a_key_from_its_creation_to_its_end() -> None:
+    with running(*SIM) as cluster:
+        wait_for(lambda: "access for everybody on this machine" in cluster.output, 10, "it says who is let in")
+        assert status_of(cluster, None) == 200
+        assert "no key yet" in clusterctl(cluster, "list")[1]
+        code, out, error = clusterctl(cluster, "create", "--tenant", "acme", "--expires", "30d", "--label", "first one")
+        assert code == 0, error
+        key = out.strip()
+        assert "not shown again" in error
+        assert (status_of(cluster, key), status_of(cluster, None)) == (200, 401)
+        rows: list[dict[str, Any]] = json.loads(clusterctl(cluster, "list", "--json")[1])["keys"]
+        assert [(row["tenant"], row["name"]) for row in rows] == [("acme", "first one")]
+        assert rows[0]["expires_s"] - rows[0]["created_s"] == 30 * 86400
+        page = clusterctl(cluster, "list")[1]
+        assert rows[0]["id"] in page
+        assert key not in page
+        (pid,) = [int(cluster.status()["router"]["pid"])]
+        subprocess.run(["kill", "-9", str(pid)], check=True)
+        wait_for(lambda: _is_back(cluster, pid), 30, "the router is back")
+        assert (status_of(cluster, key), status_of(cluster, None)) == (200, 401)
+        assert clusterctl(cluster, "revoke", rows[0]["id"]) == (0, f"revoked {rows[0]['id']}\n", "")
+        assert status_of(cluster, key) == 401
+        assert clusterctl(cluster, "revoke", rows[0]["id"])[0] == 1
+
+
+def _is_back(cluster: Cluster, old_pid: int) -> bool:
+    try:
+        return int(cluster.status()["router"]["pid"]) != old_pid and cluster.get("/readyz")[0] == 200
+    except OSError:
+        return False
