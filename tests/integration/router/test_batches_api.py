@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +17,8 @@ import pytest
 from openai.types import Batch, FileObject
 
 from tandem.core.config import StoreSection
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.router.house import Build, House
@@ -344,3 +348,39 @@ def test_another_router_goes_on(build: Build, redis: PrivateRedis, tmp_path: Pat
         mine = [len(house.workers["decode-0"].submitted) for house in (first, second)]
         assert all(mine)
         assert 150 <= sum(mine) <= 150 + store.batch_requests_at_once
+
+
+def test_a_lost_lease_stops_everything_until_it_is_free(
+    slow: House, redis: PrivateRedis, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody else owns the directory for a while: nothing runs here meanwhile, then everything ends as usual."""
+    caplog.set_level(logging.INFO, "tandem.router.batches.runner")
+    owner = Keys(slow.config.cluster).batch_owner
+
+    async def hand_over(to: str | None) -> None:
+        thief = await connect(redis.url)
+        await (thief.set(owner, to) if to is not None else thief.delete(owner))
+        await thief.aclose()
+
+    def is_stopped() -> bool:
+        return "runs no batches any more" in [record.message for record in caplog.records]
+
+    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
+        batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(120)))
+        work = Path(slow.config.store.dir) / "batches" / batch.id
+        until(lambda: list(work.glob("*.journal")))
+        asyncio.run(hand_over("12345"))
+        slow.wait(is_stopped)
+        slow.wait(lambda: not slow.router.dispatcher.flights)
+        before = client.batches.retrieve(batch.id)
+        assert before.status == "in_progress"
+        assert before.request_counts is not None
+        assert before.request_counts.completed < 120
+        for worker in slow.workers.values():
+            worker.script = Script()
+        asyncio.run(hand_over(None))
+        over = finish(client, batch)
+        assert over.request_counts is not None
+        assert over.request_counts.to_dict() == {"total": 120, "completed": 120, "failed": 0}
+        assert [one["custom_id"] for one in lines(client, over.output_file_id)] == [str(n) for n in range(120)]
+    assert len(list(work.glob("*.journal"))) == 2  # one of each time that it was owned
