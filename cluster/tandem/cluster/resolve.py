@@ -139,6 +139,12 @@ def _check_settings(config: ClusterConfig) -> None:
         ("store.max_file_bytes", config.store.max_file_bytes, 1),
         ("store.max_batch_requests", config.store.max_batch_requests, 1),
         ("store.batch_requests_at_once", config.store.batch_requests_at_once, 1),
+        ("admission.max_waiting", config.admission.max_waiting, 1),
+        ("admission.quantum_tokens", config.admission.quantum_tokens, 1),
+        ("admission.worker_queue_s", config.admission.worker_queue_s, 0),
+        ("admission.worker_queue_requests", config.admission.worker_queue_requests, 1),
+        *((f"slo.{name}.ttft_s", one.ttft_s, 0) for name, one in config.slo.items()),
+        *((f"slo.{name}.itl_s", one.itl_s, 0) for name, one in config.slo.items()),
     )
     for name, value_given, smallest in least:
         if value_given < smallest:
@@ -147,6 +153,12 @@ def _check_settings(config: ClusterConfig) -> None:
         raise ConfigError(
             f"--max-model-len is {config.model.max_model_len}",
             todo=f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows",
+        )
+    if config.admission.default_slo and config.admission.default_slo not in config.slo:
+        raise ConfigError(
+            f"admission.default_slo is {config.admission.default_slo!r}",
+            why=f"there are these SLO classes: {', '.join(sorted(config.slo)) or 'none'}",
+            todo=f"Add [slo.{config.admission.default_slo}] or name another",
         )
     if "" in config.model.served_names:
         raise ConfigError("--served-model-name is empty", todo="Give the name that requests will carry")

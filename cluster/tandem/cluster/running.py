@@ -187,6 +187,8 @@ class RunningCluster:
             ready_file=str(self._sockets / "router-0.ready.json"),
             log_level=resolved.config.log_level,
             settings=resolved.router,
+            admission=resolved.config.admission,
+            slo=resolved.config.slo,
             store=dataclasses.replace(resolved.config.store, dir=resolved.config.store.dir or str(state.files_dir)),
         )
 

@@ -138,6 +138,25 @@ class RouterSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SloSection:
+    """`[slo.<class>]`: what requests of one class are promised; 0 = nothing."""
+
+    ttft_s: float = 0.0
+    itl_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionSection:
+    """`[admission]`: who waits in a router, and for what. See docs/tenants.md."""
+
+    max_waiting: int = 1024
+    quantum_tokens: int = 2048
+    worker_queue_s: float = 0.25
+    worker_queue_requests: int = 4
+    default_slo: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSection:
     """`[redis]`: "" = start a private server. `volatile_url` may be a second server."""
 
@@ -171,6 +190,8 @@ class ClusterConfig:
     decode: RoleSection = field(default_factory=RoleSection)
     mixed: RoleSection = field(default_factory=RoleSection)
     router: RouterSection = field(default_factory=RouterSection)
+    admission: AdmissionSection = field(default_factory=AdmissionSection)
+    slo: dict[str, SloSection] = field(default_factory=dict)
     redis: RedisSection = field(default_factory=RedisSection)
     store: StoreSection = field(default_factory=StoreSection)
 
@@ -213,4 +234,6 @@ class RouterConfig:
     """Written (atomically, JSON with the actual ports) once the sockets listen."""
     log_level: str = "INFO"
     settings: RouterSection = field(default_factory=RouterSection)
+    admission: AdmissionSection = field(default_factory=AdmissionSection)
+    slo: dict[str, SloSection] = field(default_factory=dict)
     store: StoreSection = field(default_factory=StoreSection)

@@ -94,6 +94,10 @@ def _unknown_keys(
             else:
                 yield where, name, known
         return
+    if typing.get_origin(kind) is dict and isinstance(data, Mapping):
+        for name, value in data.items():
+            yield from _unknown_keys(value, typing.get_args(kind)[1], (*where, name))
+        return
     for argument in typing.get_args(kind):
         if isinstance(data, Mapping):
             yield from _unknown_keys(data, argument, where) if dataclasses.is_dataclass(argument) else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +14,8 @@ from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
+from tandem.router.admission.desk import Admission, Arrived, Place, cost_of
+from tandem.router.admission.room import Need
 from tandem.router.background import IS_BACKGROUND
 from tandem.router.decision import decision
 from tandem.router.detokenizer import IncrementalDetokenizer, StopMatcher
@@ -65,11 +67,14 @@ class AnswerSettings:
 class AnswerDesk:
     """Opens answers; everything that they share."""
 
-    def __init__(self, tokenizer: Tokenizer, dispatcher: Dispatcher, metrics: Metrics, clock: Clock) -> None:
-        self.tokenizer, self.dispatcher, self.metrics, self.clock = tokenizer, dispatcher, metrics, clock
+    def __init__(
+        self, tokenizer: Tokenizer, dispatcher: Dispatcher, admission: Admission, metrics: Metrics, clock: Clock
+    ) -> None:
+        self.tokenizer, self.dispatcher, self.admission = tokenizer, dispatcher, admission
+        self.metrics, self.clock = metrics, clock
 
     def open(self, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> Answer:
-        """A context manager; entering it sends the request to workers."""
+        """A context manager; entering it sends the request to workers, at once or when its turn comes."""
         return Answer(self, request, works, settings)
 
 
@@ -82,6 +87,7 @@ class Answer:
         self._inbox = Inbox(settings.backlog_bytes)
         self._flights: list[Flight] = []
         self._stack = ExitStack()
+        self._place: Place | None = None
         self._firsts: list[int] = []
         self._choices: list[_Choice] = []
         for work in works:
@@ -95,13 +101,46 @@ class Answer:
         self._has_reader = not IS_BACKGROUND.get()  # how long a batch waits is no latency of a client
 
     def __enter__(self) -> Answer:
+        if IS_BACKGROUND.get():  # has a pace of its own
+            self._fly()
+            return self
+        admission = self._desk.admission
+        place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail)
+        if place is not None:
+            self._place = place
+            self._stack.callback(admission.leave, place)
+        return self
+
+    def _fly(self) -> None:
+        """Send everything off."""
+        now_s = self._sent_s = self._desk.clock.now_s()
         with ExitStack() as stack:
             for slot, work in enumerate(self._works):
+                if self._place is not None:
+                    work = replace(work, timeout_s=max(0.001, self._place.deadline_s - now_s))
                 request = RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
                 self._flights.append(stack.enter_context(self._desk.dispatcher.fly(request, slot, work, self._inbox)))
-            self._stack = stack.pop_all()
-        self._sent_s = self._desk.clock.now_s()
-        return self
+            self._stack.enter_context(stack.pop_all())
+
+    def _arrived(self) -> Arrived:
+        """What admission needs to know of it."""
+        first, received_s = self._works[0], self._settings.received_s
+        sizes = [(len(work.prompt), work.sampling.max_tokens, work.sampling.n) for work in self._works]
+        return Arrived(
+            terms=first.terms,
+            need=Need(prompt_tokens=sum(size for size, _, _ in sizes), choices=sum(n for _, _, n in sizes)),
+            cost=sum(cost_of(*each) for each in sizes),
+            arrived_s=received_s,
+            deadline_s=received_s + first.timeout_s,
+        )
+
+    def _compute_s(self) -> float:
+        """How long its prompts take to compute, as far as that can be foreseen."""
+        try:
+            plans = [self._desk.dispatcher.explain(work)[0] for work in self._works]
+        except TandemError:  # it is told so when it is sent off
+            return 0.0
+        return sum(plan.cost.compute_s for plan in plans if plan.cost is not None)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._unfinished and self._error is None:
@@ -181,6 +220,7 @@ class Answer:
         if not count:
             return
         metrics = self._desk.metrics
+        choice.first_s = choice.first_s or at_s
         if not self._first_s:
             self._first_s = at_s
             if self._has_reader:
@@ -205,6 +245,8 @@ class Answer:
             metrics.cached_tokens.inc(usage.cached_tokens)
         if self._error is None and self._has_reader:
             metrics.e2e.observe(now_s - self._settings.received_s)
+        if self._works[0].terms.slo and self._has_reader:
+            metrics.slo(self._works[0].terms.slo, self._outcome())
         for flight in self._flights:
             if flight.prefill_started_s is not None and self._has_reader:
                 metrics.queue.observe(flight.prefill_started_s - flight.started_s)
@@ -217,6 +259,15 @@ class Answer:
                 metrics.ttft_error.observe(abs(actual_s - predicted.first_token_s))
             if flight.handoff is not None:
                 metrics.handoff.observe(flight.handoff.overhead_s)
+
+    def _outcome(self) -> str:
+        """Whether the promises of its SLO class were kept: "met", "missed", or "failed", "cancelled"."""
+        terms, choices = self._works[0].terms, self._choices
+        if self._error is not None:
+            return "cancelled" if self._error.code == "cancelled" else "failed"
+        gaps_s = [(one.last_s - one.first_s) / (one.token_count - 1) for one in choices if one.token_count > 1]
+        in_time = self._first_s - self._settings.received_s <= terms.ttft_s
+        return "met" if in_time and max(gaps_s, default=0.0) <= terms.itl_s else "missed"
 
     def decision(self) -> dict[str, Any]:
         """Where the first prompt was sent, and what that was weighed against."""
@@ -276,7 +327,7 @@ class _Choice:
         self.finish: FinishReason | None = None
         self.has_begun = False
         self.token_count = 0
-        self.last_s = 0.0
+        self.first_s = self.last_s = 0.0
         self._text_chars = len(work.echo.text) if work.echo is not None else 0
         self._wants_offsets = settings.wants_offsets
         self._detokenizer = IncrementalDetokenizer(tokenizer.decode)

@@ -9,6 +9,7 @@ from typing import Any
 from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
 from tandem.core.sampling import SamplingParams
 from tandem.router.admission.gate import ANONYMOUS, Caller
+from tandem.router.admission.terms import Wish
 from tandem.router.badwords import check_words, word_tokens
 from tandem.router.echo import echo_of
 from tandem.router.quoting import quoted
@@ -47,6 +48,7 @@ class Ask:
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
     caller: Caller = ANONYMOUS
+    wish: Wish = field(default_factory=Wish)
 
     @property
     def is_echo_alone(self) -> bool:

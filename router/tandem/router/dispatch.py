@@ -42,6 +42,8 @@ class Dispatcher:
         self.on_link_up: Callable[[], None] = lambda: None
         self.on_proven: Callable[[tuple[tuple[str, int], ...]], None] = lambda pair: None
         """Told the workers, with incarnations, that just answered a request of more than one token together."""
+        self.check: Callable[[Work, Plan], None] = lambda work, plan: None
+        """Raises what is to be said to a client whose request had better not be served as planned."""
 
     @property
     def flights(self) -> list[Flight]:
@@ -82,6 +84,7 @@ class Dispatcher:
         view = self._look_up(work)
         if plan is None:
             plan = self._plan(work, view, now_s)
+            self.check(work, plan)
             self._meter.planned(plan)
         flight = Flight(id=request, slot=slot, work=work, inbox=inbox, plan=plan, started_s=now_s)
         self._flights[request] = flight

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.router.admission.gate import Gate
+from tandem.router.admission.terms import Classes, Terms
 from tandem.router.answers import AnswerDesk, AnswerSettings
 from tandem.router.asks import Ask, AskReader
+from tandem.router.background import IS_BACKGROUND
 from tandem.router.metrics import Metrics
 from tandem.router.readiness import Readiness
 from tandem.router.requests import Work
@@ -27,16 +29,21 @@ class Door:
     metrics: Metrics
     readiness: Readiness
     gate: Gate
+    classes: Classes
     settings: RouterSection
     clock: Clock
     wall_s: Callable[[], float]
     started_s: int
 
-    async def read(self, ask: Ask) -> list[Work]:
-        """Works of an ask; refuses everything while the router stops."""
+    async def read(self, ask: Ask, received_s: float) -> list[Work]:
+        """Works of an ask that arrived at `received_s`; refuses everything while the router stops."""
         if self.readiness.is_draining:
             raise UnavailableError("this router is stopping", todo="send the request again")
-        return await self.reader.read(ask)
+        terms = self.classes.terms(ask.caller, ask.wish)
+        if IS_BACKGROUND.get():  # nobody waits for its first token
+            terms = Terms(tenant=terms.tenant, timeout_s=terms.timeout_s)
+        works = await self.reader.read(ask)
+        return [replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s) for work in works]
 
     def answer_settings(self, ask: Ask, received_s: float) -> AnswerSettings:
         return AnswerSettings(

@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 from tandem.core.apikeys import Scope
 from tandem.core.errors import STATUS, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.ids import new_request_id
+from tandem.router.admission.terms import Wish
 from tandem.router.answers import Answer, ChoiceUpdate, attend
 from tandem.router.asks import Ask, kept_choices
 from tandem.router.door import Door
@@ -92,8 +93,8 @@ class _Inference(i_grpc.InferenceServicer):
         door, received_s = self._door, self._door.clock.now_s()
         try:
             caller = door.gate.admit(_authorization(context), Scope.INFER)
-            ask = replace(_ask(request), caller=caller)
-            works = await door.read(ask)
+            ask = replace(_ask(request), caller=caller, wish=_wish(request, context))
+            works = await door.read(ask, received_s)
         except TandemError as error:
             door.refused("grpc", error)
             await _abort(context, error)
@@ -203,6 +204,16 @@ def _ask(request: i.GenerateRequest) -> Ask:
         return Ask(messages=_messages(request.chat), **common)
     prompt = request.text if kind == "text" else tuple(request.token_ids.ids)
     return Ask(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
+
+
+def _wish(request: i.GenerateRequest, context: Any) -> Wish:
+    return Wish(
+        slo=request.slo_class if request.HasField("slo_class") else None,
+        slo_param="slo_class",
+        priority=request.priority if request.HasField("priority") else None,
+        timeout_s=context.time_remaining(),
+        timeout_param="the deadline",
+    )
 
 
 def _sampling(sampling: i.GenerateSampling) -> dict[str, Any]:

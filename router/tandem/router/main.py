@@ -40,8 +40,12 @@ from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.replica import IndexReplica
 from tandem.prefixindex.speculation import Speculation
 from tandem.router.admin import AdminLock, OnDown, create_admin_app, load_key
+from tandem.router.admission.desk import Admission
 from tandem.router.admission.gate import Gate, TenantSalts
 from tandem.router.admission.keyring import Keyring, KeyStore
+from tandem.router.admission.pump import Pump
+from tandem.router.admission.room import Room
+from tandem.router.admission.terms import Classes
 from tandem.router.answers import AnswerDesk
 from tandem.router.asks import AskReader
 from tandem.router.audit import AuditDesk
@@ -56,9 +60,11 @@ from tandem.router.indexmetrics import IndexCollector
 from tandem.router.links import Identity, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.metrics import Metrics
+from tandem.router.plan import Plan
 from tandem.router.policy_switch import PolicySwitch
 from tandem.router.prefix import PrefixFinder, PrefixIndex
 from tandem.router.readiness import Readiness
+from tandem.router.requests import Work
 from tandem.router.routing_desk import RoutingDesk
 from tandem.router.servers import HttpServer, bind, port_after, port_of
 from tandem.router.status import StatusPage
@@ -100,7 +106,8 @@ class Router:
         self.gate = Gate(config.settings.anonymous, time.time)
         self._salts = TenantSalts(secret)
         self._lock = AdminLock(admin_key, self.gate)
-        self._keyring = Keyring(surroundings.keys, self.gate, (), time.time)
+        classes = Classes(config.slo, config.admission.default_slo, config.settings.request_timeout_s)
+        self._keyring = Keyring(surroundings.keys, self.gate, classes.names, time.time)
         tokenizer = Tokenizer.load(Path(config.model_dir))
         mode = config.settings.disaggregation
         self.policy = PolicySwitch(config.settings.policy, mode)
@@ -109,6 +116,16 @@ class Router:
         speculation = Speculation(self._clock)
         prefixes = PrefixFinder(surroundings.index, self._salts.of(""), self.table.link_speed, speculation)
         self.dispatcher = Dispatcher(self.table, self.policy, prefixes, self._clock, self.metrics)
+        room = Room(config.admission, classes.least_itl_s)
+        self.admission = Admission(
+            config.admission,
+            self._clock,
+            lambda model, need: room.is_there(need, self.table.usable(), self._clock.now_s()),
+            self.metrics,
+        )
+        self._pump = Pump(self.admission)
+        self.metrics.watch_admission(lambda: self.admission.waiting)
+        self.dispatcher.check = self._check_in_time
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
         )
@@ -125,10 +142,11 @@ class Router:
         self.door = Door(
             tokenizer=tokenizer,
             reader=reader,
-            desk=AnswerDesk(tokenizer, self.dispatcher, self.metrics, self._clock),
+            desk=AnswerDesk(tokenizer, self.dispatcher, self.admission, self.metrics, self._clock),
             metrics=self.metrics,
             readiness=self.readiness,
             gate=self.gate,
+            classes=classes,
             settings=config.settings,
             clock=self._clock,
             wall_s=time.time,
@@ -228,7 +246,9 @@ class Router:
             app,
             self.door,
             self._clock,
-            lambda: pace.waiting(self.dispatcher.flights, self.table.links, self._clock.now_s()),
+            lambda: (
+                self.admission.waiting + pace.waiting(self.dispatcher.flights, self.table.links, self._clock.now_s())
+            ),
         )
 
     async def _load_keys(self) -> None:
@@ -248,9 +268,13 @@ class Router:
     def _make_link(self, where: Any) -> WorkerLink:
         return WorkerLink(where, self._identity, self.dispatcher, self._clock)
 
+    def _check_in_time(self, work: Work, plan: Plan) -> None:
+        if plan.cost is not None and work.arrived_s is not None:
+            self.admission.in_time(work.terms, work.arrived_s, plan.cost.first_token_s, plan.cost.compute_s)
+
     async def _drain(self) -> None:
         ends_s = self._clock.now_s() + DRAIN_S
-        while self.dispatcher.flights and self._clock.now_s() < ends_s:  # noqa: ASYNC110 - once in a lifetime
+        while (self.dispatcher.flights or self.admission.waiting) and self._clock.now_s() < ends_s:  # noqa: ASYNC110 - once in a lifetime
             await asyncio.sleep(0.02)
 
 

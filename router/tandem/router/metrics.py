@@ -67,6 +67,11 @@ class Metrics:
         )
         self._dropped = Counter(names.DROPPED_CHUNKS, "Token chunks kept from clients.", ["reason"], registry=registry)
         self._plans = Counter(names.PLANS, "Plans by reason.", ["reason"], registry=registry)
+        self._admission_wait = _histogram(names.ADMISSION_WAIT, "Until there was room, of those that waited.", registry)
+        self._not_admitted = Counter(
+            names.ADMISSION_REFUSED, "Requests told to come back later.", ["reason"], registry=registry
+        )
+        self._slo = Counter(names.SLO_REQUESTS, "Answers by SLO class.", ["slo", "outcome"], registry=registry)
         flying = Gauge(names.ROUTER_IN_FLIGHT, "Requests in flight in this router.", registry=registry)
         flying.set_function(in_flight)
         registry.register(_WorkerCollector(links))
@@ -74,6 +79,23 @@ class Metrics:
     def watch_batches(self, running: Callable[[], int]) -> None:
         """Report how many requests of batches run here."""
         Gauge(names.BATCH_RUNNING, "Requests of batches that run now.", registry=self._registry).set_function(running)
+
+    def watch_admission(self, waiting: Callable[[], int]) -> None:
+        """Report how many requests wait for room."""
+        gauge = Gauge(names.ADMISSION_WAITING, "Requests that wait in this router.", registry=self._registry)
+        gauge.set_function(waiting)
+
+    def waited(self, seconds: float) -> None:
+        """A request has waited until there was room."""
+        self._admission_wait.observe(seconds)
+
+    def refused(self, reason: str) -> None:
+        """A request was told to come back later."""
+        self._not_admitted.labels(reason).inc()
+
+    def slo(self, slo: str, outcome: str) -> None:
+        """Count an answer: "met", "missed", "failed" or "cancelled"."""
+        self._slo.labels(slo, outcome).inc()
 
     def add(self, collector: Collector) -> None:
         """Report on something more."""

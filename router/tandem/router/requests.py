@@ -11,6 +11,7 @@ from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt, RequestId
 from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
+from tandem.router.admission.terms import Terms
 from tandem.router.background import IS_BACKGROUND
 from tandem.router.echo import Echo
 from tandem.router.links import WorkerLink
@@ -35,6 +36,9 @@ class Work:
     """The answer is the prompt: whatever is generated is for nobody."""
     salt: bytes = b""
     """In the root of its block hashes; empty = that of requests that belong to no tenant."""
+    terms: Terms = field(default_factory=Terms)
+    arrived_s: float | None = None
+    """When its API call arrived; None = now."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,7 +13,14 @@ from typing import Any
 import httpx
 
 from tandem.core.apikeys import ApiKey
-from tandem.core.config import Disaggregation, RouterConfig, RouterSection, StoreSection
+from tandem.core.config import (
+    AdmissionSection,
+    Disaggregation,
+    RouterConfig,
+    RouterSection,
+    SloSection,
+    StoreSection,
+)
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
@@ -215,6 +222,8 @@ def builder(folder: Path) -> Iterator[Build]:
         cluster: str = "test",
         redis_url: str = "",
         store: StoreSection | None = None,
+        admission: AdmissionSection | None = None,
+        slo: dict[str, SloSection] | None = None,
         **settings: Any,
     ) -> House:
         secret = ClusterSecret.generate()
@@ -235,6 +244,8 @@ def builder(folder: Path) -> Iterator[Build]:
             ready_file=str(folder / "ready"),
             settings=section,
             store=store or StoreSection(),
+            admission=admission or AdmissionSection(),
+            slo=slo or {},
         )
         fabric = Fabric()
         house = House(config, secret)

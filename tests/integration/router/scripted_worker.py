@@ -43,6 +43,8 @@ class Script:
     answer: Answerer = plain_answer
     step_s: float = 0.0005
     prefill_s: float = 0.0
+    is_held: bool = False
+    """Compute no prompt for as long as this is so."""
     chunk_tokens: int = 3
     """Prompt tokens whose log-probabilities it tells at once."""
     cached_tokens: int = 0
@@ -235,6 +237,8 @@ class _Run:
     async def _prefill(self) -> None:
         phase = w.RequestPhase(request=self._submit.request, attempt=self._submit.attempt, phase="prefill")
         self._outbox.put_nowait(w.WorkerMessage(phase=phase))
+        while self._script.is_held:
+            await asyncio.sleep(0.002)
         await asyncio.sleep(self._script.prefill_s)
         if self._submit.sampling.HasField("prompt_logprobs"):
             for first in range(1, len(self._submit.prompt), self._script.chunk_tokens):

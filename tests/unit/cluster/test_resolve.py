@@ -14,6 +14,7 @@ from tandem.cluster.environment import Environment
 from tandem.cluster.resolve import check_ports, resolve, resolve_ports
 from tandem.cluster.worker_settings import share_out
 from tandem.core.config import (
+    AdmissionSection,
     ClusterConfig,
     Disaggregation,
     ModelSection,
@@ -22,6 +23,7 @@ from tandem.core.config import (
     RoleSection,
     RouterSection,
     SimSection,
+    SloSection,
     WorkerSection,
 )
 from tandem.core.config_loader import dump
@@ -270,3 +272,14 @@ def test_a_taken_port_is_named_with_what_to_do() -> None:
         with pytest.raises(StartupError, match=f"port {port} on 127.0.0.1 is taken.*--grpc-port"):
             check_ports(RouterSection(port=0, grpc_port=port, admin_port=0))
     check_ports(RouterSection(port=port, grpc_port=0, admin_port=0))
+
+
+def test_a_default_class_has_to_exist() -> None:
+    config = ClusterConfig(admission=AdmissionSection(default_slo="chat"), slo={"bulk": SloSection()})
+    with pytest.raises(ConfigError, match="there are these SLO classes: bulk"):
+        resolve(config, ENVIRONMENT)
+
+
+def test_promises_are_not_negative() -> None:
+    with pytest.raises(ConfigError, match=r"slo.chat.itl_s is -1"):
+        resolve(ClusterConfig(slo={"chat": SloSection(itl_s=-1.0)}), ENVIRONMENT)

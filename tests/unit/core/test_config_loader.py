@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core import config_loader
-from tandem.core.config import ClusterConfig, Disaggregation, RouterConfig, WorkerConfig, WorkerSection
+from tandem.core.config import ClusterConfig, Disaggregation, RouterConfig, SloSection, WorkerConfig, WorkerSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
@@ -72,6 +72,13 @@ def test_unknown_key_names_the_nearest_right_one(tmp_path: Path, text: str, key:
     message = _error(tmp_path, text)
     assert f"unknown key {key}" in message
     assert f"The nearest known key is {nearest}" in message
+
+
+def test_sections_that_the_user_names(tmp_path: Path) -> None:
+    assert _load(tmp_path, "[slo.chat]\nttft_s = 0.5\n").slo == {"chat": SloSection(ttft_s=0.5)}
+    message = _error(tmp_path, "[slo.chat]\nttft_ms = 500\n")
+    assert "unknown key 'ttft_ms' in [slo.chat]" in message
+    assert "The nearest known key is 'ttft_s'" in message
 
 
 def test_unknown_key_without_a_near_one_lists_what_there_is(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ class GenerateRequest(_message.Message):
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    SLO_CLASS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
     include_stop_str_in_output: _builtins.bool
@@ -40,6 +42,10 @@ class GenerateRequest(_message.Message):
     """The text begins with the prompt, which is not a chat. With max_tokens 0 it is the prompt."""
     return_prompt_token_ids: _builtins.bool
     """The first response has them."""
+    priority: _builtins.int
+    """Lower numbers come first among the requests of one tenant."""
+    slo_class: _builtins.str
+    """The SLO class, where the API key leaves it open."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -60,13 +66,24 @@ class GenerateRequest(_message.Message):
         include_stop_str_in_output: _builtins.bool = ...,
         echo: _builtins.bool = ...,
         return_prompt_token_ids: _builtins.bool = ...,
+        priority: _builtins.int | None = ...,
+        slo_class: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_slo_class", b"_slo_class", "chat", b"chat", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "slo_class", b"slo_class", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "echo", b"echo", "include_stop_str_in_output", b"include_stop_str_in_output", "model", b"model", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_slo_class", b"_slo_class", "chat", b"chat", "echo", b"echo", "include_stop_str_in_output", b"include_stop_str_in_output", "model", b"model", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "slo_class", b"slo_class", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__slo_class: _TypeAlias = _typing.Literal["slo_class"]  # noqa: Y015
+    _WhichOneofArgType__slo_class: _TypeAlias = _typing.Literal["_slo_class", b"_slo_class"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_class) -> _WhichOneofReturnType__slo_class | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015

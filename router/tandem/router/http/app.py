@@ -14,7 +14,7 @@ from tandem.router.asks import Ask
 from tandem.router.door import Door
 from tandem.router.http import schemas
 from tandem.router.http.bodies import Frame
-from tandem.router.http.callers import caller_of
+from tandem.router.http.callers import caller_of, wish_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.errors import error_response
 from tandem.router.http.reading import M, Simplify, chat_ask, check_streaming, completion_ask, messages_of, read_json
@@ -56,8 +56,8 @@ class _Api:
     async def _generate(self, request: Request, body: schemas.SamplingFields, ask: Ask, received_s: float) -> Response:
         door = self._door
         check_streaming(body)
-        ask = replace(ask, caller=caller_of(request))
-        works = await door.read(ask)
+        ask = replace(ask, caller=caller_of(request), wish=wish_of(request, body.priority, body.timeout))
+        works = await door.read(ask, received_s)
         is_chat = ask.api == "chat"
         frame = Frame(
             id=new_request_id("chatcmpl" if is_chat else "cmpl"),

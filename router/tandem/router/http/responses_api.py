@@ -20,7 +20,7 @@ from tandem.router.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpda
 from tandem.router.asks import Ask
 from tandem.router.door import Door
 from tandem.router.http.bodies import Frame
-from tandem.router.http.callers import caller_of, tenant_of
+from tandem.router.http.callers import caller_of, tenant_of, wish_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.paging import Page, page_of
 from tandem.router.http.reading import read_json
@@ -57,8 +57,8 @@ class _Api:
         tenant = tenant_of(request)
         past = await self._conversations.past(tenant, body.previous_response_id)
         items = items_of(body.input)
-        ask = replace(_ask(body, past, items), caller=caller_of(request))
-        works = await self._read(ask)
+        ask = replace(_ask(body, past, items), caller=caller_of(request), wish=wish_of(request))
+        works = await self._read(ask, received_s)
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
 
         async def keep(finished: bytes, text: str) -> bool:
@@ -109,9 +109,9 @@ class _Api:
             "only responses in the background can be cancelled", why="this server has none", param="response_id"
         )
 
-    async def _read(self, ask: Ask) -> list[Work]:
+    async def _read(self, ask: Ask, received_s: float) -> list[Work]:
         try:
-            return await self._door.read(ask)
+            return await self._door.read(ask, received_s)
         except InvalidRequestError as error:
             if error.param != "messages":
                 raise

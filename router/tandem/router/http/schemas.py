@@ -34,7 +34,6 @@ _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "lora_path": _NOTHING,
     "moderation": _NOTHING,
     "prediction": _NOTHING,
-    "priority": (None, 0),
     "prompt_cache_retention": (None, "in_memory", "in-memory"),
     "prompt_embeds": _NOTHING,
     "regex": _NOTHING,
@@ -109,6 +108,8 @@ class SamplingFields(Strict):
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Int | None = None
     return_token_ids: bool | None = None
+    priority: Int | None = None
+    timeout: float | None = None
     # Accepted; they change nothing here.
     user: str | None = None
     metadata: dict[str, str] | None = None

@@ -1,0 +1,231 @@
+"""Who may be sent to workers now, who waits, and who is told to come back later.
+
+A request goes at once while workers have room and nobody waits. Otherwise it waits in a fair queue (fairqueue.py) of
+its model, as long as its SLO class and its deadline allow; whoever would wait longer than that hears so at once. Pure:
+the clock, what workers have room for and how long a prompt takes are passed in, and `pump` is called every POLL_S while
+anybody waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tandem.core.clock import Clock
+from tandem.core.config import AdmissionSection
+from tandem.core.errors import CapacityError, DeadlineError, TandemError
+from tandem.core.prefill_queue import QueueRules
+from tandem.router.admission.drain import DrainRate
+from tandem.router.admission.fairqueue import FairQueue, Waiting
+from tandem.router.admission.room import Need
+from tandem.router.admission.terms import Terms
+
+POLL_S = 0.005
+ANSWER_TOKENS = 128
+"""How long an answer is taken to be, if it may be so long."""
+PRIORITY_S = 1.0
+"""What one step of priority is worth in waiting: bounded, so that nobody is overtaken for ever."""
+MARGIN = 0.9
+"""Of a promised time to the first token, what waiting and computing may take as predicted."""
+_LEAST_S, _MOST_S = 0.1, 60.0
+"""What a client is told to wait, at least and at most."""
+_ORDER = QueueRules()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Place(Waiting):
+    """A request in the queue. One of `grant` and `refuse` is called once, unless it leaves before."""
+
+    need: Need
+    deadline_s: float
+    arrived_s: float
+    queued_s: float
+    grant: Callable[[], None]
+    refuse: Callable[[TandemError], None]
+    is_over: bool = field(default=False, init=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A request that wants in. `cost` in tokens; `model`: who can serve it at all."""
+
+    terms: Terms
+    need: Need
+    cost: int
+    arrived_s: float
+    deadline_s: float
+    model: str = ""
+
+
+class AdmissionMeter(Protocol):
+    """Counts what admission decides."""
+
+    def waited(self, seconds: float) -> None: ...
+    def refused(self, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Those that wait for one model's workers."""
+
+    queue: FairQueue[Place]
+    rate: DrainRate = field(default_factory=DrainRate)
+
+
+class Admission:
+    """`has_room(model, need)` looks at the workers; `on_waiting` is called when the first one begins to wait."""
+
+    def __init__(
+        self,
+        rules: AdmissionSection,
+        clock: Clock,
+        has_room: Callable[[str, Need], bool],
+        meter: AdmissionMeter,
+        on_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._rules, self._clock, self._has_room, self._meter = rules, clock, has_room, meter
+        self.on_waiting = on_waiting
+        self._lanes: dict[str, _Lane] = {}
+
+    @property
+    def waiting(self) -> int:
+        return sum(len(lane.queue) for lane in self._lanes.values())
+
+    def enter(
+        self,
+        arrived: Arrived,
+        compute_s: Callable[[], float],
+        grant: Callable[[], None],
+        refuse: Callable[[TandemError], None],
+    ) -> Place | None:
+        """Let a request in: `grant` is called before this returns, and None returned, or later, as is `refuse`.
+
+        `compute_s` says how long its prompt takes, when that is needed. Raises CapacityError if it cannot wait, and
+        what `grant` raises if that is called at once.
+        """
+        lane = self._lanes.get(arrived.model)
+        if (lane is None or not len(lane.queue)) and self._has_room(arrived.model, arrived.need):
+            grant()
+            return None
+        if lane is None:
+            queue = FairQueue[Place](quantum=self._rules.quantum_tokens, limit=self._rules.max_waiting)
+            lane = self._lanes[arrived.model] = _Lane(queue)
+        place = self._place(arrived, compute_s(), grant, refuse)
+        self._check_wait(lane, place)
+        was_idle = not self.waiting
+        lane.rate.watch(place.queued_s, is_busy=True)
+        loser = lane.queue.add(place)
+        if loser is not None:
+            error = CapacityError(
+                "too many requests wait", why=f"a router lets {self._rules.max_waiting} wait, and this tenant has most",
+                todo="send it again later", retry_after_s=self._retry_s(lane, 0.0),
+            )  # fmt: skip
+            self._meter.refused("full")
+            if loser is place:
+                raise error
+            _end(loser, error)
+        if was_idle:
+            self.on_waiting()
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Whoever sent it has gone."""
+        if not place.is_over:
+            place.is_over = True
+            for lane in self._lanes.values():
+                if lane.queue.remove(place):
+                    lane.rate.watch(self._clock.now_s(), is_busy=len(lane.queue) > 0)
+
+    def pump(self) -> None:
+        """Send off whom there is room for, and tell those that waited too long."""
+        now_s = self._clock.now_s()
+        for model, lane in self._lanes.items():
+            lane.rate.watch(now_s, is_busy=len(lane.queue) > 0)
+            for place in lane.queue.expired(now_s):
+                lane.queue.remove(place)
+                self._expire(lane, place, now_s)
+            while (first := lane.queue.first()) is not None and self._has_room(model, first.need):
+                lane.queue.take(first)
+                lane.rate.sent(first.cost)
+                first.is_over = True
+                self._meter.waited(now_s - first.queued_s)
+                try:
+                    first.grant()
+                except TandemError as error:
+                    first.refuse(error)
+            if not len(lane.queue):
+                lane.rate.watch(now_s, is_busy=False)
+
+    def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
+        """CapacityError when the first token would come too late for the class, and not because the prompt is long."""
+        late_s = self._clock.now_s() + first_token_s - arrived_s - MARGIN * terms.ttft_s
+        if late_s > 0 and compute_s <= MARGIN * terms.ttft_s:
+            self._meter.refused("late")
+            raise _late(terms.slo, late_s)
+
+    def _place(
+        self, arrived: Arrived, compute_s: float, grant: Callable[[], None], refuse: Callable[[TandemError], None]
+    ) -> Place:
+        now_s, terms = self._clock.now_s(), arrived.terms
+        due_s = _ORDER.due_s(arrived_s=arrived.arrived_s, remaining_s=compute_s, now_s=now_s)
+        target_s = MARGIN * terms.ttft_s
+        # What even idle workers would be too late with is not sent away for it.
+        latest_s = arrived.arrived_s + target_s - compute_s if compute_s <= target_s else math.inf
+        return Place(
+            tenant=terms.tenant,
+            cost=max(1, arrived.cost),
+            due_s=due_s + PRIORITY_S * terms.priority,
+            gone_s=min(latest_s, arrived.deadline_s),
+            need=arrived.need,
+            deadline_s=arrived.deadline_s,
+            arrived_s=arrived.arrived_s,
+            queued_s=now_s,
+            grant=grant,
+            refuse=refuse,
+        )
+
+    def _check_wait(self, lane: _Lane, place: Place) -> None:
+        """CapacityError when it would be gone before its turn comes."""
+        rate = lane.rate.per_s
+        if rate is None:
+            return
+        wait_s = lane.queue.cost_before(place.tenant, place.due_s) / rate
+        late_s = place.queued_s + wait_s - place.gone_s
+        if late_s > 0:
+            self._meter.refused("late")
+            raise _late("", late_s)
+
+    def _expire(self, lane: _Lane, place: Place, now_s: float) -> None:
+        if now_s >= place.deadline_s:
+            waited = f"it waited {now_s - place.arrived_s:.1f} s for its turn"
+            error: TandemError = DeadlineError("no answer in the time that was given", why=waited, todo="try later")
+            self._meter.refused("deadline")
+        else:
+            error = _late("", self._retry_s(lane, 0.0))
+            self._meter.refused("late")
+        _end(place, error)
+
+    def _retry_s(self, lane: _Lane, unknown_s: float) -> float:
+        """When what waits now has been sent off."""
+        cost, rate = sum(one.cost for one in lane.queue), lane.rate.per_s
+        return min(_MOST_S, max(_LEAST_S, cost / rate if rate else unknown_s))
+
+
+def cost_of(prompt_tokens: int, max_tokens: int, choices: int) -> int:
+    """What a request counts as in its tenant's share, in tokens."""
+    return prompt_tokens + choices * min(max_tokens, ANSWER_TOKENS)
+
+
+def _end(place: Place, error: TandemError) -> None:
+    place.is_over = True
+    place.refuse(error)
+
+
+def _late(slo: str, late_s: float) -> CapacityError:
+    promise = f"the SLO class {slo}" if slo else "its SLO class or its deadline"
+    return CapacityError(
+        "the workers are busy", why=f"the first token would come too late for {promise}", todo="send it again later",
+        retry_after_s=min(_MOST_S, max(_LEAST_S, late_s)),
+    )  # fmt: skip

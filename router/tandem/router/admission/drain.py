@@ -1,0 +1,36 @@
+"""How fast a queue is worked off: what left it for the workers, over the time in which anything waited. Pure."""
+
+from __future__ import annotations
+
+import math
+
+MEMORY_S = 5.0
+"""What is older counts ever less."""
+KNOWN_AFTER_S = 0.5
+"""Waiting that has to be seen before the rate is believed."""
+
+
+class DrainRate:
+    """Costs a second."""
+
+    def __init__(self) -> None:
+        self._cost = self._time_s = 0.0
+        self._since_s: float | None = None
+
+    def watch(self, now_s: float, *, is_busy: bool) -> None:
+        """From now on somebody waits, or nobody does: then time passes uncounted."""
+        if self._since_s is not None:
+            passed_s = max(0.0, now_s - self._since_s)
+            kept = math.exp(-passed_s / MEMORY_S)
+            self._cost *= kept
+            self._time_s = self._time_s * kept + MEMORY_S * (1 - kept)
+        self._since_s = now_s if is_busy else None
+
+    def sent(self, cost: float) -> None:
+        """So much left the queue."""
+        self._cost += cost
+
+    @property
+    def per_s(self) -> float | None:
+        """None = not known yet."""
+        return self._cost / self._time_s if self._time_s >= KNOWN_AFTER_S and self._cost > 0 else None

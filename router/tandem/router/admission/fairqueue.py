@@ -1,0 +1,134 @@
+"""Requests that wait for their turn: fair between tenants, by due time within one. Pure: times are passed in.
+
+Deficit round robin: tenants take turns; with every turn one gets `quantum` more to spend, and sends what that covers.
+Among tenants that always have something waiting, the costs that were sent never differ by more than a quantum and the
+largest single cost. Nobody starves: with every round each tenant can spend a quantum more.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Waiting:
+    """One request. `cost`: what it takes, in tokens. `due_s` orders a tenant's own. From `gone_s` on it is too late."""
+
+    tenant: str
+    cost: int
+    due_s: float
+    gone_s: float
+    number: int = field(default=0, init=False)
+    """Its place among those that are due at the same time."""
+
+    def __lt__(self, other: Waiting) -> bool:
+        return (self.due_s, self.number) < (other.due_s, other.number)
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+@dataclass(slots=True)
+class _Line(Generic[W]):
+    """One tenant's, in order. `deficit`: what it may still spend, less than a quantum and its first one's cost."""
+
+    waiting: list[W] = field(default_factory=list)
+    cost: int = 0
+    deficit: int = 0
+    has_turn: bool = False
+
+
+class FairQueue(Generic[W]):
+    """At most `limit` requests; beyond, the tenant with the most waiting loses its last one."""
+
+    def __init__(self, *, quantum: int, limit: int) -> None:
+        self._quantum, self._limit = quantum, limit
+        self._lines: OrderedDict[str, _Line[W]] = OrderedDict()  # whose turn it is comes first
+        self._count = self._numbered = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[W]:
+        for line in self._lines.values():
+            yield from line.waiting
+
+    def add(self, one: W) -> W | None:
+        """Let it wait. Returns who has to go for it, which may be itself."""
+        line = self._lines.setdefault(one.tenant, _Line())
+        self._numbered += 1
+        one.number = self._numbered
+        insort(line.waiting, one)
+        line.cost += one.cost
+        self._count += 1
+        if self._count <= self._limit:
+            return None
+        longest = max(self._lines.values(), key=lambda each: each.cost)
+        last = longest.waiting[-1]
+        self.remove(last)
+        return last
+
+    def remove(self, one: W) -> bool:
+        """It waits no more; False if it did not."""
+        line = self._lines.get(one.tenant)
+        at = bisect_left(line.waiting, one) if line is not None else 0
+        if line is None or at == len(line.waiting) or line.waiting[at] is not one:
+            return False
+        del line.waiting[at]
+        line.cost -= one.cost
+        self._count -= 1
+        if not line.waiting:
+            del self._lines[one.tenant]  # what it saved up is gone with it
+        return True
+
+    def first(self) -> W | None:
+        """Whose turn it is; the same one until it is taken or gone, or its tenant has one that is due before it."""
+        while self._lines:
+            for _ in range(len(self._lines)):
+                tenant, line = next(iter(self._lines.items()))
+                if not line.has_turn:
+                    line.has_turn = True
+                    line.deficit += self._quantum
+                if line.waiting[0].cost <= line.deficit:
+                    return line.waiting[0]
+                line.has_turn = False
+                self._lines.move_to_end(tenant)
+            self._skip_rounds()
+        return None
+
+    def take(self, one: W) -> None:
+        """`first` is sent off."""
+        self._lines[one.tenant].deficit -= one.cost
+        self.remove(one)
+
+    def expired(self, now_s: float) -> list[W]:
+        """Those that need not begin any more; they wait until they are removed."""
+        return [one for one in self if one.gone_s <= now_s]
+
+    def cost_before(self, tenant: str, due_s: float) -> int:
+        """About how much is sent before a new one of `tenant` that is due at `due_s`: its tenant's that are due by
+        then, and of each other tenant no more than that and a quantum."""
+        line = self._lines.get(tenant)
+        own = sum(one.cost for one in line.waiting if one.due_s <= due_s) if line is not None else 0
+        share = own + self._quantum
+        return own + sum(min(each.cost, share) for name, each in self._lines.items() if name != tenant)
+
+    def check(self) -> None:
+        """Raises RuntimeError when the books are wrong; for tests."""
+        for tenant, line in self._lines.items():
+            right = line.waiting == sorted(line.waiting) and all(one.tenant == tenant for one in line.waiting)
+            if not right or not line.waiting or line.cost != sum(one.cost for one in line.waiting) or line.deficit < 0:
+                raise RuntimeError(f"the line of {tenant} is wrong")
+        if self._count != sum(len(line.waiting) for line in self._lines.values()) or self._count > self._limit:
+            raise RuntimeError("the count is wrong")
+
+    def _skip_rounds(self) -> None:
+        """Give everybody at once what the rounds bring in which nobody could send anything."""
+        missing = min(line.waiting[0].cost - line.deficit for line in self._lines.values())
+        rounds = -(-missing // self._quantum) - 1
+        for line in self._lines.values():
+            line.deficit += max(0, rounds) * self._quantum

@@ -1,0 +1,82 @@
+"""Whether workers have room for another request, or whether it is better off waiting here, where order is fair.
+
+Workers keep a short queue, so that they never idle and short prompts overtake long ones there; what they do not need
+for that waits in the router. Pure arithmetic over what workers reported and what was sent to them since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.core.config import AdmissionSection
+from tandem.core.lifecycle import RoleName
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S
+from tandem.router.links import WorkerLink
+from tandem.router.outstanding import Sent
+
+_ASSUMED_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a request takes: tokens of all its prompts, and its choices."""
+
+    prompt_tokens: int
+    choices: int
+
+
+class Room:
+    """`least_itl_s`: a decode worker takes no more sequences than its steps stay shorter with; inf = as many as fit."""
+
+    def __init__(self, rules: AdmissionSection, least_itl_s: float) -> None:
+        self._rules, self._least_itl_s = rules, least_itl_s
+
+    def is_there(self, need: Need, links: Iterable[WorkerLink], now_s: float) -> bool:
+        """Whether some worker can begin with the prompt soon, and some worker can go on with the answer.
+
+        True where nobody serves at all: then nothing is gained by waiting here.
+        """
+        here = [link for link in links if link.facts is not None]
+        computing = [link for link in here if _role(link) is not RoleName.DECODE] or here
+        decoding = [link for link in here if _role(link) is not RoleName.PREFILL] or here
+        if not here:
+            return True
+        return any(self._can_compute(link, now_s) for link in computing) and any(
+            self._can_decode(link, need, now_s) for link in decoding
+        )
+
+    def _can_compute(self, link: WorkerLink, now_s: float) -> bool:
+        queue, load = link.outstanding.queue(now_s), link.load
+        is_stale = link.outstanding.is_stale(now_s)
+        requests = len(queue) + (0 if is_stale else load.queued_requests)
+        if requests < self._rules.worker_queue_requests:
+            return True
+        rate = load.prefill_rate or ASSUMED_TOKENS_PER_S
+        queued_s = sum(work.tokens for work in queue) / rate
+        if not is_stale:  # what it reported it has worked on since
+            queued_s += max(0.0, load.queued_tokens / rate - (now_s - link.outstanding.reported_s))
+        return queued_s < self._rules.worker_queue_s
+
+    def _can_decode(self, link: WorkerLink, need: Need, now_s: float) -> bool:
+        load, coming = link.load, link.outstanding.uncounted(now_s)
+        if link.outstanding.is_stale(now_s):
+            return True
+        if _role(link) is RoleName.DECODE and load.queued_requests:
+            return False  # somebody waits for blocks or a place there
+        step_s = load.decode_step_s + load.decode_sequence_s * (len(coming) + need.choices)
+        if load.decoding_sequences and step_s > self._least_itl_s:
+            return False
+        return not load.total_blocks or self._fits(link, need, coming)
+
+    def _fits(self, link: WorkerLink, need: Need, coming: list[Sent]) -> bool:
+        size = (link.facts.block_tokens if link.facts is not None else 0) or _ASSUMED_BLOCK_TOKENS
+        wanted = -(-need.prompt_tokens // size) + need.choices
+        is_idle = not link.load.in_flight and not coming
+        return is_idle or link.load.free_blocks - sum(one.blocks for one in coming) >= wanted
+
+
+def _role(link: WorkerLink) -> RoleName:
+    if link.facts is None:
+        raise RuntimeError(f"link to {link.worker} is down")
+    return link.facts.role

@@ -1,0 +1,272 @@
+"""Admission on a clock of its own: who goes at once, who waits, who is told to come back and when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.clock import ManualClock
+from tandem.core.config import AdmissionSection
+from tandem.core.errors import CapacityError, DeadlineError, TandemError, UnavailableError
+from tandem.router.admission.desk import MARGIN, Admission, Arrived, Place, cost_of
+from tandem.router.admission.room import Need
+from tandem.router.admission.terms import Terms
+
+
+@dataclass
+class Counts:
+    waits: list[float] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    def waited(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def refused(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+class Hall:
+    """An admission whose workers take `room` more requests; `sent` are the names of those that went."""
+
+    def __init__(self, room: int = 0, **rules: Any) -> None:
+        self.clock, self.counts, self.room = ManualClock(100.0), Counts(), room
+        self.sent: list[str] = []
+        self.errors: dict[str, TandemError] = {}
+        self.started = 0
+        self.admission = Admission(AdmissionSection(**rules), self.clock, self._has_room, self.counts, self._on_waiting)
+
+    def _has_room(self, model: str, need: Need) -> bool:
+        return self.room > 0
+
+    def _on_waiting(self) -> None:
+        self.started += 1
+
+    def grant(self, name: str, error: TandemError | None) -> Callable[[], None]:
+        def run() -> None:
+            if error is not None:
+                raise error
+            self.room -= 1
+            self.sent.append(name)
+
+        return run
+
+    def enter(
+        self, name: str, *, tenant: str = "a", cost: int = 100, compute_s: float = 0.1, ttft_s: float = math.inf,
+        timeout_s: float = 600.0, priority: int = 0, model: str = "", error: TandemError | None = None,
+    ) -> Place | None:  # fmt: skip
+        now_s = self.clock.now_s()
+        arrived = Arrived(
+            terms=Terms(tenant=tenant, ttft_s=ttft_s, priority=priority), need=Need(prompt_tokens=10, choices=1),
+            cost=cost, arrived_s=now_s, deadline_s=now_s + timeout_s, model=model,
+        )  # fmt: skip
+
+        def refuse(failure: TandemError) -> None:
+            assert name not in self.errors
+            self.errors[name] = failure
+
+        return self.admission.enter(arrived, lambda: compute_s, self.grant(name, error), refuse)
+
+    def pass_time(self, seconds: float, room: int = 0) -> None:
+        self.clock.advance(seconds)
+        self.room += room
+        self.admission.pump()
+
+
+def test_with_room_and_nobody_waiting_it_goes_at_once() -> None:
+    hall = Hall(room=1)
+    assert hall.enter("first") is None
+    assert hall.sent == ["first"]
+    assert hall.enter("second") is not None
+    assert (hall.sent, hall.admission.waiting, hall.started) == (["first"], 1, 1)
+
+
+def test_what_going_at_once_raises_reaches_the_caller() -> None:
+    with pytest.raises(UnavailableError):
+        Hall(room=1).enter("x", error=UnavailableError("no worker"))
+
+
+def test_nobody_passes_those_that_wait() -> None:
+    hall = Hall()
+    hall.enter("first")
+    hall.room = 1
+    hall.enter("second")
+    assert hall.sent == []
+    hall.pass_time(0.5)
+    assert (hall.sent, hall.counts.waits) == (["first"], [0.5])
+    hall.pass_time(0.0, room=1)
+    assert (hall.sent, hall.admission.waiting) == (["first", "second"], 0)
+
+
+def test_models_do_not_wait_for_each_other() -> None:
+    hall = Hall()
+    hall.enter("first", model="m")
+    hall.room = 1
+    assert hall.enter("second", model="n") is None
+
+
+def test_a_failure_to_send_is_told_to_its_client_and_the_next_one_goes() -> None:
+    hall = Hall()
+    hall.enter("bad", error=UnavailableError("no worker fits"))
+    hall.enter("good")
+    hall.pass_time(0.1, room=1)
+    assert isinstance(hall.errors["bad"], UnavailableError)
+    assert hall.sent == ["good"]
+
+
+def test_short_prompts_and_urgent_ones_come_first_within_a_tenant() -> None:
+    hall = Hall()
+    hall.enter("long", compute_s=1.0)
+    hall.enter("short", compute_s=0.01)
+    hall.enter("urgent", compute_s=0.01, priority=-5)
+    hall.enter("late", compute_s=0.01, priority=50)
+    hall.pass_time(0.0, room=4)
+    assert hall.sent == ["urgent", "short", "long", "late"]
+
+
+def test_a_less_urgent_one_is_not_overtaken_for_ever() -> None:
+    hall = Hall()
+    hall.enter("patient", compute_s=0.01, priority=5)
+    hall.pass_time(6.0)
+    hall.enter("new", compute_s=0.01)
+    hall.pass_time(0.0, room=1)
+    assert hall.sent == ["patient"]
+
+
+def test_a_greedy_tenant_gets_its_share_and_no_more() -> None:
+    hall = Hall(quantum_tokens=100)
+    for number in range(50):
+        hall.enter(f"greedy {number}", tenant="greedy")
+    for number in range(5):
+        hall.enter(f"modest {number}", tenant="modest")
+    hall.pass_time(0.0, room=10)
+    assert sum(name.startswith("modest") for name in hall.sent) == 5
+
+
+def test_a_full_queue_is_paid_for_by_who_fills_it() -> None:
+    hall = Hall(max_waiting=2)
+    hall.enter("g1", tenant="greedy")
+    hall.enter("g2", tenant="greedy")
+    hall.enter("m", tenant="modest", cost=50)
+    assert isinstance(hall.errors["g2"], CapacityError)
+    assert hall.errors["g2"].retry_after_s is not None
+    with pytest.raises(CapacityError, match="too many requests wait"):
+        hall.enter("g3", tenant="greedy")
+    assert hall.admission.waiting == 2
+    assert hall.counts.reasons == ["full", "full"]
+
+
+def test_who_waited_too_long_for_its_class_is_sent_away_and_was_not_computed() -> None:
+    hall = Hall()
+    hall.enter("x", ttft_s=1.0, compute_s=0.4)
+    hall.pass_time(MARGIN - 0.4 - 0.01)
+    assert not hall.errors
+    hall.pass_time(0.02, room=1)
+    assert isinstance(hall.errors["x"], CapacityError)
+    assert (hall.sent, hall.counts.reasons, hall.admission.waiting) == ([], ["late"], 0)
+
+
+def test_a_prompt_that_is_too_long_for_its_class_by_itself_is_not_sent_away() -> None:
+    hall = Hall()
+    hall.enter("x", ttft_s=1.0, compute_s=5.0)
+    hall.pass_time(20.0, room=1)
+    assert hall.sent == ["x"]
+    hall.admission.in_time(Terms(ttft_s=1.0), hall.clock.now_s(), first_token_s=9.0, compute_s=5.0)
+
+
+def test_a_deadline_that_passes_while_it_waits() -> None:
+    hall = Hall()
+    hall.enter("x", timeout_s=2.0)
+    hall.pass_time(2.0, room=1)
+    assert isinstance(hall.errors["x"], DeadlineError)
+    assert hall.counts.reasons == ["deadline"]
+
+
+def test_who_would_wait_too_long_is_told_at_once_and_when_to_come_back() -> None:
+    """1,000 tokens a second leave the queue, 10,000 wait in it: whoever can wait for 4 s comes back 6 s later."""
+    hall = Hall()
+    for number in range(200):
+        hall.enter(str(number))
+    for _ in range(100):
+        hall.pass_time(0.1, room=1)
+    assert hall.admission.waiting == 100
+    with pytest.raises(CapacityError) as caught:
+        hall.enter("x", ttft_s=4.0 / MARGIN, compute_s=0.0, priority=100)
+    assert caught.value.retry_after_s == pytest.approx(6.0, rel=0.02)
+    assert hall.enter("y", ttft_s=12.0 / MARGIN, compute_s=0.0, priority=100) is not None
+    assert hall.enter("z", tenant="other", ttft_s=4.0 / MARGIN, compute_s=0.0) is not None  # fair share comes sooner
+
+
+def test_the_plan_is_held_against_the_promise() -> None:
+    hall = Hall()
+    terms = Terms(slo="chat", ttft_s=1.0)
+    hall.admission.in_time(terms, hall.clock.now_s() - 0.3, first_token_s=0.5, compute_s=0.1)
+    with pytest.raises(CapacityError, match="SLO class chat") as caught:
+        hall.admission.in_time(terms, hall.clock.now_s() - 0.6, first_token_s=0.5, compute_s=0.1)
+    assert caught.value.retry_after_s == pytest.approx(0.2)
+
+
+def test_who_leaves_leaves_nothing() -> None:
+    hall = Hall()
+    place = hall.enter("x")
+    assert place is not None
+    hall.admission.leave(place)
+    hall.admission.leave(place)
+    hall.pass_time(1.0, room=1)
+    assert (hall.admission.waiting, hall.sent, hall.errors) == (0, [], {})
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["enter", "leave", "time"]), st.integers(0, 3), st.integers(1, 2000), st.floats(0.05, 3.0),
+        st.booleans(),
+    ),
+    max_size=80,
+)  # fmt: skip
+
+
+@given(STEPS)
+def test_everybody_ends_once_and_the_queue_is_bounded(steps: list[tuple[str, int, int, float, bool]]) -> None:
+    """Sent, told or left: each request exactly one of these, and none before or after it."""
+    hall = Hall(max_waiting=5)
+    places: dict[str, Place] = {}
+    ends: dict[str, str] = {}
+    delays_s: list[float] = []
+    for number, (what, tenant, cost, seconds, is_classed) in enumerate(steps):
+        name = f"{tenant}-{number}"
+        if what == "time":
+            hall.pass_time(seconds, room=cost % 3)
+        elif what == "leave" and places:
+            gone = sorted(places)[cost % len(places)]
+            hall.admission.leave(places.pop(gone))
+            if gone not in hall.sent and gone not in hall.errors:
+                ends[gone] = "left"
+        elif what == "enter":
+            try:
+                place = hall.enter(
+                    name, tenant=str(tenant), cost=cost, compute_s=seconds / 10, timeout_s=20.0,
+                    ttft_s=seconds if is_classed else math.inf,
+                )  # fmt: skip
+            except CapacityError as error:
+                ends[name] = "told at once"
+                delays_s.append(error.retry_after_s or 0.0)
+            else:
+                if place is not None:
+                    places[name] = place
+        assert hall.admission.waiting <= 5
+    hall.pass_time(30.0)
+    assert hall.admission.waiting == 0
+    entered = [f"{tenant}-{number}" for number, (what, tenant, *_) in enumerate(steps) if what == "enter"]
+    ended = [*hall.sent, *hall.errors, *ends]
+    assert sorted(ended) == sorted(entered)
+    assert all(0.1 <= delay_s <= 60.0 for delay_s in delays_s)
+
+
+def test_the_cost_of_a_request_counts_an_answer_of_usual_length() -> None:
+    assert cost_of(1000, 4096, 2) == 1000 + 2 * 128
+    assert cost_of(1000, 5, 1) == 1005

@@ -1,0 +1,38 @@
+"""The rate of a queue counts the time in which somebody waits, and forgets."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.router.admission.drain import DrainRate
+
+
+def worked(rate: DrainRate, begin_s: float, seconds: int, cost: float) -> float:
+    rate.watch(begin_s, is_busy=True)
+    for tenth in range(1, 10 * seconds + 1):
+        rate.watch(begin_s + tenth / 10, is_busy=True)
+        rate.sent(cost / 10)
+    return begin_s + seconds
+
+
+def test_nothing_is_known_before_it_was_seen() -> None:
+    rate = DrainRate()
+    rate.watch(5.0, is_busy=True)
+    rate.sent(1000.0)
+    rate.watch(5.2, is_busy=True)
+    assert rate.per_s is None
+
+
+def test_idle_time_does_not_count() -> None:
+    rate = DrainRate()
+    end_s = worked(rate, 10.0, seconds=5, cost=100.0)
+    rate.watch(end_s, is_busy=False)
+    rate.watch(end_s + 1000.0, is_busy=True)
+    assert rate.per_s == pytest.approx(100.0, rel=0.02)
+
+
+def test_what_is_old_counts_less() -> None:
+    rate = DrainRate()
+    end_s = worked(rate, 0.0, seconds=30, cost=100.0)
+    worked(rate, end_s, seconds=15, cost=400.0)
+    assert rate.per_s == pytest.approx(400.0, rel=0.06)

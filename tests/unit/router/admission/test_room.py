@@ -1,0 +1,99 @@
+"""When workers have room for one more."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+from tandem.core.config import AdmissionSection
+from tandem.core.lifecycle import RoleName
+from tandem.core.prefill_queue import QueuedWork
+from tandem.router.admission.room import Need, Room
+from tandem.router.outstanding import Outstanding, Sent
+from tandem.router.wire import GroupBlocks, Load
+
+NOW_S = 50.0
+NEED = Need(prompt_tokens=160, choices=1)
+RULES = AdmissionSection(worker_queue_s=0.25, worker_queue_requests=4)
+DECODE, PREFILL, MIXED = RoleName.DECODE, RoleName.PREFILL, RoleName.MIXED
+
+
+def link(role: RoleName, sent: int = 0, tokens: int = 1000, reported_s: float | None = NOW_S, **load: Any) -> Any:
+    """A worker that was sent `sent` prompts of `tokens` since it reported `load`."""
+    outstanding = Outstanding()
+    for number in range(sent):
+        work = QueuedWork(0.0, tokens) if role is not DECODE else None
+        outstanding.add(str(number), Sent(work=work, blocks=11))
+    if reported_s is not None:
+        outstanding.report(reported_s)
+    facts = SimpleNamespace(role=role, block_tokens=16)
+    return SimpleNamespace(worker="w", facts=facts, load=Load(**load), outstanding=outstanding)
+
+
+def has_room(*links: Any, least_itl_s: float = math.inf, now_s: float = NOW_S) -> bool:
+    return Room(RULES, least_itl_s).is_there(NEED, links, now_s)
+
+
+def blocks(free: int, total: int = 100) -> tuple[GroupBlocks, ...]:
+    return (GroupBlocks(group=0, total=total, free=free, cached=0, request=total - free, reserved=0, pushing=0),)
+
+
+def test_nobody_waits_for_workers_that_are_not_there() -> None:
+    assert has_room()
+
+
+def test_a_few_prompts_may_queue_at_a_worker_so_that_short_ones_overtake_there() -> None:
+    assert has_room(link(PREFILL, sent=3, prefill_rate=10.0), link(DECODE))
+    assert not has_room(link(PREFILL, sent=4, prefill_rate=10.0), link(DECODE))
+
+
+def test_as_many_as_are_computed_in_no_time_may_queue() -> None:
+    assert has_room(link(PREFILL, sent=24, tokens=1, prefill_rate=100.0), link(DECODE))
+    assert not has_room(link(PREFILL, sent=25, tokens=1, prefill_rate=100.0), link(DECODE))
+
+
+def test_one_worker_with_room_is_enough() -> None:
+    assert has_room(link(PREFILL, sent=9, prefill_rate=10.0), link(PREFILL), link(DECODE))
+
+
+def test_what_was_reported_has_been_worked_on_since() -> None:
+    busy: dict[str, Any] = {"queued_requests": 9, "queued_tokens": 300, "prefill_rate": 1000.0}
+    assert not has_room(link(PREFILL, **busy), link(DECODE))
+    assert has_room(link(PREFILL, **busy), link(DECODE), now_s=NOW_S + 0.06)
+
+
+def test_an_old_report_counts_no_more() -> None:
+    busy = link(PREFILL, reported_s=NOW_S - 5, queued_requests=9, queued_tokens=10**6)
+    assert has_room(busy, link(DECODE))
+
+
+def test_an_answer_needs_a_decode_worker_where_nobody_waits() -> None:
+    assert not has_room(link(PREFILL), link(DECODE, queued_requests=1))
+    assert has_room(link(PREFILL), link(DECODE, queued_requests=1), link(DECODE))
+    assert not has_room(link(PREFILL, sent=4, prefill_rate=10.0), link(DECODE))
+
+
+def test_an_answer_needs_blocks() -> None:
+    assert has_room(link(PREFILL), link(DECODE, in_flight=1, blocks=blocks(free=11)))
+    assert not has_room(link(PREFILL), link(DECODE, in_flight=1, blocks=blocks(free=10)))
+    assert not has_room(link(PREFILL), link(DECODE, sent=1, in_flight=1, blocks=blocks(free=21)))
+
+
+def test_a_request_that_never_fits_is_not_held_back() -> None:
+    assert has_room(link(PREFILL), link(DECODE, blocks=blocks(free=5, total=5)))
+
+
+def test_steps_stay_as_short_as_was_promised() -> None:
+    steps: dict[str, Any] = {"decode_step_s": 0.04, "decode_sequence_s": 0.005, "decoding_sequences": 8}
+    assert has_room(link(PREFILL), link(DECODE, **steps), least_itl_s=0.045)
+    assert not has_room(link(PREFILL), link(DECODE, **steps), least_itl_s=0.044)
+    assert not has_room(link(PREFILL), link(DECODE, sent=1, **steps), least_itl_s=0.045)
+    idle: dict[str, Any] = {**steps, "decoding_sequences": 0}
+    assert has_room(link(PREFILL), link(DECODE, **idle), least_itl_s=0.01)
+
+
+def test_a_mixed_worker_has_to_have_both() -> None:
+    assert has_room(link(MIXED, sent=3, prefill_rate=10.0))
+    assert not has_room(link(MIXED, sent=4, prefill_rate=10.0))
+    assert not has_room(link(MIXED, in_flight=1, blocks=blocks(free=3)))
