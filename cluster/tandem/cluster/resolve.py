@@ -145,6 +145,8 @@ def _check_settings(config: ClusterConfig) -> None:
         ("admission.worker_queue_requests", config.admission.worker_queue_requests, 1),
         *((f"slo.{name}.ttft_s", one.ttft_s, 0) for name, one in config.slo.items()),
         *((f"slo.{name}.itl_s", one.itl_s, 0) for name, one in config.slo.items()),
+        *((f"budget.{name}.requests_per_minute", one.requests_per_minute, 0) for name, one in config.budget.items()),
+        *((f"budget.{name}.tokens_per_minute", one.tokens_per_minute, 0) for name, one in config.budget.items()),
     )
     for name, value_given, smallest in least:
         if value_given < smallest:

@@ -189,6 +189,7 @@ class RunningCluster:
             settings=resolved.router,
             admission=resolved.config.admission,
             slo=resolved.config.slo,
+            budget=resolved.config.budget,
             store=dataclasses.replace(resolved.config.store, dir=resolved.config.store.dir or str(state.files_dir)),
         )
 

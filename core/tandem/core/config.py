@@ -150,10 +150,18 @@ class AdmissionSection:
     """`[admission]`: who waits in a router, and for what. See docs/tenants.md."""
 
     max_waiting: int = 1024
-    quantum_tokens: int = 2048
-    worker_queue_s: float = 0.25
-    worker_queue_requests: int = 4
+    quantum_tokens: int = 512
+    worker_queue_s: float = 0.1
+    worker_queue_requests: int = 2
     default_slo: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSection:
+    """`[budget.<tenant>]`: what a tenant may ask for; 0 = as much as it likes. `[budget."*"]`: every other tenant."""
+
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +200,7 @@ class ClusterConfig:
     router: RouterSection = field(default_factory=RouterSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     slo: dict[str, SloSection] = field(default_factory=dict)
+    budget: dict[str, BudgetSection] = field(default_factory=dict)
     redis: RedisSection = field(default_factory=RedisSection)
     store: StoreSection = field(default_factory=StoreSection)
 
@@ -236,4 +245,5 @@ class RouterConfig:
     settings: RouterSection = field(default_factory=RouterSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     slo: dict[str, SloSection] = field(default_factory=dict)
+    budget: dict[str, BudgetSection] = field(default_factory=dict)
     store: StoreSection = field(default_factory=StoreSection)

@@ -48,7 +48,7 @@ ADMISSION_WAIT = "tandem_admission_wait_seconds"
 """How long requests waited in a router until workers had room; those that went at once are left out."""
 ADMISSION_REFUSED = "tandem_admission_refused_total"
 """Requests told to come back later, by `reason`: "full" (too many wait), "late" (the first token would come too late
-for the SLO class or the deadline), "deadline" (that passed while it waited)."""
+for the SLO class or the deadline), "deadline" (that passed while it waited), "budget" (the tenant's is spent)."""
 SLO_REQUESTS = "tandem_slo_requests_total"
 """Requests of an SLO class, by `slo` and `outcome`: "met" and "missed" its targets, "failed", "cancelled"."""
 DROPPED_CHUNKS = "tandem_router_dropped_chunks_total"

@@ -14,7 +14,8 @@ from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
-from tandem.router.admission.desk import Admission, Arrived, Place, cost_of
+from tandem.router.admission.budgets import Budgets
+from tandem.router.admission.desk import ANSWER_TOKENS, Admission, Arrived, Place
 from tandem.router.admission.room import Need
 from tandem.router.background import IS_BACKGROUND
 from tandem.router.decision import decision
@@ -68,9 +69,16 @@ class AnswerDesk:
     """Opens answers; everything that they share."""
 
     def __init__(
-        self, tokenizer: Tokenizer, dispatcher: Dispatcher, admission: Admission, metrics: Metrics, clock: Clock
+        self,
+        tokenizer: Tokenizer,
+        dispatcher: Dispatcher,
+        admission: Admission,
+        budgets: Budgets,
+        metrics: Metrics,
+        clock: Clock,
     ) -> None:
-        self.tokenizer, self.dispatcher, self.admission = tokenizer, dispatcher, admission
+        self.tokenizer, self.dispatcher = tokenizer, dispatcher
+        self.admission, self.budgets = admission, budgets
         self.metrics, self.clock = metrics, clock
 
     def open(self, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> Answer:
@@ -105,7 +113,11 @@ class Answer:
             self._fly()
             return self
         admission = self._desk.admission
-        place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail)
+        try:
+            place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail)
+        except BaseException:
+            self._settle()
+            raise
         if place is not None:
             self._place = place
             self._stack.callback(admission.leave, place)
@@ -125,14 +137,24 @@ class Answer:
     def _arrived(self) -> Arrived:
         """What admission needs to know of it."""
         first, received_s = self._works[0], self._settings.received_s
-        sizes = [(len(work.prompt), work.sampling.max_tokens, work.sampling.n) for work in self._works]
         return Arrived(
             terms=first.terms,
-            need=Need(prompt_tokens=sum(size for size, _, _ in sizes), choices=sum(n for _, _, n in sizes)),
-            cost=sum(cost_of(*each) for each in sizes),
+            need=Need(
+                prompt_tokens=sum(len(work.prompt) for work in self._works),
+                choices=sum(work.sampling.n for work in self._works),
+            ),
+            cost=cost_of(self._works),
             arrived_s=received_s,
             deadline_s=received_s + first.timeout_s,
         )
+
+    def _settle(self) -> None:
+        """What was charged for it before is known now."""
+        usage, tenant = self.usage, self._works[0].terms.tenant
+        if not IS_BACKGROUND.get():
+            used = usage.prompt_tokens + usage.completion_tokens
+            is_served = bool(self._flights)
+            self._desk.budgets.settle(tenant, charged=cost_of(self._works), used=used, is_served=is_served)
 
     def _compute_s(self) -> float:
         """How long its prompts take to compute, as far as that can be foreseen."""
@@ -148,6 +170,7 @@ class Answer:
             self._error = self._error or CancelledError("the request was cancelled")
             self._inbox.fail(self._error, is_urgent=True)
         self._stack.close()
+        self._settle()
         self._measure()
 
     @property
@@ -303,6 +326,11 @@ class Answer:
                 "overhead_s": handoff.overhead_s,
             }
         return times
+
+
+def cost_of(works: Sequence[Work]) -> int:
+    """What a request counts as in its tenant's share and budget, in tokens, before its answer is known."""
+    return sum(len(work.prompt) + work.sampling.n * min(work.sampling.max_tokens, ANSWER_TOKENS) for work in works)
 
 
 async def attend(answer: Answer, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:

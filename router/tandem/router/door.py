@@ -10,7 +10,7 @@ from tandem.core.config import RouterSection
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.router.admission.gate import Gate
 from tandem.router.admission.terms import Classes, Terms
-from tandem.router.answers import AnswerDesk, AnswerSettings
+from tandem.router.answers import AnswerDesk, AnswerSettings, cost_of
 from tandem.router.asks import Ask, AskReader
 from tandem.router.background import IS_BACKGROUND
 from tandem.router.metrics import Metrics
@@ -43,6 +43,8 @@ class Door:
         if IS_BACKGROUND.get():  # nobody waits for its first token
             terms = Terms(tenant=terms.tenant, timeout_s=terms.timeout_s)
         works = await self.reader.read(ask)
+        if not IS_BACKGROUND.get():
+            await self.desk.budgets.spend(terms.tenant, cost_of(works))
         return [replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s) for work in works]
 
     def answer_settings(self, ask: Ask, received_s: float) -> AnswerSettings:

@@ -29,6 +29,7 @@ from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.budget_store import BudgetStore
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.events import Position
@@ -40,6 +41,7 @@ from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.replica import IndexReplica
 from tandem.prefixindex.speculation import Speculation
 from tandem.router.admin import AdminLock, OnDown, create_admin_app, load_key
+from tandem.router.admission.budgets import Books, Budgets
 from tandem.router.admission.desk import Admission
 from tandem.router.admission.gate import Gate, TenantSalts
 from tandem.router.admission.keyring import Keyring, KeyStore
@@ -91,6 +93,7 @@ class Surroundings:
     """How far the index was followed, by worker."""
     speeds: LinkSpeedView = field(default_factory=LinkSpeedView)
     storage: Storage | None = None
+    budgets: Books | None = None
 
 
 class Router:
@@ -124,6 +127,7 @@ class Router:
             self.metrics,
         )
         self._pump = Pump(self.admission)
+        self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
         self.metrics.watch_admission(lambda: self.admission.waiting)
         self.dispatcher.check = self._check_in_time
         self._identity = Identity(
@@ -142,7 +146,7 @@ class Router:
         self.door = Door(
             tokenizer=tokenizer,
             reader=reader,
-            desk=AnswerDesk(tokenizer, self.dispatcher, self.admission, self.metrics, self._clock),
+            desk=AnswerDesk(tokenizer, self.dispatcher, self.admission, self._budgets, self.metrics, self._clock),
             metrics=self.metrics,
             readiness=self.readiness,
             gate=self.gate,
@@ -213,6 +217,7 @@ class Router:
                 group.create_task(self.table.run(self._make_link)),
                 group.create_task(self.readiness.run()),
                 group.create_task(self._keyring.follow()),
+                group.create_task(self._budgets.run()),
                 group.create_task(self._grpc.run()),
             ]
             async with asyncio.timeout(10.0):
@@ -309,6 +314,7 @@ async def _run(config: RouterConfig) -> None:
             keys=ApiKeyStore(redis, keys),
             positions=lambda: replica.positions,
             storage=open_storage(redis, keys, config.store),
+            budgets=BudgetStore(redis, keys),
         )
         links = LinkSpeedStore(redis, keys)
         router = Router(config, surroundings, incarnation)

@@ -15,6 +15,7 @@ import httpx
 from tandem.core.apikeys import ApiKey
 from tandem.core.config import (
     AdmissionSection,
+    BudgetSection,
     Disaggregation,
     RouterConfig,
     RouterSection,
@@ -24,6 +25,7 @@ from tandem.core.config import (
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.budget_store import BudgetStore
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.router.main import Router, Surroundings
@@ -192,7 +194,8 @@ class House:
         redis = await connect(self.config.redis_url) if self.config.redis_url else None
         if redis is not None:  # then clients can leave things with it
             storage = open_storage(redis, Keys(self.config.cluster), self.config.store)
-            surroundings = replace(surroundings, storage=storage)
+            budgets = BudgetStore(redis, Keys(self.config.cluster))
+            surroundings = replace(surroundings, storage=storage, budgets=budgets)
         self.router = Router(self.config, surroundings, new_incarnation())
         try:
             self.ports = await self.router.start()
@@ -224,6 +227,7 @@ def builder(folder: Path) -> Iterator[Build]:
         store: StoreSection | None = None,
         admission: AdmissionSection | None = None,
         slo: dict[str, SloSection] | None = None,
+        budget: dict[str, BudgetSection] | None = None,
         **settings: Any,
     ) -> House:
         secret = ClusterSecret.generate()
@@ -246,6 +250,7 @@ def builder(folder: Path) -> Iterator[Build]:
             store=store or StoreSection(),
             admission=admission or AdmissionSection(),
             slo=slo or {},
+            budget=budget or {},
         )
         fabric = Fabric()
         house = House(config, secret)

@@ -16,6 +16,7 @@ from tandem.clusterctl.main import app
 from tandem.core import config_loader
 from tandem.core.config import (
     AdmissionSection,
+    BudgetSection,
     ClusterConfig,
     ModelSection,
     PoolSection,
@@ -33,7 +34,7 @@ SECTIONS: dict[str, Any] = {
     "Top level": ClusterConfig, "`[model]`": ModelSection, "`[pools]`": PoolSection, "`[worker]`": WorkerSection,
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
     "`[admission]`": AdmissionSection, "`[slo.<class>]`": SloSection, "`[redis]`": RedisSection,
-    "`[store]`": StoreSection,
+    "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection,
 }  # fmt: skip
 
 

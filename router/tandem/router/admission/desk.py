@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tandem.core.clock import Clock
@@ -31,6 +31,8 @@ MARGIN = 0.9
 """Of a promised time to the first token, what waiting and computing may take as predicted."""
 _LEAST_S, _MOST_S = 0.1, 60.0
 """What a client is told to wait, at least and at most."""
+_PASSING = 4
+"""How many are looked at when there is no room for the one whose turn it is."""
 _ORDER = QueueRules()
 
 
@@ -113,6 +115,9 @@ class Admission:
             queue = FairQueue[Place](quantum=self._rules.quantum_tokens, limit=self._rules.max_waiting)
             lane = self._lanes[arrived.model] = _Lane(queue)
         place = self._place(arrived, compute_s(), grant, refuse)
+        if not len(lane.queue) and self._has_room(arrived.model, place.need):  # it overtakes what is there
+            grant()
+            return None
         self._check_wait(lane, place)
         was_idle = not self.waiting
         lane.rate.watch(place.queued_s, is_busy=True)
@@ -146,7 +151,7 @@ class Admission:
             for place in lane.queue.expired(now_s):
                 lane.queue.remove(place)
                 self._expire(lane, place, now_s)
-            while (first := lane.queue.first()) is not None and self._has_room(model, first.need):
+            while (first := self._next(model, lane.queue)) is not None:
                 lane.queue.take(first)
                 lane.rate.sent(first.cost)
                 first.is_over = True
@@ -157,6 +162,14 @@ class Admission:
                     first.refuse(error)
             if not len(lane.queue):
                 lane.rate.watch(now_s, is_busy=False)
+
+    def _next(self, model: str, queue: FairQueue[Place]) -> Place | None:
+        """Whose turn it is, if there is room for it; else somebody short who would overtake it at a worker, too."""
+        first = queue.first()
+        if first is None or self._has_room(model, first.need):
+            return first
+        passing = queue.passing(_PASSING)
+        return next((place for place in passing if self._has_room(model, place.need)), None)
 
     def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
         """CapacityError when the first token would come too late for the class, and not because the prompt is long."""
@@ -178,7 +191,7 @@ class Admission:
             cost=max(1, arrived.cost),
             due_s=due_s + PRIORITY_S * terms.priority,
             gone_s=min(latest_s, arrived.deadline_s),
-            need=arrived.need,
+            need=replace(arrived.need, compute_s=compute_s),
             deadline_s=arrived.deadline_s,
             arrived_s=arrived.arrived_s,
             queued_s=now_s,
@@ -191,7 +204,7 @@ class Admission:
         rate = lane.rate.per_s
         if rate is None:
             return
-        wait_s = lane.queue.cost_before(place.tenant, place.due_s) / rate
+        wait_s = lane.queue.cost_before(place.tenant, place.due_s) / rate + self._rules.worker_queue_s
         late_s = place.queued_s + wait_s - place.gone_s
         if late_s > 0:
             self._meter.refused("late")
@@ -211,11 +224,6 @@ class Admission:
         """When what waits now has been sent off."""
         cost, rate = sum(one.cost for one in lane.queue), lane.rate.per_s
         return min(_MOST_S, max(_LEAST_S, cost / rate if rate else unknown_s))
-
-
-def cost_of(prompt_tokens: int, max_tokens: int, choices: int) -> int:
-    """What a request counts as in its tenant's share, in tokens."""
-    return prompt_tokens + choices * min(max_tokens, ANSWER_TOKENS)
 
 
 def _end(place: Place, error: TandemError) -> None:

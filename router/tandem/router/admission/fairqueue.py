@@ -3,6 +3,9 @@
 Deficit round robin: tenants take turns; with every turn one gets `quantum` more to spend, and sends what that covers.
 Among tenants that always have something waiting, the costs that were sent never differ by more than a quantum and the
 largest single cost. Nobody starves: with every round each tenant can spend a quantum more.
+
+While there is no room for the one whose turn it is, another tenant's may pass it that is due before it, on credit of at
+most the quantum of its next turn.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Generic, TypeVar
 
 
@@ -34,7 +38,8 @@ W = TypeVar("W", bound=Waiting)
 
 @dataclass(slots=True)
 class _Line(Generic[W]):
-    """One tenant's, in order. `deficit`: what it may still spend, less than a quantum and its first one's cost."""
+    """One tenant's, in order. `deficit`: what it may still spend, less than a quantum and its first one's cost; below 0
+    after its next turn was spent before it came."""
 
     waiting: list[W] = field(default_factory=list)
     cost: int = 0
@@ -100,8 +105,20 @@ class FairQueue(Generic[W]):
             self._skip_rounds()
         return None
 
+    def passing(self, limit: int) -> list[W]:
+        """Who may go before `first` if there is no room for that: at most `limit`, by due time."""
+        first = self.first()
+        if first is None:
+            return []
+        heads = (
+            line.waiting[0]
+            for line in self._lines.values()
+            if line.waiting[0] < first and line.waiting[0].cost <= line.deficit + self._quantum
+        )
+        return nsmallest(limit, heads)
+
     def take(self, one: W) -> None:
-        """`first` is sent off."""
+        """`first`, or one of those that may pass it, is sent off."""
         self._lines[one.tenant].deficit -= one.cost
         self.remove(one)
 
@@ -121,7 +138,8 @@ class FairQueue(Generic[W]):
         """Raises RuntimeError when the books are wrong; for tests."""
         for tenant, line in self._lines.items():
             right = line.waiting == sorted(line.waiting) and all(one.tenant == tenant for one in line.waiting)
-            if not right or not line.waiting or line.cost != sum(one.cost for one in line.waiting) or line.deficit < 0:
+            right &= bool(line.waiting) and line.deficit >= -self._quantum
+            if not right or line.cost != sum(one.cost for one in line.waiting):
                 raise RuntimeError(f"the line of {tenant} is wrong")
         if self._count != sum(len(line.waiting) for line in self._lines.values()) or self._count > self._limit:
             raise RuntimeError("the count is wrong")

@@ -6,6 +6,7 @@ for that waits in the router. Pure arithmetic over what workers reported and wha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,10 +21,11 @@ _ASSUMED_BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """What a request takes: tokens of all its prompts, and its choices."""
+    """What a request takes: tokens of all its prompts, and its choices. `compute_s` None = not known how long."""
 
     prompt_tokens: int
     choices: int
+    compute_s: float | None = None
 
 
 class Room:
@@ -42,21 +44,24 @@ class Room:
         decoding = [link for link in here if _role(link) is not RoleName.PREFILL] or here
         if not here:
             return True
-        return any(self._can_compute(link, now_s) for link in computing) and any(
+        return any(self._can_compute(link, need, now_s) for link in computing) and any(
             self._can_decode(link, need, now_s) for link in decoding
         )
 
-    def _can_compute(self, link: WorkerLink, now_s: float) -> bool:
-        queue, load = link.outstanding.queue(now_s), link.load
+    def _can_compute(self, link: WorkerLink, need: Need, now_s: float) -> bool:
+        """Whether little is ahead of it there. What it would overtake does not count, if that is known."""
+        load, rows = link.load, link.outstanding.queue(now_s)
         is_stale = link.outstanding.is_stale(now_s)
-        requests = len(queue) + (0 if is_stale else load.queued_requests)
-        if requests < self._rules.worker_queue_requests:
+        rows = rows if is_stale else [*load.queue, *rows]
+        due_s = math.inf
+        if need.compute_s is not None:
+            due_s = load.queue_rules.due_s(arrived_s=now_s, remaining_s=need.compute_s, now_s=now_s)
+        ahead = [row for row in rows if row.due_s <= due_s]
+        if sum(row.requests for row in ahead) < self._rules.worker_queue_requests:
             return True
-        rate = load.prefill_rate or ASSUMED_TOKENS_PER_S
-        queued_s = sum(work.tokens for work in queue) / rate
-        if not is_stale:  # what it reported it has worked on since
-            queued_s += max(0.0, load.queued_tokens / rate - (now_s - link.outstanding.reported_s))
-        return queued_s < self._rules.worker_queue_s
+        worked_s = 0.0 if is_stale else now_s - link.outstanding.reported_s  # on what it reported
+        queued_s = sum(row.tokens for row in ahead) / (load.prefill_rate or ASSUMED_TOKENS_PER_S)
+        return queued_s - worked_s < self._rules.worker_queue_s
 
     def _can_decode(self, link: WorkerLink, need: Need, now_s: float) -> bool:
         load, coming = link.load, link.outstanding.uncounted(now_s)

@@ -73,6 +73,26 @@ def test_nobody_starves(ahead: list[int], others: int, cost: int) -> None:
         assert spent <= bound
 
 
+def test_who_is_due_before_may_pass_on_credit_of_its_next_turn() -> None:
+    queue = FairQueue[Waiting](quantum=QUANTUM, limit=20)
+    queue.add(one("long", 50, due_s=9.0))
+    for _ in range(5):
+        queue.add(one("short", 40, due_s=1.0))
+    queue.add(one("later", 10, due_s=9.5))
+    queue.add(one("large", 101, due_s=1.0))
+    first = queue.first()
+    assert first is not None
+    assert first.tenant == "long"
+    passed = []
+    while found := queue.passing(5):
+        assert queue.first() is first
+        passed.append(found[0].tenant)
+        queue.take(found[0])
+    assert passed == ["short", "short"], "80 of the 100 of its next turn"
+    assert queue.passing(0) == []
+    queue.check()
+
+
 def test_what_costs_far_more_than_a_quantum_is_found_at_once() -> None:
     queue = FairQueue[Waiting](quantum=1, limit=10)
     for tenant in "abc":
@@ -144,6 +164,17 @@ class FairQueueMachine(RuleBasedStateMachine):
         assert first == min(own)
         self.queue.take(first)
         self.model.remove(first)
+
+    @precondition(lambda self: self.model)
+    @rule()
+    def let_one_pass(self) -> None:
+        first, passing = self.queue.first(), self.queue.passing(2)
+        for one in passing:
+            assert first is not None
+            assert one < first
+        if passing:
+            self.queue.take(passing[-1])
+            self.model.remove(passing[-1])
 
     @rule(now=st.integers(0, 6))
     def expire(self, now: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.core.config import AdmissionSection
 from tandem.core.lifecycle import RoleName
-from tandem.core.prefill_queue import QueuedWork
+from tandem.core.prefill_queue import QueuedWork, QueueRules
 from tandem.router.admission.room import Need, Room
 from tandem.router.outstanding import Outstanding, Sent
 from tandem.router.wire import GroupBlocks, Load
@@ -58,13 +58,23 @@ def test_one_worker_with_room_is_enough() -> None:
 
 
 def test_what_was_reported_has_been_worked_on_since() -> None:
-    busy: dict[str, Any] = {"queued_requests": 9, "queued_tokens": 300, "prefill_rate": 1000.0}
+    rows = tuple(QueuedWork(NOW_S, 30) for _ in range(10))
+    busy: dict[str, Any] = {"queue": rows, "prefill_rate": 1000.0}
     assert not has_room(link(PREFILL, **busy), link(DECODE))
     assert has_room(link(PREFILL, **busy), link(DECODE), now_s=NOW_S + 0.06)
 
 
+def test_what_a_short_prompt_would_overtake_is_not_ahead_of_it() -> None:
+    rules, long = QueueRules(), QueuedWork(NOW_S + 20.0, 30_000)
+    busy = link(PREFILL, queue=(long,) * 4, queued_requests=4, queued_tokens=120_000, queue_rules=rules)
+    assert not has_room(busy, link(DECODE))
+    short, other = (Need(prompt_tokens=16, choices=1, compute_s=each) for each in (0.01, 2.0))
+    assert Room(RULES, math.inf).is_there(short, [busy, link(DECODE)], NOW_S)
+    assert not Room(RULES, math.inf).is_there(other, [busy, link(DECODE)], NOW_S)
+
+
 def test_an_old_report_counts_no_more() -> None:
-    busy = link(PREFILL, reported_s=NOW_S - 5, queued_requests=9, queued_tokens=10**6)
+    busy = link(PREFILL, reported_s=NOW_S - 5, queue=(QueuedWork(0.0, 10**6),) * 9)
     assert has_room(busy, link(DECODE))
 
 
