@@ -207,7 +207,7 @@ def test_unknown_models(client: Client) -> None:
         ("PUT", TEXT, 405),
         ("DELETE", "/v1/models", 405),
         ("POST", "/readyz", 405),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/embedding", 404),
         ("POST", "/v1/chat/completions/", 404),
         ("GET", "/", 404),
         ("GET", "/v1/%ff%00", 404),

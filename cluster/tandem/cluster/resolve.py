@@ -7,58 +7,60 @@ import errno
 import socket
 from dataclasses import dataclass
 
-from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
+from tandem.cluster.models import ResolvedModel, check_models, resolve_models, total
 from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
-from tandem.core.config import ClusterConfig, Disaggregation, PoolSection, RouterSection, WorkerSection
+from tandem.core.config import ClusterConfig, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
-from tandem.core.errors import ConfigError, ModelError, StartupError
+from tandem.core.errors import ConfigError, StartupError
 from tandem.core.lifecycle import RoleName
-from tandem.engine.model_config import DTYPES, read_model_config
-from tandem.engine.model_source import ModelSource, resolve_model, weight_files
+from tandem.engine.model_config import read_model_config
+from tandem.engine.model_source import ModelSource
 
-_DTYPES = ("auto", *DTYPES)
 _HIGHEST_PORT = 65535
-_SHORTEST_CONTEXT = 16
-"""Tokens; the requests with which workers and routers try themselves out have to fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedCluster:
-    """A cluster that can be started: the model is on disk, the counts can serve, the ports are free or 0."""
+    """A cluster that can be started: models are on disk, their counts can serve, the ports are free or 0."""
 
     config: ClusterConfig
-    model: ModelSource
-    served_names: tuple[str, ...]
-    pools: tuple[Pool, ...]
+    models: tuple[ResolvedModel, ...]
     router: RouterSection
     workers: dict[RoleName, WorkerSection]
     """What workers of each role are set to."""
+
+    @property
+    def model(self) -> ModelSource:
+        """The first of them."""
+        return self.models[0].source
+
+    @property
+    def served_names(self) -> tuple[str, ...]:
+        return tuple(name for model in self.models for name in model.served_names)
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        return tuple(pool for model in self.models for pool in model.pools)
+
+    def model_of(self, pool: Pool) -> ResolvedModel:
+        """The model that the workers of `pool` compute."""
+        return next(model for model in self.models if model.source.name == pool.model)
 
 
 def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     """Check `config` and fill in its defaults; raises StartupError. May download a model from the hub."""
     _check_settings(config)
-    counts = _counts(config.pools)
+    counts = total(config)
     check_transports(config, counts)
     router = resolve_ports(config.router)
-    has_weights = config.worker.engine != "sim"
-    path = config.model.path or str(bundled_model())
-    model = resolve_model(path, revision=config.model.revision, has_weights=has_weights)
-    _check_model(model, has_weights=has_weights)
-    pools = tuple(
-        Pool(name=role.value, model=model.name, role=role, count=count, revision=model.commit)
-        for role, count in counts.items()
-        if count
-    )
-    DesiredState(version=1, pools=pools).validate()
-    _check_disaggregation(config, counts)
-    check_fit(config, counts, read_model_config(model.path))
+    models = resolve_models(config)
+    DesiredState(version=1, pools=tuple(pool for model in models for pool in model.pools)).validate()
+    for model in models:
+        check_fit(config, model.counts, read_model_config(model.source.path))
     return ResolvedCluster(
         config=config,
-        model=model,
-        served_names=config.model.served_names or (model.name,),
-        pools=pools,
+        models=models,
         router=router,
         workers=share_out(config, counts, environment.cores),
     )
@@ -116,22 +118,10 @@ def _following(port: int) -> int:
     return port + 1 if port else 0
 
 
-def _counts(pools: PoolSection) -> dict[RoleName, int]:
-    counts = {RoleName.PREFILL: pools.prefill, RoleName.DECODE: pools.decode, RoleName.MIXED: pools.mixed}
-    for role, count in counts.items():
-        if count < 0:
-            raise ConfigError(f"--{role} is {count}", todo="Use 0 or more workers")
-    if not any(counts.values()):
-        counts.update({RoleName.PREFILL: 1, RoleName.DECODE: 1})
-    return counts
-
-
 def _check_settings(config: ClusterConfig) -> None:
-    if config.model.dtype not in _DTYPES:
-        raise ConfigError(f"--dtype is {config.model.dtype!r}", todo=f"Use one of {', '.join(_DTYPES)}")
+    check_models(config)
     check_workers(config)
     least = (
-        ("--max-model-len", config.model.max_model_len, 0),
         ("router.max_body_bytes", config.router.max_body_bytes, 1),
         ("router.index_memory_bytes", config.router.index_memory_bytes, 1024 * 1024),
         ("store.response_expiry_s", config.store.response_expiry_s, 1),
@@ -151,43 +141,15 @@ def _check_settings(config: ClusterConfig) -> None:
     for name, value_given, smallest in least:
         if value_given < smallest:
             raise ConfigError(f"{name} is {value_given}", todo=f"Use {smallest} or more")
-    if 0 < config.model.max_model_len < _SHORTEST_CONTEXT:
-        raise ConfigError(
-            f"--max-model-len is {config.model.max_model_len}",
-            todo=f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows",
-        )
     if config.admission.default_slo and config.admission.default_slo not in config.slo:
         raise ConfigError(
             f"admission.default_slo is {config.admission.default_slo!r}",
             why=f"there are these SLO classes: {', '.join(sorted(config.slo)) or 'none'}",
             todo=f"Add [slo.{config.admission.default_slo}] or name another",
         )
-    if "" in config.model.served_names:
-        raise ConfigError("--served-model-name is empty", todo="Give the name that requests will carry")
     if config.redis.volatile_url:
         raise ConfigError(
             "redis.volatile_url cannot be used yet",
             why="registry and desired state share one server for now",
             todo="Name that one in redis.url",
         )
-
-
-def _check_disaggregation(config: ClusterConfig, counts: dict[RoleName, int]) -> None:
-    has_pair = counts[RoleName.PREFILL] and counts[RoleName.DECODE]
-    if config.router.disaggregation is Disaggregation.ALWAYS and not has_pair:
-        raise ConfigError(
-            "--disaggregation always cannot work",
-            why="every answer has to cross from a prefill to a decode worker, and one of them is missing",
-            todo="Add --prefill 1 --decode 1, or use --disaggregation auto",
-        )
-
-
-def _check_model(model: ModelSource, *, has_weights: bool) -> None:
-    if not (model.path / "config.json").is_file():
-        raise ModelError(
-            f"{model.path} is no model", why="it has no config.json", todo="Give a folder in Hugging Face format"
-        )
-    read_model_config(model.path)
-    for name in weight_files(model.path) if has_weights else ():
-        if not (model.path / name).is_file():
-            raise ModelError(f"{model.path} is not complete", why=f"{name} is missing", todo="Download the model again")

@@ -178,9 +178,7 @@ class RunningCluster:
         return RouterConfig(
             cluster=self._name,
             router_id="router-0",
-            model=resolved.model.name,
-            model_dir=str(resolved.model.path),
-            served_names=resolved.served_names,
+            models=tuple(model.served() for model in resolved.models),
             redis_url=self._redis.url,
             secret_file=str(state.secret_file),
             admin_key_file=str(state.admin_key_file),
@@ -195,16 +193,17 @@ class RunningCluster:
 
     def _worker_spec(self, pool: Pool, worker_id: WorkerId) -> WorkerSpec:
         resolved = self._resolved
+        model = resolved.model_of(pool)
         config = WorkerConfig(
             cluster=self._name,
             worker_id=worker_id,
             role=pool.role,
             pool=pool.name,
             model=pool.model,
-            model_dir=str(resolved.model.path),
+            model_dir=str(model.source.path),
             revision=pool.revision,
-            dtype=resolved.config.model.dtype,
-            max_model_len=resolved.config.model.max_model_len,
+            dtype=model.dtype,
+            max_model_len=model.max_model_len,
             redis_url=self._redis.url,
             secret_file=str(self._held.state.secret_file),
             runtime_dir=str(self._sockets),
@@ -266,15 +265,15 @@ async def _save(store: DesiredStateStore, pools: tuple[Pool, ...]) -> None:
 
 
 async def _wait_until_serving(base_url: str, missing: list[str]) -> None:
-    """Until /readyz says 200; until then `missing` holds what it says. The caller bounds the time."""
+    """Until /readyz misses nothing, of no model; until then `missing` holds it. The caller bounds the time."""
     async with httpx.AsyncClient(trust_env=False, timeout=5.0) as client:
         while True:
             try:
                 answer = await client.get(f"{base_url}/readyz")
-                if answer.status_code == httpx.codes.OK:
+                missing[:] = [str(line) for line in answer.json().get("missing", ())]
+                if answer.status_code == httpx.codes.OK and not missing:
                     return
-                missing[:] = [str(line) for line in answer.json()["missing"]]
-            except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            except (httpx.HTTPError, ValueError, AttributeError, TypeError):
                 pass  # it may be starting again
             await asyncio.sleep(_POLL_S)
 

@@ -87,11 +87,13 @@ def _up(
 
 
 def _check(config: ClusterConfig, environment: Environment, progress: Progress) -> ResolvedCluster:
-    if config.model.path and not Path(config.model.path).expanduser().is_dir():
-        progress.say("model", f"looking for {config.model.path}")
+    for model in (config.model, *config.models):
+        if model.path and not Path(model.path).expanduser().is_dir():
+            progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
     check_ports(resolved.router)
-    progress.say("model", f"{resolved.model.name} in {resolved.model.path}")
+    for found in resolved.models:
+        progress.say("model", f"{found.source.name} in {found.source.path}")
     pools = ", ".join(_pool_text(pool, resolved.workers[pool.role]) for pool in resolved.pools)
     progress.say("plan", f"{pools} on {environment.cores} cores")
     return resolved
@@ -101,7 +103,7 @@ def _pool_text(pool: Pool, settings: WorkerSection) -> str:
     """Such as "2 decode (TP 4, 1 thread a rank)"."""
     threads = "1 thread" if settings.threads == 1 else f"{settings.threads} threads"
     ranks = f"TP {settings.tp}, {threads} a rank" if settings.tp > 1 else f"{threads} a worker"
-    return f"{pool.count} {pool.role} ({ranks})"
+    return f"{pool.count} {pool.name} ({ranks})"
 
 
 @contextlib.contextmanager

@@ -50,6 +50,9 @@ def up(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name of the model in the API; may be given several times.")
     ] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="Jinja file to use in place of the model's chat template.")
+    ] = None,
     prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None,
     mixed: Annotated[int | None, typer.Option(help="Number of workers that do both.")] = None,
@@ -125,10 +128,10 @@ def up(
 
     flags = UpFlags(
         model=model, revision=revision, served_model_name=tuple(served_model_name) if served_model_name else None,
-        prefill=prefill, decode=decode, mixed=mixed, disaggregation=disaggregation, host=host, port=port,
-        grpc_port=grpc_port, admin_port=admin_port, anonymous=anonymous, redis=redis, dtype=dtype,
-        max_model_len=max_model_len,
-        kv_memory=kv_memory, block_tokens=block_tokens, deterministic=deterministic, transport=transport,
+        chat_template=chat_template, prefill=prefill, decode=decode, mixed=mixed,
+        disaggregation=disaggregation, host=host, port=port, grpc_port=grpc_port, admin_port=admin_port,
+        anonymous=anonymous, redis=redis, dtype=dtype, max_model_len=max_model_len, kv_memory=kv_memory,
+        block_tokens=block_tokens, deterministic=deterministic, transport=transport,
         prefill_kv_memory=prefill_kv_memory, decode_kv_memory=decode_kv_memory,
         prefill_block_tokens=prefill_block_tokens, decode_block_tokens=decode_block_tokens,
         kv_dtype=kv_dtype, prefill_kv_dtype=prefill_kv_dtype, decode_kv_dtype=decode_kv_dtype,

@@ -28,9 +28,10 @@ def _summary(status: Record) -> dict[str, str]:
     router: Record = status.get("router") or {}
     host = router.get("host", "–")
     ready = "yes" if status.get("is_ready") else f"no, missing: {_list(status.get('missing'))}"
+    models: list[Record] = status.get("models") or [status]
     lines = {
         "cluster": f"{_text(status.get('cluster'))} (Tandem {_text(status.get('version'))})",
-        "model": f"{_text(status.get('model'))}, served as {_list(status.get('served_names'))}",
+        "model": "; ".join(f"{_text(m.get('model'))}, served as {_list(m.get('served_names'))}" for m in models),
         "ready": ready,
         "disaggregation": _text(status.get("disaggregation")),
         "policy": _text(status.get("policy")),
@@ -45,7 +46,8 @@ def _summary(status: Record) -> dict[str, str]:
 
 def _workers(workers: list[Record]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("WORKER", "ROLE", "STATE", "ADDRESS", "PID"):
+    has_models = len({worker.get("model") for worker in workers if worker.get("model")}) > 1
+    for column in ("WORKER", "ROLE", *(["MODEL"] if has_models else []), "STATE", "ADDRESS", "PID"):
         table.add_column(column, no_wrap=column != "STATE")
     for column in ("RUNNING", "QUEUED", "KV IN USE", "CACHED", "BLOCKS"):
         table.add_column(column, justify="right")
@@ -55,6 +57,7 @@ def _workers(workers: list[Record]) -> Table:
         table.add_row(
             _text(worker.get("worker")),
             _text(worker.get("role")),
+            *([_text(worker.get("model"))] if has_models else []),
             _state(worker),
             _text(worker.get("address")),
             _text(worker.get("pid")),

@@ -25,6 +25,7 @@ class UpFlags:
     model: str | None = None
     revision: str | None = None
     served_model_name: tuple[str, ...] | None = None
+    chat_template: str | None = None
     dtype: str | None = None
     max_model_len: int | None = None
     prefill: int | None = None
@@ -68,6 +69,7 @@ class UpFlags:
                 path=self.model,
                 revision=self.revision,
                 served_names=self.served_model_name,
+                chat_template=self.chat_template,
                 dtype=self.dtype,
                 max_model_len=self.max_model_len,
             ),

@@ -47,22 +47,39 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSection:
-    """`[model]`: a local folder or a hub id; "" means the bundled model. `max_model_len` 0 = what the model allows."""
+    """`[model]`: a local folder or a hub id; "" means the bundled model. `max_model_len` 0 = what the model allows.
+
+    `chat_template`: a file to use in place of the model's own template.
+    """
 
     path: str = ""
     revision: str = ""
     served_names: tuple[str, ...] = ()
     dtype: str = "auto"
     max_model_len: int = 0
+    chat_template: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSection:
-    """`[pools]`: how many workers of each role."""
+    """`[pools]`: how many workers of each role compute `[model]`."""
 
     prefill: int = 0
     decode: int = 0
     mixed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherModelSection(ModelSection):
+    """`[[models]]`: a model beside `[model]`, with workers of its own. All three counts 0 = one pair."""
+
+    prefill: int = 0
+    decode: int = 0
+    mixed: int = 0
+
+    @property
+    def pools(self) -> PoolSection:
+        return PoolSection(prefill=self.prefill, decode=self.decode, mixed=self.mixed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +209,7 @@ class ClusterConfig:
     state_dir: str = ""
     log_level: str = "INFO"
     model: ModelSection = field(default_factory=ModelSection)
+    models: tuple[FurtherModelSection, ...] = ()
     pools: PoolSection = field(default_factory=PoolSection)
     worker: WorkerSection = field(default_factory=WorkerSection)
     prefill: RoleSection = field(default_factory=RoleSection)
@@ -228,14 +246,22 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model as routers serve it. `name` is what its workers say they compute; clients use the `served_names`."""
+
+    name: str
+    model_dir: str
+    served_names: tuple[str, ...]
+    chat_template: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RouterConfig:
     """One router process, as a launcher starts it."""
 
     cluster: str
     router_id: str
-    model: str
-    model_dir: str
-    served_names: tuple[str, ...]
+    models: tuple[ServedModel, ...]
     redis_url: str
     secret_file: str
     admin_key_file: str

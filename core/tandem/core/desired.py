@@ -31,12 +31,17 @@ class DesiredState:
 
     def validate(self) -> None:
         """Raise ConfigError when no request could ever be served."""
-        counts = {role: sum(p.count for p in self.pools if p.role == role) for role in RoleName}
         if any(p.count < 0 for p in self.pools):
             raise ConfigError("a pool has a negative count", todo="use 0 or more workers")
+        models = tuple(dict.fromkeys(p.model for p in self.pools)) or ("",)
+        for model in models:
+            self._validate_model(model, f" of {model}" if len(models) > 1 else "")
+
+    def _validate_model(self, model: str, of: str) -> None:
+        counts = {role: sum(p.count for p in self.pools if p.role == role and p.model == model) for role in RoleName}
         if counts[RoleName.MIXED] == 0 and not (counts[RoleName.PREFILL] and counts[RoleName.DECODE]):
             raise ConfigError(
-                f"{counts[RoleName.PREFILL]} prefill and {counts[RoleName.DECODE]} decode workers cannot serve",
+                f"{counts[RoleName.PREFILL]} prefill and {counts[RoleName.DECODE]} decode workers{of} cannot serve",
                 why="a request needs one prefill and one decode worker, or one mixed worker",
                 todo="start at least --prefill 1 --decode 1, or --mixed 1",
             )

@@ -6,6 +6,7 @@
     │   ├── NotFoundError          no such response, file or batch
     │   ├── ContextLengthError
     │   ├── UnsupportedParameterError
+    │   ├── UnsupportedEndpointError
     │   ├── RequestTooLargeError
     │   └── MediaTypeError
     ├── AuthError                  a missing or wrong key or cluster secret
@@ -73,6 +74,10 @@ class ContextLengthError(InvalidRequestError):
 
 class UnsupportedParameterError(InvalidRequestError):
     code = "unsupported_parameter"
+
+
+class UnsupportedEndpointError(InvalidRequestError):
+    code = "unsupported_endpoint"
 
 
 class RequestTooLargeError(InvalidRequestError):
@@ -151,6 +156,7 @@ STATUS: dict[str, tuple[int, str]] = {
     "not_found": (404, "NOT_FOUND"),
     "context_length_exceeded": (400, "INVALID_ARGUMENT"),
     "unsupported_parameter": (400, "INVALID_ARGUMENT"),
+    "unsupported_endpoint": (404, "UNIMPLEMENTED"),
     "request_too_large": (413, "INVALID_ARGUMENT"),
     "unsupported_media_type": (415, "INVALID_ARGUMENT"),
     "invalid_api_key": (401, "UNAUTHENTICATED"),
@@ -174,6 +180,7 @@ _BY_CODE: dict[str, type[TandemError]] = {
     cls.code: cls
     for cls in (
         InvalidRequestError, UnknownModelError, NotFoundError, ContextLengthError, UnsupportedParameterError,
+        UnsupportedEndpointError,
         RequestTooLargeError, MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError,
         TransferError, PairRefusedError, CancelledError, DeadlineError, StartupError, ConfigError, ModelError,
         InternalError,

@@ -55,9 +55,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """`received_s` is when the API call arrived; `api` names it in metrics."""
+    """`received_s` is when the API call arrived; `api` names it in metrics; `tokenizer` is the model's."""
 
     api: str
+    tokenizer: Tokenizer
     stop: tuple[str, ...]
     received_s: float
     backlog_bytes: int
@@ -69,15 +70,9 @@ class AnswerDesk:
     """Opens answers; everything that they share."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        dispatcher: Dispatcher,
-        admission: Admission,
-        budgets: Budgets,
-        metrics: Metrics,
-        clock: Clock,
+        self, dispatcher: Dispatcher, admission: Admission, budgets: Budgets, metrics: Metrics, clock: Clock
     ) -> None:
-        self.tokenizer, self.dispatcher = tokenizer, dispatcher
+        self.dispatcher = dispatcher
         self.admission, self.budgets = admission, budgets
         self.metrics, self.clock = metrics, clock
 
@@ -101,7 +96,7 @@ class Answer:
         for work in works:
             self._firsts.append(len(self._choices))
             for _ in range(work.sampling.n):
-                self._choices.append(_Choice(len(self._choices), desk.tokenizer, settings, work))
+                self._choices.append(_Choice(len(self._choices), settings, work))
         self._unfinished = len(self._choices)
         self._first_s = self._second_s = 0.0
         self._sent_s = 0.0
@@ -146,6 +141,7 @@ class Answer:
             cost=cost_of(self._works),
             arrived_s=received_s,
             deadline_s=received_s + first.timeout_s,
+            model=first.model,
         )
 
     def _settle(self) -> None:
@@ -350,7 +346,7 @@ async def _cut(answer: Answer, main: asyncio.Task[None]) -> None:
 class _Choice:
     """The text of one choice as it grows."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, settings: AnswerSettings, work: Work) -> None:
+    def __init__(self, index: int, settings: AnswerSettings, work: Work) -> None:
         self.index = index
         self.finish: FinishReason | None = None
         self.has_begun = False
@@ -358,7 +354,7 @@ class _Choice:
         self.first_s = self.last_s = 0.0
         self._text_chars = len(work.echo.text) if work.echo is not None else 0
         self._wants_offsets = settings.wants_offsets
-        self._detokenizer = IncrementalDetokenizer(tokenizer.decode)
+        self._detokenizer = IncrementalDetokenizer(settings.tokenizer.decode)
         self._matcher = StopMatcher(settings.stop, is_included=settings.includes_stop)
         self._min_tokens, self._includes_stop = work.sampling.min_tokens, settings.includes_stop
         self._echo, self._is_echo_alone = work.echo, work.is_echo_alone

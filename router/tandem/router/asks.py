@@ -6,20 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tandem.core.errors import ContextLengthError, InvalidRequestError, UnknownModelError
+from tandem.core.errors import ContextLengthError, InvalidRequestError
 from tandem.core.sampling import SamplingParams
 from tandem.router.admission.gate import ANONYMOUS, Caller
 from tandem.router.admission.terms import Wish
 from tandem.router.badwords import check_words, word_tokens
+from tandem.router.chat_template import DEFAULT_RENDERING, Rendering, check_variables
 from tandem.router.echo import echo_of
-from tandem.router.quoting import quoted
+from tandem.router.models import Model, Models
 from tandem.router.requests import Work
-from tandem.router.tokenizer import Tokenizer
+from tandem.router.salts import request_salt
 from tandem.router.workers import WorkerTable
 
+Messages = Sequence[Mapping[str, Any]]
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_PROMPTS = 32
+MAX_CACHE_SALT_CHARS = 1024
+MAX_CACHE_KEY_CHARS = 512
 MAX_SCORES = 1 << 18
 """Log-probabilities of prompt tokens in one answer, alternatives included."""
 _NO_LIMIT = 2**31 - 1
@@ -32,6 +36,8 @@ class Ask:
     `sampling` holds the SamplingParams fields that the client gave. Without max_tokens an answer is at most
     `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors. With
     `echo` an answer begins with its prompt, and may be no longer. Of `sampling.n` choices the `kept` best are wanted.
+    Requests of one `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same
+    workers where that costs little. `rendering` says how `messages` become a prompt.
     """
 
     api: str
@@ -49,6 +55,9 @@ class Ask:
     logprobs_param: str = "logprobs"
     caller: Caller = ANONYMOUS
     wish: Wish = field(default_factory=Wish)
+    rendering: Rendering = DEFAULT_RENDERING
+    cache_salt: str | None = None
+    cache_key: str | None = None
 
     @property
     def is_echo_alone(self) -> bool:
@@ -60,89 +69,78 @@ class AskReader:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        models: Models,
         table: WorkerTable,
-        served_names: Sequence[str],
         timeout_s: float,
         random_seed: Callable[[], int],
         salt_of: Callable[[str], bytes] = lambda tenant: b"",
     ) -> None:
-        self.tokenizer = tokenizer
-        self.served_names = tuple(served_names)
+        self.models = models
         self._table, self._timeout_s, self._random_seed = table, timeout_s, random_seed
         self._salt_of = salt_of
 
-    @property
-    def context_tokens(self) -> int:
-        """The longest prompt and answer together that can be served now."""
-        limits = [limit for limit in (self._table.context_tokens(), self.tokenizer.context_tokens) if limit]
-        return min(limits, default=0)
-
-    def check_model(self, model: str) -> None:
-        if model not in self.served_names:
-            raise UnknownModelError(
-                f"the model {quoted(model)} does not exist",
-                why=f"this cluster serves {', '.join(self.served_names)}",
-                param="model",
-            )
+    def context_tokens(self, model: Model) -> int:
+        """The longest prompt and answer together that can be served now; 0 = nobody can say."""
+        limits = (self._table.context_tokens(model.name), model.tokenizer.context_tokens)
+        return min((limit for limit in limits if limit), default=0)
 
     async def read(self, ask: Ask) -> list[Work]:
         """One work a prompt; raises InvalidRequestError and its kinds."""
-        self.check_model(ask.model)
+        model = self.models.find(ask.model)
         _check_stops(ask.stop)
+        _check_length("cache_salt", ask.cache_salt, MAX_CACHE_SALT_CHARS)
+        _check_length("prompt_cache_key", ask.cache_key, MAX_CACHE_KEY_CHARS)
         is_echo_alone = ask.is_echo_alone
-        ask = await self._prepared(ask)
+        ask = await self._prepared(ask, model)
         # Checked before the prompt is tokenised; the real limit follows once its length is known.
-        self._sampling(ask, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=0)
+        self._sampling(ask, model, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=0)
         seed = ask.sampling.get("seed")
         seed = self._random_seed() if seed is None else seed
-        works = [self._work(ask, prompt, seed) for prompt in await self._prompts(ask)]
+        works = [self._work(ask, model, prompt, seed) for prompt in await self._prompts(ask, model)]
         _check_scores(works, "prompt_logprobs" if "prompt_logprobs" in ask.sampling else "logprobs")
         if not ask.echo:
             return works
         wants_offsets, echoed = "logprobs" in ask.sampling, []
         for work, prompt in zip(works, ask.prompts, strict=True):
-            echo = await echo_of(prompt, work.prompt, self.tokenizer, wants_offsets)
+            echo = await echo_of(prompt, work.prompt, model.tokenizer, wants_offsets)
             echoed.append(replace(work, echo=echo, is_echo_alone=is_echo_alone))
         return echoed
 
-    async def _prepared(self, ask: Ask) -> Ask:
+    async def _prepared(self, ask: Ask, model: Model) -> Ask:
         """With everything in `sampling` as sampling takes it."""
         more: dict[str, Any] = {}
         if ask.bad_words:
             check_words(ask.bad_words)
-            more["bad_words"] = await word_tokens(ask.bad_words, self.tokenizer)
+            more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
         if ask.is_echo_alone:  # nobody answers without a token
             more["max_tokens"] = 1
         return replace(ask, sampling={**ask.sampling, **more}) if more else ask
 
-    async def _prompts(self, ask: Ask) -> list[Sequence[int]]:
+    async def encode_chat(self, model: Model, messages: Messages, rendering: Rendering) -> list[int]:
+        """Token ids of a chat; raises InvalidRequestError."""
+        _check_rendering(rendering, messages)
+        return await model.tokenizer.encode_chat(messages, rendering)
+
+    async def _prompts(self, ask: Ask, model: Model) -> list[Sequence[int]]:
         if ask.messages is not None:
-            return [await self.tokenizer.encode_chat(ask.messages)]
+            return [await self.encode_chat(model, ask.messages, ask.rendering)]
         if len(ask.prompts) > MAX_PROMPTS:
             what = f"prompt has {len(ask.prompts)} entries"
             raise InvalidRequestError(what, why=f"at most {MAX_PROMPTS} are allowed", param="prompt")
         prompts: list[Sequence[int]] = []
         for prompt in ask.prompts:
             if isinstance(prompt, str):
-                prompts.append(await self.tokenizer.encode(prompt))
+                prompts.append(await model.tokenizer.encode(prompt))
             else:
-                self._check_ids(prompt)
+                _check_ids(prompt, model.tokenizer.vocab_size)
                 prompts.append(prompt)
         return prompts
 
-    def _check_ids(self, prompt: Sequence[int]) -> None:
-        size = self.tokenizer.vocab_size
-        if prompt and not 0 <= min(prompt) <= max(prompt) < size:
-            wrong = next(token for token in prompt if not 0 <= token < size)
-            why = f"the vocabulary has ids 0 to {size - 1}"
-            raise InvalidRequestError(f"prompt has the token id {wrong}", why=why, param="prompt")
-
-    def _work(self, ask: Ask, prompt: Sequence[int], seed: int) -> Work:
+    def _work(self, ask: Ask, model: Model, prompt: Sequence[int], seed: int) -> Work:
         param = "messages" if ask.messages is not None else "prompt"
         if not prompt:
             raise InvalidRequestError("the prompt is empty", why="it has no token", param=param)
-        context = self.context_tokens
+        context = self.context_tokens(model)
         if context and len(prompt) >= context:
             raise ContextLengthError(
                 f"the prompt has {len(prompt)} tokens",
@@ -163,15 +161,17 @@ class AskReader:
             )
         return Work(
             prompt=prompt,
-            sampling=self._sampling(ask, max_tokens=max_tokens, seed=seed),
+            sampling=self._sampling(ask, model, max_tokens=max_tokens, seed=seed),
             timeout_s=self._timeout_s,
-            salt=self._salt_of(ask.caller.tenant),
+            model=model.name,
+            salt=request_salt(self._salt_of(ask.caller.tenant), ask.cache_salt),
+            cache_key=ask.cache_key or "",
         )
 
-    def _sampling(self, ask: Ask, *, max_tokens: int, seed: int) -> SamplingParams:
+    def _sampling(self, ask: Ask, model: Model, *, max_tokens: int, seed: int) -> SamplingParams:
         sampling = SamplingParams(**{"seed": seed, **ask.sampling, **_implied(ask), "max_tokens": max_tokens})
         try:
-            sampling.validate(self.tokenizer.vocab_size)
+            sampling.validate(model.tokenizer.vocab_size)
         except InvalidRequestError as error:
             names = {"max_tokens": ask.max_tokens_param, "logprobs": ask.logprobs_param}
             if ask.kept is not None:
@@ -182,6 +182,13 @@ class AskReader:
             what = error.what.replace(str(error.param), param, 1)
             raise InvalidRequestError(what, why=error.why, todo=error.todo, param=param) from None
         return sampling
+
+
+def _check_ids(prompt: Sequence[int], vocab_size: int) -> None:
+    if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+        why = f"the vocabulary has ids 0 to {vocab_size - 1}"
+        raise InvalidRequestError(f"prompt has the token id {wrong}", why=why, param="prompt")
 
 
 def _check_stops(stops: Sequence[str]) -> None:
@@ -228,3 +235,26 @@ def kept_choices(n: int, best_of: int | None) -> int | None:
     if best_of < n:
         raise InvalidRequestError(f"best_of is {best_of}", why=f"it must be at least n, {n}", param="best_of")
     return n
+
+
+def _check_length(param: str, text: str | None, most: int) -> None:
+    if text is not None and not 1 <= len(text) <= most:
+        why = f"it must have 1 to {most}"
+        raise InvalidRequestError(f"{param} has {len(text)} characters", why=why, param=param)
+
+
+def _check_rendering(rendering: Rendering, messages: Messages) -> None:
+    check_variables(rendering.variables)
+    if not rendering.continues_last:
+        return
+    if rendering.adds_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt are both true", why="only one of them can end the prompt",
+            todo="leave add_generation_prompt out", param="add_generation_prompt",
+        )  # fmt: skip
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise InvalidRequestError(
+            "the last message cannot be continued", why=f"its role is {role}, not assistant",
+            param="continue_final_message",
+        )  # fmt: skip

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.core.errors import InvalidRequestError, ModelError
+from tandem.router.quoting import quoted
+
+MAX_VARIABLES_BYTES = 16 * 1024
+MAX_VARIABLES_DEPTH = 8
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendering:
+    """How a chat is written out, beside its messages.
+
+    `adds_prompt`: end with the words that make the model answer. `continues_last`: end inside the last message, so that
+    the answer goes on with it. `variables` are the client's own for the template.
+    """
+
+    adds_prompt: bool = True
+    continues_last: bool = False
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+DEFAULT_RENDERING = Rendering()
 
 
 class ChatTemplate:
@@ -28,20 +52,69 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateError as error:
             raise ModelError("the chat template does not compile", why=str(error), todo="fix it") from error
         self._variables = dict(variables)
+        self._settable = read - _OURS - set(variables)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """The prompt of a chat, up to where the assistant's answer begins; InvalidRequestError if it objects."""
+    def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING) -> str:
+        """The prompt of a chat; InvalidRequestError if the template objects, or does not read a client's variable."""
+        self._check(rendering)
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        if rendering.continues_last:
+            chat[-1]["content"] += _TAG
         try:
-            return self._template.render(messages=chat, tools=None, documents=None, add_generation_prompt=True,
-                                         **self._variables)  # fmt: skip
+            text = self._template.render({
+                **self._variables, **rendering.variables, "messages": chat, "tools": None, "documents": None,
+                "add_generation_prompt": rendering.adds_prompt,
+            })  # fmt: skip
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise InvalidRequestError(
                 "the model's chat template does not accept these messages", why=str(error), param="messages"
             ) from error
+        return _cut(text) if rendering.continues_last else text
+
+    def _check(self, rendering: Rendering) -> None:
+        for name in rendering.variables:
+            if name not in self._settable:
+                what = f"chat_template_kwargs has {quoted(name)}"
+                why = f"the model's chat template reads {', '.join(sorted(self._settable)) or 'no variable'}"
+                raise InvalidRequestError(what, why=why, todo="leave it out", param="chat_template_kwargs")
+
+
+def check_variables(variables: Mapping[str, Any]) -> None:
+    """Raise InvalidRequestError unless `variables`, which came as JSON, are of a size that can be rendered."""
+    depth = _depth(variables)
+    if depth > MAX_VARIABLES_DEPTH:
+        why = f"at most {MAX_VARIABLES_DEPTH} levels are allowed"
+        raise InvalidRequestError("chat_template_kwargs is nested too deeply", why=why, param="chat_template_kwargs")
+    size = len(json.dumps(variables, ensure_ascii=False).encode())
+    if size > MAX_VARIABLES_BYTES:
+        why = f"at most {MAX_VARIABLES_BYTES} are allowed"
+        raise InvalidRequestError(f"chat_template_kwargs has {size} bytes", why=why, param="chat_template_kwargs")
+
+
+def _depth(value: Any) -> int:
+    """Levels of nesting, counted no further than is of interest."""
+    level, here = 0, [value]
+    while here and level <= MAX_VARIABLES_DEPTH:
+        containers = [one for one in here if isinstance(one, Mapping | list)]
+        here = [inner for one in containers for inner in (one.values() if isinstance(one, Mapping) else one)]
+        level += bool(containers)
+    return level
+
+
+def _cut(text: str) -> str:
+    """Up to where the last message's own words end; as transformers cuts with continue_final_message."""
+    at = text.rfind(_TAG.strip())
+    if at < 0:
+        raise InvalidRequestError(
+            "the last message cannot be continued", why="the model's chat template does not write it out",
+            param="continue_final_message",
+        )  # fmt: skip
+    # A template that trims messages took the blank behind the tag; then it trims the message, too.
+    return text[:at] if text[at : at + len(_TAG)] == _TAG else text[:at].rstrip()
 
 
 class _Generation(jinja2.ext.Extension):

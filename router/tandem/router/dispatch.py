@@ -96,18 +96,21 @@ class Dispatcher:
         return flight
 
     def _look_up(self, work: Work) -> PrefixView:
-        facts = [link.facts for link in self._table.usable() if link.facts is not None]
+        facts = [link.facts for link in self._table.usable(work.model) if link.facts is not None]
         view = self._prefixes.find(work.prompt, facts, work.salt)
         return view.computed_whole() if work.sampling.prompt_logprobs is not None else view
 
     def _plan(self, work: Work, view: PrefixView, now_s: float) -> Plan:
-        job, candidates = job_of(work, now_s), self._table.candidates(view, now_s)
+        job, candidates = job_of(work, now_s), self._candidates(work, view, now_s)
         return with_sources(self._policy.plan(job, candidates), job, candidates)
 
     def explain(self, work: Work) -> tuple[Plan, list[Candidate]]:
         """What would be done with `work` now, and what is known of every worker; nothing is sent or counted."""
         now_s, view = self._clock.now_s(), self._look_up(work)
-        return self._plan(work, view, now_s), self._table.candidates(view, now_s)
+        return self._plan(work, view, now_s), self._candidates(work, view, now_s)
+
+    def _candidates(self, work: Work, view: PrefixView, now_s: float) -> list[Candidate]:
+        return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key)
 
     def _send(self, flight: Flight, view: PrefixView) -> None:
         plan = flight.plan

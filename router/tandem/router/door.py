@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
@@ -14,16 +14,15 @@ from tandem.router.answers import AnswerDesk, AnswerSettings, cost_of
 from tandem.router.asks import Ask, AskReader
 from tandem.router.background import IS_BACKGROUND
 from tandem.router.metrics import Metrics
+from tandem.router.models import Models
 from tandem.router.readiness import Readiness
 from tandem.router.requests import Work
-from tandem.router.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Door:
     """`wall_s` gives seconds since 1970 for `created` fields; durations are measured with `clock`."""
 
-    tokenizer: Tokenizer
     reader: AskReader
     desk: AnswerDesk
     metrics: Metrics
@@ -52,6 +51,7 @@ class Door:
             api=ask.api,
             stop=ask.stop,
             received_s=received_s,
+            tokenizer=self.models.find(ask.model).tokenizer,
             backlog_bytes=self.settings.slow_reader_backlog_bytes,
             includes_stop=ask.includes_stop,
             wants_offsets=ask.api == "completions" and "logprobs" in ask.sampling,
@@ -62,5 +62,5 @@ class Door:
         self.metrics.request_ended(api, error.code)
 
     @property
-    def served_names(self) -> Sequence[str]:
-        return self.reader.served_names
+    def models(self) -> Models:
+        return self.reader.models

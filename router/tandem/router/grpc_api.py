@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+import orjson
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
@@ -20,6 +21,7 @@ from tandem.core.ids import new_request_id
 from tandem.router.admission.terms import Wish
 from tandem.router.answers import Answer, ChoiceUpdate, attend
 from tandem.router.asks import Ask, kept_choices
+from tandem.router.chat_template import Rendering
 from tandem.router.door import Door
 from tandem.router.quoting import quoted
 from tandem.router.requests import Work
@@ -74,7 +76,7 @@ class GrpcDoor:
     async def run(self) -> None:
         while True:
             serving = health_pb2.HealthCheckResponse.SERVING
-            state = health_pb2.HealthCheckResponse.NOT_SERVING if self._door.readiness.missing() else serving
+            state = serving if self._door.readiness.is_ready else health_pb2.HealthCheckResponse.NOT_SERVING
             for service in ("", SERVICE):
                 await self._health.set(service, state)
             await asyncio.sleep(_HEALTH_S)
@@ -199,9 +201,11 @@ def _ask(request: i.GenerateRequest) -> Ask:
         "echo": request.echo,
         "kept": kept_choices(n, sampling.get("n") if request.sampling.HasField("best_of") else None),
         "bad_words": tuple(request.sampling.bad_words),
+        "cache_salt": request.cache_salt if request.HasField("cache_salt") else None,
+        "cache_key": request.prompt_cache_key if request.HasField("prompt_cache_key") else None,
     }
     if kind == "chat":
-        return Ask(messages=_messages(request.chat), **common)
+        return Ask(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
     prompt = request.text if kind == "text" else tuple(request.token_ids.ids)
     return Ask(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
 
@@ -227,6 +231,27 @@ def _sampling(sampling: i.GenerateSampling) -> dict[str, Any]:
     if sampling.logit_bias:
         given["logit_bias"] = tuple(sampling.logit_bias.items())
     return given
+
+
+def _rendering(chat: i.ChatMessages) -> Rendering:
+    continues = chat.continue_final_message
+    return Rendering(
+        adds_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else not continues,
+        continues_last=continues,
+        variables=_variables(chat.chat_template_kwargs),
+    )
+
+
+def _variables(text: str) -> dict[str, Any]:
+    try:
+        variables = orjson.loads(text) if text else {}
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(
+            "chat_template_kwargs is no valid JSON", why=str(error), param="chat_template_kwargs"
+        ) from error
+    if not isinstance(variables, dict):
+        raise InvalidRequestError("chat_template_kwargs is no JSON object", param="chat_template_kwargs")
+    return variables
 
 
 def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:

@@ -62,6 +62,7 @@ from tandem.router.indexmetrics import IndexCollector
 from tandem.router.links import Identity, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.metrics import Metrics
+from tandem.router.models import Models
 from tandem.router.plan import Plan
 from tandem.router.policy_switch import PolicySwitch
 from tandem.router.prefix import PrefixFinder, PrefixIndex
@@ -72,7 +73,6 @@ from tandem.router.servers import HttpServer, bind, port_after, port_of
 from tandem.router.status import StatusPage
 from tandem.router.storage import Storage, open_storage
 from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
-from tandem.router.tokenizer import Tokenizer
 from tandem.router.workers import WorkerDirectory, WorkerTable
 
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class Router:
         self._lock = AdminLock(admin_key, self.gate)
         classes = Classes(config.slo, config.admission.default_slo, config.settings.request_timeout_s)
         self._keyring = Keyring(surroundings.keys, self.gate, classes.names, time.time)
-        tokenizer = Tokenizer.load(Path(config.model_dir))
+        models = Models.load(config.models)
         mode = config.settings.disaggregation
         self.policy = PolicySwitch(config.settings.policy, mode)
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
@@ -123,7 +123,7 @@ class Router:
         self.admission = Admission(
             config.admission,
             self._clock,
-            lambda model, need: room.is_there(need, self.table.usable(), self._clock.now_s()),
+            lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
             self.metrics,
         )
         self._pump = Pump(self.admission)
@@ -133,20 +133,18 @@ class Router:
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
         )
-        probe = tuple(tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,)
-        self.readiness = Readiness(self.table, self.dispatcher, mode, self._clock, probe)
+        probes = {model.name: tuple(model.tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,) for model in models}
+        self.readiness = Readiness(self.table, self.dispatcher, mode, self._clock, probes)
         reader = AskReader(
-            tokenizer,
+            models,
             self.table,
-            config.served_names or (config.model,),
             config.settings.request_timeout_s,
             lambda: secrets.randbits(62),
             self._salts.of,
         )
         self.door = Door(
-            tokenizer=tokenizer,
             reader=reader,
-            desk=AnswerDesk(tokenizer, self.dispatcher, self.admission, self._budgets, self.metrics, self._clock),
+            desk=AnswerDesk(self.dispatcher, self.admission, self._budgets, self.metrics, self._clock),
             metrics=self.metrics,
             readiness=self.readiness,
             gate=self.gate,

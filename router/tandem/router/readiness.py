@@ -1,12 +1,14 @@
 """Whether this router can serve: a pair that has moved KV in its present incarnations, or a worker that answers alone.
 
-The router does not wait for clients to find out: it sends a request of two tokens through every new pair.
+It is ready when it can serve one of its models. The router does not wait for clients to find out: it sends a request of
+two tokens through every new pair.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandem.core.clock import Clock
@@ -43,13 +45,21 @@ class _Trial:
 
 
 class Readiness:
-    """`is_draining` is set when the router is about to stop: it takes no new work and is not ready."""
+    """`is_draining` is set when the router is about to stop: it takes no new work and is not ready.
+
+    `probes` has every model that is to be served, with a short prompt for it.
+    """
 
     def __init__(
-        self, table: WorkerTable, dispatcher: Dispatcher, mode: Disaggregation, clock: Clock, probe: tuple[int, ...]
+        self,
+        table: WorkerTable,
+        dispatcher: Dispatcher,
+        mode: Disaggregation,
+        clock: Clock,
+        probes: Mapping[str, tuple[int, ...]],
     ) -> None:
         self._table, self._dispatcher, self._mode, self._clock = table, dispatcher, mode, clock
-        self._probe = probe
+        self._probes = dict(probes)
         self._proven: set[frozenset[tuple[str, int]]] = set()
         self._trials: dict[frozenset[tuple[str, int]], _Trial] = {}
         self._wake = asyncio.Event()
@@ -57,11 +67,21 @@ class Readiness:
         dispatcher.on_link_up = self._wake.set
         dispatcher.on_proven = self._prove
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether some model can be served."""
+        return not self.is_draining and any(not self._missing(model) for model in self._probes)
+
     def missing(self) -> list[str]:
-        """What keeps the router from being ready, for people; empty = ready."""
+        """What keeps models from being served, for people; empty = all are."""
         if self.is_draining:
             return ["the router is stopping"]
-        plans = self._targets()
+        if len(self._probes) == 1:
+            return self._missing(next(iter(self._probes)))
+        return [f"{model}: {line}" for model in self._probes for line in self._missing(model)]
+
+    def _missing(self, model: str) -> list[str]:
+        plans = self._targets(model)
         if any(frozenset(key) in self._proven for _, key in plans):
             return []
         if plans:
@@ -88,10 +108,11 @@ class Readiness:
         """Probe whatever is new, and again what failed, until cancelled."""
         while True:
             self._forget_gone()
-            due = [(plan, key) for plan, key in self._targets() if self._is_due(frozenset(key))]
+            targets = [(model, *target) for model in self._probes for target in self._targets(model)]
+            due = [target for target in targets if self._is_due(frozenset(target[2]))]
             async with asyncio.TaskGroup() as group:
-                for plan, key in due[:_AT_ONCE]:
-                    group.create_task(self._try(plan, frozenset(key)))
+                for model, plan, key in due[:_AT_ONCE]:
+                    group.create_task(self._try(model, plan, frozenset(key)))
             if not due:
                 self._wake.clear()
                 await self._sleep()
@@ -105,9 +126,9 @@ class Readiness:
         except TimeoutError:
             return
 
-    async def _try(self, plan: Plan, key: frozenset[tuple[str, int]]) -> None:
+    async def _try(self, model: str, plan: Plan, key: frozenset[tuple[str, int]]) -> None:
         sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-        work = Work(prompt=self._probe, sampling=sampling, timeout_s=PROBE_S)
+        work = Work(prompt=self._probes[model], sampling=sampling, timeout_s=PROBE_S, model=model)
         inbox = Inbox(_BACKLOG_BYTES)
         try:
             with self._dispatcher.fly(new_request_id("probe"), 0, work, inbox, plan) as flight:
@@ -129,9 +150,9 @@ class Readiness:
         trial = self._trials.get(key)
         return key not in self._proven and (trial is None or trial.retry_at_s <= self._clock.now_s())
 
-    def _targets(self) -> list[tuple[Plan, Key]]:
-        """Everybody who could serve together now."""
-        able = self._table.candidates()
+    def _targets(self, model: str) -> list[tuple[Plan, Key]]:
+        """Everybody who could serve `model` together now."""
+        able = self._table.candidates(model=model)
         targets: list[tuple[Plan, Key]] = []
         if self._mode is not Disaggregation.NEVER:
             for prefill, decode in pairs(able):

@@ -26,16 +26,21 @@ _ALTERNATIVE_BYTES = 96
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """A validated request: one prompt, `sampling.n` choices."""
+    """A validated request: one prompt, `sampling.n` choices.
+
+    `model` is what its workers must compute; empty = any. `salt` is in the root of its block hashes; empty = that
+    of requests that belong to no tenant. Works of one `cache_key` like to meet again.
+    """
 
     prompt: Sequence[int]
     sampling: SamplingParams
     timeout_s: float
+    model: str = ""
+    salt: bytes = b""
+    cache_key: str = ""
     echo: Echo | None = None
     is_echo_alone: bool = False
     """The answer is the prompt: whatever is generated is for nobody."""
-    salt: bytes = b""
-    """In the root of its block hashes; empty = that of requests that belong to no tenant."""
     terms: Terms = field(default_factory=Terms)
     arrived_s: float | None = None
     """When its API call arrived; None = now."""

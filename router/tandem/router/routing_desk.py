@@ -67,7 +67,7 @@ class RoutingDesk:
         prompt = tuple(wanted.prompt) if isinstance(wanted.prompt, list) else wanted.prompt
         ask = Ask(
             api="explain",
-            model=wanted.model or self._reader.served_names[0],
+            model=wanted.model or self._reader.models.served_names[0],
             prompts=() if prompt is None else (prompt,),
             messages=messages_of(wanted.messages) if wanted.messages is not None else None,
             sampling={"max_tokens": wanted.max_tokens, "n": wanted.n},

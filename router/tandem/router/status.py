@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from tandem.core.clock import Clock
@@ -13,6 +12,7 @@ from tandem.router.dispatch import Dispatcher
 from tandem.router.links import WorkerLink
 from tandem.router.readiness import Readiness
 from tandem.router.requests import Flight
+from tandem.router.version import version
 from tandem.router.workers import WorkerTable
 
 
@@ -33,12 +33,13 @@ class StatusPage:
         missing = self.readiness.missing()
         return {
             "cluster": self.config.cluster,
-            "model": self.config.model,
-            "served_names": list(self.config.served_names),
-            "version": _version(),
+            "model": self.config.models[0].name,
+            "served_names": list(self.config.models[0].served_names),
+            "models": [{"model": model.name, "served_names": list(model.served_names)} for model in self.config.models],
+            "version": version(),
             "disaggregation": self.config.settings.disaggregation.value,
             "policy": self.policy(),
-            "is_ready": not missing,
+            "is_ready": self.readiness.is_ready,
             "missing": missing,
             "registry_trouble": self.table.trouble,
             "router": {
@@ -122,10 +123,3 @@ def _request(flight: Flight, now_s: float) -> dict[str, Any]:
         "output_tokens": flight.output_tokens,
         "waits_for": sorted(flight.legs),
     }
-
-
-def _version() -> str:
-    try:
-        return version("tandem-serve")
-    except PackageNotFoundError:
-        return "unknown"

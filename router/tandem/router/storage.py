@@ -57,7 +57,7 @@ class Storage:
             wakeups=self.wakeups,
             calls=InProcess(app),
             clock=clock,
-            models=lambda: frozenset(door.served_names),
+            models=lambda: frozenset(door.models.served_names),
             waiting=waiting,
             limits=Limits(max_requests=self.section.max_batch_requests, max_line_bytes=door.settings.max_body_bytes),
             at_once=self.section.batch_requests_at_once,

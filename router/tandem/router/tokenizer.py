@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import InvalidRequestError, ModelError
-from tandem.router.chat_template import ChatTemplate
+from tandem.router.chat_template import DEFAULT_RENDERING, ChatTemplate, Rendering
 
 LONG_TEXT_CHARS = 4096
 """Texts at least this long are tokenised in a thread: the event loop has other streams to feed."""
@@ -31,8 +31,11 @@ class Tokenizer:
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json; raises ModelError."""
+    def load(cls, folder: Path, template: Path | None = None) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json; raises ModelError.
+
+        `template`: a chat template to use in place of the folder's.
+        """
         path = folder / "tokenizer.json"
         try:
             hub = HubTokenizer.from_str(path.read_text("utf-8"))
@@ -46,10 +49,10 @@ class Tokenizer:
         settings = _read_json(folder / "tokenizer_config.json")
         model = _read_json(folder / "config.json")
         model = {**model, **model.get("text_config", {})}
-        source = _template_source(folder, settings)
-        template = ChatTemplate(source, _special_tokens(folder, settings)) if source else None
+        source = _template_source(folder, settings) if template is None else _read_template(template)
+        chat = ChatTemplate(source, _special_tokens(folder, settings)) if source else None
         vocab_size = int(model.get("vocab_size") or hub.get_vocab_size(with_added_tokens=True))
-        return cls(hub, template, vocab_size, int(model.get("max_position_embeddings") or 0))
+        return cls(hub, chat, vocab_size, int(model.get("max_position_embeddings") or 0))
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Like `encode`, on the calling thread."""
@@ -61,17 +64,19 @@ class Tokenizer:
             return self._encode(text, add_special_tokens)
         return await asyncio.to_thread(self._encode, text, add_special_tokens)
 
-    async def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    async def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING
+    ) -> list[int]:
         """Token ids of a rendered chat; the template itself writes the special tokens."""
         if sum(len(str(message.get("content", ""))) for message in messages) < LONG_TEXT_CHARS:
-            return self._encode(self.render_chat(messages), False)
-        return await asyncio.to_thread(lambda: self._encode(self.render_chat(messages), False))
+            return self._encode(self.render_chat(messages, rendering), False)
+        return await asyncio.to_thread(lambda: self._encode(self.render_chat(messages, rendering), False))
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING) -> str:
         if self._template is None:
             why = "its folder has no chat template"
             raise InvalidRequestError("this model cannot chat", why=why, todo="use /v1/completions", param="messages")
-        return self._template.render(messages)
+        return self._template.render(messages, rendering)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; bytes that are no UTF-8 become U+FFFD."""
@@ -127,6 +132,18 @@ def _template_source(folder: Path, settings: Mapping[str, Any]) -> str:
     if isinstance(source, list):  # several named templates
         return str({str(entry["name"]): entry["template"] for entry in source}.get("default", ""))
     return str(source)
+
+
+def _read_template(path: Path) -> str:
+    try:
+        source = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        todo = "correct chat_template"
+        raise ModelError(f"cannot read the chat template {path}", why=why, todo=todo) from error
+    if not source.strip():
+        raise ModelError(f"the chat template {path} is empty", todo="correct chat_template")
+    return source
 
 
 def _special_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
 from tandem.core.pairing import KVProfile
+from tandem.router.affinity import leaning
 from tandem.router.links import LinkFactory, WorkerAddress, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.plan import Candidate, form, pairs, refusal
@@ -60,14 +61,21 @@ class WorkerTable:
     def link(self, worker: WorkerId) -> WorkerLink | None:
         return self._links.get(worker)
 
-    def usable(self) -> list[WorkerLink]:
-        """Links that new work may go to."""
-        return [link for link in self._links.values() if link.is_up and link.is_registered]
+    def usable(self, model: str = "") -> list[WorkerLink]:
+        """Links that new work for `model` may go to; "" = any model."""
+        return [
+            link
+            for link in self._links.values()
+            if link.is_registered and link.facts is not None and model in ("", link.facts.model)
+        ]
 
-    def candidates(self, view: PrefixView | None = None, now_s: float = 0.0) -> list[Candidate]:
-        """Workers that can take work now, with what `view` says of a prompt's prefix there. `now_s` decides which load
-        reports still count."""
-        return [_candidate(link, view or PrefixView(), self.link_speed, now_s) for link in self.usable()]
+    def candidates(
+        self, view: PrefixView | None = None, now_s: float = 0.0, *, model: str = "", cache_key: str = ""
+    ) -> list[Candidate]:
+        """Workers that can take work for `model` ("" = any) now, with what `view` says of a prompt's prefix there and
+        as requests of `cache_key` see them. `now_s` decides which load reports still count."""
+        every = [_candidate(link, view or PrefixView(), self.link_speed, now_s) for link in self.usable(model)]
+        return leaning(cache_key, every)
 
     def link_speed(self, prefill: WorkerId, decode: WorkerId) -> float | None:
         """Measured bytes a second from one worker to the other; None = nobody measured it."""
@@ -97,9 +105,9 @@ class WorkerTable:
         """Every (prefill, decode) pair that may be planned, and how blocks get from one to the other."""
         return [(p.worker, d.worker, form(p, d)) for p, d in pairs(self.candidates())]
 
-    def context_tokens(self) -> int:
-        """The longest sequence that some usable worker can hold; 0 = no worker is here."""
-        facts = [link.facts for link in self.usable() if link.facts is not None]
+    def context_tokens(self, model: str = "") -> int:
+        """The longest sequence that some usable worker of `model` can hold; 0 = no worker is here."""
+        facts = [link.facts for link in self.usable(model) if link.facts is not None]
         mixed = [f.context_tokens for f in facts if f.role is RoleName.MIXED]
         prefill = max((f.context_tokens for f in facts if f.role is RoleName.PREFILL), default=0)
         decode = max((f.context_tokens for f in facts if f.role is RoleName.DECODE), default=0)

@@ -19,6 +19,7 @@ from tandem.core.config import (
     Disaggregation,
     RouterConfig,
     RouterSection,
+    ServedModel,
     SloSection,
     StoreSection,
 )
@@ -35,6 +36,7 @@ from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWor
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "models" / "tandem-tiny"
 ADMIN_KEY = "k" * 32
+TINY = ServedModel(name="tandem-tiny", model_dir=str(MODEL), served_names=("tandem-tiny", "tiny"))
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,7 @@ def builder(folder: Path) -> Iterator[Build]:
         admission: AdmissionSection | None = None,
         slo: dict[str, SloSection] | None = None,
         budget: dict[str, BudgetSection] | None = None,
+        models: tuple[ServedModel, ...] = (TINY,),
         **settings: Any,
     ) -> House:
         secret = ClusterSecret.generate()
@@ -239,9 +242,7 @@ def builder(folder: Path) -> Iterator[Build]:
         config = RouterConfig(
             cluster=cluster,
             router_id="r1",
-            model="tandem-tiny",
-            model_dir=str(MODEL),
-            served_names=("tandem-tiny", "tiny"),
+            models=models,
             redis_url=redis_url,
             secret_file=str(folder / "secret"),
             admin_key_file=str(folder / "key"),
@@ -254,10 +255,14 @@ def builder(folder: Path) -> Iterator[Build]:
         )
         fabric = Fabric()
         house = House(config, secret)
-        for role, count in ((RoleName.PREFILL, prefill), (RoleName.DECODE, decode), (RoleName.MIXED, mixed)):
-            for number in range(count):
-                worker = WorkerId(f"{role.value}-{number}")
-                house.workers[worker] = ScriptedWorker(worker, role, fabric, secret, replace(script or Script()))
+        counts = ((RoleName.PREFILL, prefill), (RoleName.DECODE, decode), (RoleName.MIXED, mixed))
+        for place, model in enumerate(models):
+            for role, number in ((role, number) for role, count in counts for number in range(count)):
+                worker = WorkerId(f"{role}-m{place + 1}-{number}" if place else f"{role}-{number}")
+                house.workers[worker] = ScriptedWorker(
+                    worker, role, fabric, secret, replace(script or Script()), fingerprint=f"{15 - place:x}" * 32,
+                    model=model.name,
+                )  # fmt: skip
         houses.append(house)
         if start:
             house.start()

@@ -80,6 +80,7 @@ class ScriptedWorker:
     secret: ClusterSecret
     script: Script = field(default_factory=Script)
     fingerprint: str = "f" * 32
+    model: str = "tandem-tiny"
     block_tokens: int = 16
     max_model_len: int = 4096
     num_blocks: int = 512
@@ -129,7 +130,7 @@ class ScriptedWorker:
             incarnation=self.incarnation,
             role=self.role,
             address=self.address,
-            model="tandem-tiny",
+            model=self.model,
             fingerprint=self.fingerprint,
             tp=1,
             block_tokens=self.block_tokens,
@@ -142,7 +143,7 @@ class ScriptedWorker:
             eos_token_ids=[EOS],
             profile=w.KvProfile(
                 fingerprint=self.fingerprint,
-                identity={"model": "tandem-tiny", "revision": self.fingerprint},
+                identity={"model": self.model, "revision": self.fingerprint},
                 tp=1,
                 protocol_major=PROTOCOL[0],
                 protocol_minor=PROTOCOL[1],

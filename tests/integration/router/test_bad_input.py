@@ -200,6 +200,8 @@ def test_huge_declared_body_is_refused_unread(shared: House) -> None:
 
 
 def test_unknown_paths_and_methods(shared: House) -> None:
+    assert_error(httpx.get(f"{shared.url}/v1/nothing", headers={"host": "["}), 404, "invalid_request")
+    assert len(httpx.get(f"{shared.url}/{'x' * 9000}").content) < 1000
     assert_error(httpx.get(f"{shared.url}/v1/nothing"), 404, "invalid_request")
     assert_error(httpx.get(shared.url + CHAT), 405, "invalid_request")
     assert_error(httpx.post(f"{shared.url}{CHAT}/", json=chat()), 404, "invalid_request")

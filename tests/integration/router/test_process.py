@@ -19,7 +19,7 @@ import httpx
 import msgspec
 import pytest
 
-from tandem.core.config import RouterConfig, RouterSection
+from tandem.core.config import RouterConfig, RouterSection, ServedModel
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -54,9 +54,7 @@ def config(tmp_path: Path) -> RouterConfig:
     return RouterConfig(
         cluster="test",
         router_id="r1",
-        model="tandem-tiny",
-        model_dir=str(MODEL),
-        served_names=("tiny",),
+        models=(ServedModel(name="tandem-tiny", model_dir=str(MODEL), served_names=("tiny",)),),
         redis_url="redis://127.0.0.1:1",
         secret_file=str(tmp_path / "secret"),
         admin_key_file=str(tmp_path / "key"),
@@ -163,7 +161,10 @@ def test_port_taken(config: RouterConfig, redis_url: str, tmp_path: Path, which:
 def test_cannot_start(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
     assert "cannot reach Redis" in failure(config, tmp_path)
     here = replace(config, redis_url=redis_url)
-    assert "tokenizer.json" in failure(replace(here, model_dir=str(tmp_path / "none")), tmp_path)
+    gone = (replace(config.models[0], model_dir=str(tmp_path / "none")),)
+    assert "tokenizer.json" in failure(replace(here, models=gone), tmp_path)
+    lost = (replace(config.models[0], chat_template=str(tmp_path / "none")),)
+    assert "chat template" in failure(replace(here, models=lost), tmp_path)
     assert "cluster secret" in failure(replace(here, secret_file=str(tmp_path / "none")), tmp_path)
     assert "admin key" in failure(replace(here, admin_key_file=str(tmp_path / "none")), tmp_path)
 

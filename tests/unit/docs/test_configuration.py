@@ -18,6 +18,7 @@ from tandem.core.config import (
     AdmissionSection,
     BudgetSection,
     ClusterConfig,
+    FurtherModelSection,
     ModelSection,
     PoolSection,
     RedisSection,
@@ -34,7 +35,7 @@ SECTIONS: dict[str, Any] = {
     "Top level": ClusterConfig, "`[model]`": ModelSection, "`[pools]`": PoolSection, "`[worker]`": WorkerSection,
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
     "`[admission]`": AdmissionSection, "`[slo.<class>]`": SloSection, "`[redis]`": RedisSection,
-    "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection,
+    "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection, "`[[models]]`": FurtherModelSection,
 }  # fmt: skip
 
 
@@ -83,8 +84,8 @@ def test_every_flag_of_a_setting_is_there_and_real() -> None:
 
 
 def test_the_example_is_read(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL)
     path = tmp_path / "cluster.toml"
-    path.write_text(example)
+    path.write_text("".join(re.findall(r"```toml\n(.*?)```", TEXT, flags=re.DOTALL)))
     config = config_loader.load(path, ClusterConfig)
     assert (config.pools.decode, config.decode.tp, config.worker.kv_dtype) == (2, 2, "bfloat16")
+    assert [(model.served_names, model.pools.mixed) for model in config.models] == [(("small", "qwen"), 1)]

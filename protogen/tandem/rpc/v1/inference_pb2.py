@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from tandem.rpc.v1 import generation_pb2 as tandem_dot_rpc_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/rpc/v1/inference.proto\x12\rtandem.rpc.v1\x1a\x1etandem/rpc/v1/generation.proto\"\xf3\x02\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.tandem.rpc.v1.TokenIdsH\x00\x12+\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1b.tandem.rpc.v1.ChatMessagesH\x00\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.tandem.rpc.v1.GenerateSampling\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\"\n\x1ainclude_stop_str_in_output\x18\t \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\n \x01(\x08\x12\x1f\n\x17return_prompt_token_ids\x18\x0b \x01(\x08\x12\x15\n\x08priority\x18\x0c \x01(\x05H\x01\x88\x01\x01\x12\x16\n\tslo_class\x18\r \x01(\tH\x02\x88\x01\x01\x42\x08\n\x06promptB\x0b\n\t_priorityB\x0c\n\n_slo_class\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"<\n\x0c\x43hatMessages\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.tandem.rpc.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x96\x06\n\x10GenerateSampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x01n\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x12H\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x17\n\nignore_eos\x18\x0c \x01(\x08H\n\x88\x01\x01\x12\x42\n\nlogit_bias\x18\r \x03(\x0b\x32..tandem.rpc.v1.GenerateSampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0f \x01(\rH\x0c\x88\x01\x01\x12\x11\n\tbad_words\x18\x10 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x14\n\x07\x62\x65st_of\x18\x12 \x01(\rH\r\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\r\n\x0b_min_tokensB\n\n\x08_best_ofB\x12\n\x10_prompt_logprobs\"\xd2\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12+\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.tandem.rpc.v1.ChoiceDelta\x12#\n\x05usage\x18\x03 \x01(\x0b\x32\x14.tandem.rpc.v1.Usage\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x34\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\"\x99\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\x12+\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x1b.tandem.rpc.v1.FinishReason\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2Z\n\tInference\x12M\n\x08Generate\x12\x1e.tandem.rpc.v1.GenerateRequest\x1a\x1f.tandem.rpc.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtandem/rpc/v1/inference.proto\x12\rtandem.rpc.v1\x1a\x1etandem/rpc/v1/generation.proto\"\xcf\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12,\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.tandem.rpc.v1.TokenIdsH\x00\x12+\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x1b.tandem.rpc.v1.ChatMessagesH\x00\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.tandem.rpc.v1.GenerateSampling\x12\x0c\n\x04stop\x18\x06 \x03(\t\x12\x17\n\ncache_salt\x18\x07 \x01(\tH\x01\x88\x01\x01\x12\x1d\n\x10prompt_cache_key\x18\x08 \x01(\tH\x02\x88\x01\x01\x12\"\n\x1ainclude_stop_str_in_output\x18\t \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\n \x01(\x08\x12\x1f\n\x17return_prompt_token_ids\x18\x0b \x01(\x08\x12\x15\n\x08priority\x18\x0c \x01(\x05H\x03\x88\x01\x01\x12\x16\n\tslo_class\x18\r \x01(\tH\x04\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_cache_saltB\x13\n\x11_prompt_cache_keyB\x0b\n\t_priorityB\x0c\n\n_slo_class\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xb8\x01\n\x0c\x43hatMessages\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.tandem.rpc.v1.ChatMessage\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x02 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x03 \x01(\x08\x12\x1c\n\x14\x63hat_template_kwargs\x18\x04 \x01(\tB\x18\n\x16_add_generation_prompt\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x96\x06\n\x10GenerateSampling\x12\x17\n\nmax_tokens\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x01n\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x18\n\x0btemperature\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05top_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x12\n\x05top_k\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x12\n\x05min_p\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x08 \x01(\x01H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\t \x01(\x01H\x08\x88\x01\x01\x12\x11\n\x04seed\x18\n \x01(\x12H\t\x88\x01\x01\x12\x16\n\x0estop_token_ids\x18\x0b \x03(\r\x12\x17\n\nignore_eos\x18\x0c \x01(\x08H\n\x88\x01\x01\x12\x42\n\nlogit_bias\x18\r \x03(\x0b\x32..tandem.rpc.v1.GenerateSampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0e \x01(\rH\x0b\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0f \x01(\rH\x0c\x88\x01\x01\x12\x11\n\tbad_words\x18\x10 \x03(\t\x12\x19\n\x11\x61llowed_token_ids\x18\x11 \x03(\r\x12\x14\n\x07\x62\x65st_of\x18\x12 \x01(\rH\r\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x0e\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\r\n\x0b_max_tokensB\x04\n\x02_nB\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_ignore_eosB\x0b\n\t_logprobsB\r\n\x0b_min_tokensB\n\n\x08_best_ofB\x12\n\x10_prompt_logprobs\"\xd2\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12+\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.tandem.rpc.v1.ChoiceDelta\x12#\n\x05usage\x18\x03 \x01(\x0b\x32\x14.tandem.rpc.v1.Usage\x12\x10\n\x08\x66inished\x18\x04 \x01(\x08\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12\x34\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\"\x99\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\x12+\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x1b.tandem.rpc.v1.FinishReason\"P\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\x12\x15\n\rcached_tokens\x18\x03 \x01(\r2Z\n\tInference\x12M\n\x08Generate\x12\x1e.tandem.rpc.v1.GenerateRequest\x1a\x1f.tandem.rpc.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,23 +35,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATESAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_GENERATESAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=81
-  _globals['_GENERATEREQUEST']._serialized_end=452
-  _globals['_TOKENIDS']._serialized_start=454
-  _globals['_TOKENIDS']._serialized_end=477
-  _globals['_CHATMESSAGES']._serialized_start=479
-  _globals['_CHATMESSAGES']._serialized_end=539
-  _globals['_CHATMESSAGE']._serialized_start=541
-  _globals['_CHATMESSAGE']._serialized_end=585
-  _globals['_GENERATESAMPLING']._serialized_start=588
-  _globals['_GENERATESAMPLING']._serialized_end=1378
-  _globals['_GENERATESAMPLING_LOGITBIASENTRY']._serialized_start=1113
-  _globals['_GENERATESAMPLING_LOGITBIASENTRY']._serialized_end=1161
-  _globals['_GENERATERESPONSE']._serialized_start=1381
-  _globals['_GENERATERESPONSE']._serialized_end=1591
-  _globals['_CHOICEDELTA']._serialized_start=1594
-  _globals['_CHOICEDELTA']._serialized_end=1747
-  _globals['_USAGE']._serialized_start=1749
-  _globals['_USAGE']._serialized_end=1829
-  _globals['_INFERENCE']._serialized_start=1831
-  _globals['_INFERENCE']._serialized_end=1921
+  _globals['_GENERATEREQUEST']._serialized_end=544
+  _globals['_TOKENIDS']._serialized_start=546
+  _globals['_TOKENIDS']._serialized_end=569
+  _globals['_CHATMESSAGES']._serialized_start=572
+  _globals['_CHATMESSAGES']._serialized_end=756
+  _globals['_CHATMESSAGE']._serialized_start=758
+  _globals['_CHATMESSAGE']._serialized_end=802
+  _globals['_GENERATESAMPLING']._serialized_start=805
+  _globals['_GENERATESAMPLING']._serialized_end=1595
+  _globals['_GENERATESAMPLING_LOGITBIASENTRY']._serialized_start=1330
+  _globals['_GENERATESAMPLING_LOGITBIASENTRY']._serialized_end=1378
+  _globals['_GENERATERESPONSE']._serialized_start=1598
+  _globals['_GENERATERESPONSE']._serialized_end=1808
+  _globals['_CHOICEDELTA']._serialized_start=1811
+  _globals['_CHOICEDELTA']._serialized_end=1964
+  _globals['_USAGE']._serialized_start=1966
+  _globals['_USAGE']._serialized_end=2046
+  _globals['_INFERENCE']._serialized_start=2048
+  _globals['_INFERENCE']._serialized_end=2138
 # @@protoc_insertion_point(module_scope)

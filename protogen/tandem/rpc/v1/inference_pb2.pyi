@@ -29,6 +29,8 @@ class GenerateRequest(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PROMPT_CACHE_KEY_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
@@ -36,6 +38,10 @@ class GenerateRequest(_message.Message):
     SLO_CLASS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     text: _builtins.str
+    cache_salt: _builtins.str
+    """Requests with one salt share cached blocks among themselves alone; 1 to 1024 characters."""
+    prompt_cache_key: _builtins.str
+    """Requests with one key go to the same workers where that costs little; 1 to 512 characters."""
     include_stop_str_in_output: _builtins.bool
     """The text ends with the stop string, or stop token, that ended it."""
     echo: _builtins.bool
@@ -63,24 +69,34 @@ class GenerateRequest(_message.Message):
         chat: Global___ChatMessages | None = ...,
         sampling: Global___GenerateSampling | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
+        cache_salt: _builtins.str | None = ...,
+        prompt_cache_key: _builtins.str | None = ...,
         include_stop_str_in_output: _builtins.bool = ...,
         echo: _builtins.bool = ...,
         return_prompt_token_ids: _builtins.bool = ...,
         priority: _builtins.int | None = ...,
         slo_class: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_slo_class", b"_slo_class", "chat", b"chat", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "slo_class", b"slo_class", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_cache_key", b"_prompt_cache_key", "_slo_class", b"_slo_class", "cache_salt", b"cache_salt", "chat", b"chat", "priority", b"priority", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "sampling", b"sampling", "slo_class", b"slo_class", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_slo_class", b"_slo_class", "chat", b"chat", "echo", b"echo", "include_stop_str_in_output", b"include_stop_str_in_output", "model", b"model", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "slo_class", b"slo_class", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_priority", b"_priority", "_prompt_cache_key", b"_prompt_cache_key", "_slo_class", b"_slo_class", "cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "include_stop_str_in_output", b"include_stop_str_in_output", "model", b"model", "priority", b"priority", "prompt", b"prompt", "prompt_cache_key", b"prompt_cache_key", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "slo_class", b"slo_class", "stop", b"stop", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
+    _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_cache_key: _TypeAlias = _typing.Literal["prompt_cache_key"]  # noqa: Y015
+    _WhichOneofArgType__prompt_cache_key: _TypeAlias = _typing.Literal["_prompt_cache_key", b"_prompt_cache_key"]  # noqa: Y015
     _WhichOneofReturnType__slo_class: _TypeAlias = _typing.Literal["slo_class"]  # noqa: Y015
     _WhichOneofArgType__slo_class: _TypeAlias = _typing.Literal["_slo_class", b"_slo_class"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "token_ids", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_cache_key) -> _WhichOneofReturnType__prompt_cache_key | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__slo_class) -> _WhichOneofReturnType__slo_class | None: ...
     @_typing.overload
@@ -113,18 +129,32 @@ class ChatMessages(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    add_generation_prompt: _builtins.bool
+    """Absent = true, unless continue_final_message is true."""
+    continue_final_message: _builtins.bool
+    """The answer goes on with the last message, which is the assistant's."""
+    chat_template_kwargs: _builtins.str
+    """A JSON object: variables for the chat template."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        continue_final_message: _builtins.bool = ...,
+        chat_template_kwargs: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs", b"chat_template_kwargs", "continue_final_message", b"continue_final_message", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___ChatMessages: _TypeAlias = ChatMessages  # noqa: Y015
 

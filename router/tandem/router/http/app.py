@@ -13,13 +13,27 @@ from tandem.core.ids import new_request_id
 from tandem.router.asks import Ask
 from tandem.router.door import Door
 from tandem.router.http import schemas
+from tandem.router.http.absent import absent
 from tandem.router.http.bodies import Frame
 from tandem.router.http.callers import caller_of, wish_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.errors import error_response
-from tandem.router.http.reading import M, Simplify, chat_ask, check_streaming, completion_ask, messages_of, read_json
+from tandem.router.http.reading import (
+    M,
+    Simplify,
+    chat_ask,
+    check_streaming,
+    check_tokenizing,
+    completion_ask,
+    messages_of,
+    read_json,
+    rendering_of,
+)
 from tandem.router.http.replies import ROUTE_HEADER, TIMING_HEADER, AnswerReply
 from tandem.router.metrics import CONTENT_TYPE
+from tandem.router.models import Model
+from tandem.router.quoting import shortened
+from tandem.router.version import version
 
 
 def create_app(door: Door) -> FastAPI:
@@ -34,6 +48,8 @@ def create_app(door: Door) -> FastAPI:
     app.add_route("/v1/models", guarded(api.models), methods=["GET"])
     app.add_route("/v1/models/{model:path}", guarded(api.model), methods=["GET"])
     app.add_route("/livez", guarded(api.livez), methods=["GET"])
+    app.add_route("/health", guarded(api.readyz), methods=["GET"])
+    app.add_route("/version", guarded(api.version), methods=["GET"])
     app.add_route("/readyz", guarded(api.readyz), methods=["GET"])
     app.add_route("/metrics", guarded(api.metrics), methods=["GET"])
     return app
@@ -70,6 +86,8 @@ class _Api:
             shows_token_ids=bool(body.return_token_ids),
             kept=ask.kept,
             wants_usage=bool(body.stream_options and body.stream_options.include_usage),
+            wants_running_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
+            names_tier=is_chat and body.service_tier is not None,
         )
         return AnswerReply(
             door.desk,
@@ -83,33 +101,31 @@ class _Api:
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._read(request, schemas.TokenizeRequest)
-        self._check_model(body.model)
-        tokenizer = self._door.tokenizer
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequestError("give either prompt or messages", param="prompt")
+        check_tokenizing(body)
+        model = self._model_of(body.model)
         if body.messages is not None:
-            tokens = await tokenizer.encode_chat(messages_of(body.messages))
+            tokens = await self._door.reader.encode_chat(model, messages_of(body.messages), rendering_of(body))
         else:
-            tokens = await tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-        limit = self._door.reader.context_tokens
+            add_special_tokens = body.add_special_tokens is not False
+            tokens = await model.tokenizer.encode(body.prompt or "", add_special_tokens=add_special_tokens)
+        limit = self._door.reader.context_tokens(model)
         return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": limit or None})
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._read(request, schemas.DetokenizeRequest)
-        self._check_model(body.model)
-        size = self._door.tokenizer.vocab_size
+        tokenizer = self._model_of(body.model).tokenizer
+        size = tokenizer.vocab_size
         for token in body.tokens:
             if not 0 <= token < size:
                 why = f"the vocabulary has ids 0 to {size - 1}"
                 raise InvalidRequestError(f"tokens has the id {token}", why=why, param="tokens")
-        return json_response({"prompt": self._door.tokenizer.decode_all(body.tokens)})
+        return json_response({"prompt": tokenizer.decode_all(body.tokens)})
 
     async def models(self, request: Request) -> Response:
-        return json_response({"object": "list", "data": [self._model(name) for name in self._door.served_names]})
+        return json_response({"object": "list", "data": [self._model(name) for name in self._door.models.served_names]})
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["model"]
-        self._door.reader.check_model(name)
         return json_response(self._model(name))
 
     async def livez(self, request: Request) -> Response:
@@ -117,8 +133,13 @@ class _Api:
 
     async def readyz(self, request: Request) -> Response:
         missing = self._door.readiness.missing()
-        body = {"status": "not ready" if missing else "ready", "missing": missing}
-        return json_response(body, 503 if missing else 200)
+        is_ready = self._door.readiness.is_ready
+        return json_response(
+            {"status": "ready" if is_ready else "not ready", "missing": missing}, 200 if is_ready else 503
+        )
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": version()})
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._door.metrics.render(), headers={"content-type": CONTENT_TYPE})
@@ -126,18 +147,18 @@ class _Api:
     async def _read(self, request: Request, model: type[M], simplify: Simplify | None = None) -> M:
         return await read_json(request, self._door.settings.max_body_bytes, model, simplify)
 
-    def _check_model(self, model: str | None) -> None:
-        if model is not None:
-            self._door.reader.check_model(model)
+    def _model_of(self, name: str | None) -> Model:
+        return self._door.models.only() if name is None else self._door.models.find(name)
 
     def _model(self, name: str) -> dict[str, object]:
-        limit = self._door.reader.context_tokens
+        model = self._door.models.find(name)
         return {
             "id": name,
             "object": "model",
             "created": self._door.started_s,
             "owned_by": "tandem",
-            "max_model_len": limit or None,
+            "root": model.name,
+            "max_model_len": self._door.reader.context_tokens(model) or None,
         }
 
 
@@ -145,10 +166,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """404 and 405 of the framework in our shape."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = error.headers if isinstance(error, HTTPException) else None
+    path = str(request.scope["path"])  # not of request.url, which a strange Host makes unreadable
     if status == 405:
-        failure = InvalidRequestError(
-            f"{request.method} is not allowed on {request.url.path}", todo="use another method"
-        )
+        what = f"{request.method} is not allowed on {shortened(path)}"
+        failure = InvalidRequestError(what, todo="use another method")
     else:
-        failure = InvalidRequestError(f"there is nothing at {request.url.path}", todo="see /v1/models for a start")
+        unknown = InvalidRequestError(f"there is nothing at {shortened(path)}", todo="see /v1/models for a start")
+        failure = absent(path) or unknown
     return error_response(failure, status, headers)

@@ -33,6 +33,9 @@ class Frame:
     wants_usage: bool = False
     shows_token_ids: bool = False
     kept: int | None = None
+    wants_running_usage: bool = False
+    """With every chunk: how much there is so far, over all choices."""
+    names_tier: bool = False
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -42,6 +45,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+
+
+def _tier(frame: Frame) -> dict[str, str]:
+    """There is one tier, and those who asked for one hear which it was."""
+    return {"service_tier": "default"} if frame.names_tier else {}
 
 
 class Logprobs:
@@ -114,7 +122,7 @@ class ChunkWriter:
     def __init__(self, frame: Frame, choice_count: int, logprobs: Logprobs) -> None:
         self._frame, self._logprobs = frame, logprobs
         kind = "chat.completion.chunk" if frame.is_chat else "text_completion"
-        head = {"id": frame.id, "object": kind, "created": frame.created, "model": frame.model}
+        head = {"id": frame.id, "object": kind, "created": frame.created, "model": frame.model, **_tier(frame)}
         self._head = orjson.dumps(head)[:-1]
         opening = b'"delta":{"content":' if frame.is_chat else b'"text":'
         self._starts = [
@@ -124,8 +132,10 @@ class ChunkWriter:
         self._is_open = [False] * choice_count
         self._choices_each = choice_count // max(1, len(frame.prompts))
 
-    def write(self, update: ChoiceUpdate) -> bytes:
-        """The events of one update; b"" if there is nothing to show yet."""
+    def write(self, update: ChoiceUpdate, usage: Usage | None = None) -> bytes:
+        """The events of one update; b"" if there is nothing to show yet. `usage` so far goes with them if given."""
+        if usage is not None:
+            self._tail = b',"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
         is_first = not self._is_open[update.index]
         self._is_open[update.index] = True
         return self._chat(update, is_first) if self._frame.is_chat else self._completion(update, is_first)
@@ -199,6 +209,7 @@ class WholeAnswer:
             "object": kind,
             "created": frame.created,
             "model": frame.model,
+            **_tier(frame),
             "choices": [self._choice(choice) for choice in choices],
             "usage": usage_object(usage),
         }

@@ -35,7 +35,7 @@ def error_object(error: TandemError, status: int | None = None) -> dict[str, Any
     """`{"error": {message, type, param, code}}`."""
     status = http_status(error) if status is None else status
     kind = _TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "server_error")
-    if error.code == "model_not_found":
+    if error.code in ("model_not_found", "unsupported_endpoint"):
         kind = "invalid_request_error"
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 

@@ -20,8 +20,16 @@ from tandem.core.errors import (
 )
 from tandem.core.sampling import MAX_LOGPROBS
 from tandem.router.asks import Ask, kept_choices
+from tandem.router.chat_template import Rendering
 from tandem.router.http.errors import from_validation
-from tandem.router.http.schemas import ChatRequest, CompletionRequest, Message, SamplingFields
+from tandem.router.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    RenderingFields,
+    SamplingFields,
+    TokenizeRequest,
+)
 from tandem.router.quoting import quoted
 
 BODY_S = 60.0
@@ -104,6 +112,9 @@ def chat_ask(body: ChatRequest) -> Ask:
         bad_words=tuple(body.bad_words or ()),
         max_tokens_param=param,
         logprobs_param="top_logprobs",
+        rendering=rendering_of(body),
+        cache_salt=body.cache_salt,
+        cache_key=body.prompt_cache_key,
     )
 
 
@@ -124,6 +135,19 @@ def completion_ask(body: CompletionRequest) -> Ask:
         includes_stop=bool(body.include_stop_str_in_output),
         bad_words=tuple(body.bad_words or ()),
         default_max_tokens=_COMPLETION_MAX_TOKENS,
+        cache_salt=body.cache_salt,
+        cache_key=body.prompt_cache_key,
+    )
+
+
+def rendering_of(body: RenderingFields) -> Rendering:
+    """A prompt ends with the words that ask for an answer, unless it ends inside the last message."""
+    continues = bool(body.continue_final_message)
+    adds = body.add_generation_prompt
+    return Rendering(
+        adds_prompt=not continues if adds is None else adds,
+        continues_last=continues,
+        variables=body.chat_template_kwargs or {},
     )
 
 
@@ -161,6 +185,17 @@ def check_streaming(body: SamplingFields) -> None:
         raise UnsupportedParameterError(
             "include_obfuscation is not supported yet", todo="leave it out", param="stream_options.include_obfuscation"
         )
+
+
+def check_tokenizing(body: TokenizeRequest) -> None:
+    """Either a text or a chat, and nothing that is for the other."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either prompt or messages", param="prompt")
+    others = ("add_special_tokens",) if body.prompt is None else tuple(RenderingFields.model_fields)
+    for name in others:
+        if getattr(body, name) is not None:
+            given = "messages" if body.prompt is None else "prompt"
+            raise InvalidRequestError(f"{name} says nothing about {given}", todo="leave it out", param=name)
 
 
 def _check_media_type(request: Request) -> None:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.ids import RequestId
-from tandem.router.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpdate, attend
+from tandem.router.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpdate, Usage, attend
 from tandem.router.http.bodies import ChunkWriter, Frame, Logprobs, WholeAnswer
 from tandem.router.http.errors import error_event, error_response
 from tandem.router.requests import Work
@@ -44,7 +44,7 @@ class AnswerReply(Response):
         super().__init__()
         self._desk, self._works, self._frame, self._settings = desk, works, frame, settings
         self._is_stream, self._wants_timing, self._wants_route = is_stream, wants_timing, wants_route
-        self._logprobs = Logprobs(desk.tokenizer)
+        self._logprobs = Logprobs(settings.tokenizer)
         self._has_started = False
         self._is_gone = False
 
@@ -79,10 +79,11 @@ class AnswerReply(Response):
     async def _stream(self, answer: Answer, send: Send) -> None:
         writer = ChunkWriter(self._frame, answer.choice_count, self._logprobs)
         while (updates := await answer.next()) is not None:
+            usage = answer.usage if self._frame.wants_running_usage else None
             if any(update.prompt_logprobs for update in updates):  # long; other streams go on meanwhile
-                events = await asyncio.to_thread(_events, writer, updates)
+                events = await asyncio.to_thread(_events, writer, updates, usage)
             else:
-                events = _events(writer, updates)
+                events = _events(writer, updates, usage)
             if events:
                 await self._start(answer, send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
@@ -130,8 +131,8 @@ class AnswerReply(Response):
             await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
 
 
-def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate]) -> bytes:
-    return b"".join([writer.write(update) for update in updates])
+def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate], usage: Usage | None) -> bytes:
+    return b"".join([writer.write(update, usage) for update in updates])
 
 
 def _bug(error: Exception) -> InternalError:

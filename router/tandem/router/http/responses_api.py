@@ -53,7 +53,7 @@ class _Api:
         received_s = door.clock.now_s()
         body = await read_json(request, door.settings.max_body_bytes, ResponseRequest, without_neutral)
         _check_streaming(body)
-        door.reader.check_model(body.model)
+        door.models.find(body.model)
         tenant = tenant_of(request)
         past = await self._conversations.past(tenant, body.previous_response_id)
         items = items_of(body.input)

@@ -20,7 +20,6 @@ _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (None, True),
     "beam_width": _NOTHING,
-    "cache_salt": _NOTHING,
     "detokenize": (None, True),
     "ebnf": _NOTHING,
     "grammar": _NOTHING,
@@ -46,15 +45,12 @@ _NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "use_beam_search": _NOTHING,
     "vllm_xargs": _NOTHING,
 }
-_NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
+NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     **_NEUTRAL_ANYWHERE,
     "best_of": (None, 1),
     "echo": _NOTHING,
-    "add_generation_prompt": (None, True),
     "audio": _NOTHING,
     "chat_template": _NOTHING,
-    "chat_template_kwargs": _NOTHING,
-    "continue_final_message": _NOTHING,
     "documents": _NOTHING,
     "function_call": (None, "none", "auto"),
     "functions": _NOTHING,
@@ -67,7 +63,7 @@ _NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-_NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "suffix": _NOTHING}
+NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "suffix": _NOTHING}
 
 
 class Strict(BaseModel):
@@ -76,10 +72,13 @@ class Strict(BaseModel):
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
 
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Short = Annotated[str, Field(max_length=64)]
+Metadata = Annotated[dict[Short, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
 class SamplingFields(Strict):
@@ -110,12 +109,13 @@ class SamplingFields(Strict):
     return_token_ids: bool | None = None
     priority: Int | None = None
     timeout: float | None = None
-    # Accepted; they change nothing here.
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
+    cache_salt: str | None = None
     prompt_cache_key: str | None = None
+    # Information for the operator of a server that keeps it; this one keeps nothing.
+    user: str | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Short | None = None
 
 
 class TextPart(Strict):
@@ -125,7 +125,7 @@ class TextPart(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: str | None = None
     refusal: None = None
     tool_calls: None = None
@@ -134,7 +134,15 @@ class Message(Strict):
     annotations: list[Any] | None = None
 
 
-class ChatRequest(SamplingFields):
+class RenderingFields(Strict):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatRequest(SamplingFields, RenderingFields):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
@@ -148,11 +156,11 @@ class CompletionRequest(SamplingFields):
     echo: bool | None = None
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(RenderingFields):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(Strict):
@@ -163,11 +171,11 @@ class DetokenizeRequest(Strict):
 def without_neutral_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body of a chat request without parameters that ask for nothing; UnsupportedParameterError for the others."""
     _refuse_parts(body)
-    return _without_neutral(body, _NEUTRAL_CHAT)
+    return _without_neutral(body, NEUTRAL_CHAT)
 
 
 def without_neutral_completion(body: Mapping[str, Any]) -> dict[str, Any]:
-    return _without_neutral(body, _NEUTRAL_COMPLETION)
+    return _without_neutral(body, NEUTRAL_COMPLETION)
 
 
 def _without_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:

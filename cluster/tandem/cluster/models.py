@@ -1,0 +1,175 @@
+"""Which models a cluster serves, and with how many workers each: files found, names told apart, mistakes named."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.cluster.bundled import bundled_model
+from tandem.core.config import ClusterConfig, Disaggregation, ModelSection, PoolSection, ServedModel
+from tandem.core.desired import Pool
+from tandem.core.errors import ConfigError, ModelError
+from tandem.core.lifecycle import RoleName
+from tandem.engine.model_config import DTYPES, read_model_config
+from tandem.engine.model_source import ModelSource, resolve_model, weight_files
+
+_DTYPES = ("auto", *DTYPES)
+_SHORTEST_CONTEXT = 16
+"""Tokens; the requests with which workers and routers try themselves out have to fit."""
+_FLAGS = {"dtype": "--dtype", "max_model_len": "--max-model-len", "served_names": "--served-model-name",
+          "prefill": "--prefill", "decode": "--decode", "mixed": "--mixed",
+          "chat_template": "--chat-template"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedModel:
+    """A model that can be served: on disk, under a name of its own, with workers that can answer together."""
+
+    source: ModelSource
+    served_names: tuple[str, ...]
+    chat_template: str
+    dtype: str
+    max_model_len: int
+    counts: dict[RoleName, int]
+    pools: tuple[Pool, ...]
+
+    def served(self) -> ServedModel:
+        """As routers are told of it."""
+        return ServedModel(
+            name=self.source.name,
+            model_dir=str(self.source.path),
+            served_names=self.served_names,
+            chat_template=self.chat_template,
+        )
+
+
+def check_models(config: ClusterConfig) -> None:
+    """Raise ConfigError for what is wrong with `[model]`, `[pools]` or `[[models]]` on its face."""
+    for number, (section, pools) in enumerate(_sections(config)):
+        if section.dtype not in _DTYPES:
+            what = f"{_name('dtype', number)} is {section.dtype!r}"
+            raise ConfigError(what, todo=f"Use one of {', '.join(_DTYPES)}")
+        length, name = section.max_model_len, _name("max_model_len", number)
+        if length < 0:
+            raise ConfigError(f"{name} is {length}", todo="Use 0 or more")
+        if 0 < length < _SHORTEST_CONTEXT:
+            todo = f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows"
+            raise ConfigError(f"{name} is {length}", todo=todo)
+        if "" in section.served_names:
+            what = f"{_name('served_names', number)} is empty"
+            raise ConfigError(what, todo="Give the name that requests will carry")
+        for role in RoleName:
+            if getattr(pools, role) < 0:
+                raise ConfigError(f"{_name(role, number)} is {getattr(pools, role)}", todo="Use 0 or more workers")
+
+
+def counts_of(pools: PoolSection) -> dict[RoleName, int]:
+    """Workers by role; one pair where none are asked for."""
+    counts = {role: int(getattr(pools, role)) for role in RoleName}
+    return counts if any(counts.values()) else {**counts, RoleName.PREFILL: 1, RoleName.DECODE: 1}
+
+
+def total(config: ClusterConfig) -> dict[RoleName, int]:
+    """Workers by role, of all models."""
+    every = [counts_of(pools) for _, pools in _sections(config)]
+    return {role: sum(counts[role] for counts in every) for role in RoleName}
+
+
+def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
+    """Every model of the cluster, `[model]` first; raises StartupError. May download from the hub."""
+    has_weights = config.worker.engine != "sim"
+    models: list[ResolvedModel] = []
+    for number, (section, pools) in enumerate(_sections(config)):
+        source = resolve_model(section.path or str(bundled_model()), revision=section.revision, has_weights=has_weights)
+        _check_files(source, has_weights=has_weights)
+        source = _told_apart(source, [model.source for model in models])
+        counts = counts_of(pools)
+        _check_disaggregation(config, counts, number)
+        models.append(
+            ResolvedModel(
+                source=source,
+                served_names=section.served_names or (source.name,),
+                chat_template=_template(section.chat_template, number),
+                dtype=section.dtype,
+                max_model_len=section.max_model_len,
+                counts=counts,
+                pools=_pools(source, counts, number),
+            )
+        )
+    _check_names(models)
+    return tuple(models)
+
+
+def _sections(config: ClusterConfig) -> list[tuple[ModelSection, PoolSection]]:
+    return [(config.model, config.pools), *((section, section.pools) for section in config.models)]
+
+
+def _name(field: str, number: int) -> str:
+    """How people set `field` of a model: by flag for the first, in the file for further ones."""
+    return f"models[{number - 1}].{field}" if number else _FLAGS[field]
+
+
+def _pools(source: ModelSource, counts: dict[RoleName, int], number: int) -> tuple[Pool, ...]:
+    suffix = f"-m{number + 1}" if number else ""
+    return tuple(
+        Pool(name=f"{role}{suffix}", model=source.name, role=role, count=count, revision=source.commit)
+        for role, count in counts.items()
+        if count
+    )
+
+
+def _told_apart(source: ModelSource, before: Sequence[ModelSource]) -> ModelSource:
+    """`source` under a name that no model before it has: routers tell workers apart by it."""
+    same = [other for other in before if other.name.partition("@")[0] == source.name]
+    if not same:
+        return source
+    if not source.commit or source.commit in {other.commit for other in same}:
+        raise ConfigError(
+            f"two models are called {source.name}", why="workers and requests are told apart by the model's name",
+            todo="Rename one folder, name another revision, or give one model more workers",
+        )  # fmt: skip
+    return dataclasses.replace(source, name=f"{source.name}@{source.commit[:12]}")
+
+
+def _check_names(models: Sequence[ResolvedModel]) -> None:
+    seen: dict[str, str] = {}
+    for model in models:
+        for name in model.served_names:
+            if name in seen and seen[name] != model.source.name:
+                raise ConfigError(
+                    f"{seen[name]} and {model.source.name} are both served as {name!r}",
+                    todo="Give each model names of its own in served_names",
+                )
+            seen[name] = model.source.name
+
+
+def _template(given: str, number: int) -> str:
+    if not given:
+        return ""
+    path = Path(given).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"{_name('chat_template', number)} is {given!r}", why="no such file", todo="Check the path")
+    return str(path)
+
+
+def _check_disaggregation(config: ClusterConfig, counts: dict[RoleName, int], number: int) -> None:
+    has_pair = counts[RoleName.PREFILL] and counts[RoleName.DECODE]
+    if config.router.disaggregation is Disaggregation.ALWAYS and not has_pair:
+        raise ConfigError(
+            "--disaggregation always cannot work" + (f" for models[{number - 1}]" if number else ""),
+            why="every answer has to cross from a prefill to a decode worker, and one of them is missing",
+            todo="Add --prefill 1 --decode 1, or use --disaggregation auto",
+        )
+
+
+def _check_files(model: ModelSource, *, has_weights: bool) -> None:
+    if not (model.path / "config.json").is_file():
+        raise ModelError(
+            f"{model.path} is no model", why="it has no config.json", todo="Give a folder in Hugging Face format"
+        )
+    read_model_config(model.path)
+    for name in weight_files(model.path) if has_weights else ():
+        if not (model.path / name).is_file():
+            raise ModelError(f"{model.path} is not complete", why=f"{name} is missing", todo="Download the model again")
