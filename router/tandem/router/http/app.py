@@ -18,6 +18,7 @@ from tandem.router.http.bodies import Frame
 from tandem.router.http.callers import caller_of, wish_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.errors import error_response
+from tandem.router.http.openapi import document
 from tandem.router.http.reading import (
     M,
     Simplify,
@@ -52,6 +53,7 @@ def create_app(door: Door) -> FastAPI:
     app.add_route("/version", guarded(api.version), methods=["GET"])
     app.add_route("/readyz", guarded(api.readyz), methods=["GET"])
     app.add_route("/metrics", guarded(api.metrics), methods=["GET"])
+    app.add_route("/openapi.json", guarded(api.openapi), methods=["GET"])
     return app
 
 
@@ -143,6 +145,9 @@ class _Api:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._door.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    async def openapi(self, request: Request) -> Response:
+        return json_response(document(self._door.models.served_names))
 
     async def _read(self, request: Request, model: type[M], simplify: Simplify | None = None) -> M:
         return await read_json(request, self._door.settings.max_body_bytes, model, simplify)

@@ -1,0 +1,41 @@
+"""One run of schemathesis against a server, as a child process: what it checks, and what came of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CHECKS = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
+    "response_headers_conformance",
+)  # fmt: skip
+"""Every answer is one that the document has, with that body, and none is the server's own failure (500 and above)."""
+_CASES = re.compile(r"(\d+) generated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`cases` were sent; `report` is what schemathesis printed, with every failure and how to repeat it."""
+
+    passed: bool
+    cases: int
+    report: str
+
+
+def run(url: str, *options: str, seed: int, timeout_s: float, checks: Sequence[str] = CHECKS) -> Outcome:
+    """Send the server at `url` what its own document allows and what it does not; raises TimeoutExpired."""
+    command = [
+        sys.executable, "-m", "schemathesis.cli", "--no-color", "run", f"{url}/openapi.json",
+        "--checks", ",".join(checks), "--seed", str(seed), "--request-timeout", "60", "--continue-on-failure",
+        "--warnings", "off", "--suppress-health-check", "all", "--generation-database", "none", *options,
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="td-") as folder:  # it leaves what it found where it runs
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False)
+    found = _CASES.search(done.stdout)
+    return Outcome(
+        passed=done.returncode == 0, cases=int(found[1]) if found else 0, report=f"{done.stdout}\n{done.stderr}"
+    )

@@ -1,0 +1,33 @@
+"""A short slice of `make proof NAME=api`: schemathesis against a router whose workers are scripted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+
+from proof.api.schemathesis_run import run
+from tests.integration.router.house import House, builder
+
+
+def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+    with builder(tmp_path) as make:
+        house = make(start=False)
+        for worker in house.workers.values():
+            worker.max_model_len = 96  # answers without a limit are short
+            worker.script.step_s = 0.0
+        house.start()
+        house.wait_ready()
+        outcome = run(house.url, "--phases", "coverage,fuzzing", "--max-examples", "10", seed=1, timeout_s=250)
+        assert outcome.passed, outcome.report
+        assert outcome.cases > 100
+        for api in ("chat", "completions"):  # what is right got through, too
+            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="invalid_request"}}') > 10
+            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="ok"}}') > 10
+        assert house.metric('tandem_requests_total{api="chat",outcome="internal"}') == 0
+
+
+def test_the_document_is_served(shared: House) -> None:
+    document = httpx.get(f"{shared.url}/openapi.json").json()
+    assert document["info"]["title"] == "Tandem"
+    assert document["components"]["schemas"]["ChatRequest"]["properties"]["model"]["enum"] == ["tandem-tiny", "tiny"]
