@@ -93,6 +93,24 @@ def test_files(client: openai.OpenAI) -> None:
             call(short.id)
 
 
+@pytest.mark.parametrize(
+    ("asked", "status", "data"),
+    [
+        ("bytes=2-4", 206, b"cde"),
+        ("bytes=4-", 206, b"ef"),
+        ("bytes=5-99", 206, b"f"),
+        ("bytes=6-", 200, b"abcdef"),  # what cannot be served as asked is sent whole
+        ("bytes=4-2", 200, b"abcdef"),
+        ("bytes=0-1,3-4", 200, b"abcdef"),
+        ("lines=1", 200, b"abcdef"),
+    ],
+)
+def test_parts_of_a_file(keeping: House, client: openai.OpenAI, asked: str, status: int, data: bytes) -> None:
+    file = client.files.create(file=("a", b"abcdef"), purpose="batch")
+    answer = httpx.get(f"{keeping.url}/v1/files/{file.id}/content", headers={"range": asked})
+    assert (answer.status_code, answer.content) == (status, data)
+
+
 @pytest.mark.parametrize("name", ["file-none", "file-" + "x" * 100, "..", "file-a:b", "batch_1"])
 def test_ids_that_are_none(client: openai.OpenAI, keeping: House, name: str) -> None:
     assert httpx.get(f"{keeping.url}/v1/files/{name}").status_code == 404

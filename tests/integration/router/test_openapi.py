@@ -7,12 +7,14 @@ from pathlib import Path
 import httpx
 
 from proof.api.schemathesis_run import run
+from tandem.core.config import StoreSection
+from tandem.prefixindex.private_redis import PrivateRedis
 from tests.integration.router.house import House, builder
 
 
-def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
+def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None:
     with builder(tmp_path) as make:
-        house = make(start=False)
+        house = make(start=False, redis_url=redis.url, store=StoreSection(dir=str(tmp_path / "files")))
         for worker in house.workers.values():
             worker.max_model_len = 96  # answers without a limit are short
             worker.script.step_s = 0.0
@@ -21,10 +23,10 @@ def test_schemathesis_finds_nothing(tmp_path: Path) -> None:
         outcome = run(house.url, "--phases", "coverage,fuzzing", "--max-examples", "10", seed=1, timeout_s=250)
         assert outcome.passed, outcome.report
         assert outcome.cases > 100
-        for api in ("chat", "completions"):  # what is right got through, too
+        for api in ("chat", "completions", "responses"):  # what is right got through, too
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="invalid_request"}}') > 10
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="ok"}}') > 10
-        assert house.metric('tandem_requests_total{api="chat",outcome="internal"}') == 0
+            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="internal"}}') == 0
 
 
 def test_the_document_is_served(shared: House) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Route
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.ids import new_request_id
@@ -55,6 +57,11 @@ def create_app(door: Door) -> FastAPI:
     app.add_route("/metrics", guarded(api.metrics), methods=["GET"])
     app.add_route("/openapi.json", guarded(api.openapi), methods=["GET"])
     return app
+
+
+def paths_of(app: FastAPI) -> frozenset[str]:
+    """What the application serves, with its parts that clients fill in as OpenAPI writes them: `/v1/models/{model}`."""
+    return frozenset(re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path) for route in app.routes if isinstance(route, Route))
 
 
 class _Api:
@@ -147,7 +154,7 @@ class _Api:
         return Response(self._door.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
-        return json_response(document(self._door.models.served_names))
+        return json_response(document(self._door.models.served_names, paths_of(request.app)))
 
     async def _read(self, request: Request, model: type[M], simplify: Simplify | None = None) -> M:
         return await read_json(request, self._door.settings.max_body_bytes, model, simplify)

@@ -53,8 +53,8 @@ def add_batches(app: FastAPI, batches: BatchStore, files: Files, max_body_bytes:
     api = _Api(batches, files, max_body_bytes)
     app.add_route("/v1/batches", guarded(api.create), methods=["POST"])
     app.add_route("/v1/batches", guarded(api.list), methods=["GET"])
-    app.add_route("/v1/batches/{batch}", guarded(api.read), methods=["GET"])
-    app.add_route("/v1/batches/{batch}/cancel", guarded(api.cancel), methods=["POST"])
+    app.add_route("/v1/batches/{batch_id}", guarded(api.read), methods=["GET"])
+    app.add_route("/v1/batches/{batch_id}/cancel", guarded(api.cancel), methods=["POST"])
 
 
 def batch_object(record: BatchRecord) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class _Api:
         raise UnavailableError("the batch keeps changing", todo="try again")
 
     async def _named(self, request: Request) -> BatchRecord:
-        name = request.path_params["batch"]
+        name = request.path_params["batch_id"]
         record = await self._batches.load(name) if is_id(name) else None
         if record is None or record.tenant != tenant_of(request):
             raise NotFoundError(f"there is no batch {quoted(name)}", param="batch_id")

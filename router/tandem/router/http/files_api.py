@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
+from starlette.types import Scope
 
 from tandem.core.batch import FileRecord
 from tandem.core.errors import (
@@ -34,6 +36,7 @@ LEAST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
 _FORM_BYTES = 65_536
 """What a form may be longer than its file."""
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
+_RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{0,15})")
 _OTHER_PURPOSES = ("assistants", "fine-tune", "vision", "user_data", "evals")
 
 
@@ -42,9 +45,9 @@ def add_files(app: FastAPI, files: Files, max_file_bytes: int) -> None:
     api = _Api(files, max_file_bytes)
     app.add_route("/v1/files", guarded(api.upload), methods=["POST"])
     app.add_route("/v1/files", guarded(api.list), methods=["GET"])
-    app.add_route("/v1/files/{file}", guarded(api.read), methods=["GET"])
-    app.add_route("/v1/files/{file}", guarded(api.delete), methods=["DELETE"])
-    app.add_route("/v1/files/{file}/content", guarded(api.content), methods=["GET"])
+    app.add_route("/v1/files/{file_id}", guarded(api.read), methods=["GET"])
+    app.add_route("/v1/files/{file_id}", guarded(api.delete), methods=["DELETE"])
+    app.add_route("/v1/files/{file_id}/content", guarded(api.content), methods=["GET"])
 
 
 def file_object(record: FileRecord) -> dict[str, Any]:
@@ -100,6 +103,7 @@ class _Api:
         path = self._files.folder.file(record.id)
         if not await asyncio.to_thread(path.is_file):
             raise NotFoundError(f"the bytes of the file {record.id} are gone", param="file_id")
+        _leave_out_odd_range(request.scope, record.size_bytes)
         return FileResponse(path, media_type="application/octet-stream", filename=record.name)
 
     async def delete(self, request: Request) -> Response:
@@ -109,7 +113,7 @@ class _Api:
         return json_response({"id": record.id, "object": "file", "deleted": True})
 
     async def _named(self, request: Request) -> FileRecord:
-        return await self._files.load(tenant_of(request), request.path_params["file"])
+        return await self._files.load(tenant_of(request), request.path_params["file_id"])
 
     async def _store(self, request: Request, form: Form, record: FileRecord) -> FileRecord:
         """Receive the file of a record that is written down; what does not become whole is removed again."""
@@ -161,6 +165,18 @@ class _Api:
     def _too_large(self) -> RequestTooLargeError:
         why = f"the limit is {self._max_bytes} bytes"
         return RequestTooLargeError("the file is too large", why=why, todo="split it", param="file")
+
+
+def _leave_out_odd_range(scope: Scope, size_bytes: int) -> None:
+    """One range of bytes that the file has is answered; others are ignored, as HTTP allows, and the file sent whole."""
+    kept = []
+    for name, value in scope["headers"]:
+        if name == b"range":
+            found = _RANGE.fullmatch(value)
+            if found is None or int(found[1]) >= size_bytes or (found[2] and int(found[2]) < int(found[1])):
+                continue
+        kept.append((name, value))
+    scope["headers"] = kept
 
 
 def _check_fields(fields: dict[str, str]) -> None:

@@ -1,12 +1,8 @@
-"""The OpenAPI document: every path of the HTTP API, its parameters, and every status that it can answer with.
-
-A test holds the paths against the application's routes; schemathesis holds the rest against a running server.
-"""
+"""The OpenAPI document, made of the operations and the schemas; schemathesis holds it against a running server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,17 +10,21 @@ from pydantic.json_schema import models_json_schema
 
 from tandem.core.sampling import MAX_CHOICES, MAX_LOGPROBS
 from tandem.router.http import documented as d
-from tandem.router.http import schemas
+from tandem.router.http.guard import OPEN_PATHS
+from tandem.router.http.operations import OPERATIONS, Operation
 from tandem.router.version import version
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _WHY = {
     400: "Something in the request is wrong; `param` names the field.",
-    404: "There is no such model.",
+    401: "There is no API key, where keys are needed, or it is not valid.",
+    403: "The API key does not allow this.",
+    404: "There is no such model, response, file or batch.",
     405: "The path is served, this method is not.",
     413: "The body is longer than `router.max_body_bytes`.",
-    415: "The body is no JSON in UTF-8.",
+    415: "The body is in another form.",
+    429: "Too many for this key, class or queue; `Retry-After` says when to try again.",
     499: "The client left, or reads too slowly.",
     500: "A bug of the router.",
     502: "A worker or a transfer was lost, and no other took over.",
@@ -32,8 +32,7 @@ _WHY = {
     504: "The deadline passed, `router.request_timeout_s`.",
 }
 _ALWAYS = (405, 500)
-_READS_BODY = (400, 404, 413, 415, 499, 504)
-_GENERATES = (502, 503)
+_GUARDED = (401, 403)
 _BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -45,6 +44,7 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "min_tokens": {"minimum": 0},
     "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     "max_completion_tokens": {"minimum": 1},
+    "max_output_tokens": {"minimum": 1},
     "presence_penalty": {"minimum": -2, "maximum": 2},
     "frequency_penalty": {"minimum": -2, "maximum": 2},
     "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 2},
@@ -53,76 +53,38 @@ _BOUNDS: dict[str, dict[str, Any]] = {
 """What is checked behind the schema, where errors can name another field than pydantic would."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """One path with one method. `neutral`: parameters that are known, and the values of them that ask for nothing."""
-
-    method: str
-    path: str
-    name: str
-    summary: str
-    body: type[BaseModel] | None = None
-    answer: type[BaseModel] | None = None
-    is_streamed: bool = False
-    errors: tuple[int, ...] = ()
-    not_ready: bool = False
-    neutral: Mapping[str, tuple[Any, ...]] | None = None
-
-
-def _post(path: str, name: str, summary: str, **more: Any) -> Operation:
-    more["errors"] = (*_READS_BODY, *more.pop("errors", ()))
-    return Operation(method="post", path=path, name=name, summary=summary, **more)
-
-
-def _get(path: str, name: str, summary: str, **more: Any) -> Operation:
-    return Operation(method="get", path=path, name=name, summary=summary, **more)
-
-
-OPERATIONS = (
-    _post(
-        "/v1/chat/completions", "createChatCompletion", "An answer to a chat, whole or streamed", is_streamed=True,
-        body=schemas.ChatRequest, answer=d.ChatCompletion, errors=_GENERATES, neutral=schemas.NEUTRAL_CHAT,
-    ),
-    _post(
-        "/v1/completions", "createCompletion", "Texts that go on with prompts, whole or streamed", is_streamed=True,
-        body=schemas.CompletionRequest, answer=d.Completion, errors=_GENERATES, neutral=schemas.NEUTRAL_COMPLETION,
-    ),
-    _post("/tokenize", "tokenize", "Token ids of a text or a chat", body=schemas.TokenizeRequest, answer=d.Tokens),
-    _post("/detokenize", "detokenize", "The text of token ids", body=schemas.DetokenizeRequest, answer=d.Text),
-    _get("/v1/models", "listModels", "Every name under which a model is served", answer=d.ModelList),
-    _get("/v1/models/{model}", "retrieveModel", "One of them", answer=d.ModelObject, errors=(404,)),
-    _get("/livez", "livez", "Whether the router runs", answer=d.Liveness),
-    _get("/readyz", "readyz", "Whether some model can be served now", answer=d.Readiness, not_ready=True),
-    _get("/health", "health", "The same as /readyz", answer=d.Readiness, not_ready=True),
-    _get("/version", "version", "Which version of Tandem runs", answer=d.Version),
-    _get("/metrics", "metrics", "Metrics in the text format of Prometheus"),
-    _get("/openapi.json", "openapi", "This document"),
-)  # fmt: skip
-
-
-def document(served_names: Sequence[str]) -> dict[str, Any]:
-    """The whole document, as plain JSON values; `served_names` are what `model` may be."""
+def document(served_names: Sequence[str], served_paths: Container[str]) -> dict[str, Any]:
+    """The whole document, as plain JSON values; `served_names` are what `model` may be, other paths are left out."""
+    operations = [one for one in OPERATIONS if one.path in served_paths]
     used: dict[type[BaseModel], None] = {d.Error: None}
-    for one in OPERATIONS:
-        used |= {model: None for model in (one.body, one.answer) if model is not None}
+    for one in operations:
+        used |= {model: None for model in (one.body, one.answer, one.event) if model is not None}
     _, definitions = models_json_schema(
         [(model, "validation") for model in used],
         ref_template="#/components/schemas/{model}",
     )
     components: dict[str, Any] = definitions["$defs"]
-    for one in OPERATIONS:
+    for one in operations:
         if one.body is not None:
-            _complete(components[one.body.__name__], one.neutral or {})
-            _name_models(components[one.body.__name__]["properties"]["model"], served_names)
+            schema = components[one.body.__name__]
+            _complete(schema, one.neutral or {})
+            _name_models(schema["properties"].get("model", {}), served_names)
+    names = {one.name: one for one in operations}
     paths: dict[str, Any] = {}
-    for one in OPERATIONS:
-        paths.setdefault(one.path, {})[one.method] = _operation(one)
+    for one in operations:
+        paths.setdefault(one.path, {})[one.method] = _operation(one, names)
     about = {
         "title": "Tandem",
         "version": version(),
         "description": "OpenAI-compatible text generation. Parameters that are not listed are refused by name.",
     }
-    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components}}
+    return {
+        "openapi": "3.1.0",
+        "info": about,
+        "security": [{"key": []}, {}],  # a cluster without any key needs none
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+    }
 
 
 def _complete(schema: dict[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> None:
@@ -143,31 +105,70 @@ def _name_models(schema: dict[str, Any], served_names: Sequence[str]) -> None:
             one["enum"] = list(served_names)
 
 
-def _operation(one: Operation) -> dict[str, Any]:
-    answers: dict[str, Any] = {"200": {"description": one.summary, "content": _content(one)}}
+def _operation(one: Operation, names: Mapping[str, Operation]) -> dict[str, Any]:
+    success: dict[str, Any] = {"description": one.summary, "content": _content(one)}
+    if one.leads:
+        success["links"] = {name: _link(names[name], field) for name, field in one.leads.items() if name in names}
+    answers: dict[str, Any] = {}
+    if one.answer is not None or one.plain or one.name == "openapi":
+        answers["200"] = success
+    if one.is_ranged:
+        answers["206"] = {"description": "The part that was asked for.", "content": _content(one)}
     if one.not_ready:
         answers["503"] = {"description": "No model can be served now; `missing` says why.", "content": _content(one)}
-    for status in sorted({*_ALWAYS, *one.errors}):
+    is_open = one.path in OPEN_PATHS
+    for status in sorted({*_ALWAYS, *one.errors, *(() if is_open else _GUARDED)}):
         answers[str(status)] = {"description": _WHY[status], "content": {_JSON: {"schema": _ref(d.Error)}}}
     body: dict[str, Any] = {"operationId": one.name, "summary": one.summary, "responses": answers}
-    if one.body is not None:
+    if is_open:
+        body["security"] = []
+    if one.form is not None:
+        body["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": one.form}}}
+    elif one.body is not None:
         body["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(one.body)}}}
-    names = [part[1:-1] for part in one.path.split("/") if part.startswith("{")]
-    if names:
-        body["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
-        ]
+    if parameters := _parameters(one):
+        body["parameters"] = parameters
     return body
 
 
+def _parameters(one: Operation) -> list[dict[str, Any]]:
+    text = {"type": "string"}
+    in_path = [{"name": name, "in": "path", "required": True, "schema": text} for name in _path_names(one)]
+    in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in (one.query or {}).items()]
+    return [*in_path, *in_query]
+
+
+def _path_names(one: Operation) -> list[str]:
+    return [part[1:-1] for part in one.path.split("/") if part.startswith("{")]
+
+
+def _link(target: Operation, field: str) -> dict[str, Any]:
+    """What the answer's id is good for: a part of the target's path, or a field of its body."""
+    value = {field: "$response.body#/id"}
+    where = "parameters" if field in _path_names(target) else "requestBody"
+    return {"operationId": target.name, where: value}
+
+
 def _content(one: Operation) -> dict[str, Any]:
+    if one.plain:
+        return {one.plain: {"schema": {"type": "string"}}}
     if one.answer is None:
-        kind = "text/plain" if one.path == "/metrics" else _JSON
-        return {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}
+        return {_JSON: {"schema": {"type": "object"}}}
     content: dict[str, Any] = {_JSON: {"schema": _ref(one.answer)}}
-    if one.is_streamed:
-        content[_EVENTS] = {"schema": {"type": "string", "description": "Server-sent events, the last one [DONE]."}}
+    if one.event is not None:
+        content[_EVENTS] = {"itemSchema": _event(one.event)}
     return content
+
+
+def _event(model: type[BaseModel]) -> dict[str, Any]:
+    """A server-sent event. Streams of chunks end with [DONE], whatever came before; those of responses do not."""
+    content = {"anyOf": [_ref(model), _ref(d.Error)]}
+    data = {"type": "string", "contentMediaType": _JSON, "contentSchema": content}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": {"anyOf": [{"const": "[DONE]"}, data]}},
+    }
 
 
 def _ref(model: type[BaseModel]) -> dict[str, str]:

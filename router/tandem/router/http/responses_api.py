@@ -38,10 +38,10 @@ def add_responses(app: FastAPI, door: Door, store: ResponseStore) -> None:
     """Put the Responses API into `app`."""
     api = _Api(door, Conversations(store))
     app.add_route("/v1/responses", counted(door, "responses", api.create), methods=["POST"])
-    app.add_route("/v1/responses/{response}", guarded(api.read), methods=["GET"])
-    app.add_route("/v1/responses/{response}", guarded(api.delete), methods=["DELETE"])
-    app.add_route("/v1/responses/{response}/input_items", guarded(api.input_items), methods=["GET"])
-    app.add_route("/v1/responses/{response}/cancel", guarded(api.cancel), methods=["POST"])
+    app.add_route("/v1/responses/{response_id}", guarded(api.read), methods=["GET"])
+    app.add_route("/v1/responses/{response_id}", guarded(api.delete), methods=["DELETE"])
+    app.add_route("/v1/responses/{response_id}/input_items", guarded(api.input_items), methods=["GET"])
+    app.add_route("/v1/responses/{response_id}/cancel", guarded(api.cancel), methods=["POST"])
 
 
 class _Api:
@@ -88,22 +88,22 @@ class _Api:
 
     async def read(self, request: Request) -> Response:
         _refuse_query(request, "stream", "include", "starting_after", "include_obfuscation")
-        stored = await self._conversations.load(tenant_of(request), request.path_params["response"])
+        stored = await self._conversations.load(tenant_of(request), request.path_params["response_id"])
         return Response(stored.body, media_type="application/json")
 
     async def delete(self, request: Request) -> Response:
-        response = request.path_params["response"]
+        response = request.path_params["response_id"]
         await self._conversations.delete(tenant_of(request), response)
         return json_response({"id": response, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
         _refuse_query(request, "include")
         page = page_of(request, largest=100, default=20)
-        stored = await self._conversations.load(tenant_of(request), request.path_params["response"])
+        stored = await self._conversations.load(tenant_of(request), request.path_params["response_id"])
         return json_response(_listed(orjson.loads(stored.items), page))
 
     async def cancel(self, request: Request) -> Response:
-        response = request.path_params["response"]
+        response = request.path_params["response_id"]
         await self._conversations.load(tenant_of(request), response)
         raise InvalidRequestError(
             "only responses in the background can be cancelled", why="this server has none", param="response_id"
@@ -212,6 +212,7 @@ def _ask(body: ResponseRequest, past: Past, items: Sequence[dict[str, Any]]) -> 
         messages=(*first, *past.messages, *messages_of(items)),
         sampling={name: value for name, value in given.items() if value is not None},
         max_tokens_param="max_output_tokens",
+        cache_key=body.prompt_cache_key,
     )
 
 

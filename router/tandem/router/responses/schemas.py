@@ -14,7 +14,7 @@ from tandem.router.quoting import quoted
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 
 # Values that ask for nothing; any other value is refused.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[Any, ...]] = {
     "access_programs": _NOTHING,
     "background": _NOTHING,
     "background_options": _NOTHING,
@@ -48,7 +48,7 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 
 
-class TextPart(Strict):
+class ItemPart(Strict):
     """A part of a message; parts of earlier answers come back as the server gave them."""
 
     type: Literal["input_text", "output_text"]
@@ -62,7 +62,7 @@ class Item(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[ItemPart], Field(min_length=1)]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Literal["commentary", "final_answer"] | None = None
@@ -80,20 +80,20 @@ class ResponseRequest(Strict):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     metadata: Metadata | None = None
+    prompt_cache_key: str | None = None
     # Accepted; they change nothing here.
     user: str | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
 
 
 def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body without parameters that ask for nothing; UnsupportedParameterError for the others and for such items."""
     kept = {}
     for name, value in body.items():
-        if name not in _NEUTRAL:
+        if name not in NEUTRAL:
             kept[name] = value
-        elif not any(type(value) is type(one) and value == one for one in _NEUTRAL[name]):
+        elif not any(type(value) is type(one) and value == one for one in NEUTRAL[name]):
             raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
     items = body.get("input")
     for position, item in enumerate(items if isinstance(items, list) else ()):
