@@ -16,7 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tandem.core.apikeys import Scope
-from tandem.core.errors import STATUS, InternalError, InvalidRequestError, StartupError, TandemError
+from tandem.core.errors import STATUS, CancelledError, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.ids import new_request_id
 from tandem.router.admission.terms import Wish
 from tandem.router.answers import Answer, ChoiceUpdate, attend
@@ -101,6 +101,9 @@ class _Inference(i_grpc.InferenceServicer):
             door.refused("grpc", error)
             await _abort(context, error)
             return
+        except asyncio.CancelledError:  # the client left while its prompt was read
+            door.refused("grpc", CancelledError("the request was cancelled"))
+            raise
         failure: TandemError | None = None
         try:
             answer = door.desk.open(new_request_id("gen"), works, door.answer_settings(ask, received_s))

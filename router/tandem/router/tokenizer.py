@@ -96,9 +96,13 @@ class Tokenizer:
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # A lone surrogate has no UTF-8; clients send one as "\ud800" in JSON.
         try:
-            ids: list[int] = self._hub.encode(text, add_special_tokens=add_special_tokens).ids
-        except UnicodeEncodeError as error:
-            raise InvalidRequestError("the prompt is no valid Unicode text", why=str(error), param="prompt") from error
+            if len(text) < LONG_TEXT_CHARS:
+                ids: list[int] = self._hub.encode(text, add_special_tokens=add_special_tokens).ids
+            else:  # `encode` keeps the interpreter to itself, in whatever thread it runs; this does not
+                ids = self._hub.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except (UnicodeEncodeError, TypeError) as error:  # the latter is how the tokenizer says it of any `str`
+            why = "it has a lone surrogate"
+            raise InvalidRequestError("the prompt is no valid Unicode text", why=why, param="prompt") from error
         return ids
 
     def _bytes_of(self, token: int) -> bytes:

@@ -34,6 +34,9 @@ class RankWorker:
         self.worker = WorkerId(rank.name)
         self.address = ""
         self.inbound: deque[e.HostToRank] = deque()
+        self.submitted: list[str] = []
+        self.cancelled: list[str] = []
+        """Requests that a router has sent and cancelled here, whether the rank took notice or not."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._service = WorkerService(self)
         self._server: Any = None
@@ -66,6 +69,11 @@ class RankWorker:
 
     def to_rank(self, message: e.HostToRank) -> None:
         self.inbound.append(message)
+        said = message.router.message
+        if said.HasField("submit"):
+            self.submitted.append(said.submit.request)
+        elif said.HasField("cancel"):
+            self.cancelled.append(said.cancel.request)
 
     def acknowledged(self) -> None:
         return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,38 @@ def test_encodes_like_transformers(ours: Tokenizer, theirs: Any, text: str) -> N
     plain = theirs(text, add_special_tokens=False)["input_ids"]
     assert ours.encode_now(text, add_special_tokens=False) == plain
     assert ours.decode(plain) == theirs.decode(plain, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_long_texts_give_the_same_ids(ours: Tokenizer, theirs: Any, add_special_tokens: bool) -> None:
+    text = "".join(TEXTS) * (LONG_TEXT_CHARS // 10)
+    expected = theirs(text, add_special_tokens=add_special_tokens)["input_ids"]
+    assert ours.encode_now(text, add_special_tokens=add_special_tokens) == expected
+
+
+@pytest.mark.parametrize("count", [1, LONG_TEXT_CHARS])
+def test_lone_surrogates_are_refused(ours: Tokenizer, count: int) -> None:
+    with pytest.raises(InvalidRequestError, match="no valid Unicode text: it has a lone surrogate"):
+        ours.encode_now("\ud800" * count)
+
+
+def test_a_long_text_leaves_the_interpreter_to_others(ours: Tokenizer) -> None:
+    """Streams go on while another thread tokenises."""
+    numbers = random.Random(1)
+    text = " ".join(str(numbers.randrange(10**8)) for _ in range(60_000))
+    is_over = threading.Event()
+
+    def encode() -> None:
+        ours.encode_now(text)
+        is_over.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    turns = 0
+    while not is_over.wait(0.0005):
+        turns += 1
+    thread.join()
+    assert turns > 10, "it ran in one piece"
 
 
 @pytest.mark.parametrize("chat", CHATS)

@@ -21,6 +21,7 @@ from tandem.router.http.callers import caller_of, wish_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.errors import error_response
 from tandem.router.http.openapi import document
+from tandem.router.http.presence import present
 from tandem.router.http.reading import (
     M,
     Simplify,
@@ -82,7 +83,8 @@ class _Api:
         door = self._door
         check_streaming(body)
         ask = replace(ask, caller=caller_of(request), wish=wish_of(request, body.priority, body.timeout))
-        works = await door.read(ask, received_s)
+        async with present(request):
+            works = await door.read(ask, received_s)
         is_chat = ask.api == "chat"
         frame = Frame(
             id=new_request_id("chatcmpl" if is_chat else "cmpl"),

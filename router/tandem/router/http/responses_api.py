@@ -23,6 +23,7 @@ from tandem.router.http.bodies import Frame
 from tandem.router.http.callers import caller_of, tenant_of, wish_of
 from tandem.router.http.endpoints import counted, guarded, json_response
 from tandem.router.http.paging import Page, page_of
+from tandem.router.http.presence import present
 from tandem.router.http.reading import read_json
 from tandem.router.http.replies import ROUTE_HEADER, TIMING_HEADER, AnswerReply
 from tandem.router.requests import Work
@@ -58,7 +59,8 @@ class _Api:
         past = await self._conversations.past(tenant, body.previous_response_id)
         items = items_of(body.input)
         ask = replace(_ask(body, past, items), caller=caller_of(request), wish=wish_of(request))
-        works = await self._read(ask, received_s)
+        async with present(request):
+            works = await self._read(ask, received_s)
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
 
         async def keep(finished: bytes, text: str) -> bool:

@@ -1,0 +1,39 @@
+"""Notices clients that leave before there is an answer to send: while their prompt is tokenised, say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.requests import Request
+
+from tandem.core.errors import CancelledError
+
+
+@asynccontextmanager
+async def present(request: Request) -> AsyncIterator[None]:
+    """What runs inside ends with CancelledError as soon as the client closes the connection.
+
+    The request's body must have been read: whatever else arrives is not kept.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    is_gone = False
+
+    async def watch() -> None:
+        nonlocal is_gone
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+        is_gone = True
+        task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    except asyncio.CancelledError:
+        if is_gone and task.uncancel() == 0:
+            raise CancelledError("the client closed the connection") from None
+        raise  # somebody else ends it
+    finally:
+        watcher.cancel()

@@ -1,0 +1,291 @@
+"""A client that leaves in any phase: the router forgets the request at once, both ranks give every block back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc
+import httpx
+import pytest
+
+from tandem.core.config import Disaggregation
+from tandem.decode_worker.reservation import Reservation
+from tandem.decode_worker.role import DecodeRole
+from tandem.prefill_worker.handover import Handover, Stage
+from tandem.prefill_worker.role import PrefillRole
+from tandem.router.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from tandem.rpc.v1 import inference_pb2 as i
+from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tests.integration.router.house import ADMIN_KEY, House, builder
+from tests.integration.worker.fetchcase import FrameGate
+from tests.integration.worker.pair import MODEL
+from tests.integration.worker.still_pair import StillPair
+
+TOKENS = 600
+"""Of the prompt: ten chunks."""
+MOST_TURNS = 200
+"""Within which everything is free: two milliseconds each where there is nothing to do, and far less than any lease."""
+WAYS = ("stream", "whole", "grpc")
+
+
+@dataclass(frozen=True)
+class Setting:
+    house: House
+    pair: StillPair
+
+    @property
+    def handover(self) -> Handover | None:
+        """The request's, at the prefill rank."""
+        role = self.pair.p.role
+        assert isinstance(role, PrefillRole)
+        found = [one for one in role._handovers.values() if len(one.tracked.engine_request.prompt) == TOKENS]
+        return found[0] if found else None
+
+    @property
+    def reservation(self) -> Reservation | None:
+        """The request's, at the decode rank."""
+        role = self.pair.d.role
+        assert isinstance(role, DecodeRole)
+        return next(iter(role._reservations.all()), None)
+
+    def is_in(self, stage: Stage) -> bool:
+        return self.handover is not None and self.handover.stage is stage
+
+    def counter(self, name: str) -> float:
+        return self.house.metric(f"tandem_requests_total{{{name}")
+
+    def holds(self, request: str) -> list[str]:
+        """Who holds blocks for it, at either rank."""
+        ranks = (self.pair.p, self.pair.d)
+        ledgers = [ledger for rank in ranks for ledger in rank.shell.engine.ledgers]
+        return [holder.key for ledger in ledgers for holder in ledger.holders() if holder.key.startswith(request)]
+
+    def is_at_rest(self) -> bool:
+        return self.pair.p.is_at_rest() and self.pair.d.is_at_rest()
+
+
+@pytest.fixture(scope="module")
+def setting() -> Iterator[Setting]:
+    with tempfile.TemporaryDirectory(prefix="td-") as name, builder(Path(name)) as build:
+        shape, ranks = Path(name) / "tandem-tiny", Path(name) / "ranks"
+        shape.mkdir()
+        ranks.mkdir()
+        for file in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(MODEL / file, shape / file)
+        house = build(prefill=0, decode=0, start=False, mode=Disaggregation.ALWAYS)
+        pair = StillPair(ranks, shape, house.secret, engine="sim", transport="shm", chunk_tokens=64, max_step_tokens=64)
+        pair.begin()
+        house.workers.update(pair.workers)  # type: ignore[arg-type]
+        with pair.running():
+            house.start()
+            house.wait_ready()
+            yield Setting(house, pair)
+        house.stop()
+        pair.close()
+
+
+# ---- clients --------------------------------------------------------------------------------------------------------
+
+
+class Leave(Protocol):
+    def __call__(self) -> None: ...
+
+
+def ask(house: House, way: str, prompt: str | list[int], max_tokens: int = 400) -> Leave:
+    """Send a request; returns how its client leaves."""
+    if way == "grpc":
+        channel = grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}")
+        sampling = i.GenerateSampling(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+        text = {"text": prompt} if isinstance(prompt, str) else {"token_ids": i.TokenIds(ids=prompt)}
+        call = i_grpc.InferenceStub(channel).Generate(i.GenerateRequest(model="tiny", sampling=sampling, **text))
+
+        def cancel() -> None:
+            call.cancel()  # type: ignore[no-untyped-call]
+            channel.close()
+
+        return cancel
+    body = json.dumps(
+        {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": way == "stream"}
+    ).encode()
+    connection = socket.create_connection(("127.0.0.1", house.ports["http"]))
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection.close
+
+
+# ---- phases ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phase:
+    """`is_reached` holds after some turn, in which the ranks then stand still. What would lead out of it is held."""
+
+    name: str
+    is_reached: Callable[[Setting], bool]
+    held: tuple[str, ...] = ()
+    has_gate: bool = False
+    is_behind_another: bool = False
+    legs: tuple[str, ...] = ("p0", "d0")
+    """Who still works for the request, as the router sees it."""
+
+
+def _is_prefilling(on: Setting) -> bool:
+    return on.is_in(Stage.COMPUTING) and on.reservation is None
+
+
+def _is_reserved(on: Setting) -> bool:
+    handover = on.handover
+    return on.reservation is not None and handover is not None and handover.ticket is None
+
+
+def _is_transferring(on: Setting) -> bool:
+    landed = [one.bytes for one in on.pair.d.shell.receiver.transfers()]
+    return on.is_in(Stage.AWAITING) and any(landed) and on.reservation is not None
+
+
+def _is_between(on: Setting) -> bool:
+    held = on.reservation
+    return on.is_in(Stage.AWAITING) and held is not None and held.verified_s is not None and held.choices is None
+
+
+def _is_decoding(on: Setting) -> bool:
+    said = [chunk for chunks in on.pair.chunks.values() for chunk in chunks[0]]
+    return on.handover is None and len(said) >= 5
+
+
+PHASES = (
+    Phase("queued", lambda on: on.is_in(Stage.QUEUED), is_behind_another=True),
+    Phase("prefilling", _is_prefilling, held=("ticket_request",)),
+    Phase("reserved", _is_reserved, held=("ticket",)),
+    Phase("transferring", _is_transferring, has_gate=True),
+    Phase("between prefill and decode", _is_between, held=("complete",)),
+    Phase("decoding", _is_decoding, legs=("d0",)),
+)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.name)
+def test_a_client_that_leaves(setting: Setting, phase: Phase, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    house, pair = setting.house, setting.pair
+    pair.stand_still()
+    pair.call(pair.chunks.clear)
+    heard = len(pair.workers["p0"].submitted)
+    if phase.has_gate:
+        FrameGate(pair.p, monkeypatch)
+    number = 1 + 10 * PHASES.index(phase) + WAYS.index(way)
+    with another_first(setting, number) if phase.is_behind_another else nobody():
+        leave = ask(house, way, prompt_of(TOKENS, number))
+        if phase.is_behind_another:
+            wait_for(lambda: all(len(worker.submitted) == heard + 2 for worker in pair.workers.values()))
+        pair.run_to(lambda: phase.is_reached(setting), phase.held)
+        (request,) = [str(f.id) for f in house.router.dispatcher.flights if len(f.work.prompt) == TOKENS]
+        leave()
+        # The router's part, for which it needs no worker.
+        house.wait(lambda: request not in [flight.id for flight in house.router.dispatcher.flights])
+        for link in house.router.table.links:
+            assert request not in link.requests
+        house.wait(lambda: all(request in pair.workers[leg].cancelled for leg in phase.legs))
+        # The workers' part.
+        said = sum(map(len, pair.chunks[request].values()))
+        pair.go_on()
+        pair.wait(lambda: not setting.holds(request) and setting.handover is None)
+        turns = pair.call(lambda: pair.turns)
+        assert turns <= MOST_TURNS
+    pair.wait(setting.is_at_rest)
+    assert sum(map(len, pair.chunks[request].values())) == said, "it went on computing"
+    for rank in (pair.p, pair.d):
+        pair.call(rank.check_baseline)
+    assert not house.router.dispatcher.flights
+    check_books(house)
+
+
+def check_books(house: House) -> None:
+    """As operators see it: nothing in flight, nothing held."""
+    headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+    audit: dict[str, Any] = httpx.get(f"{house.admin_url}/admin/v1/kv/audit", headers=headers).json()
+    assert audit["holds"] == []
+    assert [worker["requests"] for worker in audit["workers"]] == [0, 0]
+    assert house.status()["router"]["in_flight"] == 0
+
+
+def prompt_of(tokens: int, number: int) -> list[int]:
+    """Unlike those of other numbers from the first block on."""
+    return [300 + (number * 131 + 7 * place * place) % 3000 for place in range(tokens)]
+
+
+@contextmanager
+def another_first(setting: Setting, number: int) -> Iterator[None]:
+    """A shorter prompt that is computed before, and answered in the end."""
+    answers: list[int] = []
+
+    def complete() -> None:
+        body = {"model": "tiny", "prompt": prompt_of(400, 1000 + number), "max_tokens": 2, "ignore_eos": True}
+        answers.append(httpx.post(f"{setting.house.url}/v1/completions", json=body, timeout=30).status_code)
+
+    thread = threading.Thread(target=complete)
+    thread.start()
+    setting.house.wait(lambda: bool(setting.house.router.dispatcher.flights))  # so that it is sent first
+    yield
+    thread.join(30)
+    assert answers == [200]
+
+
+@contextmanager
+def nobody() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_that_leaves_while_its_prompt_is_tokenised(
+    setting: Setting, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noticed while the tokenizer is at work, and no worker ever hears of the request."""
+    house, pair = setting.house, setting.pair
+    encode, has_begun, may_end, has_ended = Tokenizer._encode, *(threading.Event() for _ in range(3))
+
+    def gated(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        has_begun.set()
+        assert may_end.wait(20)
+        try:
+            return encode(tokenizer, text, add_special_tokens)
+        finally:
+            has_ended.set()
+
+    monkeypatch.setattr(Tokenizer, "_encode", gated)
+    outcome = f'api="{"grpc" if way == "grpc" else "completions"}",outcome="cancelled"'
+    cancelled = setting.counter(outcome)
+    received = [dict(rank.shell.counters).get("requests_received") for rank in (pair.p, pair.d)]
+    leave = ask(house, way, "word " * LONG_TEXT_CHARS, max_tokens=4)
+    try:
+        assert has_begun.wait(20)
+        leave()
+        wait_for(lambda: setting.counter(outcome) == cancelled + 1)
+    finally:
+        may_end.set()
+    assert has_ended.wait(20)
+    assert ask_whole(house) == 200  # what came of the text would have been sent before this
+    after = [dict(rank.shell.counters).get("requests_received") for rank in (pair.p, pair.d)]
+    assert after == [(count or 0) + 1 for count in received]
+    house.wait(lambda: not house.router.dispatcher.flights)
+
+
+def ask_whole(house: House) -> int:
+    body = {"model": "tiny", "prompt": [300, 301], "max_tokens": 2, "ignore_eos": True}
+    return httpx.post(f"{house.url}/v1/completions", json=body, timeout=30).status_code
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come")
