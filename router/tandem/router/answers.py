@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
@@ -185,10 +185,20 @@ class Answer:
         """End the answer now; the reader of `next` gets `error`."""
         self._inbox.fail(error, is_urgent=True)
 
-    async def failed(self) -> None:
-        """Returns once the answer has failed, by whatever cause; then no worker holds anything of it any more."""
-        await self._inbox.failed.wait()
-        self._stack.close()
+    @contextmanager
+    def when_failed(self, call: Callable[[], None]) -> Iterator[None]:
+        """Have `call` called once the answer has failed in this context, by whatever cause; then no worker holds
+        anything of it any more."""
+
+        def failed() -> None:
+            self._stack.close()
+            call()
+
+        self._inbox.when_failed(failed)
+        try:
+            yield
+        finally:
+            self._inbox.when_failed(None)
 
     async def next(self) -> list[ChoiceUpdate] | None:
         """What came since the last call, at most one update a choice; None after the end. Raises the failure."""
@@ -330,17 +340,22 @@ def cost_of(works: Sequence[Work]) -> int:
 
 
 async def attend(answer: Answer, delivery: Coroutine[Any, Any, None], *watchers: Coroutine[Any, Any, None]) -> None:
-    """Run `delivery` to its end beside `watchers`. After a failure a reader has LAST_WORDS_S to hear of it."""
+    """Run `delivery` to its end beside `watchers`. After a failure a reader has LAST_WORDS_S to hear of it.
+
+    `delivery` runs in the calling task: a task costs more than sending a token.
+    """
+    loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as group:
-        main = group.create_task(delivery)
-        others = [group.create_task(watcher) for watcher in (*watchers, _cut(answer, main))]
-        main.add_done_callback(lambda _: [other.cancel() for other in others])
-
-
-async def _cut(answer: Answer, main: asyncio.Task[None]) -> None:
-    await answer.failed()
-    await asyncio.sleep(LAST_WORDS_S)
-    main.cancel()
+        others = [group.create_task(watcher) for watcher in watchers]
+        try:
+            async with asyncio.timeout(None) as patience:
+                with answer.when_failed(lambda: patience.reschedule(loop.time() + LAST_WORDS_S)):
+                    await delivery
+        except TimeoutError:
+            if not patience.expired():
+                raise
+        for other in others:
+            other.cancel()
 
 
 class _Choice:

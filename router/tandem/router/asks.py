@@ -92,11 +92,11 @@ class AskReader:
         _check_length("prompt_cache_key", ask.cache_key, MAX_CACHE_KEY_CHARS)
         is_echo_alone = ask.is_echo_alone
         ask = await self._prepared(ask, model)
-        # Checked before the prompt is tokenised; the real limit follows once its length is known.
-        self._sampling(ask, model, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=0)
         seed = ask.sampling.get("seed")
         seed = self._random_seed() if seed is None else seed
-        works = [self._work(ask, model, prompt, seed) for prompt in await self._prompts(ask, model)]
+        # Checked before the prompt is tokenised; a limit that nobody gave follows once its length is known.
+        sampling = self._sampling(ask, model, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=seed)
+        works = [self._work(ask, model, prompt, sampling) for prompt in await self._prompts(ask, model)]
         _check_scores(works, "prompt_logprobs" if "prompt_logprobs" in ask.sampling else "logprobs")
         if not ask.echo:
             return works
@@ -136,7 +136,7 @@ class AskReader:
                 prompts.append(prompt)
         return prompts
 
-    def _work(self, ask: Ask, model: Model, prompt: Sequence[int], seed: int) -> Work:
+    def _work(self, ask: Ask, model: Model, prompt: Sequence[int], sampling: SamplingParams) -> Work:
         param = "messages" if ask.messages is not None else "prompt"
         if not prompt:
             raise InvalidRequestError("the prompt is empty", why="it has no token", param=param)
@@ -152,6 +152,7 @@ class AskReader:
         max_tokens = ask.sampling.get("max_tokens")
         if max_tokens is None:
             max_tokens = room if ask.default_max_tokens is None else min(room, ask.default_max_tokens)
+            sampling = self._sampling(ask, model, max_tokens=max_tokens, seed=sampling.seed)
         if max_tokens > room:
             raise ContextLengthError(
                 f"{ask.max_tokens_param} is {max_tokens} and the prompt has {len(prompt)} tokens",
@@ -161,7 +162,7 @@ class AskReader:
             )
         return Work(
             prompt=prompt,
-            sampling=self._sampling(ask, model, max_tokens=max_tokens, seed=seed),
+            sampling=sampling,
             timeout_s=self._timeout_s,
             model=model.name,
             salt=request_salt(self._salt_of(ask.caller.tenant), ask.cache_salt),

@@ -11,7 +11,8 @@ Decode = Callable[[Sequence[int]], str]
 """ids → text, special tokens skipped; bytes that are no UTF-8 (yet) decode to U+FFFD."""
 
 _BROKEN = "\ufffd"
-_WINDOW = 24
+_WINDOW = 8
+"""Every token decodes the window again, so it is short."""
 
 
 class IncrementalDetokenizer:

@@ -9,6 +9,7 @@ twice. A report that has grown stale counts no more; then all that this router s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules
@@ -25,7 +26,6 @@ class Sent:
     work: QueuedWork | None
     blocks: int = 0
     is_acknowledged: bool = False
-    is_reported: bool = False
     is_computed: bool = False
 
 
@@ -34,13 +34,15 @@ class Outstanding:
 
     def __init__(self) -> None:
         self._sent: dict[str, Sent] = {}
+        self._unreported: dict[str, Sent] = {}
+        """Those of `_sent` that the last report does not count: few, and read at every plan."""
         self._reported_s = float("-inf")
 
     def __len__(self) -> int:
         return len(self._sent)
 
     def add(self, request: str, sent: Sent) -> None:
-        self._sent[request] = sent
+        self._sent[request] = self._unreported[request] = sent
 
     def acknowledge(self, request: str) -> None:
         """The worker has it: reports from now on count it."""
@@ -59,17 +61,18 @@ class Outstanding:
     def end(self, request: str) -> None:
         """Nothing is waited for any more."""
         self._sent.pop(request, None)
+        self._unreported.pop(request, None)
 
     def clear(self) -> None:
         """The worker was lost with all that it had."""
         self._sent.clear()
+        self._unreported.clear()
         self._reported_s = float("-inf")
 
     def report(self, now_s: float) -> None:
         """A load report arrived."""
         self._reported_s = now_s
-        for sent in self._sent.values():
-            sent.is_reported = sent.is_acknowledged
+        self._unreported = {name: sent for name, sent in self._unreported.items() if not sent.is_acknowledged}
 
     def is_stale(self, now_s: float) -> bool:
         """Whether the last report is too old to count."""
@@ -82,12 +85,16 @@ class Outstanding:
 
     def uncounted(self, now_s: float) -> list[Sent]:
         """Legs to count beside the last report, or instead of it."""
-        is_stale = self.is_stale(now_s)
-        return [sent for sent in self._sent.values() if is_stale or not sent.is_reported]
+        return list((self._sent if self.is_stale(now_s) else self._unreported).values())
 
     def queue(self, now_s: float) -> list[QueuedWork]:
         """Prompts among them that are not computed yet."""
-        return [one.work for one in self.uncounted(now_s) if one.work is not None and not one.is_computed]
+        return prompts(self.uncounted(now_s))
+
+
+def prompts(sent: Iterable[Sent]) -> list[QueuedWork]:
+    """Those among them that are not computed yet."""
+    return [one.work for one in sent if one.work is not None and not one.is_computed]
 
 
 def sent(

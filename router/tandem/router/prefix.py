@@ -3,6 +3,7 @@ and who is about to, because this router just sent the like there."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -151,9 +152,14 @@ class _Chains:
     def _chain(self, key: tuple[str, int, str]) -> list[BlockHash]:
         if key not in self._hashes:
             fingerprint, size, lossy = key
-            root = HashRoot(fingerprint=fingerprint, block_tokens=size, salt=self._salt, lossy=lossy)
-            self._hashes[key] = chain(root.digest(), self._prompt, size) if size else []
+            root = _root(fingerprint, size, self._salt, lossy)
+            self._hashes[key] = chain(root, self._prompt, size) if size else []
         return self._hashes[key]
+
+
+@functools.lru_cache(maxsize=256)
+def _root(fingerprint: str, block_tokens: int, salt: bytes, lossy: str) -> BlockHash:
+    return HashRoot(fingerprint=fingerprint, block_tokens=block_tokens, salt=salt, lossy=lossy).digest()
 
 
 def _sender_key(profile: KVProfile) -> tuple[object, ...]:

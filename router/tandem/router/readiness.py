@@ -1,20 +1,21 @@
 """Whether this router can serve: a pair that has moved KV in its present incarnations, or a worker that answers alone.
 
 It is ready when it can serve one of its models. The router does not wait for clients to find out: it sends a request of
-two tokens through every new pair.
+two tokens through new pairs, so many that every worker has been tried with PAIRS_EACH others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.config import Disaggregation
 from tandem.core.errors import TandemError
-from tandem.core.ids import new_request_id
+from tandem.core.ids import WorkerId, new_request_id
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
@@ -29,10 +30,12 @@ _LOOK_S = 1.0
 _FIRST_RETRY_S = 0.25
 _LAST_RETRY_S = 5.0
 _AT_ONCE = 4
+PAIRS_EACH = 4
+"""All pairs would be thousands of requests in a large cluster."""
 _BACKLOG_BYTES = 1 << 20
 
-Key = tuple[tuple[str, int], ...]
-"""(worker, incarnation) of everybody who works together, in any order."""
+Key = frozenset[tuple[str, int]]
+"""(worker, incarnation) of everybody who works together."""
 
 
 @dataclass(slots=True)
@@ -60,8 +63,12 @@ class Readiness:
     ) -> None:
         self._table, self._dispatcher, self._mode, self._clock = table, dispatcher, mode, clock
         self._probes = dict(probes)
-        self._proven: set[frozenset[tuple[str, int]]] = set()
-        self._trials: dict[frozenset[tuple[str, int]], _Trial] = {}
+        self._proven: set[Key] = set()
+        self._trials: dict[Key, _Trial] = {}
+        self._targets: dict[str, dict[Key, Plan]] = {}
+        """By model, everybody who could serve it together, as of `_able`, and who of them is tried."""
+        self._tried: dict[str, dict[Key, Plan]] = {}
+        self._able: tuple[tuple[str, int], ...] | None = None
         self._wake = asyncio.Event()
         self.is_draining = False
         dispatcher.on_link_up = self._wake.set
@@ -81,13 +88,13 @@ class Readiness:
         return [f"{model}: {line}" for model in self._probes for line in self._missing(model)]
 
     def _missing(self, model: str) -> list[str]:
-        plans = self._targets(model)
-        if any(frozenset(key) in self._proven for _, key in plans):
+        self._look()
+        if any(key in self._targets[model] for key in self._proven):
             return []
-        if plans:
+        if self._tried[model]:
             lines = []
-            for plan, key in plans:
-                trial = self._trials.get(frozenset(key))
+            for key, plan in self._tried[model].items():
+                trial = self._trials.get(key)
                 trouble = trial.trouble if trial and trial.trouble else "the first request is on its way"
                 lines.append(f"{' + '.join(plan.workers)}: {trouble}")
             return lines
@@ -107,12 +114,12 @@ class Readiness:
     async def run(self) -> None:
         """Probe whatever is new, and again what failed, until cancelled."""
         while True:
-            self._forget_gone()
-            targets = [(model, *target) for model in self._probes for target in self._targets(model)]
-            due = [target for target in targets if self._is_due(frozenset(target[2]))]
+            self._look()
+            targets = [(model, plan, key) for model, tried in self._tried.items() for key, plan in tried.items()]
+            due = [target for target in targets if self._is_due(target[2])]
             async with asyncio.TaskGroup() as group:
-                for model, plan, key in due[:_AT_ONCE]:
-                    group.create_task(self._try(model, plan, frozenset(key)))
+                for target in due[:_AT_ONCE]:
+                    group.create_task(self._try(*target))
             if not due:
                 self._wake.clear()
                 await self._sleep()
@@ -126,7 +133,7 @@ class Readiness:
         except TimeoutError:
             return
 
-    async def _try(self, model: str, plan: Plan, key: frozenset[tuple[str, int]]) -> None:
+    async def _try(self, model: str, plan: Plan, key: Key) -> None:
         sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         work = Work(prompt=self._probes[model], sampling=sampling, timeout_s=PROBE_S, model=model)
         inbox = Inbox(_BACKLOG_BYTES)
@@ -134,7 +141,7 @@ class Readiness:
             with self._dispatcher.fly(new_request_id("probe"), 0, work, inbox, plan) as flight:
                 while not flight.is_finished:
                     await inbox.take()
-            self._prove(tuple(key))
+            self._prove(key)
             event(_log, "workers answer", workers="+".join(plan.workers))
         except TandemError as error:
             last = self._trials.get(key)
@@ -142,35 +149,57 @@ class Readiness:
             self._trials[key] = _Trial(self._clock.now_s() + backoff_s, backoff_s, error.message)
             event(_log, "probe failed", logging.WARNING, workers="+".join(plan.workers), why=error.message)
 
-    def _prove(self, key: Key) -> None:
-        self._proven.add(frozenset(key))
-        self._trials.pop(frozenset(key), None)
+    def _prove(self, workers: Iterable[tuple[str, int]]) -> None:
+        key = frozenset(workers)
+        self._proven.add(key)
+        self._trials.pop(key, None)
 
-    def _is_due(self, key: frozenset[tuple[str, int]]) -> bool:
+    def _is_due(self, key: Key) -> bool:
         trial = self._trials.get(key)
         return key not in self._proven and (trial is None or trial.retry_at_s <= self._clock.now_s())
 
-    def _targets(self, model: str) -> list[tuple[Plan, Key]]:
-        """Everybody who could serve `model` together now."""
-        able = self._table.candidates(model=model)
-        targets: list[tuple[Plan, Key]] = []
-        if self._mode is not Disaggregation.NEVER:
-            for prefill, decode in pairs(able):
-                plan = Plan(decode=decode.worker, prefill=prefill.worker, reason="probe")
-                targets.append((plan, (_key(prefill), _key(decode))))
-        alone = {RoleName.MIXED} if self._mode is Disaggregation.AUTO else {RoleName.MIXED, RoleName.DECODE}
-        if self._mode is not Disaggregation.ALWAYS:
-            for candidate in able:
-                if candidate.role in alone:
-                    plan = Plan(decode=candidate.worker, prefill=None, reason="probe")
-                    targets.append((plan, (_key(candidate),)))
-        return targets
+    def _look(self) -> None:
+        """See who is here, and forget who is not; cheap while nothing changes."""
+        able = tuple((link.worker, link.where.incarnation) for link in self._table.usable())
+        if able == self._able:
+            return
+        self._able = able
+        for model in self._probes:
+            candidates = self._table.candidates(model=model)
+            alone = [] if self._mode is Disaggregation.ALWAYS else [c for c in candidates if c.role in self._alone]
+            here = {_key(one): Plan(decode=one.worker, prefill=None, reason="probe") for one in alone}
+            paired = {} if self._mode is Disaggregation.NEVER else _pair_plans(candidates)
+            self._targets[model] = {**paired, **here}
+            self._tried[model] = {**_enough(paired), **here}
+        up = {(link.worker, link.where.incarnation) for link in self._table.links if link.is_up}
+        self._proven = {key for key in self._proven if key <= up}
+        self._trials = {key: trial for key, trial in self._trials.items() if key <= up}
 
-    def _forget_gone(self) -> None:
-        here = {(link.worker, link.where.incarnation) for link in self._table.links if link.is_up}
-        self._proven = {key for key in self._proven if key <= here}
-        self._trials = {key: trial for key, trial in self._trials.items() if key <= here}
+    @property
+    def _alone(self) -> set[RoleName]:
+        """Who is expected to serve alone."""
+        return {RoleName.MIXED} if self._mode is Disaggregation.AUTO else {RoleName.MIXED, RoleName.DECODE}
 
 
-def _key(candidate: Candidate) -> tuple[str, int]:
-    return (candidate.worker, candidate.incarnation)
+def _pair_plans(candidates: Sequence[Candidate]) -> dict[Key, Plan]:
+    """Every pair that may be planned, ordered so that the first ones have all workers in them."""
+    prefills = {one.worker: place for place, one in enumerate(c for c in candidates if c.role is RoleName.PREFILL)}
+    decodes = {one.worker: place for place, one in enumerate(c for c in candidates if c.role is RoleName.DECODE)}
+    most = max(len(prefills), len(decodes))
+    diagonals = sorted(pairs(candidates), key=lambda pair: (decodes[pair[1].worker] - prefills[pair[0].worker]) % most)
+    return {_key(p, d): Plan(decode=d.worker, prefill=p.worker, reason="probe") for p, d in diagonals}
+
+
+def _enough(plans: Mapping[Key, Plan]) -> dict[Key, Plan]:
+    """Those among them with which every worker is in PAIRS_EACH, if it can be in so many."""
+    counts: Counter[WorkerId] = Counter()
+    enough = {}
+    for key, plan in plans.items():
+        if any(counts[worker] < PAIRS_EACH for worker in plan.workers):
+            enough[key] = plan
+            counts.update(plan.workers)
+    return enough
+
+
+def _key(*candidates: Candidate) -> Key:
+    return frozenset((one.worker, one.incarnation) for one in candidates)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.errors import CancelledError, TandemError
@@ -66,8 +66,8 @@ class Inbox:
         self._arrivals: list[Arrival] = []
         self._bytes = 0
         self._error: TandemError | None = None
-        self._ready = asyncio.Event()
-        self.failed = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        self._on_failed: Callable[[], None] | None = None
 
     @property
     def error(self) -> TandemError | None:
@@ -84,32 +84,45 @@ class Inbox:
             why = f"more than {self._limit_bytes} bytes wait for it"
             self.fail(CancelledError("the client reads too slowly", why=why), is_urgent=True)
         else:
-            self._ready.set()
+            self._wake()
 
     def fail(self, error: TandemError, *, is_urgent: bool = False) -> None:
         """End the answer after what has arrived, or at once if `is_urgent`; later failures change nothing."""
         if self._error is not None:
             return
         self._error = error
-        self.failed.set()
         if is_urgent:
             self._arrivals.clear()
-        self._ready.set()
+        self.when_failed(self._on_failed)
+        self._wake()  # later: a client that hears of the failure finds nothing of the request left
+
+    def when_failed(self, call: Callable[[], None] | None) -> None:
+        """Have `call`, and nobody else, called soon after the first failure, or now if there was one; None = nobody."""
+        self._on_failed = call
+        if call is not None and self._error is not None:
+            asyncio.get_running_loop().call_soon(self._tell_failed)
+
+    def _tell_failed(self) -> None:
+        call, self._on_failed = self._on_failed, None
+        if call is not None:
+            call()
 
     async def take(self) -> list[Arrival]:
         """Everything that arrived, waiting for the first; raises the failure once all before it was read.
 
         Bounded by the deadline that the dispatcher sets: it ends in `fail`.
         """
-        await self._ready.wait()
-        if self._arrivals:
-            arrivals, self._arrivals, self._bytes = self._arrivals, [], 0
-            if self._error is None:
-                self._ready.clear()
-            return arrivals
-        if self._error is None:
-            raise RuntimeError("the inbox woke for nothing")
-        raise self._error
+        while not self._arrivals:
+            if self._error is not None:
+                raise self._error
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        arrivals, self._arrivals, self._bytes = self._arrivals, [], 0
+        return arrivals
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
 
 @dataclass(slots=True)
@@ -132,8 +145,13 @@ class _Order:
             self.finish_at, self.finish, self.is_unwanted = self.next_index, FinishReason.STOP, True
             self.early.clear()
 
-    def add(self, chunk: TokenChunk) -> tuple[list[int], list[TokenLogprob]]:
+    def add(self, chunk: TokenChunk) -> tuple[Sequence[int], Sequence[TokenLogprob]]:
         """The tokens that can be passed on now, each index once, in order."""
+        if chunk.index == self.next_index and not self.early and self.finish_at is None:  # as nearly always
+            self.next_index += len(chunk.tokens)
+            if chunk.finish is not None:
+                self.finish_at, self.finish = self.next_index, chunk.finish
+            return chunk.tokens, chunk.logprobs
         if chunk.finish is not None and self.finish_at is None:
             self.finish_at, self.finish = chunk.index + len(chunk.tokens), chunk.finish
         for offset, token in enumerate(chunk.tokens):

@@ -16,6 +16,7 @@ from tandem.core.pairing import KVProfile
 from tandem.router.affinity import leaning
 from tandem.router.links import LinkFactory, WorkerAddress, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
+from tandem.router.outstanding import prompts
 from tandem.router.plan import Candidate, form, pairs, refusal
 from tandem.router.prefix import PrefixView, SpeedOf
 
@@ -167,7 +168,8 @@ def _candidate(link: WorkerLink, view: PrefixView, link_speed: SpeedOf, now_s: f
     if facts is None:
         raise RuntimeError(f"link to {link.worker} is down")
     # Reports lag by 100 ms: what this router sent since is added at once, and stands for them once they are old.
-    sent, queue = outstanding.uncounted(now_s), outstanding.queue(now_s)
+    sent = outstanding.uncounted(now_s)
+    queue = prompts(sent)
     is_stale = outstanding.is_stale(now_s)
     return Candidate(
         worker=facts.worker,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.ids import new_request_id
@@ -18,7 +20,7 @@ from tandem.router.http import schemas
 from tandem.router.http.absent import absent
 from tandem.router.http.bodies import Frame
 from tandem.router.http.callers import caller_of, wish_of
-from tandem.router.http.endpoints import counted, guarded, json_response
+from tandem.router.http.endpoints import Endpoint, counted, guarded, json_response
 from tandem.router.http.errors import error_response
 from tandem.router.http.openapi import document
 from tandem.router.http.presence import present
@@ -42,11 +44,11 @@ from tandem.router.version import version
 
 def create_app(door: Door) -> FastAPI:
     """The application; it holds no state of its own."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = _App(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _http_error)
     api = _Api(door)
-    app.add_route("/v1/chat/completions", counted(door, "chat", api.chat), methods=["POST"])
-    app.add_route("/v1/completions", counted(door, "completions", api.completions), methods=["POST"])
+    app.add_hot_route("/v1/chat/completions", counted(door, "chat", api.chat))
+    app.add_hot_route("/v1/completions", counted(door, "completions", api.completions))
     app.add_route("/tokenize", counted(door, "tokenize", api.tokenize), methods=["POST"])
     app.add_route("/detokenize", counted(door, "detokenize", api.detokenize), methods=["POST"])
     app.add_route("/v1/models", guarded(api.models), methods=["GET"])
@@ -63,6 +65,29 @@ def create_app(door: Door) -> FastAPI:
 def paths_of(app: FastAPI) -> frozenset[str]:
     """What the application serves, with its parts that clients fill in as OpenAPI writes them: `/v1/models/{model}`."""
     return frozenset(re.sub(r"\{(\w+):\w+\}", r"{\1}", route.path) for route in app.routes if isinstance(route, Route))
+
+
+class _App(FastAPI):
+    """Requests to hot routes go straight to their endpoints: the framework's layers cost as much as planning."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._hot: dict[str, Endpoint] = {}
+
+    def add_hot_route(self, path: str, endpoint: Endpoint) -> None:
+        """A POST route without parameters, whose endpoint raises nothing."""
+        self.add_route(path, endpoint, methods=["POST"])
+        self._hot[path] = endpoint
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A middleware that was added is never passed by.
+        is_hot = scope["type"] == "http" and scope["method"] == "POST" and not self.user_middleware
+        endpoint = self._hot.get(scope["path"]) if is_hot else None
+        if endpoint is None:
+            await super().__call__(scope, receive, send)
+        else:
+            response = await endpoint(Request(scope, receive, send))
+            await response(scope, receive, send)
 
 
 class _Api:

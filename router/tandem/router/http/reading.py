@@ -246,10 +246,9 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str
         return (prompt,)
     if not prompt:
         raise InvalidRequestError("the prompt is empty", why="it has no entry", param="prompt")
-    ids = [entry for entry in prompt if isinstance(entry, int)]
-    if ids:
-        return (tuple(ids),)
-    return tuple(entry if isinstance(entry, str) else tuple(entry) for entry in prompt if not isinstance(entry, int))
+    if isinstance(prompt[0], int):  # then all are
+        return (tuple(prompt),)
+    return tuple(entry if isinstance(entry, str) else tuple(entry) for entry in prompt)
 
 
 async def _drain(request: Request, limit_bytes: int) -> None:

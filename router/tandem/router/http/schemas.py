@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from tandem.core.errors import UnsupportedParameterError
 from tandem.router.quoting import quoted
@@ -81,6 +81,11 @@ Short = Annotated[str, Field(max_length=64)]
 Metadata = Annotated[dict[Short, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
+def _token_ids(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A list of numbers is taken as it is: pydantic needs a millisecond for it. Which are tokens is asked later."""
+    return value if type(value) is list and set(map(type, value)) == {int} else validate(value)
+
+
 class SamplingFields(Strict):
     """What both APIs share."""
 
@@ -150,7 +155,7 @@ class ChatRequest(SamplingFields, RenderingFields):
 
 
 class CompletionRequest(SamplingFields):
-    prompt: str | list[str] | list[Int] | list[list[Int]]
+    prompt: Annotated[str | list[str] | list[Int] | list[list[Int]], WrapValidator(_token_ids)]
     logprobs: Int | None = None
     best_of: Int | None = None
     echo: bool | None = None

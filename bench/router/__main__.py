@@ -1,0 +1,237 @@
+"""What the router costs by itself: added latency, streams and tokens a second on one pinned core, CPU by workers."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bench.report import ROOT, Row, publish
+from bench.router.client import Answer, Due, Load, request
+from bench.router.house import MODEL, House, running
+from tandem.router.tokenizer import Tokenizer
+
+STEP_MS = 20.0
+LONG_STEP_MS = 10.0
+"""Of the workers that give long answers, so that as many run as ever will after five seconds."""
+LIMITS_MS = {"1k ids": (2.5, 10.0), "1k text": (2.5, 10.0), "8k ids": (5.0, None), "8k text": (5.0, None)}
+"""p50 and p99 of what the router adds to the first token, beyond tokenising."""
+WARM_S = 1.5
+
+
+@dataclass(slots=True)
+class Prompts:
+    """Makes prompts; no two share their first block. Text is the project's own, cut at word ends."""
+
+    dice: Random
+    tokenizer: Tokenizer = field(default_factory=lambda: Tokenizer.load(MODEL))
+    words: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for page in sorted((ROOT / "docs").glob("*.md")):
+            self.words += page.read_text().split()
+
+    def ids(self, tokens: int) -> list[int]:
+        return [self.dice.randrange(300, 4000) for _ in range(tokens)]
+
+    def text(self, tokens: int) -> str:
+        """About that many tokens, within 1 %."""
+        at = self.dice.randrange(len(self.words))
+        words = (self.words[at:] + self.words * (1 + tokens // len(self.words)))[: tokens + 8]
+        text = f"{self.dice.randrange(10**6)} " + " ".join(words)
+        while len(ids := self.tokenizer.encode_now(text)) > 1.01 * tokens:
+            text = text[: int(len(text) * max(tokens / len(ids), 0.5))].rstrip()
+        return text
+
+
+Make = Callable[[], bytes]
+
+
+def steady(kind: str, make: Make, rate: float, seconds: float, tokens: int) -> list[Due]:
+    """Requests at even distances."""
+    return [Due(number / rate, kind, make(), tokens) for number in range(int(rate * seconds))]
+
+
+@dataclass(slots=True)
+class Seen:
+    """One load's answers with what the workers noted of them, in milliseconds, and what the router used meanwhile."""
+
+    answers: Sequence[Answer]
+    noted: dict[str, Any]
+    cpu_s: float
+    wall_s: float
+
+    def added_ms(self, kind: str) -> list[float]:
+        """From sending a request to its first text at the client, less what the worker took."""
+        return [1e3 * (a.first_s - a.due_s - (first_s - arrived_s)) for a, arrived_s, first_s, _ in self._known(kind)]
+
+    def to_worker_ms(self, kind: str) -> list[float]:
+        """Of this: until the worker that prefills has it."""
+        return [1e3 * (arrived_s - a.due_s) for a, arrived_s, _, _ in self._known(kind)]
+
+    def out_ms(self, kind: str) -> list[float]:
+        """From the worker's last token to the end of the answer at the client."""
+        return [1e3 * (a.last_s - last_s) for a, _, _, last_s in self._known(kind) if last_s is not None]
+
+    def _known(self, kind: str) -> list[tuple[Answer, float, float, float | None]]:
+        return [(a, *self.noted["requests"][a.id]) for a in self.answers if a.kind == kind]
+
+
+def offer(house: House, plan: Sequence[Due], marks: Sequence[tuple[float, Callable[[], None]]] = ()) -> Seen:
+    """Send everything when it is due and wait for the end of all answers."""
+    house.report()
+    load = Load(house.port)
+    gc.disable()
+    started_s, cpu_s = time.monotonic(), house.router_cpu_s()
+    try:
+        answers = load.run(plan, marks)
+        wall_s, cpu_s = time.monotonic() - started_s, house.router_cpu_s() - cpu_s
+    finally:
+        gc.enable()
+        load.close()
+    print(f"{house.workers} workers, {len(plan)} requests: {100 * cpu_s / wall_s:.0f} % of a core", flush=True)
+    return Seen(answers, house.report(), cpu_s, wall_s)
+
+
+def capacity(house: House, case: str, make: Make, rate: float, seconds: float, tokens: int) -> list[Row]:
+    """What is served of `rate` streams a second, and what the router uses, once as many run as ever will."""
+    answer_s = house.step_ms / 1e3 * tokens
+    begin_s = answer_s + WARM_S
+    plan = steady("load", make, rate, begin_s + seconds, tokens)
+    marks: list[tuple[float, float]] = []
+
+    def mark() -> None:
+        marks.append((time.monotonic(), house.router_cpu_s()))
+
+    seen = offer(house, plan, [(begin_s, mark), (begin_s + seconds, mark)])
+    (from_s, from_cpu_s), (to_s, to_cpu_s) = marks
+    window_s = to_s - from_s
+    inside = [answer for answer in seen.answers if from_s <= answer.last_s < to_s]
+    served, share = len(inside) / window_s, (to_cpu_s - from_cpu_s) / window_s
+    seen = replace(seen, answers=[answer for answer in seen.answers if from_s <= answer.due_s < to_s])
+    return [
+        Row(case, "streams a second, served", served, "1/s", rate),
+        Row(case, "tokens a second, served", served * tokens, "1/s", rate * tokens),
+        Row(case, "share of the core", 100 * share, "%", 100.0),
+        Row(case, "CPU a stream", 1e3 * share / served, "ms"),
+        Row(case, "CPU a token, its part of the request included", 1e6 * share / served / tokens, "µs"),
+        *spread(case, "added to the first token", seen.added_ms("load"), (None, None)),
+        *spread(case, "added to the last token", seen.out_ms("load"), (None, None)),
+        Row(case, "late steps of the workers", 100 * late(seen), "%"),
+    ]
+
+
+def late(seen: Seen) -> float:
+    """Part of the workers' steps that came half a step late: beyond a few percent they are what is measured."""
+    return float(seen.noted["late_steps"]) / max(1, int(seen.noted["steps"]))
+
+
+def latency(house: House, prompts: Prompts, seconds: float) -> list[Row]:
+    """What is added for long prompts, while the core has half of its load of 128-token text prompts."""
+    plan = steady("load", lambda: request(prompts.text(128), 32), 100, seconds, 32)
+    tokenising: dict[str, float] = {}
+    for size, tokens, rate in (("1k", 1024, 8), ("8k", 8192, 2)):
+        texts = [prompts.text(tokens) for _ in range(int(rate * seconds))]
+        tokenising[f"{size} text"] = statistics.median(timed_ms(prompts.tokenizer, text) for text in texts)
+        tokenising[f"{size} ids"] = 0.0
+        plan += [Due((n + 0.37) / rate, f"{size} text", request(text, 4), 4) for n, text in enumerate(texts)]
+        ids = [request(prompts.ids(tokens), 4) for _ in texts]
+        plan += [Due((n + 0.83) / rate, f"{size} ids", data, 4) for n, data in enumerate(ids)]
+    seen = offer(house, sorted(plan, key=lambda due: due.at_s))
+    case, rows = "half load", spread("half load", "added, 128 text", seen.added_ms("load"), (None, None))
+    for kind, limits in LIMITS_MS.items():
+        beyond = [added_ms - tokenising[kind] for added_ms in seen.added_ms(kind)]
+        rows.append(Row(case, f"tokenising, {kind}", tokenising[kind], "ms"))
+        rows += spread(case, f"added beyond tokenising, {kind}", beyond, limits)
+        rows.append(
+            Row(case, f"added until a worker has it, {kind}, p50", statistics.median(seen.to_worker_ms(kind)), "ms")
+        )
+    return rows
+
+
+def timed_ms(tokenizer: Tokenizer, text: str) -> float:
+    started_s = time.perf_counter()
+    tokenizer.encode_now(text)
+    return 1e3 * (time.perf_counter() - started_s)
+
+
+def costs(house: House, prompts: Prompts, seconds: float, rate: float = 60.0) -> list[Row]:
+    """CPU of a request and of each token more, by answers of two lengths; what an idle router uses is taken off."""
+    case = f"{house.workers} workers"
+    used, walls = {}, {}
+    for tokens in (2, 34):
+        plan = steady("load", partial(_of_ids, prompts, tokens), rate, seconds, tokens)
+        offer(house, plan[: len(plan) // 4])
+        seen = offer(house, plan)
+        used[tokens], walls[tokens] = seen.cpu_s / len(plan), seen.wall_s / len(plan)
+        first_ms = seen.added_ms("load")
+    time.sleep(1.0)
+    cpu_s = house.router_cpu_s()
+    time.sleep(seconds / 2)
+    idle = (house.router_cpu_s() - cpu_s) / (seconds / 2)
+    used = {tokens: cpu_s - idle * walls[tokens] for tokens, cpu_s in used.items()}
+    a_token = (used[34] - used[2]) / 32
+    return [
+        Row(case, "CPU of an idle router", 100 * idle, "%"),
+        Row(case, "CPU a request", 1e3 * (used[2] - 2 * a_token), "ms"),
+        Row(case, "CPU a token", 1e6 * a_token, "µs"),
+        *spread(case, "added to the first token", first_ms, (None, None)),
+    ]
+
+
+def _of_ids(prompts: Prompts, tokens: int) -> bytes:
+    return request(prompts.ids(128), tokens)
+
+
+def spread(case: str, metric: str, values: Sequence[float], limits: tuple[float | None, float | None]) -> list[Row]:
+    cuts = statistics.quantiles(values, n=100, method="inclusive")
+    return [
+        Row(case, f"{metric}, p50", cuts[49], "ms", limits[0]),
+        Row(case, f"{metric}, p99", cuts[98], "ms", limits[1]),
+    ]
+
+
+def measure(which: Sequence[str], scale: float) -> list[Row]:
+    prompts, rows = Prompts(Random(1)), []
+    if {"text", "ids", "latency"} & set(which):
+        with running(2, STEP_MS) as house:
+            if "text" in which:
+                text: Make = lambda: request(prompts.text(128), 32)  # noqa: E731
+                rows += capacity(house, "128-token text, 32 tokens", text, 200, 5 * scale, 32)
+            if "ids" in which:
+                rows += capacity(house, "128 token ids, 32 tokens", partial(_of_ids, prompts, 32), 300, 5 * scale, 32)
+            if "latency" in which:
+                rows += latency(house, prompts, 10 * scale)
+    if "long" in which:
+        with running(2, LONG_STEP_MS) as house:
+            make = partial(_of_ids, prompts, 512)
+            rows += capacity(house, "128 token ids, 512 tokens", make, 15_000 / 512, 5 * scale, 512)
+    for workers in (2, 16, 128):
+        if f"w{workers}" in which:
+            with running(workers, STEP_MS) as house:
+                rows += costs(house, prompts, 4 * scale)
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; 0 when everything was measured."""
+    every = ("text", "ids", "long", "latency", "w2", "w16", "w128")
+    parser = argparse.ArgumentParser(prog="bench.router", description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--only", nargs="*", choices=every, default=every, help="some of the cases")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much longer to measure")
+    arguments = parser.parse_args(argv)
+    publish("router", measure(arguments.only, arguments.scale), arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
