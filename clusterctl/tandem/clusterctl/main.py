@@ -65,6 +65,13 @@ def up(
         int | None, typer.Option(help="Port of the gRPC API. Without it, the one after --port.")
     ] = None,
     admin_port: Annotated[int | None, typer.Option(help="Admin port. Without it, the one after the gRPC port.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(help="Processes of the router, which share its ports; one a core is enough.")
+    ] = None,
+    tls_cert: Annotated[
+        str | None, typer.Option(help="Certificate of the API, with its chain, as PEM. Then it speaks TLS alone.")
+    ] = None,
+    tls_key: Annotated[str | None, typer.Option(help="The certificate's private key, as PEM.")] = None,
     anonymous: Annotated[
         Anonymous | None,
         typer.Option(
@@ -130,6 +137,7 @@ def up(
         model=model, revision=revision, served_model_name=tuple(served_model_name) if served_model_name else None,
         chat_template=chat_template, prefill=prefill, decode=decode, mixed=mixed,
         disaggregation=disaggregation, host=host, port=port, grpc_port=grpc_port, admin_port=admin_port,
+        processes=processes, tls_cert=tls_cert, tls_key=tls_key,
         anonymous=anonymous, redis=redis, dtype=dtype, max_model_len=max_model_len, kv_memory=kv_memory,
         block_tokens=block_tokens, deterministic=deterministic, transport=transport,
         prefill_kv_memory=prefill_kv_memory, decode_kv_memory=decode_kv_memory,

@@ -54,6 +54,9 @@ class UpFlags:
     port: int | None = None
     grpc_port: int | None = None
     admin_port: int | None = None
+    processes: int | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
     anonymous: Anonymous | None = None
     disaggregation: Disaggregation | None = None
     redis: str | None = None
@@ -108,6 +111,9 @@ class UpFlags:
                 port=self.port,
                 grpc_port=self.grpc_port,
                 admin_port=self.admin_port,
+                processes=self.processes,
+                tls_cert=_absolute(self.tls_cert),
+                tls_key=_absolute(self.tls_key),
                 anonymous=self.anonymous,
                 disaggregation=self.disaggregation,
             ),
@@ -119,6 +125,11 @@ class UpFlags:
         if self.wire_codec_below == "always":
             return ALWAYS_BYTES_PER_S
         return _size(self.wire_codec_below, "--wire-codec-below")
+
+
+def _absolute(path: str | None) -> str | None:
+    """Flags name files from where they are given; the router may run elsewhere."""
+    return str(Path(path).expanduser().absolute()) if path else path
 
 
 def _size(text: str | None, flag: str) -> int | None:

@@ -139,12 +139,16 @@ class WorkerSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSection:
-    """`[router]`: the front door. Ports: 0 = any free one; `grpc_port` and `admin_port` −1 = the port before + 1."""
+    """`[router]`: the front door. Ports: 0 = any free one; `grpc_port` and `admin_port` −1 = the port before + 1.
+    `processes` share the ports. `tls_cert` and `tls_key` are PEM files."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     grpc_port: int = -1
     admin_port: int = -1
+    processes: int = 1
+    tls_cert: str = ""
+    tls_key: str = ""
     anonymous: Anonymous = Anonymous.LOOPBACK
     disaggregation: Disaggregation = Disaggregation.AUTO
     policy: PolicyName = PolicyName.COST
@@ -267,6 +271,8 @@ class RouterConfig:
     admin_key_file: str
     ready_file: str
     """Written (atomically, JSON with the actual ports) once the sockets listen."""
+    parent_pid: int = 0
+    """Of the router's parent, if this is one of several processes that share ports; 0 = it is the only one."""
     log_level: str = "INFO"
     settings: RouterSection = field(default_factory=RouterSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)

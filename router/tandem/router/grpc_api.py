@@ -25,7 +25,7 @@ from tandem.router.chat_template import Rendering
 from tandem.router.door import Door
 from tandem.router.quoting import quoted
 from tandem.router.requests import Work
-from tandem.router.servers import bind
+from tandem.router.servers import TlsFiles, bind
 from tandem.router.whole import WholeChoices
 from tandem.router.wire import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
@@ -46,11 +46,11 @@ _DEFAULT_MAX_TOKENS = 16
 class GrpcDoor:
     """The server and its health; `start` binds, `run` keeps health true until cancelled, `stop` ends it."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, door: Door, *, is_shared: bool = False, tls: TlsFiles | None = None) -> None:
+        self._door, self._is_shared, self._tls = door, is_shared, tls
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         options = [
-            ("grpc.so_reuseport", 0),  # else a second server would share the port unnoticed
+            ("grpc.so_reuseport", int(is_shared)),  # else a second server would share the port unnoticed
             ("grpc.max_receive_message_length", door.settings.max_body_bytes),
         ]
         self._server = grpc.aio.server(options=options)
@@ -61,17 +61,23 @@ class GrpcDoor:
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. StartupError when it is taken."""
-        if port:
+        if port and not self._is_shared:
             bind(host, port).close()  # gRPC would complain on stderr in its own words
         try:
-            bound = self._server.add_insecure_port(f"{host}:{port}")
+            bound = self._add_port(f"{host}:{port}")
         except RuntimeError as error:
             why = "it is in use or may not be used"
             raise StartupError(
                 f"cannot listen on {host}:{port} for gRPC", why=why, todo="choose another port"
             ) from error
         await self._server.start()
-        return int(bound)
+        return bound
+
+    def _add_port(self, address: str) -> int:
+        if self._tls is None:
+            return int(self._server.add_insecure_port(address))
+        pair = (self._tls.key.read_bytes(), self._tls.cert.read_bytes())
+        return int(self._server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
 
     async def run(self) -> None:
         while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
 import secrets
@@ -28,6 +27,7 @@ from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
+from tandem.core.parentdeath import die_with_parent
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.budget_store import BudgetStore
 from tandem.prefixindex.connection import connect
@@ -66,10 +66,12 @@ from tandem.router.models import Models
 from tandem.router.plan import Plan
 from tandem.router.policy_switch import PolicySwitch
 from tandem.router.prefix import PrefixFinder, PrefixIndex
+from tandem.router.processes import run_processes
 from tandem.router.readiness import Readiness
+from tandem.router.ready import Ready, write_ready
 from tandem.router.requests import Work
 from tandem.router.routing_desk import RoutingDesk
-from tandem.router.servers import HttpServer, bind, port_after, port_of
+from tandem.router.servers import HttpServer, TlsFiles, bind, port_after, port_of
 from tandem.router.status import StatusPage
 from tandem.router.storage import Storage, open_storage
 from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
@@ -174,7 +176,9 @@ class Router:
         self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
         self._on_down = surroundings.on_down
         self._storage = surroundings.storage
-        self._grpc = GrpcDoor(self.door)
+        self._is_part = config.parent_pid != 0
+        self._tls = TlsFiles.of(config.settings.tls_cert, config.settings.tls_key)
+        self._grpc = GrpcDoor(self.door, is_shared=self._is_part, tls=self._tls)
         self._listeners: list[socket.socket] = []
 
     async def start(self) -> dict[str, int]:
@@ -182,7 +186,7 @@ class Router:
         wants = self.config.settings
         await self._load_keys()
         self.gate.check_host(wants.host)
-        http = self._listen(wants.host, wants.port)
+        http = self._listen(wants.host, wants.port, is_shared=self._is_part)
         grpc_wanted = port_after(wants.grpc_port, http, wants.port)
         grpc_port = await self._grpc.start(wants.host, grpc_wanted)
         admin = self._listen("127.0.0.1", port_after(wants.admin_port, grpc_port, grpc_wanted))
@@ -197,7 +201,7 @@ class Router:
     async def serve(self, on_listening: Callable[[], None]) -> None:
         app = create_app(self.door)
         runner = self._add_storage(app)
-        http = HttpServer(Guard(app, self.gate, self._turned_away), self._listeners[0])
+        http = HttpServer(Guard(app, self.gate, self._turned_away), self._listeners[0], self._tls)
         admin_app = create_admin_app(
             self._page,
             self.metrics,
@@ -263,8 +267,8 @@ class Router:
     def _turned_away(self, error: TandemError) -> None:
         self.metrics.request_ended("any", error.code)
 
-    def _listen(self, host: str, port: int) -> int:
-        listener = bind(host, port)
+    def _listen(self, host: str, port: int, *, is_shared: bool = False) -> int:
+        listener = bind(host, port, is_shared=is_shared)
         self._listeners.append(listener)
         return port_of(listener)
 
@@ -288,16 +292,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path: Path = parser.parse_args(arguments).config
     try:
         config = load(path, RouterConfig)
+        if config.parent_pid:
+            die_with_parent(config.parent_pid)
         logs.setup("router", level=config.log_level)
+        is_parent = config.settings.processes != 1 and not config.parent_pid
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(config))
+            return runner.run(run_processes(config) if is_parent else _run(config))
     except StartupError as error:
         sys.stderr.write(f"tandem router: {error.message}\n")
         return EXIT_STARTUP
-    return 0
 
 
-async def _run(config: RouterConfig) -> None:
+async def _run(config: RouterConfig) -> int:
     redis = await connect(config.redis_url)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(redis.aclose)
@@ -337,26 +343,21 @@ async def _run(config: RouterConfig) -> None:
                 group.create_task(replica.run()),
                 group.create_task(links.watch(surroundings.speeds.set_rows)),
             ]
-            await router.serve(lambda: announce(Path(config.ready_file), record, is_open=router.gate.is_open))
+            await router.serve(lambda: announce(router, record))
             for task in tasks:
                 task.cancel()
+    return 0
 
 
-def announce(path: Path, record: RouterRecord, *, is_open: bool) -> None:
+def announce(router: Router, record: RouterRecord) -> None:
+    """Tell the launcher where this router listens, and whether it lets in whoever has no API key."""
     keep_loaded()
-    write_ready(path, record, is_open=is_open)
-
-
-def write_ready(path: Path, record: RouterRecord, *, is_open: bool) -> None:
-    """Tell the launcher where this router listens, and whether it lets in whoever has no API key, all at once."""
-    addresses: dict[str, Any] = {
-        "http": f"http://{record.http_address}",
-        "grpc": record.grpc_address,
-        "admin": f"http://{record.admin_address}",
-        "pid": record.pid,
-        "is_open": is_open,
-    }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(addresses) + "\n")
-    temporary.replace(path)
-    logs.event(_log, "listening", **addresses)
+    scheme = "https" if router.config.settings.tls_cert else "http"
+    ready = Ready(
+        http=f"{scheme}://{record.http_address}",
+        grpc=record.grpc_address,
+        admin=f"http://{record.admin_address}",
+        pid=record.pid,
+        is_open=router.gate.is_open,
+    )
+    write_ready(Path(router.config.ready_file), ready)

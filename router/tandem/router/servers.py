@@ -5,31 +5,67 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 
-from tandem.core.errors import StartupError
+from tandem.core.errors import ConfigError, StartupError
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; StartupError when the port is taken or the address is not ours."""
+def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A listening socket; StartupError when the port is taken or the address is not ours.
+
+    `is_shared`: beside other processes, on a port that is held by `reserve`.
+    """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener, address = _socket(host, port)
         try:
+            if is_shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             listener.bind(address)
             listener.listen(2048)
         except OSError:
             listener.close()
             raise
     except OSError as error:
-        why = error.strerror or str(error)
-        raise StartupError(f"cannot listen on {host}:{port}", why=why, todo="choose another port") from error
+        raise _taken(host, port, error) from error
     listener.setblocking(False)
     return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A socket that holds a port and takes no connection; StartupError when anybody has the port, sharing it or not.
+
+    It is bound alone and shares only afterwards: else two routers on one port would share its connections unnoticed.
+    """
+    try:
+        holder, address = _socket(host, port)
+        try:
+            holder.bind(address)
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        except OSError:
+            holder.close()
+            raise
+    except OSError as error:
+        raise _taken(host, port, error) from error
+    return holder
+
+
+def _socket(host: str, port: int) -> tuple[socket.socket, Any]:
+    """Of the family that the host's address has, and that address."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return made, address
+
+
+def _taken(host: str, port: int, error: OSError) -> StartupError:
+    why = error.strerror or str(error)
+    return StartupError(f"cannot listen on {host}:{port}", why=why, todo="choose another port")
 
 
 def port_of(listener: socket.socket) -> int:
@@ -43,10 +79,34 @@ def port_after(wanted: int, before: int, before_wanted: int) -> int:
     return 0 if before_wanted == 0 else before + 1
 
 
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: the certificate with its chain, and its private key, without a password."""
+
+    cert: Path
+    key: Path
+
+    @classmethod
+    def of(cls, cert: str, key: str) -> TlsFiles | None:
+        """Those of `[router]`, None without; ConfigError when they are no pair that can be used."""
+        if not cert and not key:
+            return None
+        if not cert or not key:
+            absent = "tls_key" if cert else "tls_cert"
+            raise ConfigError(f"router.{absent} is missing", why="a certificate and its key go together",
+                              todo="give both or none")  # fmt: skip
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password=lambda: "")
+        except (OSError, ssl.SSLError) as error:
+            why = getattr(error, "reason", None) or error.strerror or str(error)
+            raise ConfigError(f"cannot serve TLS with {cert} and {key}", why=why, todo="check both files") from error
+        return cls(Path(cert), Path(key))
+
+
 class HttpServer:
     """One uvicorn server on a bound socket."""
 
-    def __init__(self, app: Any, listener: socket.socket) -> None:
+    def __init__(self, app: Any, listener: socket.socket, tls: TlsFiles | None = None) -> None:
         config = uvicorn.Config(
             app,
             http="httptools",
@@ -55,8 +115,11 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks where a client is
             timeout_keep_alive=75,
             timeout_graceful_shutdown=1,
+            ssl_certfile=tls.cert if tls else None,
+            ssl_keyfile=tls.key if tls else None,
         )
         self._server = _QuietServer(config)
         self._listener = listener

@@ -1,0 +1,197 @@
+"""The admin port of a router of several processes: it asks their admin ports, and puts together what they say.
+
+Every process checks the admin key by itself. The routing policy is told to all of them; metrics, requests and status
+are added up; everything else any one of them can answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError
+from tandem.router.http.errors import error_response
+
+ANSWER_S = 10.0
+_MAX_BODY_BYTES = 1 << 20
+_MAX_ANSWER_BYTES = 64 << 20
+_OF_WORKERS = "worker"
+"""A metric with this label is what a worker reported: every process says the same of it."""
+_TO_ALL = ("/admin/v1/route/policy",)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A process that listens, and the URL of its admin port."""
+
+    name: str
+    admin: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    kind: str
+    body: bytes
+
+    @property
+    def is_good(self) -> bool:
+        return self.status == 200
+
+    def response(self) -> Response:
+        return Response(self.body, status_code=self.status, headers={"content-type": self.kind})
+
+
+def create_parts_admin(router: str, port: int, parts: Callable[[], Sequence[Part]]) -> Starlette:
+    """The application; `parts` are the processes that can be asked now."""
+
+    async def run(request: Request) -> Response:
+        try:
+            return await _ask(request, router, port, list(parts()))
+        except TandemError as error:
+            return error_response(error)
+
+    return Starlette(routes=[Route("/{path:path}", run, methods=["GET", "POST", "DELETE"])])
+
+
+async def _ask(request: Request, router: str, port: int, parts: Sequence[Part]) -> Response:
+    if not parts:
+        raise UnavailableError("no process of this router listens", todo="try again; look at its log if that goes on")
+    path, body = request.url.path, await _body(request)
+    is_for_all = path in _TO_ALL and request.method == "POST"
+    together = {"/metrics": _metrics, "/admin/v1/requests": _requests, "/admin/v1/status": _status}.get(path)
+    asked = parts if is_for_all or together is not None else parts[:1]
+    answers = await asyncio.gather(*(_fetch(part, request, body) for part in asked))
+    bad = next((answer for answer in answers if not answer.is_good), None)
+    if bad is not None or together is None:
+        return (bad or answers[0]).response()
+    return Response(together(answers, router, port, asked), headers={"content-type": answers[0].kind})
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise InvalidRequestError("the body is too long", why=f"at most {_MAX_BODY_BYTES} bytes are allowed")
+    return bytes(body)
+
+
+# ---- putting together ---------------------------------------------------------------------------------------------
+
+
+def _requests(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[Part]) -> bytes:
+    rows = [row for answer in answers for row in orjson.loads(answer.body)["requests"]]
+    return orjson.dumps({"requests": sorted(rows, key=lambda row: -row["age_s"])})
+
+
+def _status(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[Part]) -> bytes:
+    pages: list[dict[str, Any]] = [orjson.loads(answer.body) for answer in answers]
+    status = next((page for page in pages if not page["is_ready"]), pages[0])
+    counts: dict[str, int] = {}
+    for page in pages:
+        for worker in page["workers"]:
+            counts[worker["worker"]] = counts.get(worker["worker"], 0) + worker["router_in_flight"]
+    for worker in status["workers"]:
+        worker["router_in_flight"] = counts[worker["worker"]]
+    status["router"] |= {
+        "id": router,
+        "admin": port,
+        "pid": os.getpid(),
+        "in_flight": sum(page["router"]["in_flight"] for page in pages),
+        "processes": [
+            {"id": part.name, "is_ready": page["is_ready"], **_some(page["router"], "incarnation", "in_flight", "pid")}
+            for part, page in zip(parts, pages, strict=True)
+        ],
+    }
+    return orjson.dumps(status)
+
+
+def _some(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
+def _metrics(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[Part]) -> bytes:
+    added = added_up([answer.body.decode() for answer in answers])
+
+    class Added(Collector):
+        def collect(self) -> list[Metric]:
+            return added
+
+    return generate_latest(Added())
+
+
+def added_up(texts: Sequence[str]) -> list[Metric]:
+    """Metrics of several processes as those of one: samples with equal names and labels are added, but for what workers
+    reported, which all processes know from the same reports."""
+    families: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known = values.setdefault(family.name, {})
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                if key not in known:
+                    known[key] = sample.value
+                elif _OF_WORKERS not in sample.labels and not sample.name.endswith("_created"):
+                    known[key] += sample.value
+    for name, family in families.items():
+        for (sample_name, labels), value in values[name].items():
+            family.add_sample(sample_name, dict(labels), value)
+    return list(families.values())
+
+
+# ---- asking -------------------------------------------------------------------------------------------------------
+
+
+async def _fetch(part: Part, request: Request, body: bytes) -> _Answer:
+    """Pass a request on, with what proves who asks."""
+    url = urlsplit(part.admin)
+    query = f"?{request.url.query}" if request.url.query else ""
+    head = [f"{request.method} {request.url.path}{query} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
+    for name in ("authorization", "content-type"):
+        if value := request.headers.get(name):
+            head.append(f"{name}: {value}")
+    head.append(f"Content-Length: {len(body)}")
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            reader, writer = await asyncio.open_connection(url.hostname, url.port)
+            try:
+                writer.write("\r\n".join([*head, "\r\n"]).encode("latin-1") + body)
+                return await _read(reader)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UnavailableError(
+            f"process {part.name} of this router does not answer", why=why, todo="ask again"
+        ) from error
+
+
+async def _read(reader: asyncio.StreamReader) -> _Answer:
+    """One response of a server of ours, which says how long it is."""
+    status = int((await reader.readline()).split()[1])
+    headers: dict[str, str] = {}
+    while line := (await reader.readline()).strip():
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.lower()] = value.strip()
+    length = int(headers.get("content-length", "0"))
+    if length > _MAX_ANSWER_BYTES:
+        raise ValueError(f"an answer of {length} bytes")
+    return _Answer(status, headers.get("content-type", "application/json"), await reader.readexactly(length))

@@ -1,0 +1,186 @@
+"""Several processes of one router: each is a router of its own, and all listen on the same ports.
+
+The kernel spreads connections over them (SO_REUSEPORT). This parent holds the ports, starts the processes, starts again
+what dies, and has the admin port; it sees no request of a client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tandem.core import config_loader
+from tandem.core.config import RouterConfig
+from tandem.core.errors import ConfigError, StartupError
+from tandem.core.logs import event
+from tandem.router.parts_admin import Part, create_parts_admin
+from tandem.router.ready import Ready, write_ready
+from tandem.router.servers import HttpServer, bind, port_after, port_of, reserve
+
+_log = logging.getLogger(__name__)
+MAX_PROCESSES = 256
+READY_S = 60.0
+STOP_S = 15.0
+FIRST_BACKOFF_S = 0.5
+LAST_BACKOFF_S = 10.0
+_LOOK_S = 0.02
+
+
+class _RefusedError(Exception):
+    """A process could not start, and said why itself; `code` is its exit status."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"a process of the router ended with code {code}")
+        self.code = code
+
+
+async def run_processes(config: RouterConfig) -> int:
+    """Run until SIGTERM or SIGINT. The exit status: 0, or that of a process which could not start at all."""
+    wants = config.settings
+    if not 1 <= wants.processes <= MAX_PROCESSES:
+        why = f"it must be between 1 and {MAX_PROCESSES}"
+        raise ConfigError(f"router.processes is {wants.processes}", why=why, todo="one a core is enough")
+    async with contextlib.AsyncExitStack() as stack:
+        http = stack.enter_context(_held(wants.host, wants.port))
+        grpc_wanted = port_after(wants.grpc_port, http, wants.port)
+        grpc = stack.enter_context(_held(wants.host, grpc_wanted))
+        listener = bind("127.0.0.1", port_after(wants.admin_port, grpc, grpc_wanted))
+        stack.callback(listener.close)
+        settings = dataclasses.replace(wants, port=http, grpc_port=grpc, admin_port=0)
+        every = [_Process(dataclasses.replace(config, settings=settings), number) for number in range(wants.processes)]
+        stack.push_async_callback(_stop, every)
+        stopping = _stop_signal()
+        try:
+            await every[0].start()  # alone: if the configuration is wrong, it says so once
+            await asyncio.gather(*(process.start() for process in every[1:]))
+        except _RefusedError as error:
+            return error.code
+        await _serve(config, every, listener, stopping)
+    return 0
+
+
+async def _serve(config: RouterConfig, every: list[_Process], listener: socket.socket, stopping: asyncio.Event) -> None:
+    def parts() -> list[Part]:
+        return [process.part for process in every if process.part is not None]
+
+    admin = HttpServer(create_parts_admin(config.router_id, port_of(listener), parts), listener)
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(admin.run()), *(group.create_task(process.keep()) for process in every)]
+        async with asyncio.timeout(READY_S):
+            await admin.wait_started()
+        first = every[0].ready
+        assert first is not None
+        ready = dataclasses.replace(first, admin=f"http://127.0.0.1:{port_of(listener)}", pid=os.getpid())
+        write_ready(Path(config.ready_file), ready)
+        await stopping.wait()
+        for task in tasks[1:]:
+            task.cancel()
+        await _stop(every)
+        admin.stop()
+
+
+class _Process:
+    """One process: started, waited for, started again. `ready` is what it said once it listened."""
+
+    def __init__(self, config: RouterConfig, number: int) -> None:
+        folder, name = Path(config.ready_file).parent, f"{config.router_id}-{number}"
+        self._ready_file, self._config_file = folder / f".{name}.ready.json", folder / f".{name}.json"
+        self._config = dataclasses.replace(
+            config, router_id=name, ready_file=str(self._ready_file), parent_pid=os.getpid()
+        )
+        self._child: asyncio.subprocess.Process | None = None
+        self.name = name
+        self.ready: Ready | None = None
+
+    @property
+    def part(self) -> Part | None:
+        """How to ask it, while it listens."""
+        return None if self.ready is None else Part(self.name, self.ready.admin, self.ready.pid)
+
+    async def start(self) -> None:
+        """Start it and wait until it listens. StartupError or _RefusedError when it does not."""
+        self._ready_file.unlink(missing_ok=True)
+        _write_private(self._config_file, config_loader.dump(self._config))
+        command = (sys.executable, "-m", "tandem.router", "--config", str(self._config_file))
+        self._child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
+        ended = asyncio.create_task(self._child.wait())
+        try:
+            async with asyncio.timeout(READY_S):
+                while not self._ready_file.is_file():
+                    if ended.done():
+                        raise _RefusedError(ended.result())
+                    await asyncio.wait([ended], timeout=_LOOK_S)
+        except TimeoutError:
+            raise StartupError(
+                f"process {self.name} of the router did not listen within {READY_S:g} s", todo="look at its log"
+            ) from None
+        finally:
+            ended.cancel()
+        self.ready = config_loader.load(self._ready_file, Ready)
+
+    async def keep(self) -> None:
+        """Start it again whenever it ends, until cancelled."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            assert self._child is not None
+            code = await self._child.wait()
+            self.ready = None
+            event(_log, "process ended", logging.WARNING, process=self.name, code=code, again_in_s=backoff_s)
+            await asyncio.sleep(backoff_s)
+            try:
+                await self.start()
+            except (_RefusedError, StartupError) as error:
+                event(_log, "process did not start", logging.ERROR, process=self.name, why=str(error))
+                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+            else:
+                backoff_s = FIRST_BACKOFF_S
+
+    async def stop(self) -> None:
+        """SIGTERM, so that its streams finish; SIGKILL after STOP_S."""
+        if self._child is not None and self._child.returncode is None:
+            self._child.terminate()
+            try:
+                async with asyncio.timeout(STOP_S):
+                    await self._child.wait()
+            except TimeoutError:
+                self._child.kill()
+                await self._child.wait()
+        for path in (self._ready_file, self._config_file):
+            path.unlink(missing_ok=True)
+
+
+async def _stop(every: list[_Process]) -> None:
+    await asyncio.gather(*(process.stop() for process in every))
+
+
+@contextlib.contextmanager
+def _held(host: str, port: int) -> Iterator[int]:
+    """A port that nobody else can have, and that processes of this user may share."""
+    held = reserve(host, port)
+    try:
+        yield port_of(held)
+    finally:
+        held.close()
+
+
+def _stop_signal() -> asyncio.Event:
+    stopping = asyncio.Event()
+    stop: Callable[[], None] = stopping.set
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    return stopping
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """It may hold a password of Redis."""
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)

@@ -1,0 +1,264 @@
+"""A router of several processes on one port, and TLS: real processes, real sockets, a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import httpx
+import msgspec
+import pytest
+
+from tandem.core.config import RouterConfig, RouterSection, ServedModel
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.lease import WorkerLease
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.records import WorkerRecord
+from tandem.rpc.v1 import inference_pb2 as i
+from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tests.integration.router.house import ADMIN_KEY, MODEL
+from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
+
+TLS = Path(__file__).parent / "tls"
+BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4, "ignore_eos": True}
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def config(tmp_path: Path, redis: PrivateRedis) -> RouterConfig:
+    ClusterSecret.generate().save(tmp_path / "secret")
+    (tmp_path / "key").write_text(ADMIN_KEY)
+    return RouterConfig(
+        cluster=tmp_path.name.replace("[", "-").replace("]", "-"),
+        router_id="r1",
+        models=(ServedModel(name="tandem-tiny", model_dir=str(MODEL), served_names=("tiny",)),),
+        redis_url=redis.url,
+        secret_file=str(tmp_path / "secret"),
+        admin_key_file=str(tmp_path / "key"),
+        ready_file=str(tmp_path / "ready.json"),
+        settings=RouterSection(port=0),
+    )
+
+
+def with_settings(config: RouterConfig, **settings: Any) -> RouterConfig:
+    return replace(config, settings=replace(config.settings, **settings))
+
+
+def start(config: RouterConfig) -> subprocess.Popen[str]:
+    path = Path(config.ready_file).with_name("router.json")
+    path.write_bytes(msgspec.json.encode(config))
+    command = [sys.executable, "-m", "tandem.router", "--config", str(path)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+@asynccontextmanager
+async def worker(config: RouterConfig) -> AsyncIterator[ScriptedWorker]:
+    """A mixed worker that every router of the cluster finds."""
+    one = ScriptedWorker(WorkerId("mixed-0"), RoleName.MIXED, Fabric(), ClusterSecret.load(Path(config.secret_file)))
+    await one.start()
+    redis = await connect(config.redis_url)
+    beating = asyncio.create_task(_beat(WorkerLease(redis, Keys(config.cluster)), one))
+    try:
+        yield one
+    finally:
+        beating.cancel()
+        await one.stop()
+        await redis.aclose()
+
+
+async def _beat(lease: WorkerLease, one: ScriptedWorker) -> None:
+    info = one.info()
+    record = WorkerRecord(
+        worker=one.worker,
+        incarnation=one.incarnation,
+        role=info.role,
+        address=info.address,
+        model=info.model,
+        fingerprint=info.fingerprint,
+    )
+    await lease.register(record)
+    while await lease.beat(0, 0, 0):
+        await asyncio.sleep(0.2)
+
+
+@asynccontextmanager
+async def running(config: RouterConfig) -> AsyncIterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """The process and where it listens; stopped by SIGTERM, which must end it well."""
+    process = start(config)
+    try:
+        await until(lambda: Path(config.ready_file).exists() or process.poll() is not None)
+        assert process.poll() is None, process.communicate()[1]
+        yield process, json.loads(await asyncio.to_thread(Path(config.ready_file).read_text))
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 20) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def until(condition: Any) -> None:
+    """Wait for a condition, which may be a coroutine function."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await condition() if asyncio.iscoroutinefunction(condition) else condition()):
+            await asyncio.sleep(0.02)
+
+
+async def complete(url: str, **client: Any) -> httpx.Response:
+    """One completion over a connection of its own."""
+    async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False, **client) as http:
+        return await http.post(f"{url}/v1/completions", json=BODY)
+
+
+class Admin:
+    """The parent's admin port."""
+
+    def __init__(self, url: str) -> None:
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        self.http = httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE_S, trust_env=False)
+
+    async def processes(self) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = (await self.http.get("/admin/v1/status")).json()["router"]["processes"]
+        return rows
+
+    async def is_ready(self) -> bool:
+        status = await self.http.get("/admin/v1/status")
+        return status.status_code == 200 and status.json()["is_ready"] and len(await self.processes()) == 2
+
+    async def has_served_40(self) -> bool:
+        """Completions, by the metrics of all processes together."""
+        lines = (await self.http.get("/metrics")).text.splitlines()
+        counts = [float(line.split()[-1]) for line in lines if line.startswith('tandem_requests_total{api="compl')]
+        assert sum(counts) <= 40
+        return sum(counts) == 40
+
+
+def test_processes_share_the_ports(config: RouterConfig) -> None:
+    asyncio.run(_shared(with_settings(config, processes=2)))
+
+
+async def _shared(config: RouterConfig) -> None:
+    async with worker(config) as one, running(config) as (parent, ready):
+        admin = Admin(ready["admin"])
+        async with admin.http:
+            await until(admin.is_ready)
+            assert one.streams == 2, "each process is a router of its own"
+            answers = await asyncio.gather(*(complete(ready["http"]) for _ in range(40)))
+            assert {answer.status_code for answer in answers} == {200}
+            await until(admin.has_served_40)
+            first, second = await admin.processes()
+            assert (await admin.http.get("/admin/v1/status")).json()["router"]["pid"] == parent.pid
+            assert {first["id"], second["id"]} == {"r1-0", "r1-1"}
+            await _policy_goes_to_all(admin)
+            await _one_dies(admin, ready["http"], first["pid"], second["pid"])
+            pids = [row["pid"] for row in await admin.processes()]
+    assert all(map(_is_gone, pids)), "they end with their parent"
+    assert sorted(path.name for path in Path(config.ready_file).parent.glob(".r1-*")) == []
+
+
+async def _policy_goes_to_all(admin: Admin) -> None:
+    assert (await admin.http.post("/admin/v1/route/policy", json={"policy": "round_robin"})).status_code == 200
+    for _ in range(2):
+        assert (await admin.http.get("/admin/v1/status")).json()["policy"] == "round_robin"
+    assert (await admin.http.get("/admin/v1/status", headers={"authorization": "Bearer no"})).status_code == 401
+    assert (await admin.http.get("/admin/v1/requests")).json() == {"requests": []}
+
+
+async def _one_dies(admin: Admin, url: str, victim: int, other: int) -> None:
+    os.kill(victim, signal.SIGKILL)
+
+    async def is_back() -> bool:
+        status = await admin.http.get("/admin/v1/status")
+        pids = [row["pid"] for row in status.json()["router"]["processes"]] if status.status_code == 200 else []
+        return len(pids) == 2 and victim not in pids and other in pids and status.json()["is_ready"]
+
+    await until(lambda: _is_gone(victim))
+    answers = [await complete(url) for _ in range(8)]
+    assert {answer.status_code for answer in answers} == {200}, "new connections reach those that live"
+    await until(is_back)
+
+
+def _is_gone(pid: int) -> bool:
+    """It runs no more; its parent need not have noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_shared_port_is_not_shared_with_another_router(config: RouterConfig, processes: int) -> None:
+    asyncio.run(_refused(with_settings(config, processes=2), processes))
+
+
+async def _refused(config: RouterConfig, processes: int) -> None:
+    async with running(config) as (_, ready):
+        port = int(ready["http"].rsplit(":", 1)[1])
+        folder = Path(config.ready_file).parent / "second"
+        folder.mkdir()
+        second = replace(config, router_id="r2", ready_file=str(folder / "ready.json"))
+        with start(with_settings(second, port=port, grpc_port=0, processes=processes)) as process:
+            _, words = await asyncio.to_thread(process.communicate, None, PATIENCE_S)
+        assert process.returncode == 2, words
+        assert f"cannot listen on 127.0.0.1:{port}" in words
+
+
+def test_what_keeps_a_process_from_starting_is_said_once(config: RouterConfig) -> None:
+    gone = (replace(config.models[0], model_dir="/nowhere"),)
+    with start(with_settings(replace(config, models=gone), processes=3)) as process:
+        _, words = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2, words
+    assert words.count("tandem router: ") == 1
+    assert "tokenizer.json" in words
+
+
+def test_tls(config: RouterConfig) -> None:
+    asyncio.run(_tls(with_settings(config, tls_cert=str(TLS / "cert.pem"), tls_key=str(TLS / "key.pem"))))
+
+
+async def _tls(config: RouterConfig) -> None:
+    trusting = ssl.create_default_context(cafile=TLS / "cert.pem")
+    async with worker(config), running(config) as (_, ready):
+        assert ready["http"].startswith("https://")
+
+        async def is_ready() -> bool:
+            async with httpx.AsyncClient(verify=trusting, trust_env=False) as http:
+                return (await http.get(f"{ready['http']}/readyz")).status_code == 200
+
+        await until(is_ready)
+        answer = await complete(ready["http"], verify=trusting)
+        assert answer.json()["usage"]["completion_tokens"] == 4
+        with pytest.raises(httpx.HTTPError):
+            await complete(ready["http"].replace("https", "http"))
+        credentials = grpc.ssl_channel_credentials((TLS / "cert.pem").read_bytes())
+        async with grpc.aio.secure_channel(ready["grpc"], credentials) as channel:
+            call: Any = i_grpc.InferenceStub(channel).Generate(i.GenerateRequest(model="tiny", text="Hi"))
+            assert [one async for one in call]
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "words"),
+    [("cert.pem", "", "router.tls_key is missing"), ("", "key.pem", "router.tls_cert is missing"),
+     ("key.pem", "key.pem", "cannot serve TLS"), ("cert.pem", "none.pem", "No such file")],
+)  # fmt: skip
+def test_tls_files_that_are_no_pair(config: RouterConfig, cert: str, key: str, words: str) -> None:
+    here = {name: str(TLS / file) for name, file in (("tls_cert", cert), ("tls_key", key)) if file}
+    with start(with_settings(config, **here)) as process:
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 2, said
+    assert words in said
