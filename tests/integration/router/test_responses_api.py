@@ -182,6 +182,13 @@ def test_ids_that_are_none(client: openai.OpenAI, name: str) -> None:
         ({"input": "word " * 9000}, "input", 400),
         ({"tools": [{"type": "web_search"}]}, "tools", 400),
         ({"stream_options": {}}, "stream_options", 400),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage", 400),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+            400,
+        ),
+        ({"input": [{"role": "assistant", "phase": "commentary", "content": "a"}]}, "input[0].phase", 400),
         ({"bogus": 1}, "bogus", 400),
     ],
 )

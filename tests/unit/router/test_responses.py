@@ -73,6 +73,15 @@ def test_what_is_not_there_is_refused_by_name(name: str, value: Any) -> None:
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "input[0].content[0].type"),
+        ({"role": "assistant", "phase": "commentary", "content": "a"}, "input[0].phase"),
+        (
+            {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": [{"type": "x"}]}]},
+            "input[0].content[0].annotations",
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "output_text", "text": "a", "logprobs": [{"token": "x"}]}]},
+            "input[0].content[0].logprobs",
+        ),
     ],
 )
 def test_items_that_are_not_there_are_refused_by_name(item: dict[str, Any], param: str) -> None:

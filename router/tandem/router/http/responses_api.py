@@ -26,6 +26,7 @@ from tandem.router.http.paging import Page, page_of
 from tandem.router.http.presence import present
 from tandem.router.http.reading import read_json
 from tandem.router.http.replies import ROUTE_HEADER, TIMING_HEADER, AnswerReply
+from tandem.router.http.schemas import StreamOptions
 from tandem.router.requests import Work
 from tandem.router.responses.conversation import Conversations, Message, Past, items_of, messages_of, new_id
 from tandem.router.responses.objects import Draft, EventWriter
@@ -224,7 +225,7 @@ def _check_streaming(body: ResponseRequest) -> None:
     if not body.stream:
         raise InvalidRequestError("stream_options is given without stream", todo="set stream: true",
                                   param="stream_options")  # fmt: skip
-    for name in ("include_obfuscation", "include_usage"):
+    for name in StreamOptions.model_fields:  # usage is in the last event anyway
         if getattr(body.stream_options, name, None):
             raise UnsupportedParameterError(
                 f"{name} is not supported here", todo="leave it out", param=f"stream_options.{name}"

@@ -48,13 +48,16 @@ MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 
 
+Nothing = Annotated[list[Any], Field(max_length=0)]
+
+
 class ItemPart(Strict):
     """A part of a message; parts of earlier answers come back as the server gave them."""
 
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
+    annotations: Nothing | None = None
+    logprobs: Nothing | None = None
 
 
 class Item(Strict):
@@ -65,7 +68,7 @@ class Item(Strict):
     content: str | Annotated[list[ItemPart], Field(min_length=1)]
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: Literal["commentary", "final_answer"] | None = None
+    phase: None = None
 
 
 class ResponseRequest(Strict):
@@ -81,7 +84,7 @@ class ResponseRequest(Strict):
     store: bool | None = None
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
-    # Accepted; they change nothing here.
+    # Told again in the response; the tiers are the same.
     user: str | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: str | None = None
@@ -108,11 +111,21 @@ def _refuse(item: Any, where: str) -> None:
     kind = item.get("type", "message")
     if isinstance(kind, str) and kind != "message":
         raise _unsupported(f"{where}.type", f"an item of type {quoted(kind)}", "send messages only")
+    if item.get("phase") is not None:
+        raise _unsupported(f"{where}.phase", "phase", "leave it out")
     content = item.get("content")
     for number, part in enumerate(content if isinstance(content, list) else ()):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _TEXTS:
-            raise _unsupported(f"{where}.content[{number}].type", f"content of type {quoted(kind)}", "send text only")
+        if isinstance(part, dict):
+            _refuse_part(part, f"{where}.content[{number}]")
+
+
+def _refuse_part(part: Mapping[str, Any], where: str) -> None:
+    kind = part.get("type")
+    if isinstance(kind, str) and kind not in _TEXTS:
+        raise _unsupported(f"{where}.type", f"content of type {quoted(kind)}", "send text only")
+    for name in ("annotations", "logprobs"):
+        if part.get(name):
+            raise _unsupported(f"{where}.{name}", name, "send the text alone")
 
 
 def _unsupported(param: str, what: str, todo: str) -> UnsupportedParameterError:
