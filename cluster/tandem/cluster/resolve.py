@@ -122,6 +122,7 @@ def _check_settings(config: ClusterConfig) -> None:
     check_models(config)
     check_workers(config)
     least = (
+        ("router.drain_s", config.router.drain_s, 0),
         ("router.max_body_bytes", config.router.max_body_bytes, 1),
         ("router.index_memory_bytes", config.router.index_memory_bytes, 1024 * 1024),
         ("store.response_expiry_s", config.store.response_expiry_s, 1),

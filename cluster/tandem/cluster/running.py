@@ -32,10 +32,11 @@ from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
 
-ROUTER_GRACE_S = 12.0
+ROUTER_GRACE_S = 10.0
+"""What a router gets beyond its own `drain_s`: last words, and giving back what it holds."""
 _POLL_S = 0.1
 _SAVE_TRIES = 5
-_STOP_TIMEOUT_S = 40.0
+_STOP_TIMEOUT_S = 30.0
 
 
 class RunningCluster:
@@ -57,6 +58,7 @@ class RunningCluster:
         self._redis, self._sockets, self._say = redis, sockets, say
         self._worker_command, self._router_command = worker_command, router_command
         self._name = resolved.config.name
+        self._router_grace_s = resolved.router.drain_s + ROUTER_GRACE_S
 
     async def run(self, signals: Signals, *, ready_timeout_s: float) -> None:
         """Until a signal or `clusterctl down`; StartupError when the cluster does not become ready in time."""
@@ -71,7 +73,7 @@ class RunningCluster:
             await asyncio.wait([body, stopped], return_when=asyncio.FIRST_COMPLETED)
             while not body.done():  # again, should a library below have swallowed the first cancellation
                 body.cancel()
-                await asyncio.wait([body], timeout=_STOP_TIMEOUT_S)
+                await asyncio.wait([body], timeout=self._router_grace_s + _STOP_TIMEOUT_S)
             try:
                 await body
             except asyncio.CancelledError:
@@ -117,7 +119,7 @@ class RunningCluster:
                 await self._serve(controller, router, events, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
-                await router.stop(grace_s=ROUTER_GRACE_S, hurry=self._hurry)
+                await router.stop(grace_s=self._router_grace_s, hurry=self._hurry)
                 await controller.shutdown()
                 await events.flush()
 

@@ -154,6 +154,7 @@ class RouterSection:
     policy: PolicyName = PolicyName.COST
     max_body_bytes: int = 4 * 1024 * 1024
     request_timeout_s: float = 600.0
+    drain_s: float = 10.0
     slow_reader_backlog_bytes: int = 4 * 1024 * 1024
     index_memory_bytes: int = 512 * 1024 * 1024
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
-from tandem.core.errors import TandemError, UnavailableError
+from tandem.core.errors import TandemError
 from tandem.router.admission.gate import Gate
 from tandem.router.admission.terms import Classes, Terms
 from tandem.router.answers import AnswerDesk, AnswerSettings, cost_of
@@ -17,6 +17,7 @@ from tandem.router.metrics import Metrics
 from tandem.router.models import Models
 from tandem.router.readiness import Readiness
 from tandem.router.requests import Work
+from tandem.router.stopping import stopping_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class Door:
     async def read(self, ask: Ask, received_s: float) -> list[Work]:
         """Works of an ask that arrived at `received_s`; refuses everything while the router stops."""
         if self.readiness.is_draining:
-            raise UnavailableError("this router is stopping", todo="send the request again")
+            raise stopping_error()
         terms = self.classes.terms(ask.caller, ask.wish)
         if IS_BACKGROUND.get():  # nobody waits for its first token
             terms = Terms(tenant=terms.tenant, timeout_s=terms.timeout_s)

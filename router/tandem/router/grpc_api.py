@@ -54,7 +54,8 @@ class GrpcDoor:
             ("grpc.max_receive_message_length", door.settings.max_body_bytes),
         ]
         self._server = grpc.aio.server(options=options)
-        i_grpc.add_InferenceServicer_to_server(_Inference(door), self._server)
+        self._inference = _Inference(door)
+        i_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
@@ -87,17 +88,35 @@ class GrpcDoor:
                 await self._health.set(service, state)
             await asyncio.sleep(_HEALTH_S)
 
+    @property
+    def busy(self) -> int:
+        """Calls that are being answered."""
+        return self._inference.busy
+
+    async def end_health(self) -> None:
+        """Not healthy from now on, and whoever watches hears so at once."""
+        await self._health.enter_graceful_shutdown()
+
     async def stop(self, grace_s: float) -> None:
+        """No new calls; those in progress get `grace_s`."""
         await self._server.stop(grace_s)
 
 
 class _Inference(i_grpc.InferenceServicer):
     def __init__(self, door: Door) -> None:
         self._door = door
+        self.busy = 0
 
     async def Generate(  # type: ignore[override]  # noqa: N802 - the stub is written for synchronous servers
         self, request: i.GenerateRequest, context: Any
     ) -> None:
+        self.busy += 1
+        try:
+            await self._generate(request, context)
+        finally:
+            self.busy -= 1
+
+    async def _generate(self, request: i.GenerateRequest, context: Any) -> None:
         door, received_s = self._door, self._door.clock.now_s()
         try:
             caller = door.gate.admit(_authorization(context), Scope.INFER)

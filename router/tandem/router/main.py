@@ -7,7 +7,6 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import socket
 import sys
 import time
@@ -58,6 +57,7 @@ from tandem.router.door import Door
 from tandem.router.grpc_api import GrpcDoor
 from tandem.router.http.app import create_app
 from tandem.router.http.guard import Guard
+from tandem.router.http.parting import Parting
 from tandem.router.indexmetrics import IndexCollector
 from tandem.router.links import Identity, WorkerLink
 from tandem.router.linkspeeds import LinkSpeedView
@@ -73,13 +73,13 @@ from tandem.router.requests import Work
 from tandem.router.routing_desk import RoutingDesk
 from tandem.router.servers import HttpServer, TlsFiles, bind, port_after, port_of
 from tandem.router.status import StatusPage
+from tandem.router.stopping import Drain, on_signal
 from tandem.router.storage import Storage, open_storage
 from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
 from tandem.router.workers import WorkerDirectory, WorkerTable
 
 _log = logging.getLogger(__name__)
 EXIT_STARTUP = 2
-DRAIN_S = 10.0
 _PROBE_TEXT = "ready"
 
 
@@ -194,14 +194,16 @@ class Router:
         return self._ports
 
     def stop(self) -> None:
-        """Not ready from now on; `serve` returns when streams have finished or DRAIN_S is over."""
+        """Not ready from now on; `serve` returns when answers are complete or `drain_s` is over."""
         self.readiness.is_draining = True
         self._stopping.set()
 
     async def serve(self, on_listening: Callable[[], None]) -> None:
         app = create_app(self.door)
         runner = self._add_storage(app)
-        http = HttpServer(Guard(app, self.gate, self._turned_away), self._listeners[0], self._tls)
+        guarded = Guard(app, self.gate, self._turned_away)
+        parting = Parting(guarded, self._stopping.is_set, self._turned_away)
+        http = HttpServer(parting, self._listeners[0], self._tls)
         admin_app = create_admin_app(
             self._page,
             self.metrics,
@@ -230,7 +232,10 @@ class Router:
             await self._stopping.wait()
             for task in batches:
                 task.cancel()  # first of all: another router goes on with them at once
-            await self._drain()
+            http.end_connections()
+            await self._grpc.end_health()
+            busy = (lambda: http.busy, lambda: self._grpc.busy)
+            await Drain(self.dispatcher, self.admission, busy, self._clock).run(self.config.settings.drain_s)
             for server in (http, admin):
                 server.stop()
             await self._grpc.stop(grace_s=0.5)
@@ -279,11 +284,6 @@ class Router:
         if plan.cost is not None and work.arrived_s is not None:
             self.admission.in_time(work.terms, work.arrived_s, plan.cost.first_token_s, plan.cost.compute_s)
 
-    async def _drain(self) -> None:
-        ends_s = self._clock.now_s() + DRAIN_S
-        while (self.dispatcher.flights or self.admission.waiting) and self._clock.now_s() < ends_s:  # noqa: ASYNC110 - once in a lifetime
-            await asyncio.sleep(0.02)
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 after a clean stop, 2 when the router could not start (one line on stderr says why)."""
@@ -325,9 +325,7 @@ async def _run(config: RouterConfig) -> int:
         router.metrics.add(IndexCollector(replica))
         stack.push_async_callback(router.close)
         ports = await router.start()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, router.stop)
+        on_signal(router.stop)
         record = RouterRecord(
             router=RouterId(config.router_id),
             incarnation=incarnation,

@@ -11,10 +11,9 @@ import contextlib
 import dataclasses
 import logging
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.core import config_loader
@@ -24,11 +23,11 @@ from tandem.core.logs import event
 from tandem.router.parts_admin import Part, create_parts_admin
 from tandem.router.ready import Ready, write_ready
 from tandem.router.servers import HttpServer, bind, port_after, port_of, reserve
+from tandem.router.stopping import AFTER_DRAIN_S, on_signal
 
 _log = logging.getLogger(__name__)
 MAX_PROCESSES = 256
 READY_S = 60.0
-STOP_S = 15.0
 FIRST_BACKOFF_S = 0.5
 LAST_BACKOFF_S = 10.0
 _LOOK_S = 0.02
@@ -43,7 +42,10 @@ class _RefusedError(Exception):
 
 
 async def run_processes(config: RouterConfig) -> int:
-    """Run until SIGTERM or SIGINT. The exit status: 0, or that of a process which could not start at all."""
+    """Run until SIGTERM or SIGINT; a second one ends everything at once, since no process outlives this one.
+
+    The exit status: 0, or that of a process which could not start at all.
+    """
     wants = config.settings
     if not 1 <= wants.processes <= MAX_PROCESSES:
         why = f"it must be between 1 and {MAX_PROCESSES}"
@@ -57,7 +59,8 @@ async def run_processes(config: RouterConfig) -> int:
         settings = dataclasses.replace(wants, port=http, grpc_port=grpc, admin_port=0)
         every = [_Process(dataclasses.replace(config, settings=settings), number) for number in range(wants.processes)]
         stack.push_async_callback(_stop, every)
-        stopping = _stop_signal()
+        stopping = asyncio.Event()
+        on_signal(stopping.set)
         try:
             await every[0].start()  # alone: if the configuration is wrong, it says so once
             await asyncio.gather(*(process.start() for process in every[1:]))
@@ -144,11 +147,11 @@ class _Process:
                 backoff_s = FIRST_BACKOFF_S
 
     async def stop(self) -> None:
-        """SIGTERM, so that its streams finish; SIGKILL after STOP_S."""
+        """SIGTERM, so that its streams finish; SIGKILL if it does not end."""
         if self._child is not None and self._child.returncode is None:
             self._child.terminate()
             try:
-                async with asyncio.timeout(STOP_S):
+                async with asyncio.timeout(self._config.settings.drain_s + AFTER_DRAIN_S):
                     await self._child.wait()
             except TimeoutError:
                 self._child.kill()
@@ -169,14 +172,6 @@ def _held(host: str, port: int) -> Iterator[int]:
         yield port_of(held)
     finally:
         held.close()
-
-
-def _stop_signal() -> asyncio.Event:
-    stopping = asyncio.Event()
-    stop: Callable[[], None] = stopping.set
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
-    return stopping
 
 
 def _write_private(path: Path, data: bytes) -> None:

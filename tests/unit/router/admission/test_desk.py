@@ -289,3 +289,16 @@ def test_everybody_ends_once_and_the_queue_is_bounded(steps: list[tuple[str, int
     ended = [*hall.sent, *hall.errors, *ends]
     assert sorted(ended) == sorted(entered)
     assert all(0.1 <= delay_s <= 60.0 for delay_s in delays_s)
+
+
+def test_a_router_that_stops_refuses_all_who_wait() -> None:
+    hall = Hall()
+    for name, tenant, model in (("x", "a", ""), ("y", "b", ""), ("z", "a", "other")):
+        assert hall.enter(name, tenant=tenant, model=model) is not None
+    error = UnavailableError("this router stops")
+    hall.admission.refuse_all(error)
+    assert hall.errors == {"x": error, "y": error, "z": error}
+    assert not hall.admission.waiting
+    hall.room = 3
+    hall.admission.pump()
+    assert not hall.sent

@@ -1,0 +1,49 @@
+"""A router in a process of its own, as tests start it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tandem.core.config import RouterConfig
+from tandem.prefixindex.lease import WorkerLease
+from tandem.prefixindex.records import WorkerRecord
+from tests.integration.router.scripted_worker import ScriptedWorker
+
+
+def start(config: RouterConfig, folder: Path) -> subprocess.Popen[str]:
+    path = folder / "router.json"
+    path.write_bytes(msgspec.json.encode(config))
+    command = [sys.executable, "-m", "tandem.router", "--config", str(path)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+async def register_and_beat(lease: WorkerLease, worker: ScriptedWorker) -> None:
+    info = worker.info()
+    record = WorkerRecord(
+        worker=worker.worker,
+        incarnation=worker.incarnation,
+        role=info.role,
+        address=info.address,
+        model=info.model,
+        fingerprint=info.fingerprint,
+    )
+    await lease.register(record)
+    while True:
+        if not await lease.beat(0, 0, 0):
+            await lease.register(record)
+        await asyncio.sleep(0.2)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

@@ -1,0 +1,222 @@
+"""A router that is told to stop: nothing new, whoever is being answered hears the rest, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tandem.core.config import RouterConfig, StoreSection
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.lease import NO_INCARNATION, WorkerLease
+from tandem.rpc.v1 import inference_pb2 as i
+from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tests.integration.router.router_process import register_and_beat, start, until
+from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
+
+MANY = 400
+"""Tokens of an answer that is far from complete when the router is told to stop."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A router's process, and what the workers in this one do."""
+
+    process: subprocess.Popen[str]
+    url: str
+    grpc: str
+    script: Script
+    redis: Any
+    keys: Keys
+    client: httpx.AsyncClient
+
+    def send(self, **body: Any) -> Any:
+        """A context manager: an answer that begins to be streamed."""
+        whole = {"model": "tiny", "prompt": "Hi", "max_tokens": MANY, "ignore_eos": True, "stream": True, **body}
+        return self.client.stream("POST", f"{self.url}/v1/completions", json=whole)
+
+    async def stop(self) -> None:
+        """Tell it, and wait until it has taken notice."""
+        self.process.send_signal(signal.SIGTERM)
+        await wait(self._is_not_ready)
+
+    async def exit_code(self) -> int:
+        return await asyncio.to_thread(self.process.wait, 20)
+
+    async def _is_not_ready(self) -> bool:
+        return (await self.client.get(f"{self.url}/readyz")).status_code == 503
+
+
+@asynccontextmanager
+async def served(
+    config: RouterConfig, redis_url: str, folder: Path, drain_s: float, processes: int = 1
+) -> AsyncIterator[Served]:
+    """A router with a pair of workers whose answers take twenty seconds."""
+    settings = replace(config.settings, drain_s=drain_s, processes=processes)
+    store = StoreSection(dir=str(folder / "files"))
+    secret, script, fabric = ClusterSecret.load(Path(config.secret_file)), Script(step_s=0.05), Fabric()
+    roles = (RoleName.PREFILL, RoleName.DECODE)
+    workers = [ScriptedWorker(WorkerId(f"{role}-0"), role, fabric, secret, script) for role in roles]
+    redis, keys = await connect(redis_url), Keys(config.cluster)
+    process = start(replace(config, redis_url=redis_url, settings=settings, store=store), folder)
+    async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=30) as client:
+        for worker in workers:
+            await worker.start()
+        beats = [group.create_task(register_and_beat(WorkerLease(redis, keys), worker)) for worker in workers]
+        try:
+            ready = Path(config.ready_file)
+            await asyncio.to_thread(until, ready.exists)
+            places = json.loads(await asyncio.to_thread(ready.read_text))
+            on = Served(process, places["http"], places["grpc"], script, redis, keys, client)
+
+            async def is_ready() -> bool:
+                return (await client.get(f"{on.url}/readyz")).status_code == 200
+
+            await wait(is_ready)
+            yield on
+        finally:
+            process.kill()
+            await asyncio.to_thread(process.communicate)
+            for beat in beats:
+                beat.cancel()
+            for worker in workers:
+                await worker.stop()
+            await redis.aclose()
+
+
+async def wait(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def events(answer: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") async for line in answer.aiter_lines() if line.startswith("data: ")]
+
+
+def test_answers_are_completed_and_nothing_new_begins(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(config, redis_url, tmp_path, drain_s=60) as on:
+
+            async def runs_batches() -> bool:
+                return bool(await on.redis.exists(on.keys.batch_owner))
+
+            await wait(runs_batches)
+            async with on.send() as answer, grpc.aio.insecure_channel(on.grpc) as channel:
+                call = i_grpc.InferenceStub(channel).Generate(request(MANY))
+                responses = aiter(call)
+                first = await anext(responses)
+                await on.stop()
+                await check_refusals(on, channel)
+                assert not await runs_batches(), "its lease is free for another router while answers go on"
+                on.script.step_s = 0.0
+                assert (await events(answer))[-1] == "[DONE]"
+                rest = await rest_of(responses)
+                texts = [token for one in (first, *rest) for delta in one.choices for token in delta.token_ids]
+                assert len(texts) == MANY
+                assert rest[-1].finished
+            assert await on.exit_code() == 0
+            left = await on.redis.hget(on.keys.lease(Member.ROUTER, config.router_id), "incarnation")
+            assert left == NO_INCARNATION
+
+    asyncio.run(run())
+
+
+async def rest_of(responses: AsyncIterator[i.GenerateResponse]) -> list[i.GenerateResponse]:
+    return [response async for response in responses]
+
+
+def request(tokens: int) -> i.GenerateRequest:
+    sampling = i.GenerateSampling(max_tokens=tokens, ignore_eos=True)
+    return i.GenerateRequest(model="tiny", text="Hi", sampling=sampling)
+
+
+async def check_refusals(on: Served, channel: Any) -> None:
+    assert (await on.client.get(f"{on.url}/health")).status_code == 503
+    assert (await on.client.get(f"{on.url}/livez")).status_code == 200
+    for path in ("/v1/completions", "/v1/files", "/v1/batches"):
+        refused = await on.client.post(f"{on.url}{path}", json={"model": "tiny", "prompt": "Hi"})
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "unavailable"
+        assert "this router is stopping" in refused.json()["error"]["message"]
+        assert refused.headers["retry-after"] == "1"
+        assert refused.headers["connection"] == "close"
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await i_grpc.InferenceStub(channel).Generate(request(2)).read()
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_what_takes_longer_is_told_so(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(config, redis_url, tmp_path, drain_s=0.5) as on:
+            whole = {"model": "tiny", "prompt": "Hi", "max_tokens": MANY, "ignore_eos": True}
+            async with on.send() as answer, grpc.aio.insecure_channel(on.grpc) as channel:
+                lines = answer.aiter_lines()
+                await anext(lines)
+                waiting = asyncio.create_task(on.client.post(f"{on.url}/v1/completions", json=whole))
+                call = i_grpc.InferenceStub(channel).Generate(request(MANY))
+                responses = aiter(call)
+                await anext(responses)
+                on.process.send_signal(signal.SIGTERM)
+                last = [line async for line in lines if line.startswith("data: ")][-1]
+                error = json.loads(last.removeprefix("data: "))["error"]
+                assert error["code"] == "unavailable"
+                assert "it was told to 0.5 s ago" in error["message"]
+                refused = await waiting
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+                assert refused.headers["retry-after"] == "1"
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await rest_of(responses)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert await on.exit_code() == 0
+
+    asyncio.run(run())
+
+
+def test_every_process_completes_its_answers(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(config, redis_url, tmp_path, drain_s=60, processes=2) as on, contextlib.AsyncExitStack() as s:
+            answers = [await s.enter_async_context(on.send()) for _ in range(6)]
+            await on.stop()
+            on.script.step_s = 0.0
+            for answer in answers:
+                assert (await events(answer))[-1] == "[DONE]"
+            assert await on.exit_code() == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(
+    config: RouterConfig, redis_url: str, tmp_path: Path, second: signal.Signals, processes: int
+) -> None:
+    async def run() -> None:
+        whole = served(config, redis_url, tmp_path, drain_s=600, processes=processes)
+        async with whole as on, on.send() as answer:
+            on.script.step_s = 600.0
+            await on.stop()
+            on.process.send_signal(second)
+            assert await on.exit_code() == -second
+            with pytest.raises(httpx.HTTPError):
+                await events(answer)
+
+    asyncio.run(run())
