@@ -59,8 +59,8 @@ def test_afterwards_nobody_listens_and_the_task_goes_on() -> None:
     async def run() -> None:
         client = Client()
         async with present(client.request):
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            for _ in range(3):
+                await asyncio.sleep(0)
             assert client.listeners == 1
         client.leaves.set()
         await asyncio.sleep(0)
@@ -89,5 +89,18 @@ def test_errors_and_other_ends_are_left_as_they_are() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+    asyncio.run(run())
+
+
+def test_work_that_does_not_wait_starts_nobody() -> None:
+    async def run() -> None:
+        client, tasks = Client(), asyncio.all_tasks()
+        async with present(client.request):
+            pass
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not client.listeners
+        assert asyncio.all_tasks() == tasks
 
     asyncio.run(run())

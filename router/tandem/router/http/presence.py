@@ -17,9 +17,10 @@ async def present(request: Request) -> AsyncIterator[None]:
 
     The request's body must have been read: whatever else arrives is not kept.
     """
-    task = asyncio.current_task()
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     is_gone = False
+    watcher: asyncio.Task[None] | None = None
 
     async def watch() -> None:
         nonlocal is_gone
@@ -28,7 +29,11 @@ async def present(request: Request) -> AsyncIterator[None]:
         is_gone = True
         task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    def begin() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(watch())
+
+    beginning = loop.call_soon(begin)  # most works never wait, and need nobody
     try:
         yield
     except asyncio.CancelledError:
@@ -36,4 +41,6 @@ async def present(request: Request) -> AsyncIterator[None]:
             raise CancelledError("the client closed the connection") from None
         raise  # somebody else ends it
     finally:
-        watcher.cancel()
+        beginning.cancel()
+        if watcher is not None:
+            watcher.cancel()
