@@ -132,7 +132,7 @@ class AskReader:
             if isinstance(prompt, str):
                 prompts.append(await model.tokenizer.encode(prompt))
             else:
-                _check_ids(prompt, model.tokenizer.vocab_size)
+                check_ids("prompt", prompt, model.tokenizer.vocab_size)
                 prompts.append(prompt)
         return prompts
 
@@ -185,11 +185,12 @@ class AskReader:
         return sampling
 
 
-def _check_ids(prompt: Sequence[int], vocab_size: int) -> None:
-    if prompt and not 0 <= min(prompt) <= max(prompt) < vocab_size:
-        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+def check_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
+    """InvalidRequestError when one of the token ids in the field `param` is none."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
         why = f"the vocabulary has ids 0 to {vocab_size - 1}"
-        raise InvalidRequestError(f"prompt has the token id {wrong}", why=why, param="prompt")
+        raise InvalidRequestError(f"{param} has the token id {wrong}", why=why, param=param)
 
 
 def _check_stops(stops: Sequence[str]) -> None:

@@ -1,13 +1,13 @@
-"""The gRPC front door: `Inference.Generate` with health and reflection, on the same way through the router as HTTP."""
+"""The gRPC front door: `Inference` with health and reflection, on the same way through the router as HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -20,9 +20,10 @@ from tandem.core.errors import STATUS, CancelledError, InternalError, InvalidReq
 from tandem.core.ids import new_request_id
 from tandem.router.admission.terms import Wish
 from tandem.router.answers import Answer, ChoiceUpdate, attend
-from tandem.router.asks import Ask, kept_choices
+from tandem.router.asks import Ask, check_ids, kept_choices
 from tandem.router.chat_template import Rendering
 from tandem.router.door import Door
+from tandem.router.models import Model
 from tandem.router.quoting import quoted
 from tandem.router.requests import Work
 from tandem.router.servers import TlsFiles, bind
@@ -41,6 +42,7 @@ _SAMPLING_FIELDS = (
 _ROLES = ("system", "developer", "user", "assistant")
 _HEALTH_S = 0.25
 _DEFAULT_MAX_TOKENS = 16
+R = TypeVar("R")
 
 
 class GrpcDoor:
@@ -144,6 +146,57 @@ class _Inference(i_grpc.InferenceServicer):
             door.refused("grpc", failure)
         if failure is not None:
             await _abort(context, failure)
+
+    async def ListModels(self, request: i.ListModelsRequest, context: Any) -> i.ListModelsResponse:  # noqa: N802
+        return await self._unary(context, self._list_models)
+
+    async def Tokenize(self, request: i.TokenizeRequest, context: Any) -> i.TokenizeResponse:  # noqa: N802
+        return await self._unary(context, lambda: self._tokenize(request))
+
+    async def Detokenize(self, request: i.DetokenizeRequest, context: Any) -> i.DetokenizeResponse:  # noqa: N802
+        return await self._unary(context, lambda: self._detokenize(request))
+
+    async def _unary(self, context: Any, answer: Callable[[], Awaitable[R]]) -> R:
+        try:
+            self._door.gate.admit(_authorization(context), Scope.INFER)
+            return await answer()
+        except TandemError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - RPC boundary
+            failure = _bug(error)
+        self._door.refused("grpc", failure)
+        await _abort(context, failure)
+        raise failure  # an aborted call ends above
+
+    async def _list_models(self) -> i.ListModelsResponse:
+        door = self._door
+        return i.ListModelsResponse(
+            models=[
+                i.ServedModel(id=name, root=model.name, context_tokens=door.reader.context_tokens(model))
+                for model in door.models
+                for name in model.served_names
+            ]
+        )
+
+    async def _tokenize(self, request: i.TokenizeRequest) -> i.TokenizeResponse:
+        reader, model = self._door.reader, self._model_of(request.model)
+        kind = request.WhichOneof("prompt")
+        if kind is None:
+            raise InvalidRequestError("the prompt is missing", todo="set text or chat", param="prompt")
+        if kind == "chat":
+            ids = await reader.encode_chat(model, _messages(request.chat), _rendering(request.chat))
+        else:
+            special = not request.HasField("add_special_tokens") or request.add_special_tokens
+            ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
+        return i.TokenizeResponse(ids=ids, context_tokens=reader.context_tokens(model))
+
+    async def _detokenize(self, request: i.DetokenizeRequest) -> i.DetokenizeResponse:
+        tokenizer = self._model_of(request.model).tokenizer
+        check_ids("ids", request.ids, tokenizer.vocab_size)
+        return i.DetokenizeResponse(text=tokenizer.decode_all(request.ids))
+
+    def _model_of(self, name: str) -> Model:
+        return self._door.models.find(name) if name else self._door.models.only()
 
 
 async def _deliver(answer: Answer, shown: _Shown, context: Any, outcome: list[TandemError]) -> None:
@@ -291,7 +344,12 @@ def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:
             raise InvalidRequestError(
                 f"the role is {quoted(message.role)}", why=why, param=f"messages[{position}].role"
             )
-    return tuple({"role": message.role, "content": message.content} for message in chat.messages)
+        if message.parts and message.content:
+            where = f"messages[{position}].parts"
+            raise InvalidRequestError("a message has both content and parts", todo="send one of them", param=where)
+    return tuple(
+        {"role": message.role, "content": "\n".join(message.parts) or message.content} for message in chat.messages
+    )
 
 
 def _authorization(context: Any) -> str | None:

@@ -143,6 +143,75 @@ def test_worker_lost_and_cancel(build: Build) -> None:
         _until(lambda: status() == serving)
 
 
+def test_models_and_tokens(shared: House) -> None:
+    chat = i.ChatMessages(messages=[i.ChatMessage(role="user", parts=["one", "two"])])
+    messages = [{"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}]
+    with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
+        stub = i_grpc.InferenceStub(channel)
+        listed = httpx.get(f"{shared.url}/v1/models").json()["data"]
+        assert [
+            (model.id, model.root, model.context_tokens) for model in stub.ListModels(i.ListModelsRequest()).models
+        ] == [(model["id"], model["root"], model["max_model_len"]) for model in listed]
+        for body, request in (
+            ({"prompt": "Hello"}, i.TokenizeRequest(text="Hello")),
+            (
+                {"prompt": "Hello", "add_special_tokens": False},
+                i.TokenizeRequest(text="Hello", add_special_tokens=False),
+            ),
+            ({"messages": messages}, i.TokenizeRequest(model="tiny", chat=chat)),
+        ):
+            tokens = httpx.post(f"{shared.url}/tokenize", json=body).json()
+            answer = stub.Tokenize(request)
+            assert (list(answer.ids), answer.context_tokens) == (tokens["tokens"], tokens["max_model_len"])
+            text = httpx.post(f"{shared.url}/detokenize", json={"tokens": tokens["tokens"]}).json()["prompt"]
+            assert stub.Detokenize(i.DetokenizeRequest(ids=answer.ids)).text == text
+
+
+@pytest.mark.parametrize(
+    ("request_", "param"),
+    [
+        (i.TokenizeRequest(), "prompt"),
+        (i.TokenizeRequest(model="no", text="a"), "model"),
+        (i.TokenizeRequest(chat=i.ChatMessages()), "messages"),
+        (i.TokenizeRequest(chat=i.ChatMessages(messages=[i.ChatMessage(role="user", content="a", parts=["b"])])),
+         "messages[0].parts"),
+        (i.DetokenizeRequest(ids=[1 << 30]), "ids"),
+        (i.DetokenizeRequest(model="no"), "model"),
+    ],
+)  # fmt: skip
+def test_tokens_are_refused_by_name(shared: House, request_: Any, param: str) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
+        stub = i_grpc.InferenceStub(channel)
+        call: Any = stub.Tokenize if isinstance(request_, i.TokenizeRequest) else stub.Detokenize
+        with pytest.raises(grpc.RpcError) as caught:
+            call(request_, timeout=15)
+    error: Any = caught.value
+    assert error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+    assert dict(error.trailing_metadata())["tandem-param"] == param
+
+
+def test_a_deadline_is_the_requests(build: Build) -> None:
+    house = build(script=Script(stall_at=3))
+    house.wait_ready()
+    prefill, decode = house.workers["prefill-0"], house.workers["decode-0"]
+    request = i.GenerateRequest(model="tiny", text="Hello", sampling=i.GenerateSampling(max_tokens=50))
+    with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
+        stream: Any = i_grpc.InferenceStub(channel).Generate(request, timeout=1.0)
+        next(stream)
+        assert 0 < prefill.submitted[-1].timeout_s <= 1.0
+        assert 0 < decode.submitted[-1].timeout_s <= 1.0
+        with pytest.raises(grpc.RpcError) as caught:
+            list(stream)
+        error: Any = caught.value
+        assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        house.wait(lambda: len(decode.cancels) == 1 and not house.router.dispatcher.flights)
+        stream = i_grpc.InferenceStub(channel).Generate(request)
+        next(stream)
+        assert prefill.submitted[-1].timeout_s == house.config.settings.request_timeout_s
+        stream.cancel()
+        house.wait(lambda: len(decode.cancels) == 2 and not house.router.dispatcher.flights)
+
+
 def test_reflection(shared: House) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
         pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))

@@ -255,3 +255,17 @@ def test_without_redis_answers_go_on_and_say_that_they_are_not_kept(build: Build
                 client.responses.retrieve(kept.id)
             with pytest.raises(openai.InternalServerError):
                 client.responses.create(**ASK, previous_response_id=kept.id)
+
+
+def test_requests_of_one_cache_key_meet(build: Build, redis: PrivateRedis) -> None:
+    house = build(prefill=3, decode=3, redis_url=redis.url)
+    house.wait_ready()
+
+    def used(**more: Any) -> set[str]:
+        before = {name: len(worker.submitted) for name, worker in house.workers.items()}
+        for _ in range(6):
+            assert httpx.post(f"{house.url}/v1/responses", json={**ASK, **more}).status_code == 200
+        return {name for name, worker in house.workers.items() if len(worker.submitted) > before[name]}
+
+    assert len(used()) > 2
+    assert len(used(prompt_cache_key="a")) == 2

@@ -18,11 +18,11 @@ from tandem.router.http.app import create_app, paths_of
 from tandem.router.http.batches_api import add_batches
 from tandem.router.http.files_api import add_files
 from tandem.router.http.openapi import document
-from tandem.router.http.operations import OPERATIONS
+from tandem.router.http.operations import OPERATIONS, Operation
 from tandem.router.http.responses_api import add_responses
 from tandem.router.responses import schemas as responses
 
-DOCUMENT = document(("a", "b"), {one.path for one in OPERATIONS})
+DOCUMENT = document(("a", "b"), {one.path for one in OPERATIONS}, ("fast",))
 SCHEMAS = DOCUMENT["components"]["schemas"]
 CHAT = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -53,6 +53,7 @@ def test_what_is_not_served_is_not_in_it() -> None:
     assert "/v1/models/{model}" in smaller["paths"]
     assert "/v1/files" not in smaller["paths"]
     assert "FileObject" not in smaller["components"]["schemas"]
+    assert "X-SLO-Class" not in json.dumps(smaller)
 
 
 def test_ids_lead_to_operations_that_take_them() -> None:
@@ -91,10 +92,21 @@ def test_every_operation_names_its_models_and_its_errors() -> None:
             "internal", "unavailable", "invalid_api_key", "insufficient_permissions",
             "worker_lost", "transfer_failed", "deadline_exceeded", "cancelled"}  # fmt: skip
     assert {str(STATUS[code][0]) for code in ours} <= set(chat["responses"])
+    assert {one["name"]: one["schema"].get("enum") for one in chat["parameters"]} == {
+        "X-Request-Timeout": None, "X-SLO-Class": ["fast"],
+    }  # fmt: skip
     health = DOCUMENT["paths"]["/health"]["get"]
     assert health["security"] == []
     assert "401" not in health["responses"]
     assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+
+
+@pytest.mark.parametrize("one", [one for one in OPERATIONS if one.examples], ids=lambda one: one.name)
+def test_examples_are_right(one: Operation) -> None:
+    body = DOCUMENT["paths"][one.path][one.method]["requestBody"]["content"]["application/json"]
+    assert one.body is not None
+    for example in body["examples"].values():
+        assert one.body.model_validate(example["value"])
 
 
 @pytest.mark.parametrize("name", sorted(schemas.NEUTRAL_CHAT))

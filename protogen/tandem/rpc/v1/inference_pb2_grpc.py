@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class InferenceStub:
-    """Missing associated documentation comment in .proto file."""
+    """A call's deadline is the request's: nothing is computed for it any longer. A cancelled call ends everywhere at once.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -39,14 +40,50 @@ class InferenceStub:
                 request_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/tandem.rpc.v1.Inference/ListModels',
+                request_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/tandem.rpc.v1.Inference/Tokenize',
+                request_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/tandem.rpc.v1.Inference/Detokenize',
+                request_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """A call's deadline is the request's: nothing is computed for it any longer. A cancelled call ends everywhere at once.
+    """
 
     def Generate(self, request, context):
         """Streams the answer. Exactly one message with `finished` ends a successful stream; errors are gRPC statuses.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListModels(self, request, context):
+        """Every name under which a model is served.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """What a prompt is in token ids, and back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -59,6 +96,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     request_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.ListModelsRequest.FromString,
+                    response_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.TokenizeRequest.FromString,
+                    response_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeRequest.FromString,
+                    response_serializer=tandem_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'tandem.rpc.v1.Inference', rpc_method_handlers)
@@ -68,7 +120,8 @@ def add_InferenceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Inference:
-    """Missing associated documentation comment in .proto file."""
+    """A call's deadline is the request's: nothing is computed for it any longer. A cancelled call ends everywhere at once.
+    """
 
     @staticmethod
     def Generate(request,
@@ -87,6 +140,87 @@ class Inference:
             '/tandem.rpc.v1.Inference/Generate',
             tandem_dot_rpc_dot_v1_dot_inference__pb2.GenerateRequest.SerializeToString,
             tandem_dot_rpc_dot_v1_dot_inference__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.rpc.v1.Inference/ListModels',
+            tandem_dot_rpc_dot_v1_dot_inference__pb2.ListModelsRequest.SerializeToString,
+            tandem_dot_rpc_dot_v1_dot_inference__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.rpc.v1.Inference/Tokenize',
+            tandem_dot_rpc_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
+            tandem_dot_rpc_dot_v1_dot_inference__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.rpc.v1.Inference/Detokenize',
+            tandem_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeRequest.SerializeToString,
+            tandem_dot_rpc_dot_v1_dot_inference__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

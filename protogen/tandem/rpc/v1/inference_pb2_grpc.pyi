@@ -27,20 +27,36 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class InferenceStub:
+    """A call's deadline is the request's: nothing is computed for it any longer. A cancelled call ends everywhere at once."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
     """Streams the answer. Exactly one message with `finished` ends a successful stream; errors are gRPC statuses."""
+    ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
+    """Every name under which a model is served."""
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
+    """What a prompt is in token ids, and back."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
+    """A call's deadline is the request's: nothing is computed for it any longer. A cancelled call ends everywhere at once."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
     """Streams the answer. Exactly one message with `finished` ends a successful stream; errors are gRPC statuses."""
+    ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
+    """Every name under which a model is served."""
+    Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """What a prompt is in token ids, and back."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
+    """A call's deadline is the request's: nothing is computed for it any longer. A cancelled call ends everywhere at once."""
+
     @_abc_1.abstractmethod
     def Generate(
         self,
@@ -48,5 +64,28 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.GenerateResponse], _abc.AsyncIterator[_inference_pb2.GenerateResponse]]:
         """Streams the answer. Exactly one message with `finished` ends a successful stream; errors are gRPC statuses."""
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _inference_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ListModelsResponse, _abc.Awaitable[_inference_pb2.ListModelsResponse]]:
+        """Every name under which a model is served."""
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _inference_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.TokenizeResponse, _abc.Awaitable[_inference_pb2.TokenizeResponse]]:
+        """What a prompt is in token ids, and back."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _inference_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.DetokenizeResponse, _abc.Awaitable[_inference_pb2.DetokenizeResponse]]: ...
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import InvalidRequestError
 from tandem.core.ids import new_request_id
-from tandem.router.asks import Ask
+from tandem.router.asks import Ask, check_ids
 from tandem.router.door import Door
 from tandem.router.http import schemas
 from tandem.router.http.absent import absent
@@ -150,11 +150,7 @@ class _Api:
     async def detokenize(self, request: Request) -> Response:
         body = await self._read(request, schemas.DetokenizeRequest)
         tokenizer = self._model_of(body.model).tokenizer
-        size = tokenizer.vocab_size
-        for token in body.tokens:
-            if not 0 <= token < size:
-                why = f"the vocabulary has ids 0 to {size - 1}"
-                raise InvalidRequestError(f"tokens has the id {token}", why=why, param="tokens")
+        check_ids("tokens", body.tokens, tokenizer.vocab_size)
         return json_response({"prompt": tokenizer.decode_all(body.tokens)})
 
     async def models(self, request: Request) -> Response:
@@ -181,7 +177,7 @@ class _Api:
         return Response(self._door.metrics.render(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
-        return json_response(document(self._door.models.served_names, paths_of(request.app)))
+        return json_response(document(self._door.models.served_names, paths_of(request.app), self._door.classes.names))
 
     async def _read(self, request: Request, model: type[M], simplify: Simplify | None = None) -> M:
         return await read_json(request, self._door.settings.max_body_bytes, model, simplify)

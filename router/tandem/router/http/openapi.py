@@ -8,8 +8,10 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from tandem.core.apikeys import LEAST_URGENT, MOST_URGENT
 from tandem.core.sampling import MAX_CHOICES, MAX_LOGPROBS
 from tandem.router.http import documented as d
+from tandem.router.http.callers import SLO_HEADER, TIMEOUT_HEADER
 from tandem.router.http.guard import OPEN_PATHS
 from tandem.router.http.operations import OPERATIONS, Operation
 from tandem.router.version import version
@@ -29,10 +31,11 @@ _WHY = {
     500: "A bug of the router.",
     502: "A worker or a transfer was lost, and no other took over.",
     503: "Nobody can take it now; `Retry-After` says when to try again.",
-    504: "The deadline passed, `router.request_timeout_s`.",
+    504: "The deadline passed: the request's own, or `router.request_timeout_s`.",
 }
 _ALWAYS = (405, 500)
-_GUARDED = (401, 403)
+_GUARDED = (401, 403, 503)
+"""What every path answers that needs a key, or is refused while the router stops."""
 _BOUNDS: dict[str, dict[str, Any]] = {
     "temperature": {"minimum": 0, "maximum": 2},
     "top_p": {"exclusiveMinimum": 0, "maximum": 1},
@@ -49,12 +52,19 @@ _BOUNDS: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"minimum": -2, "maximum": 2},
     "repetition_penalty": {"exclusiveMinimum": 0, "maximum": 2},
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    "priority": {"minimum": MOST_URGENT, "maximum": LEAST_URGENT},
+    "timeout": {"exclusiveMinimum": 0},
 }
 """What is checked behind the schema, where errors can name another field than pydantic would."""
 
 
-def document(served_names: Sequence[str], served_paths: Container[str]) -> dict[str, Any]:
-    """The whole document, as plain JSON values; `served_names` are what `model` may be, other paths are left out."""
+def document(
+    served_names: Sequence[str], served_paths: Container[str], slo_classes: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The whole document, as plain JSON values; `served_names` are what `model` may be, other paths are left out.
+
+    `slo_classes` are what requests may name.
+    """
     operations = [one for one in OPERATIONS if one.path in served_paths]
     used: dict[type[BaseModel], None] = {d.Error: None}
     for one in operations:
@@ -72,7 +82,11 @@ def document(served_names: Sequence[str], served_paths: Container[str]) -> dict[
     names = {one.name: one for one in operations}
     paths: dict[str, Any] = {}
     for one in operations:
-        paths.setdefault(one.path, {})[one.method] = _operation(one, names)
+        paths.setdefault(one.path, {})[one.method] = operation = _operation(one, names, slo_classes)
+        if one.examples is not None:
+            operation["requestBody"]["content"][_JSON]["examples"] = {
+                shows: {"value": {"model": served_names[0], **body}} for shows, body in one.examples.items()
+            }
     about = {
         "title": "Tandem",
         "version": version(),
@@ -105,7 +119,7 @@ def _name_models(schema: dict[str, Any], served_names: Sequence[str]) -> None:
             one["enum"] = list(served_names)
 
 
-def _operation(one: Operation, names: Mapping[str, Operation]) -> dict[str, Any]:
+def _operation(one: Operation, names: Mapping[str, Operation], slo_classes: Sequence[str]) -> dict[str, Any]:
     success: dict[str, Any] = {"description": one.summary, "content": _content(one)}
     if one.leads:
         success["links"] = {name: _link(names[name], field) for name, field in one.leads.items() if name in names}
@@ -126,16 +140,22 @@ def _operation(one: Operation, names: Mapping[str, Operation]) -> dict[str, Any]
         body["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": one.form}}}
     elif one.body is not None:
         body["requestBody"] = {"required": True, "content": {_JSON: {"schema": _ref(one.body)}}}
-    if parameters := _parameters(one):
+    if parameters := _parameters(one, slo_classes):
         body["parameters"] = parameters
     return body
 
 
-def _parameters(one: Operation) -> list[dict[str, Any]]:
+def _parameters(one: Operation, slo_classes: Sequence[str]) -> list[dict[str, Any]]:
     text = {"type": "string"}
     in_path = [{"name": name, "in": "path", "required": True, "schema": text} for name in _path_names(one)]
     in_query = [{"name": name, "in": "query", "schema": schema} for name, schema in (one.query or {}).items()]
-    return [*in_path, *in_query]
+    headers: dict[str, dict[str, Any]] = {}
+    if one.event is not None:  # it generates
+        headers[TIMEOUT_HEADER] = {"type": "number", "exclusiveMinimum": 0, "description": "Seconds."}
+    if one.event is not None and slo_classes:
+        headers[SLO_HEADER] = {"type": "string", "enum": list(slo_classes)}
+    in_headers = [{"name": name, "in": "header", "schema": schema} for name, schema in headers.items()]
+    return [*in_path, *in_query, *in_headers]
 
 
 def _path_names(one: Operation) -> list[str]:

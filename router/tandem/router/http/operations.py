@@ -48,7 +48,7 @@ class Operation:
     `event`: what is in an event of the answer where it is streamed. `query`: schemas of query parameters. `form`: the
     body is this form, not JSON. `plain`: media type of an answer that is no JSON, which `is_ranged` when clients may
     ask for a part of it. `leads`: by the name of another operation, its parameter that the `id` of this one's answer
-    is for.
+    is for. `examples`: bodies by what they show, without their `model`.
     """
 
     method: str
@@ -66,6 +66,7 @@ class Operation:
     neutral: Mapping[str, tuple[Any, ...]] | None = None
     query: Mapping[str, Mapping[str, Any]] | None = None
     leads: Mapping[str, str] | None = None
+    examples: Mapping[str, Mapping[str, Any]] | None = None
 
 
 def _post(path: str, name: str, summary: str, **more: Any) -> Operation:
@@ -93,6 +94,17 @@ def _page(largest: int, *, is_ordered: bool = True) -> dict[str, dict[str, Any]]
     return {**query, "order": {"type": "string", "enum": ["asc", "desc"]}} if is_ordered else query
 
 
+def _shown(**body: Any) -> dict[str, dict[str, Any]]:
+    """The same request whole and streamed."""
+    return {"whole": body, "streamed": {**body, "stream": True}}
+
+
+def _with_usage(examples: dict[str, dict[str, Any]], **logprobs: Any) -> dict[str, dict[str, Any]]:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    return {**examples, "everything": {**examples["streamed"], **logprobs, "stream_options": options, "n": 2}}
+
+
+_HELLO = {"role": "user", "content": "Hello"}
 _RESPONSE, _FILE, _BATCH = "/v1/responses/{response_id}", "/v1/files/{file_id}", "/v1/batches/{batch_id}"
 
 OPERATIONS = (
@@ -100,11 +112,13 @@ OPERATIONS = (
         "/v1/chat/completions", "createChatCompletion", "An answer to a chat, whole or streamed",
         body=schemas.ChatRequest, answer=d.ChatCompletion, event=e.ChatCompletionChunk,
         errors=_GENERATES, neutral=schemas.NEUTRAL_CHAT,
+        examples=_with_usage(_shown(messages=[_HELLO], max_tokens=16), logprobs=True, top_logprobs=2),
     ),
     _reading(
         "/v1/completions", "createCompletion", "Texts that go on with prompts, whole or streamed",
         body=schemas.CompletionRequest, answer=d.Completion, event=e.CompletionChunk,
         errors=_GENERATES, neutral=schemas.NEUTRAL_COMPLETION,
+        examples=_with_usage(_shown(prompt="Once upon a time", max_tokens=16), logprobs=2, return_token_ids=True),
     ),
     _reading("/tokenize", "tokenize", "Token ids of a text or a chat", body=schemas.TokenizeRequest, answer=d.Tokens),
     _reading("/detokenize", "detokenize", "The text of token ids", body=schemas.DetokenizeRequest, answer=d.Text),
@@ -113,7 +127,7 @@ OPERATIONS = (
     _reading(
         "/v1/responses", "createResponse", "An answer that can be continued by its id, whole or streamed",
         body=responses.ResponseRequest, answer=k.ResponseObject, event=e.ResponseEvent, errors=_GENERATES,
-        neutral=responses.NEUTRAL,
+        neutral=responses.NEUTRAL, examples=_shown(input="Hello", max_output_tokens=16),
         leads={
             "retrieveResponse": "response_id", "listInputItems": "response_id", "deleteResponse": "response_id",
             "createResponse": "previous_response_id",
