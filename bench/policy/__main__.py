@@ -24,6 +24,7 @@ from tandem.cluster.simulator.laboratory import Laboratory
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import Trace
 from tandem.cluster.simulator.workloads import Conversations, conversations, shared_prompt
+from tandem.core.config import AdmissionSection
 from tandem.core.errors import ConfigError
 
 SHOWN = (
@@ -42,6 +43,7 @@ def setup_of(case: str, arguments: argparse.Namespace, calibration: Calibration)
         raise ConfigError(f"{case!r} is no policy+queue", why=known)
     return Setup(
         policy=POLICIES[policy], queue=QUEUES[queue], is_fetching=not rest, calibration=calibration,
+        admission=AdmissionSection() if QUEUES[queue].stretch else None,
         prefill=arguments.prefill, decode=arguments.decode, mixed=arguments.mixed,
     )  # fmt: skip
 

@@ -24,11 +24,39 @@ MAX_ROWS = 32
 
 
 class QueuedWork(NamedTuple):
-    """Prompts that wait or are being computed: when they are due, and how much is left of them."""
+    """Prompts that wait or are being computed: when they are due, and how much is left of them.
+
+    `attended`: pairs of a token that is left and one before it (see `attended`).
+    """
 
     due_s: float
     tokens: int
     requests: int = 1
+    attended: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillSpeed:
+    """How fast a worker computes prompts; 0 of `tokens_per_s` = not measured.
+
+    `tokens_per_s` is for tokens with nothing before them, `context_s` what each token takes longer for each one
+    before it: of a long prompt's last tokens, most of their time.
+    """
+
+    tokens_per_s: float = 0.0
+    context_s: float = 0.0
+
+    def seconds(self, tokens: float, attended: float) -> float:
+        """To compute so much; as at ASSUMED_TOKENS_PER_S where it is not measured."""
+        return tokens / (self.tokens_per_s or ASSUMED_TOKENS_PER_S) + self.context_s * attended
+
+
+UNMEASURED = PrefillSpeed()
+
+
+def attended(start: int, end: int) -> float:
+    """Pairs of a token in [start, end) and a token before it: what attention looks at."""
+    return (end - start) * (end + start) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,4 +105,5 @@ def condensed(queue: Iterable[QueuedWork], limit: int = MAX_ROWS) -> list[Queued
 
 
 def _together(rows: Sequence[QueuedWork]) -> QueuedWork:
-    return QueuedWork(rows[0].due_s, sum(row.tokens for row in rows), sum(row.requests for row in rows))
+    requests, pairs = sum(row.requests for row in rows), sum(row.attended for row in rows)
+    return QueuedWork(rows[0].due_s, sum(row.tokens for row in rows), requests, pairs)

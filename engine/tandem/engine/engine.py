@@ -18,7 +18,7 @@ from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder
-from tandem.core.prefill_queue import QueueRules
+from tandem.core.prefill_queue import PrefillSpeed, QueueRules
 from tandem.engine.blockspace import BlockSpace
 from tandem.engine.limits import check_request, finish_reason
 from tandem.engine.pace import SchedulerConfig, StepPace
@@ -97,9 +97,9 @@ class Engine:
         return self._scheduler.make_way(arrival_s, needs)
 
     @property
-    def prefill_tokens_per_s(self) -> float | None:
-        """Measured prefill rate; None before the first prompt."""
-        return self._pace.prefill_tokens_per_s
+    def prefill_speed(self) -> PrefillSpeed:
+        """As measured; its rate is 0 before the first prompt."""
+        return self._pace.prefill_speed
 
     @property
     def queue_rules(self) -> QueueRules:
@@ -225,7 +225,8 @@ class Engine:
                 self._commit(plan.items, sampled, outputs, scores, failed)
         ended_s = self._clock.now_s()
         if plan.items and not failed:
-            self._pace.observe(plan.prefill_tokens, plan.decode_tokens, ended_s - started_s)
+            took_s = ended_s - started_s
+            self._pace.observe(plan.prefill_tokens, plan.decode_tokens, took_s, plan.prefill_attended)
         return StepResult(
             outputs=tuple(outputs), prefilled=slices, preempted=tuple(plan.preempted),
             prefill_tokens=plan.prefill_tokens, decode_tokens=plan.decode_tokens, started_s=started_s,

@@ -1,13 +1,15 @@
-"""How many prompt tokens fit into one step: from the token budget and the measured prefill rate."""
+"""How fast prompts are computed, as measured, and how many of their tokens fit into one step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tandem.core.errors import ConfigError
-from tandem.core.prefill_queue import FIRST_COME, QueueRules
+from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueueRules
 
 _WEIGHT = 0.2  # of the newest measurement in the moving averages
+_FADE = 0.998  # what an older step counts for in the fit, compared with the one after it
+_ALIKE = 1e-3  # steps whose contexts differ by less than this part do not tell what context costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +39,17 @@ class StepPace:
         self._config, self._block_tokens = config, block_tokens
         self._decode_s: float | None = None
         self._tokens_per_s: float | None = None
+        self._fit = _SpeedFit()
 
     @property
     def prefill_tokens_per_s(self) -> float | None:
         """Moving average of the prefill rate; None before the first measurement."""
         return self._tokens_per_s
+
+    @property
+    def prefill_speed(self) -> PrefillSpeed:
+        """By which the time of a whole prompt is told; not measured before the first one."""
+        return self._fit.speed
 
     def chunk_budget(self, decodes: int) -> int:
         """Prompt tokens for a step with `decodes` decodes: whole blocks, at least one."""
@@ -52,8 +60,11 @@ class StepPace:
             tokens = min(tokens, int(left_s * self._tokens_per_s) // block * block)
         return max(block, tokens)
 
-    def observe(self, prefill_tokens: int, decode_tokens: int, duration_s: float) -> None:
-        """Learn from a finished step; steps of no measurable duration are ignored."""
+    def observe(
+        self, prefill_tokens: int, decode_tokens: int, duration_s: float, prefill_attended: float = 0.0
+    ) -> None:
+        """Learn from a finished step; steps of no measurable duration are ignored. `prefill_attended`: of all its
+        chunks (tandem.core.prefill_queue.attended)."""
         if duration_s <= 0:
             return
         if not prefill_tokens:
@@ -62,6 +73,38 @@ class StepPace:
         # An old decode estimate near or above the whole step would make the rate infinite.
         decode_s = min(self._decode_s or 0.0, 0.9 * duration_s) if decode_tokens else 0.0
         self._tokens_per_s = _blend(self._tokens_per_s, prefill_tokens / (duration_s - decode_s))
+        self._fit.add(prefill_tokens, prefill_attended, duration_s - decode_s)
+
+
+class _SpeedFit:
+    """seconds = a·tokens + b·attended, a > 0 and b ≥ 0, by least squares of relative errors over the latest steps.
+
+    Relative, so that a step that something held up (seconds above what they should be) hardly counts.
+    """
+
+    def __init__(self) -> None:
+        self._speed = UNMEASURED
+        self._t = self._c = self._tt = self._tc = self._cc = 0.0
+
+    @property
+    def speed(self) -> PrefillSpeed:
+        return self._speed
+
+    def add(self, tokens: int, attended: float, seconds: float) -> None:
+        t, c = tokens / seconds, attended / seconds
+        self._t, self._c = self._t * _FADE + t, self._c * _FADE + c
+        self._tt, self._tc, self._cc = self._tt * _FADE + t * t, self._tc * _FADE + t * c, self._cc * _FADE + c * c
+        self._speed = self._solved()
+
+    def _solved(self) -> PrefillSpeed:
+        whole = self._tt * self._cc
+        determinant = whole - self._tc * self._tc
+        if determinant > _ALIKE * whole:
+            token_s = (self._t * self._cc - self._c * self._tc) / determinant
+            context_s = (self._c * self._tt - self._t * self._tc) / determinant
+            if token_s > 0 and context_s >= 0:
+                return PrefillSpeed(tokens_per_s=1 / token_s, context_s=context_s)
+        return PrefillSpeed(tokens_per_s=self._tt / self._t)
 
 
 def _blend(average: float | None, value: float) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Sequence as AbstractSequence
 from dataclasses import dataclass, field
 
 from tandem.core.ledger import LedgerError
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
+from tandem.core.prefill_queue import QueuedWork, attended
 from tandem.engine.blockspace import BlockCopy, BlockSpace
 from tandem.engine.pace import SchedulerConfig, StepPace
 from tandem.engine.request import EngineLoad
@@ -47,6 +47,7 @@ class StepPlan:
     admitted: dict[str, int] = field(default_factory=dict)
     decode_tokens: int = 0
     prefill_tokens: int = 0
+    prefill_attended: float = 0.0
     scored_tokens: int = 0
 
 
@@ -92,13 +93,13 @@ class Scheduler:
     def load(self, now_s: float) -> EngineLoad:
         """How much waits and runs."""
         prefilling = [state for state in self._running if state.catching_up()]
-        work = [(self._due_s(state, now_s), self._remaining_tokens(state)) for state in (*prefilling, *self._waiting)]
+        work = [self._queued(state, now_s) for state in (*prefilling, *self._waiting)]
         return EngineLoad(
             queued_requests=len(self._waiting),
             running_requests=len(self._running),
             decoding_sequences=sum(len(state.decoding()) for state in self._running),
-            queued_tokens=sum(tokens for _, tokens in work),
-            queue=tuple(QueuedWork(due_s, tokens) for due_s, tokens in work),
+            queued_tokens=sum(row.tokens for row in work),
+            queue=tuple(work),
         )
 
     def get(self, key: str) -> RequestState | None:
@@ -219,18 +220,26 @@ class Scheduler:
             yield heapq.heappop(heap)[-1]
 
     def _due_s(self, state: RequestState, now_s: float) -> float:
-        """When its prompt is due, by the rules of the queue and what the prefill rate is now."""
-        rate = self._pace.prefill_tokens_per_s or ASSUMED_TOKENS_PER_S
-        request, remaining_s = state.request, self._remaining_tokens(state) / rate
-        return self._config.queue.due_s(
+        """When its prompt is due, by the rules of the queue and what the prefill speed is now."""
+        return self._queued(state, now_s).due_s
+
+    def _queued(self, state: RequestState, now_s: float) -> QueuedWork:
+        """What is left of a request: prompt tokens, and known output tokens, that still have to be computed."""
+        tokens, pairs = 0, 0.0
+        for start, end in self._remaining(state):
+            tokens += end - start
+            pairs += attended(start, end)
+        request, remaining_s = state.request, self._pace.prefill_speed.seconds(tokens, pairs)
+        due_s = self._config.queue.due_s(
             arrived_s=request.arrival_s, remaining_s=remaining_s, now_s=now_s, deadline_s=request.deadline_s
         )
+        return QueuedWork(due_s, tokens, attended=pairs)
 
-    def _remaining_tokens(self, state: RequestState) -> int:
-        """Prompt tokens, and known output tokens, that still have to be computed."""
+    def _remaining(self, state: RequestState) -> list[tuple[int, int]]:
+        """[start, end) of every sequence that has tokens to compute."""
         if state.place is Place.WAITING:
-            return state.goal(state.leader) - self._space.cached_tokens(state)
-        return sum(state.goal(sequence) - sequence.computed for sequence in state.catching_up())
+            return [(self._space.cached_tokens(state), state.goal(state.leader))]
+        return [(sequence.computed, state.goal(sequence)) for sequence in state.catching_up()]
 
     def _admit(self, state: RequestState, plan: StepPlan) -> bool:
         """Move a waiting request to the running ones if there is room for all tokens it knows."""
@@ -271,6 +280,7 @@ class Scheduler:
                 break
             plan.items.append(StepItem(state, sequence, start, end, state.takers(sequence, end), copies))
             used += end - start
+            plan.prefill_attended += attended(start, end)
             plan.scored_tokens += len(state.scoring(sequence, start, end))
         plan.prefill_tokens += used
         return used

@@ -160,7 +160,7 @@ class Dispatcher:
             known_tokens=None if leg == w.LEG_DECODE else max(known),
             block_tokens=link.facts.block_tokens if link.facts is not None else 1,
             rules=link.load.queue_rules,
-            prefill_rate=link.load.prefill_rate,
+            speed=link.load.prefill_speed,
         )
 
     def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:

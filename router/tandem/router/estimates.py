@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tandem.core import pairing
 from tandem.core.lifecycle import RoleName
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
+from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, attended
 from tandem.router.plan import Candidate, Cost, Job, refusal
 
 FETCH_SETUP_S = 0.01
@@ -49,8 +49,8 @@ class Estimates:
 
     def __init__(self, job: Job, candidates: Sequence[Candidate]) -> None:
         self._job = job
-        measured = [c.prefill_rate for c in candidates if c.prefill_rate > 0]
-        self._default_rate = min(measured, default=ASSUMED_TOKENS_PER_S)
+        measured = [c.prefill_speed for c in candidates if c.prefill_speed.tokens_per_s > 0]
+        self._default_speed = min(measured, default=UNMEASURED, key=lambda speed: speed.tokens_per_s)
         holders = [c for c in candidates if c.held_tokens > 0 and c.profile is not None]
         holders = [] if job.is_computed_whole else holders
         self._holders = heapq.nlargest(MAX_SOURCES + 1, holders, key=lambda c: c.held_tokens)
@@ -60,9 +60,9 @@ class Estimates:
         self._fits: dict[tuple[int, int], bool] = {}
         self._lossy: dict[tuple[int, int], str] = {}
 
-    def prefill_rate(self, worker: Candidate) -> float:
-        """Tokens a second: as measured, else as the slowest that was measured."""
-        return worker.prefill_rate or self._default_rate
+    def prefill_speed(self, worker: Candidate) -> PrefillSpeed:
+        """As measured, else as the slowest that was measured."""
+        return worker.prefill_speed if worker.prefill_speed.tokens_per_s > 0 else self._default_speed
 
     def sources(self, worker: Candidate) -> list[tuple[float, Candidate]]:
         """(seconds saved, who) for everybody whose blocks come sooner than they are computed, best first."""
@@ -72,34 +72,37 @@ class Estimates:
 
     def prefill(self, worker: Candidate) -> Prefill:
         """Waiting for, and computing, what the worker neither has nor fetches."""
-        compute_s = self._uncached(worker.reusable_tokens) / self.prefill_rate(worker)
+        compute_s = self._compute_s(worker, worker.reusable_tokens)
         if self._holders:
             compute_s -= max((saved_s for saved_s, _ in self.sources(worker)), default=0.0)
         return self._prefill(worker, compute_s)
 
     def least_prefill(self, worker: Candidate) -> Prefill:
         """No more than `prefill`, and quickly: as if all that anybody holds were fetched in no time."""
-        tokens = self._uncached(max(worker.reusable_tokens, self._most_held))
-        return self._prefill(worker, tokens / self.prefill_rate(worker))
+        return self._prefill(worker, self._compute_s(worker, max(worker.reusable_tokens, self._most_held)))
 
-    def _uncached(self, known_tokens: int) -> int:
-        return max(1, self._job.prompt_tokens - known_tokens)
+    def _compute_s(self, worker: Candidate, known_tokens: int) -> float:
+        """For all of the prompt behind the first `known_tokens`, and for its last token in any case."""
+        end = self._job.prompt_tokens
+        start = min(known_tokens, end - 1)
+        return self.prefill_speed(worker).seconds(end - start, attended(start, end))
 
     def _prefill(self, worker: Candidate, compute_s: float) -> Prefill:
-        job, rate = self._job, self.prefill_rate(worker)
+        job, speed = self._job, self.prefill_speed(worker)
         due_s = worker.rules.due_s(
             arrived_s=job.now_s, remaining_s=compute_s, now_s=job.now_s, deadline_s=job.deadline_s
         )
-        listed = ahead = 0
+        listed, ahead_s = 0, 0.0
         others_s = _decoding(worker) * compute_s
         for row in worker.queue:
             listed += row.tokens
+            row_s = speed.seconds(row.tokens, row.attended)
             if row.due_s <= due_s:
-                ahead += row.tokens
+                ahead_s += row_s
             else:
-                others_s += _put_off_s(row, compute_s, rate)
-        ahead += max(0, worker.queued_tokens - listed)
-        return Prefill(ahead / rate, compute_s, others_s)
+                others_s += min(row.requests * compute_s, row_s)  # never more than computing them first would cost
+        ahead_s += speed.seconds(max(0, worker.queued_tokens - listed), 0.0)
+        return Prefill(ahead_s, compute_s, others_s)
 
     def fits(self, sender: Candidate, receiver: Candidate) -> bool:
         """Whether they can exchange KV blocks at all."""
@@ -171,7 +174,8 @@ class Estimates:
             return 0.0
         speed = other.link_speed(worker.worker)
         fetch_s = FETCH_SETUP_S + gained * self._bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
-        saved_s = gained / self.prefill_rate(worker) - fetch_s
+        start = worker.reusable_tokens
+        saved_s = self.prefill_speed(worker).seconds(gained, attended(start, start + gained)) - fetch_s
         if saved_s <= 0 or not self.fits(other, worker):
             return 0.0
         # What is computed upon lossy blocks, and handed over, would not be exact.
@@ -205,11 +209,6 @@ def _decoding(worker: Candidate) -> int:
     """Sequences that wait while it computes a prompt. A decode worker counts those that are on their way to it, and one
     more: hand-overs come while it computes, which is why prompts have workers of their own."""
     return worker.running if worker.role is not RoleName.DECODE else max(worker.running, worker.in_flight) + 1
-
-
-def _put_off_s(row: QueuedWork, compute_s: float, rate: float) -> float:
-    """What prompts behind a new one lose; never more than computing them first would cost the new one."""
-    return min(row.requests * compute_s, row.tokens / rate)
 
 
 def _block_tokens(worker: Candidate) -> int:

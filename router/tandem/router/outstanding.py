@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules
+from tandem.core.prefill_queue import PrefillSpeed, QueuedWork, QueueRules, attended
 from tandem.router.plan import Job
 
 STALE_S = 1.0
@@ -104,20 +104,21 @@ def sent(
     known_tokens: int | None,
     block_tokens: int,
     rules: QueueRules,
-    prefill_rate: float,
+    speed: PrefillSpeed,
 ) -> Sent:
     """A leg of `job` as it counts at a worker that holds `held_tokens` of the prompt.
 
-    `known_tokens` need not be computed there; None = another worker computes. `prefill_rate` 0 = not measured.
+    `known_tokens` need not be computed there; None = another worker computes.
     """
     blocks = -(-max(0, job.prompt_tokens - held_tokens) // max(1, block_tokens)) + job.choices
     if known_tokens is None:
         return Sent(work=None, blocks=blocks)
     tokens = max(1, job.prompt_tokens - known_tokens)
+    pairs = attended(job.prompt_tokens - tokens, job.prompt_tokens)
     due_s = rules.due_s(
         arrived_s=job.now_s,
-        remaining_s=tokens / (prefill_rate or ASSUMED_TOKENS_PER_S),
+        remaining_s=speed.seconds(tokens, pairs),
         now_s=job.now_s,
         deadline_s=job.deadline_s,
     )
-    return Sent(work=QueuedWork(due_s, tokens), blocks=blocks)
+    return Sent(work=QueuedWork(due_s, tokens, attended=pairs), blocks=blocks)

@@ -16,7 +16,7 @@ from tandem.core.errors import UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile
-from tandem.core.prefill_queue import FIRST_COME, QueuedWork, QueueRules
+from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueuedWork, QueueRules
 
 _MAX_REASONS = 3
 MAX_OPTIONS = 8
@@ -35,7 +35,7 @@ class Candidate:
     (by HashRoot.lossy) take the place of `held_tokens` where the blocks of the other worker change on their way.
     `profile` decides with whom it can exchange KV blocks. `last_used` counts up with every plan that named this
     worker, so that equals take turns. `link_speed`: measured bytes a second to another worker, None = not measured.
-    `prefill_rate`: measured tokens a second.
+    `prefill_speed`: as measured.
 
     `queued_tokens`: prompt tokens still to compute there, in all. `queue`: the same in detail, with due times on the
     clock of `Job.now_s`, by `rules`; what it does not list counts as ahead. `in_flight`: requests that it was given or
@@ -58,7 +58,7 @@ class Candidate:
     free_blocks: int = 0
     total_blocks: int = 0
     last_used: int = 0
-    prefill_rate: float = 0.0
+    prefill_speed: PrefillSpeed = UNMEASURED
     decode_step_s: float = 0.0
     decode_sequence_s: float = 0.0
     profile: KVProfile | None = None

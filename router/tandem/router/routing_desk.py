@@ -94,7 +94,7 @@ def _worker(one: Candidate) -> dict[str, Any]:
         "reusable_tokens": one.reusable_tokens,
         "free_blocks": one.free_blocks,
         "total_blocks": one.total_blocks,
-        "prefill_tokens_per_s": round(one.prefill_rate, 1),
+        "prefill_tokens_per_s": round(one.prefill_speed.tokens_per_s, 1),
         "decode_step_s": round(one.decode_step_s, _DIGITS),
         "decode_sequence_s": round(one.decode_sequence_s, _DIGITS),
     }

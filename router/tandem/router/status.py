@@ -99,7 +99,7 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
         "queued_requests": load.queued_requests,
         "running_requests": load.running_requests,
         "queued_tokens": load.queued_tokens,
-        "prefill_tokens_per_s": load.prefill_rate,
+        "prefill_tokens_per_s": load.prefill_speed.tokens_per_s,
         "decode_step_s": load.decode_step_s,
         "blocks": [asdict(blocks) for blocks in load.blocks],
         "counters": load.counters,

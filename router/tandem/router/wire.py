@@ -10,7 +10,7 @@ from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import FinishReason, RoleName
 from tandem.core.pairing import KVProfile
-from tandem.core.prefill_queue import FIRST_COME, QueuedWork, QueueRules
+from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueuedWork, QueueRules
 from tandem.core.sampling import SamplingParams
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
@@ -113,7 +113,7 @@ class Load:
     running_requests: int = 0
     queued_tokens: int = 0
     in_flight: int = 0
-    prefill_rate: float = 0.0
+    prefill_speed: PrefillSpeed = UNMEASURED
     decode_step_s: float = 0.0
     decode_sequence_s: float = 0.0
     decoding_sequences: int = 0
@@ -270,11 +270,11 @@ def load_from_wire(report: w.LoadReport, now_s: float) -> Load:
         running_requests=report.running_requests,
         queued_tokens=report.queued_tokens,
         in_flight=report.in_flight,
-        prefill_rate=report.prefill_rate,
+        prefill_speed=PrefillSpeed(tokens_per_s=report.prefill_rate, context_s=report.prefill_context_s),
         decode_step_s=report.decode_step_s,
         decode_sequence_s=report.decode_sequence_s,
         decoding_sequences=report.decoding_sequences,
-        queue=tuple(QueuedWork(now_s + row.due_in_s, row.tokens, row.requests) for row in report.queue),
+        queue=tuple(QueuedWork(now_s + row.due_in_s, row.tokens, row.requests, row.attended) for row in report.queue),
         queue_rules=_rules_from_wire(report),
         blocks=tuple(
             GroupBlocks(

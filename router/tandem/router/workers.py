@@ -187,7 +187,7 @@ def _candidate(link: WorkerLink, view: PrefixView, link_speed: SpeedOf, now_s: f
         free_blocks=max(0, load.free_blocks - sum(one.blocks for one in sent)),
         total_blocks=load.total_blocks,
         last_used=link.last_used,
-        prefill_rate=load.prefill_rate,
+        prefill_speed=load.prefill_speed,
         decode_step_s=load.decode_step_s,
         decode_sequence_s=load.decode_sequence_s,
         profile=facts.profile,

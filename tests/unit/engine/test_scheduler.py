@@ -6,7 +6,7 @@ import pytest
 
 from tandem.core.errors import ConfigError
 from tandem.core.ledger import Holder, HoldKind
-from tandem.core.prefill_queue import QueueRules
+from tandem.core.prefill_queue import PrefillSpeed, QueueRules, attended
 from tandem.engine.pace import SchedulerConfig, StepPace
 from tandem.engine.request import RequestKind
 from tests.unit.engine.arithmetic import BLOCK, Bench, tokens
@@ -235,7 +235,7 @@ def test_chunks_shrink_to_the_time_budget() -> None:
     first, second = bench.step(), bench.step()
     assert first.prefill_tokens == 64
     assert second.prefill_tokens == 20
-    assert bench.engine.prefill_tokens_per_s == pytest.approx(1000)
+    assert bench.engine.prefill_speed.tokens_per_s == pytest.approx(1000)
 
 
 def test_decode_time_is_taken_off_the_budget() -> None:
@@ -266,6 +266,47 @@ def test_steps_of_no_duration_teach_nothing() -> None:
     pace = StepPace(SchedulerConfig(), 16)
     pace.observe(100, 0, 0.0)
     assert pace.prefill_tokens_per_s is None
+
+
+def test_what_context_costs_is_measured() -> None:
+    """Chunks of a long prompt and whole short ones; a step that something held up hardly counts."""
+    true, pace = PrefillSpeed(tokens_per_s=5000.0, context_s=1e-7), StepPace(SchedulerConfig(), 16)
+    assert pace.prefill_speed == PrefillSpeed()
+    for number in range(200):
+        start = number % 40 * 500
+        pairs = attended(start, start + 500)
+        late_s = 2.0 if number % 50 == 7 else 0.0
+        pace.observe(500, 0, true.seconds(500, pairs) + late_s, pairs)
+    found = pace.prefill_speed
+    assert found.tokens_per_s == pytest.approx(true.tokens_per_s, rel=0.05)
+    assert found.context_s == pytest.approx(true.context_s, rel=0.1)
+
+
+def test_steps_that_are_alike_say_nothing_of_context() -> None:
+    pace = StepPace(SchedulerConfig(), 16)
+    for _ in range(20):
+        pace.observe(500, 0, 0.1, attended(0, 500))
+    assert pace.prefill_speed.tokens_per_s == pytest.approx(5000)
+    assert pace.prefill_speed.context_s == 0.0
+    for number in range(20):  # later tokens that are faster are noise
+        pace.observe(500, 0, 0.1 - 0.001 * number, attended(500 * number, 500 * number + 500))
+    assert pace.prefill_speed.context_s == 0.0
+
+
+def test_late_chunks_of_long_prompts_count_as_longer() -> None:
+    """Both have 48 tokens left, and the longer one has many before them: the shorter one is due first."""
+    rules = QueueRules(stretch=1000.0, max_overtake_s=1e6)
+    bench = Bench(num_blocks=400, max_step_tokens=64, max_step_s=10.0, queue=rules)
+    bench.runner.duration_s = lambda batch: sum(
+        s.query_tokens * (0.001 + 1e-4 * (s.context_tokens - s.query_tokens / 2)) for s in batch.sequences
+    )
+    bench.add("long", tokens(192 + 48), max_tokens=2)
+    for _ in range(3):
+        bench.step()
+    bench.add("short", tokens(48, 9), max_tokens=2)
+    assert [row.tokens for row in sorted(bench.engine.load().queue)] == [48, 48]
+    assert sorted(bench.engine.load().queue)[0].attended == attended(0, 48)
+    assert bench.step().prefilled[0].key == "short"
 
 
 @pytest.mark.parametrize("name", ["max_step_tokens", "max_step_s", "max_sequences", "chunk_tokens"])

@@ -8,7 +8,12 @@ from tandem.core.ids import GroupId, Incarnation, WorkerId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile
+from tandem.core.prefill_queue import PrefillSpeed
 from tandem.router.plan import Candidate
+
+
+def at(tokens_per_s: float, context_s: float = 0.0) -> PrefillSpeed:
+    return PrefillSpeed(tokens_per_s=tokens_per_s, context_s=context_s)
 
 
 def worker(name: str, role: RoleName, **more: Any) -> Candidate:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules, attended
 from tandem.router.outstanding import STALE_S, Outstanding, Sent, sent
 from tandem.router.plan import Job
+from tests.unit.router.candidates import at
 
 
 def prompt(tokens: int) -> Sent:
@@ -60,11 +61,16 @@ def test_ends_leave_nothing() -> None:
 def test_what_a_leg_counts_as() -> None:
     job = Job(prompt_tokens=1000, max_tokens=9, choices=2, now_s=50.0, deadline_s=650.0)
     there: dict[str, Any] = {"held_tokens": 200, "block_tokens": 16, "rules": QueueRules(stretch=10.0)}
-    decoding = sent(job, known_tokens=None, prefill_rate=0.0, **there)
+    decoding = sent(job, known_tokens=None, speed=at(0.0), **there)
     assert (decoding.work, decoding.blocks) == (None, 50 + 2)
-    assert sent(job, known_tokens=500, prefill_rate=1000.0, **there).work == QueuedWork(55.0, 500)
-    assert sent(job, known_tokens=1000, prefill_rate=1.0, **there).work == QueuedWork(60.0, 1), (
+    assert sent(job, known_tokens=500, speed=at(1000.0), **there).work == QueuedWork(
+        55.0, 500, attended=attended(500, 1000)
+    )
+    assert sent(job, known_tokens=1000, speed=at(1.0), **there).work == QueuedWork(60.0, 1, attended=999.5), (
         "the last token is computed"
     )
-    unknown = sent(job, known_tokens=0, prefill_rate=0.0, **there).work
-    assert unknown == QueuedWork(50.0 + 10 * 1000 / ASSUMED_TOKENS_PER_S, 1000)
+    unknown = sent(job, known_tokens=0, speed=at(0.0), **there).work
+    assert unknown == QueuedWork(50.0 + 10 * 1000 / ASSUMED_TOKENS_PER_S, 1000, attended=500_000.0)
+    slowly = sent(job, known_tokens=500, speed=at(1000.0, 1e-6), **there).work
+    assert slowly is not None
+    assert slowly.due_s == 50.0 + 10 * (0.5 + 375_000 * 1e-6)

@@ -14,6 +14,7 @@ from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S
 from tandem.router.estimates import ASSUMED_BYTES_PER_S, FETCH_SETUP_S, MAX_SOURCES
 from tandem.router.plan import Candidate, Job, Plan
 from tandem.router.sources import with_sources
+from tests.unit.router.candidates import at
 
 TOKEN_BYTES = 2 * 2 * 4 * 8 * 4  # layers, planes, heads, width, bytes
 
@@ -50,13 +51,13 @@ def test_the_decode_worker_that_holds_the_answer() -> None:
 
 def test_the_last_token_is_always_computed() -> None:
     """65 tokens held of a prompt of 64: three blocks can be used, and those it has."""
-    assert sources(worker("p0", reusable_tokens=48, prefill_rate=100.0), worker("d0", 64), prompt=64) == []
-    found = sources(worker("p0", reusable_tokens=32, prefill_rate=100.0), worker("d0", 64), prompt=64)
+    assert sources(worker("p0", reusable_tokens=48, prefill_speed=at(100.0)), worker("d0", 64), prompt=64) == []
+    found = sources(worker("p0", reusable_tokens=32, prefill_speed=at(100.0)), worker("d0", 64), prompt=64)
     assert found == [("d0", 64)]
 
 
 def test_blocks_of_the_worker_that_computes_count() -> None:
-    large = worker("p0", profile=profile(block_tokens=1000), prefill_rate=1.0)
+    large = worker("p0", profile=profile(block_tokens=1000), prefill_speed=at(1.0))
     assert sources(large, worker("d0", 992)) == []
     assert sources(large, worker("d0", 1008)) == [("d0", 1008)]
 
@@ -68,10 +69,10 @@ def test_fetched_if_that_is_sooner(margin: float, is_fetched: bool, is_measured:
     if is_measured:
         rate, compute_s = 20_000.0, tokens / 20_000.0
         speed = tokens * TOKEN_BYTES / (compute_s * margin - FETCH_SETUP_S)
-        found = sources(worker("p0", prefill_rate=rate), worker("d0", tokens, speed))
+        found = sources(worker("p0", prefill_speed=at(rate)), worker("d0", tokens, speed))
     else:  # then the rate at which both cost the same follows from the assumed speed
         fetch_s = FETCH_SETUP_S + tokens * TOKEN_BYTES / ASSUMED_BYTES_PER_S
-        found = sources(worker("p0", prefill_rate=tokens / fetch_s * margin), worker("d0", tokens))
+        found = sources(worker("p0", prefill_speed=at(tokens / fetch_s * margin)), worker("d0", tokens))
     assert bool(found) == is_fetched
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.core.prefill_queue import FIRST_COME, QueuedWork, QueueRules
+from tandem.core.prefill_queue import FIRST_COME, PrefillSpeed, QueuedWork, QueueRules
 from tandem.router.outstanding import STALE_S, Outstanding, Sent
 from tandem.router.plan import Candidate
 from tandem.router.wire import GroupBlocks, Load, load_from_wire
@@ -16,11 +16,13 @@ from tandem.router.workers import WorkerTable
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.test_prefix import facts
 
+SPEED = PrefillSpeed(tokens_per_s=1000.0, context_s=1e-6)
 REPORT = w.LoadReport(
-    queued_requests=2, queued_tokens=900, in_flight=5, prefill_rate=1000.0, decode_step_s=0.01, decode_sequence_s=0.001,
-    decoding_sequences=3, blocks=[w.GroupBlocksCount(total=100, free=40, cached=20)], queue_stretch=10.0,
+    queued_requests=2, queued_tokens=900, in_flight=5, prefill_rate=1000.0, prefill_context_s=1e-6,
+    decode_step_s=0.01, decode_sequence_s=0.001, decoding_sequences=3,
+    blocks=[w.GroupBlocksCount(total=100, free=40, cached=20)], queue_stretch=10.0,
     queue_max_overtake_s=30.0, queue=[w.QueuedWork(due_in_s=-1.0, tokens=600, requests=1),
-                                      w.QueuedWork(due_in_s=5.0, tokens=300, requests=1)],
+                                      w.QueuedWork(due_in_s=5.0, tokens=300, requests=1, attended=7.0)],
 )  # fmt: skip
 
 
@@ -53,11 +55,11 @@ def test_a_report_as_it_is() -> None:
     here = Here()
     here.report(100.0)
     one = here.candidate(100.05)
-    assert one.queue == (QueuedWork(99.0, 600), QueuedWork(105.0, 300))
+    assert one.queue == (QueuedWork(99.0, 600), QueuedWork(105.0, 300, attended=7.0))
     assert one.rules == QueueRules(stretch=10.0, max_overtake_s=30.0)
     assert (one.queued_tokens, one.queued_requests, one.in_flight, one.running) == (900, 2, 5, 3)
     assert (one.free_blocks, one.total_blocks) == (60, 100)
-    assert (one.prefill_rate, one.decode_step_s, one.decode_sequence_s) == (1000.0, 0.01, 0.001)
+    assert (one.prefill_speed, one.decode_step_s, one.decode_sequence_s) == (SPEED, 0.01, 0.001)
 
 
 def test_what_was_sent_since_is_added() -> None:
@@ -77,7 +79,7 @@ def test_an_old_report_counts_no_more_but_measurements_do() -> None:
     one = here.candidate(100.1 + STALE_S)
     assert (one.queued_tokens, one.queued_requests, one.in_flight, one.running) == (50, 1, 1, 0)
     assert list(one.queue) == [QueuedWork(101.0, 50)]
-    assert (one.prefill_rate, one.decode_step_s, one.total_blocks) == (1000.0, 0.01, 100)
+    assert (one.prefill_speed, one.decode_step_s, one.total_blocks) == (SPEED, 0.01, 100)
 
 
 def test_impossible_rules_are_first_come_first_served() -> None:

@@ -11,7 +11,6 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.role import Shell
 
 _STEPS = 101
-_RATES = 31
 _FADE = 0.99
 """What an older step counts for, compared with the one after it."""
 
@@ -55,13 +54,10 @@ class LoadMeter:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._decoding = DecodePace()
-        self._prefill_rates: deque[float] = deque(maxlen=_RATES)
 
     def measure(self, result: StepResult) -> None:
         """Learn from a step, and count it."""
         took_s = result.ended_s - result.started_s
-        if result.prefill_tokens and not result.decode_tokens and took_s > 0:
-            self._prefill_rates.append(result.prefill_tokens / took_s)
         if result.decode_tokens and not result.prefill_tokens:
             self._decoding.observe(result.decode_tokens, took_s)
         self._shell.count("steps")
@@ -74,6 +70,7 @@ class LoadMeter:
         """Everything but the links."""
         shell, engine = self._shell, self._shell.engine
         load, now_s, rules = engine.load(), shell.clock.now_s(), engine.queue_rules
+        speed = engine.prefill_speed
         for name, value in shell.receiver.counters().items():
             shell.counters[f"transfer_{name}"] = value
         return w.LoadReport(
@@ -81,25 +78,22 @@ class LoadMeter:
             running_requests=load.running_requests,
             queued_tokens=load.queued_tokens,
             blocks=self._blocks(),
-            prefill_rate=self._prefill_rate(),
+            prefill_rate=speed.tokens_per_s,
+            prefill_context_s=speed.context_s,
             decode_step_s=self._decoding.step_s,
             decode_sequence_s=self._decoding.sequence_s,
             counters=shell.counters,
             in_flight=len(shell.requests),
             decoding_sequences=load.decoding_sequences,
             queue=[
-                w.QueuedWork(due_in_s=row.due_s - now_s, tokens=row.tokens, requests=row.requests)
+                w.QueuedWork(
+                    due_in_s=row.due_s - now_s, tokens=row.tokens, requests=row.requests, attended=row.attended
+                )
                 for row in condensed(load.queue)
             ],
             queue_stretch=rules.stretch,
             queue_max_overtake_s=rules.max_overtake_s,
         )
-
-    def _prefill_rate(self) -> float:
-        """Of steps without decodes; where there are none, what the engine sizes its chunks by. 0 = not known."""
-        if self._prefill_rates:
-            return statistics.median(self._prefill_rates)
-        return self._shell.engine.prefill_tokens_per_s or 0.0
 
     def _blocks(self) -> list[w.GroupBlocksCount]:
         counts = [ledger.counts() for ledger in self._shell.engine.ledgers]

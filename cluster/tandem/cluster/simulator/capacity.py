@@ -7,6 +7,8 @@ from collections.abc import Callable
 MAX_WAITING = 0.01
 """A rate is sustained if at most this share of all requests has no first token when the last one arrives."""
 _MAX_FACTOR = 1e4
+_STEP = 1.25
+"""Between the first guesses: far above what is sustained, a run takes long."""
 
 
 def highest_factor(
@@ -14,16 +16,18 @@ def highest_factor(
 ) -> float:
     """The highest time-scaling of a trace's arrivals that is sustained, within `precision` of itself.
 
-    `waiting_share(factor)` plays the trace `factor` times as fast and gives `Outcome.waiting` as a share. Doubles, then
-    bisects: the share is taken to grow with the factor. Raises ValueError if nothing down to 1/10,000 is sustained.
+    `waiting_share(factor)` plays the trace `factor` times as fast and gives `Outcome.waiting` as a share, which is
+    taken to grow with the factor. Goes up or down in growing steps, then bisects. Raises ValueError if nothing down to
+    1/10,000 is sustained.
     """
     low = high = start
+    step = _STEP
     if waiting_share(start) <= limit:
-        while low < _MAX_FACTOR and waiting_share(high := low * 2) <= limit:
-            low = high
+        while low < _MAX_FACTOR and waiting_share(high := low * step) <= limit:
+            low, step = high, step * _STEP
     else:
-        while waiting_share(low := high / 2) > limit:
-            high = low
+        while waiting_share(low := high / step) > limit:
+            high, step = low, step * _STEP
             if low < 1 / _MAX_FACTOR:
                 raise ValueError(f"not even {low:g} times the trace's rate is sustained")
     while high / low > 1 + precision:

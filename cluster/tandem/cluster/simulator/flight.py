@@ -27,6 +27,8 @@ class Flight:
     """At the worker that computes the prompt."""
 
     announced_s: float = 0.0
+    received_s: float = 0.0
+    """By the worker that computes the prompt, before anything is fetched."""
     started_s: float | None = None
     granted_s: float | None = None
     first_token_s: float | None = None

@@ -5,7 +5,9 @@ It adds its own dispatches at once and learns of everything else through reports
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,16 +15,22 @@ from tandem.cluster.simulator.events import EventQueue
 from tandem.cluster.simulator.flight import Flight
 from tandem.cluster.simulator.reports import Load
 from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.traces import TraceRequest
 from tandem.cluster.simulator.worker import VirtualWorker
 from tandem.core.blockhash import BlockHash
+from tandem.core.config import AdmissionSection
+from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork
 from tandem.engine.request import BlockEvent
 from tandem.prefixindex.blocktable import BlockTable
 from tandem.prefixindex.replica import DEFAULT_MAX_BYTES
 from tandem.prefixindex.speculation import Speculation
-from tandem.router.outstanding import Outstanding, Sent
+from tandem.router.admission.desk import ANSWER_TOKENS, POLL_S, Admission, Arrived
+from tandem.router.admission.room import Need, Room
+from tandem.router.admission.terms import Terms
+from tandem.router.outstanding import Outstanding, Sent, sent
 from tandem.router.plan import Candidate, Job, Plan
 from tandem.router.sources import with_sources
 
@@ -30,6 +38,13 @@ INDEX_DELAY_S = 0.02
 """From the end of a step to a router's table: the host's batch, Redis, the router's read."""
 _INCARNATION = Incarnation(1)  # nobody starts anew here
 _JUST_BEFORE_S = 1e-9
+_MAX_WAITING = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    role: RoleName
+    block_tokens: int
 
 
 @dataclass(slots=True)
@@ -38,6 +53,7 @@ class _Known:
 
     worker: VirtualWorker
     bit: int
+    facts: _Facts
     load: Load = field(default_factory=Load)
     reported_s: float = float("-inf")
     outstanding: Outstanding = field(default_factory=Outstanding)
@@ -59,10 +75,33 @@ class Front:
         for worker in workers:
             bit = self._table.open_slot()
             self._table.go_live(bit, worker.worker)
-            self._known[worker.worker] = _Known(worker, bit)
+            facts = _Facts(worker.role_name, setup.calibration.block_tokens)
+            self._known[worker.worker] = _Known(worker, bit, facts)
+        self._admission = None if setup.admission is None else self._new_admission(setup.admission)
 
-    def plan(self, job: Job, hashes: Sequence[BlockHash]) -> Plan:
+    def admit(self, request: TraceRequest, hashes: Sequence[BlockHash], go: Callable[[], None]) -> None:
+        """A request has come: `go` is called when it may be planned and sent off, at once or later."""
+        if self._admission is None:
+            go()
+            return
+        job = self.job(request)
+        arrived = Arrived(
+            terms=Terms(),
+            need=Need(prompt_tokens=job.prompt_tokens, choices=1),
+            cost=job.prompt_tokens + min(job.max_tokens, ANSWER_TOKENS),
+            arrived_s=job.now_s,
+            deadline_s=math.inf,
+        )
+        self._admission.enter(arrived, lambda: self._compute_s(request, hashes), go, _refused)
+
+    def job(self, request: TraceRequest) -> Job:
+        """What a router knows of a request that it has got now."""
+        max_tokens = request.output_tokens if self._setup.max_tokens is None else self._setup.max_tokens
+        return Job(prompt_tokens=request.prompt_tokens, max_tokens=max_tokens, now_s=self._events.now_s())
+
+    def plan(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> Plan:
         """What the policy says of the candidates as this router sees them now."""
+        job = self.job(request)
         held, expected = self._table.lookup(hashes), self._speculation.lookup(hashes)
         candidates = [
             self._candidate(known, job, held.get(name, 0), expected.get((name, _INCARNATION), 0))
@@ -75,9 +114,10 @@ class Front:
         plan = flight.plan
         if plan.prefill is not None:
             decode = self._use(flight.decode)
-            decode.outstanding.add(flight.key, Sent(work=None, blocks=self._blocks(flight, plan.decode_hit_tokens)))
+            decode.outstanding.add(flight.key, self._sent(flight, decode, plan.decode_hit_tokens, None))
         computing = self._use(flight.prefill)
-        computing.outstanding.add(flight.key, self._work(flight, computing))
+        known_tokens = max([plan.prefill_hit_tokens, *(source.tokens for source in plan.sources[:1])])
+        computing.outstanding.add(flight.key, self._sent(flight, computing, plan.prefill_hit_tokens, known_tokens))
         self._speculation.expect(flight.key, flight.prefill, _INCARNATION, flight.hashes)
 
     # ---- what arrives ----------------------------------------------------------------------------------------------
@@ -100,6 +140,33 @@ class Front:
     def left(self, flight: Flight, worker: WorkerId) -> None:
         """The worker has nothing to do with it any more."""
         self._known[worker].outstanding.end(flight.key)
+
+    # ---- who waits here --------------------------------------------------------------------------------------------
+
+    def _new_admission(self, rules: AdmissionSection) -> Admission:
+        room = Room(rules, math.inf)
+
+        def has_room(_: str, need: Need) -> bool:
+            now_s = self._events.now_s()
+            for known in self._known.values():
+                self._read(known, now_s - self._calibration.rpc_s)
+            return room.is_there(need, self._known.values(), now_s)
+
+        patient = dataclasses.replace(rules, max_waiting=_MAX_WAITING)
+        return Admission(patient, self._events, has_room, _Uncounted(), self._pump_soon)
+
+    def _pump_soon(self) -> None:
+        self._events.after(POLL_S, self._pump)
+
+    def _pump(self) -> None:
+        if self._admission is not None:
+            self._admission.pump()
+            if self._admission.waiting:
+                self._pump_soon()
+
+    def _compute_s(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> float:
+        cost = self.plan(request, hashes).cost
+        return cost.compute_s if cost is not None else 0.0
 
     # ---- what is known ---------------------------------------------------------------------------------------------
 
@@ -125,7 +192,7 @@ class Front:
             free_blocks=max(0, load.free_blocks - sum(one.blocks for one in sent)),
             total_blocks=load.total_blocks,
             last_used=known.last_used,
-            prefill_rate=load.prefill_rate,
+            prefill_speed=load.prefill_speed,
             decode_step_s=load.decode_step_s,
             decode_sequence_s=load.decode_sequence_s,
             profile=self._profile,
@@ -145,17 +212,15 @@ class Front:
         known.last_used = self._uses
         return known
 
-    def _work(self, flight: Flight, known: _Known) -> Sent:
-        """As router.dispatch adds a leg to the worker's load."""
-        plan, now_s = flight.plan, self._events.now_s()
-        hit_tokens = max([plan.prefill_hit_tokens, *(source.tokens for source in plan.sources[:1])])
-        tokens = max(1, flight.request.prompt_tokens - hit_tokens)
-        rate = known.load.prefill_rate or ASSUMED_TOKENS_PER_S
-        due_s = self._setup.queue.due_s(arrived_s=now_s, remaining_s=tokens / rate, now_s=now_s)
-        return Sent(work=QueuedWork(due_s, tokens), blocks=self._blocks(flight, plan.prefill_hit_tokens))
-
-    def _blocks(self, flight: Flight, held_tokens: int) -> int:
-        return -(-max(0, flight.request.prompt_tokens - held_tokens) // self._calibration.block_tokens) + 1
+    def _sent(self, flight: Flight, known: _Known, held_tokens: int, known_tokens: int | None) -> Sent:
+        return sent(
+            self.job(flight.request),
+            held_tokens=held_tokens,
+            known_tokens=known_tokens,
+            block_tokens=self._calibration.block_tokens,
+            rules=self._setup.queue,
+            speed=known.load.prefill_speed,
+        )
 
     def _learn(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
         bit, table = self._known[worker].bit, self._table
@@ -168,3 +233,15 @@ class Front:
 
     def _link_speed(self, _: WorkerId) -> float:
         return self._calibration.link_bytes_per_s
+
+
+class _Uncounted:
+    """An `AdmissionMeter` that counts nothing: every request's record has its wait."""
+
+    def waited(self, seconds: float) -> None: ...
+
+    def refused(self, reason: str) -> None: ...
+
+
+def _refused(error: TandemError) -> None:
+    raise RuntimeError("somebody was turned away who may wait for ever") from error

@@ -15,11 +15,11 @@ from tandem.cluster.simulator.links import Wires
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import BlockNames, Trace, TraceRequest
 from tandem.cluster.simulator.worker import VirtualWorker
+from tandem.core.blockhash import BlockHash
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.engine.request import BlockEvent, RequestKind
-from tandem.router.plan import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,13 +112,14 @@ class Laboratory:
     def _arrive(self, number: int, request: TraceRequest) -> None:
         self._without_token += 1
         hashes = self._names.hashes(request, number)
-        now_s = self._events.now_s()
-        job = Job(prompt_tokens=request.prompt_tokens, max_tokens=self._setup.max_tokens, now_s=now_s)
-        plan = self._front.plan(job, hashes)
+        self._front.admit(request, hashes, partial(self._send, number, request, hashes))
+
+    def _send(self, number: int, request: TraceRequest, hashes: list[BlockHash]) -> None:
+        plan = self._front.plan(request, hashes)
         prefill = plan.prefill or plan.decode
         flight = Flight(
             number=number, request=request, hashes=hashes, plan=plan, prefill=prefill, decode=plan.decode,
-            announced_s=now_s + self._net.rpc_s,
+            announced_s=self._events.now_s() + self._net.rpc_s,
         )  # fmt: skip
         self._front.sent(flight)
         self._events.after(self._net.rpc_s, partial(self._submit, flight))
@@ -132,6 +133,7 @@ class Laboratory:
         worker.post(partial(self._fetches[flight.prefill].begin, flight))
 
     def _acknowledge(self, flight: Flight) -> None:
+        flight.received_s = self._events.now_s()
         self._events.after(self._net.rpc_s, partial(self._front.queued, flight, flight.prefill))
 
     def _run_at(self, worker: VirtualWorker, flight: Flight) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tandem.core.prefill_queue import QueuedWork
+from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueuedWork, QueueRules
 
 EVERY_S = 0.1
 """As workerhost's step loop."""
@@ -20,11 +20,12 @@ class Load:
     queued_requests: int = 0
     queued_tokens: int = 0
     queue: tuple[QueuedWork, ...] = ()
+    queue_rules: QueueRules = FIRST_COME
     in_flight: int = 0
     decoding_sequences: int = 0
     free_blocks: int = 0
     total_blocks: int = 0
-    prefill_rate: float = 0.0
+    prefill_speed: PrefillSpeed = UNMEASURED
     decode_step_s: float = 0.0
     decode_sequence_s: float = 0.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.cluster.simulator.calibration import Calibration
+from tandem.core.config import AdmissionSection
 from tandem.core.prefill_queue import FIRST_COME, QueueRules
 from tandem.router.plan import Policy
 
@@ -12,9 +13,11 @@ from tandem.router.plan import Policy
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
     """`queue`: the order of prompts at all workers. `is_fetching`: workers get prefixes from each other where that is
-    sooner than computing them.
+    sooner than computing them. `admission`: by which rules the router keeps requests while workers have none to spare;
+    None = it sends all at once. Nobody is turned away.
 
-    `max_tokens` is what clients ask for at most: how long an answer gets is known to nobody before it ends.
+    `max_tokens` is what clients ask for at most: how long an answer gets is known to nobody before it ends. None = just
+    as many as each answer has, for clients that know.
     """
 
     policy: Policy
@@ -23,5 +26,6 @@ class Setup:
     decode: int = 0
     mixed: int = 0
     calibration: Calibration = field(default_factory=Calibration)
-    max_tokens: int = 2048
+    max_tokens: int | None = 2048
     is_fetching: bool = True
+    admission: AdmissionSection | None = None

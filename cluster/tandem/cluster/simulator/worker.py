@@ -9,7 +9,6 @@ is posted meanwhile cuts it at the end of the step that is in progress then.
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ from tandem.workerhost.load_meter import DecodePace
 ROOT = BlockHash(b"simulated-prefix")
 MAX_STRETCH_S = 1.0
 """Reports show free blocks as of the last step that was committed: never older than this."""
-_RATES = 31  # of so many steps a worker reports the median
 _SETTLED = 16  # so many equal measurements, and a moving average has their value
 
 
@@ -81,14 +79,13 @@ class VirtualWorker:
         publish: Callable[[Sequence[BlockEvent]], None], queue: QueueRules = FIRST_COME,
     ) -> None:  # fmt: skip
         self.worker, self.role_name, self.calibration = worker, role_name, calibration
-        self._events, self._publish = events, publish
+        self._events, self._publish, self._queue_rules = events, publish, queue
         self.space = BlockSpace(calibration.layout(), [calibration.blocks], events)
         config = dataclasses.replace(calibration.scheduler, queue=queue)
         self._pace = StepPace(config, calibration.block_tokens)
         self.scheduler = Scheduler(self.space, config, self._pace)
         self.flights: dict[str, Flight] = {}
         self.done = Work(worker=worker, role=role_name.value)
-        self._rates: deque[float] = deque(maxlen=_RATES)
         self._decoding = DecodePace()
         self._arrivals = 0
         self._inbox: deque[Action] = deque()
@@ -109,7 +106,7 @@ class VirtualWorker:
 
     def add(self, flight: Flight, kind: RequestKind) -> None:
         """Queue a request. To be called from an action."""
-        flight.state = self._new_state(flight, kind, (), self._events.now_s())
+        flight.state = self._new_state(flight, kind, (), flight.received_s)
         self.scheduler.add(flight.state)
 
     def new_decoding(self, flight: Flight) -> RequestState:
@@ -122,16 +119,16 @@ class VirtualWorker:
     def load(self) -> Load:
         """What a report says now."""
         load, ledger = self.scheduler.load(self._events.now_s()), self.space.ledgers[0]
-        rate = statistics.median(self._rates) if self._rates else self._pace.prefill_tokens_per_s
         return Load(
             queued_requests=load.queued_requests,
             queued_tokens=load.queued_tokens,
             queue=tuple(condensed(load.queue)),
+            queue_rules=self._queue_rules,
             in_flight=len(self.flights),
             decoding_sequences=load.decoding_sequences,
             free_blocks=ledger.available,
             total_blocks=ledger.num_blocks,
-            prefill_rate=rate or 0.0,
+            prefill_speed=self._pace.prefill_speed,
             decode_step_s=self._decoding.step_s,
             decode_sequence_s=self._decoding.sequence_s,
         )
@@ -284,13 +281,11 @@ class VirtualWorker:
     def _measure(self, step: _Step) -> None:
         plan, count, step_s = step.plan, step.count, step.step_s
         if step_s > 0:
-            if plan.prefill_tokens and not plan.decode_tokens:
-                self._rates.append(plan.prefill_tokens / step_s)
             if plan.decode_tokens and not plan.prefill_tokens:
                 for _ in range(count):
                     self._decoding.observe(plan.decode_tokens, step_s)
             for _ in range(min(count, _SETTLED)):
-                self._pace.observe(plan.prefill_tokens, plan.decode_tokens, step_s)
+                self._pace.observe(plan.prefill_tokens, plan.decode_tokens, step_s, plan.prefill_attended)
         self.done.steps += count
         self.done.busy_s += count * step_s
         self.done.prefill_tokens += plan.prefill_tokens

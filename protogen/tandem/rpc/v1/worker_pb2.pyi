@@ -1093,11 +1093,12 @@ class LoadReport(_message.Message):
     QUEUE_MAX_OVERTAKE_S_FIELD_NUMBER: _builtins.int
     DECODING_SEQUENCES_FIELD_NUMBER: _builtins.int
     DECODE_SEQUENCE_S_FIELD_NUMBER: _builtins.int
+    PREFILL_CONTEXT_S_FIELD_NUMBER: _builtins.int
     queued_requests: _builtins.int
     running_requests: _builtins.int
     queued_tokens: _builtins.int
     prefill_rate: _builtins.float
-    """Measured, tokens a second; 0 = not yet known."""
+    """Measured, tokens a second where nothing is before them; 0 = not yet known."""
     decode_step_s: _builtins.float
     """Measured median seconds of a decode step; 0 = not yet known."""
     in_flight: _builtins.int
@@ -1107,6 +1108,8 @@ class LoadReport(_message.Message):
     """Choices that get a token a step."""
     decode_sequence_s: _builtins.float
     """Measured: what one more sequence adds to a decode step; 0 = not known."""
+    prefill_context_s: _builtins.float
+    """Measured: what a prompt token takes longer for each token before it."""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupBlocksCount]: ...
     @_builtins.property
@@ -1138,10 +1141,11 @@ class LoadReport(_message.Message):
         queue_max_overtake_s: _builtins.float = ...,
         decoding_sequences: _builtins.int = ...,
         decode_sequence_s: _builtins.float = ...,
+        prefill_context_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "decoding_sequences", b"decoding_sequences", "in_flight", b"in_flight", "links", b"links", "prefill_rate", b"prefill_rate", "queue", b"queue", "queue_max_overtake_s", b"queue_max_overtake_s", "queue_stretch", b"queue_stretch", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "decode_sequence_s", b"decode_sequence_s", "decode_step_s", b"decode_step_s", "decoding_sequences", b"decoding_sequences", "in_flight", b"in_flight", "links", b"links", "prefill_context_s", b"prefill_context_s", "prefill_rate", b"prefill_rate", "queue", b"queue", "queue_max_overtake_s", b"queue_max_overtake_s", "queue_stretch", b"queue_stretch", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1154,20 +1158,24 @@ class QueuedWork(_message.Message):
     DUE_IN_S_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
+    ATTENDED_FIELD_NUMBER: _builtins.int
     due_in_s: _builtins.float
     """Seconds from the report; negative = overdue, infinite = after all others."""
     tokens: _builtins.int
     requests: _builtins.int
+    attended: _builtins.float
+    """Pairs of one of these tokens and one before it."""
     def __init__(
         self,
         *,
         due_in_s: _builtins.float = ...,
         tokens: _builtins.int = ...,
         requests: _builtins.int = ...,
+        attended: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_in_s", b"due_in_s", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attended", b"attended", "due_in_s", b"due_in_s", "requests", b"requests", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,16 +7,59 @@ for that waits in the router. Pure arithmetic over what workers reported and wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from tandem.core.config import AdmissionSection
 from tandem.core.lifecycle import RoleName
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S
-from tandem.router.links import WorkerLink
-from tandem.router.outstanding import Sent
+from tandem.core.prefill_queue import PrefillSpeed, QueuedWork, QueueRules
+from tandem.router.outstanding import Outstanding, Sent
 
 _ASSUMED_BLOCK_TOKENS = 16
+
+
+class Reported(Protocol):
+    """The part of a load report that tells of room."""
+
+    @property
+    def queued_requests(self) -> int: ...
+    @property
+    def queue(self) -> Sequence[QueuedWork]: ...
+    @property
+    def queue_rules(self) -> QueueRules: ...
+    @property
+    def prefill_speed(self) -> PrefillSpeed: ...
+    @property
+    def decode_step_s(self) -> float: ...
+    @property
+    def decode_sequence_s(self) -> float: ...
+    @property
+    def decoding_sequences(self) -> int: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def total_blocks(self) -> int: ...
+
+
+class Facts(Protocol):
+    @property
+    def role(self) -> RoleName: ...
+    @property
+    def block_tokens(self) -> int: ...
+
+
+class Link(Protocol):
+    """A worker as a router sees it; a `WorkerLink` is one. `facts` None = not connected."""
+
+    @property
+    def facts(self) -> Facts | None: ...
+    @property
+    def load(self) -> Reported: ...
+    @property
+    def outstanding(self) -> Outstanding: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +77,7 @@ class Room:
     def __init__(self, rules: AdmissionSection, least_itl_s: float) -> None:
         self._rules, self._least_itl_s = rules, least_itl_s
 
-    def is_there(self, need: Need, links: Iterable[WorkerLink], now_s: float) -> bool:
+    def is_there(self, need: Need, links: Iterable[Link], now_s: float) -> bool:
         """Whether some worker can begin with the prompt soon, and some worker can go on with the answer.
 
         True where nobody serves at all: then nothing is gained by waiting here.
@@ -48,7 +91,7 @@ class Room:
             self._can_decode(link, need, now_s) for link in decoding
         )
 
-    def _can_compute(self, link: WorkerLink, need: Need, now_s: float) -> bool:
+    def _can_compute(self, link: Link, need: Need, now_s: float) -> bool:
         """Whether little is ahead of it there. What it would overtake does not count, if that is known."""
         load, rows = link.load, link.outstanding.queue(now_s)
         is_stale = link.outstanding.is_stale(now_s)
@@ -60,10 +103,10 @@ class Room:
         if sum(row.requests for row in ahead) < self._rules.worker_queue_requests:
             return True
         worked_s = 0.0 if is_stale else now_s - link.outstanding.reported_s  # on what it reported
-        queued_s = sum(row.tokens for row in ahead) / (load.prefill_rate or ASSUMED_TOKENS_PER_S)
+        queued_s = sum(load.prefill_speed.seconds(row.tokens, row.attended) for row in ahead)
         return queued_s - worked_s < self._rules.worker_queue_s
 
-    def _can_decode(self, link: WorkerLink, need: Need, now_s: float) -> bool:
+    def _can_decode(self, link: Link, need: Need, now_s: float) -> bool:
         load, coming = link.load, link.outstanding.uncounted(now_s)
         if link.outstanding.is_stale(now_s):
             return True
@@ -74,14 +117,14 @@ class Room:
             return False
         return not load.total_blocks or self._fits(link, need, coming)
 
-    def _fits(self, link: WorkerLink, need: Need, coming: list[Sent]) -> bool:
+    def _fits(self, link: Link, need: Need, coming: list[Sent]) -> bool:
         size = (link.facts.block_tokens if link.facts is not None else 0) or _ASSUMED_BLOCK_TOKENS
         wanted = -(-need.prompt_tokens // size) + need.choices
         is_idle = not link.load.in_flight and not coming
         return is_idle or link.load.free_blocks - sum(one.blocks for one in coming) >= wanted
 
 
-def _role(link: WorkerLink) -> RoleName:
+def _role(link: Link) -> RoleName:
     if link.facts is None:
-        raise RuntimeError(f"link to {link.worker} is down")
+        raise RuntimeError("a link that is down was asked for its role")
     return link.facts.role

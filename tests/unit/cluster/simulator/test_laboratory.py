@@ -154,6 +154,20 @@ def test_a_prefix_is_fetched_from_who_has_it() -> None:
     assert second.ttft_s == pytest.approx(0.001 + 0.003 + 0.0512 + 0.512 + 0.001)
 
 
+def test_who_fetches_keeps_its_place_in_the_queue() -> None:
+    """The third one waits for its prefix while the fourth begins; after the chunk in progress it is its turn."""
+    calibration = dataclasses.replace(HAND, link_bytes_per_s=1e7)
+    setup = pair(policy=Turns(), prefill=2, calibration=calibration)
+    first, second = request(0.0, 1024, 1, 1, 2), request(5.0, 512, 1, 9)
+    waiting, long = request(10.0, 1024, 1, 1, 3), request(10.01, 512 * 20, 1, *range(50, 70))
+    even = request(10.005, 1, 1)  # the policy takes turns
+    *_, fetched, _, late = play(setup, first, second, request(9.0, 1, 1), waiting, even, long).records
+    assert fetched.prefill == late.prefill
+    assert fetched.fetched_tokens == 512
+    assert fetched.ttft_s < 2 * 0.512 + 0.2
+    assert late.ttft_s > 20 * 0.512
+
+
 def test_an_overload_is_seen() -> None:
     setup = pair()
     trace = shared_prompt(requests=300, rate=1.0, shared_tokens=0, own_tokens=500, output_tokens=5, seed=1)

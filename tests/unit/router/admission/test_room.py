@@ -12,6 +12,7 @@ from tandem.core.prefill_queue import QueuedWork, QueueRules
 from tandem.router.admission.room import Need, Room
 from tandem.router.outstanding import Outstanding, Sent
 from tandem.router.wire import GroupBlocks, Load
+from tests.unit.router.candidates import at
 
 NOW_S = 50.0
 NEED = Need(prompt_tokens=160, choices=1)
@@ -44,22 +45,22 @@ def test_nobody_waits_for_workers_that_are_not_there() -> None:
 
 
 def test_a_few_prompts_may_queue_at_a_worker_so_that_short_ones_overtake_there() -> None:
-    assert has_room(link(PREFILL, sent=3, prefill_rate=10.0), link(DECODE))
-    assert not has_room(link(PREFILL, sent=4, prefill_rate=10.0), link(DECODE))
+    assert has_room(link(PREFILL, sent=3, prefill_speed=at(10.0)), link(DECODE))
+    assert not has_room(link(PREFILL, sent=4, prefill_speed=at(10.0)), link(DECODE))
 
 
 def test_as_many_as_are_computed_in_no_time_may_queue() -> None:
-    assert has_room(link(PREFILL, sent=24, tokens=1, prefill_rate=100.0), link(DECODE))
-    assert not has_room(link(PREFILL, sent=25, tokens=1, prefill_rate=100.0), link(DECODE))
+    assert has_room(link(PREFILL, sent=24, tokens=1, prefill_speed=at(100.0)), link(DECODE))
+    assert not has_room(link(PREFILL, sent=25, tokens=1, prefill_speed=at(100.0)), link(DECODE))
 
 
 def test_one_worker_with_room_is_enough() -> None:
-    assert has_room(link(PREFILL, sent=9, prefill_rate=10.0), link(PREFILL), link(DECODE))
+    assert has_room(link(PREFILL, sent=9, prefill_speed=at(10.0)), link(PREFILL), link(DECODE))
 
 
 def test_what_was_reported_has_been_worked_on_since() -> None:
     rows = tuple(QueuedWork(NOW_S, 30) for _ in range(10))
-    busy: dict[str, Any] = {"queue": rows, "prefill_rate": 1000.0}
+    busy: dict[str, Any] = {"queue": rows, "prefill_speed": at(1000.0)}
     assert not has_room(link(PREFILL, **busy), link(DECODE))
     assert has_room(link(PREFILL, **busy), link(DECODE), now_s=NOW_S + 0.06)
 
@@ -81,7 +82,7 @@ def test_an_old_report_counts_no_more() -> None:
 def test_an_answer_needs_a_decode_worker_where_nobody_waits() -> None:
     assert not has_room(link(PREFILL), link(DECODE, queued_requests=1))
     assert has_room(link(PREFILL), link(DECODE, queued_requests=1), link(DECODE))
-    assert not has_room(link(PREFILL, sent=4, prefill_rate=10.0), link(DECODE))
+    assert not has_room(link(PREFILL, sent=4, prefill_speed=at(10.0)), link(DECODE))
 
 
 def test_an_answer_needs_blocks() -> None:
@@ -104,6 +105,6 @@ def test_steps_stay_as_short_as_was_promised() -> None:
 
 
 def test_a_mixed_worker_has_to_have_both() -> None:
-    assert has_room(link(MIXED, sent=3, prefill_rate=10.0))
-    assert not has_room(link(MIXED, sent=4, prefill_rate=10.0))
+    assert has_room(link(MIXED, sent=3, prefill_speed=at(10.0)))
+    assert not has_room(link(MIXED, sent=4, prefill_speed=at(10.0)))
     assert not has_room(link(MIXED, in_flight=1, blocks=blocks(free=3)))

@@ -11,12 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tandem.core.config import Disaggregation
-from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, QueuedWork, QueueRules
+from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, PrefillSpeed, QueuedWork, QueueRules, attended
 from tandem.router.estimates import ANSWER_TOKENS, CHUNK_TOKENS, FETCH_SETUP_S, HANDOFF_S, Estimates
 from tandem.router.plan import Candidate, Cost, Job, Plan
 from tandem.router.policies.cost import TOP, CostPolicy
 from tandem.router.sources import with_sources
-from tests.unit.router.candidates import d, m, of_kv, p
+from tests.unit.router.candidates import at, d, m, of_kv, p
 
 ALWAYS, AUTO = Disaggregation.ALWAYS, Disaggregation.AUTO
 TOKEN_BYTES = 2 * 2 * 8 * 4
@@ -39,7 +39,7 @@ def cost(*candidates: Candidate, mode: Disaggregation = ALWAYS, **job: Any) -> C
 
 def test_seconds_of_every_part() -> None:
     prefill = p(
-        prefill_rate=1000.0, queued_tokens=500, reusable_tokens=200, profile=of_kv("float32"),
+        prefill_speed=at(1000.0), queued_tokens=500, reusable_tokens=200, profile=of_kv("float32"),
         link_speed=lambda to: 1000.0 * TOKEN_BYTES,
     )  # fmt: skip
     decode = d(
@@ -60,15 +60,24 @@ def test_seconds_of_every_part() -> None:
     assert cost(slow, decode).move_s == pytest.approx(HANDOFF_S + 6.0 - 0.8), "what the wire is slower by"
 
 
+def test_a_long_prompts_last_tokens_take_longer() -> None:
+    """Both to compute and to wait for: 800 tokens behind 200 others look at 480,000 pairs."""
+    slower = at(1000.0, 1e-6)
+    ahead = QueuedWork(0.0, 500, attended=attended(4000, 4500))
+    found = cost(p(prefill_speed=slower, queue=(ahead,), queued_tokens=500, reusable_tokens=200), d())
+    assert found.compute_s == pytest.approx(0.8 + 0.48)
+    assert found.queue_s == pytest.approx(0.5 + 500 * 4250 * 1e-6)
+
+
 def test_only_what_is_due_first_is_waited_for_and_what_is_put_off_counts() -> None:
     queue = (QueuedWork(101.0, 700), QueuedWork(150.0, 5000, 2))
     found = cost(
-        p(prefill_rate=1000.0, queue=queue, queued_tokens=5700, rules=RULES), d(), now_s=100.0, prompt_tokens=500
+        p(prefill_speed=at(1000.0), queue=queue, queued_tokens=5700, rules=RULES), d(), now_s=100.0, prompt_tokens=500
     )
     assert found.queue_s == 0.7, "due at 105"
     assert found.others_s == pytest.approx(2 * 0.5), "half a second each"
     unlisted = cost(
-        p(prefill_rate=1000.0, queue=queue, queued_tokens=6000, rules=RULES), d(), now_s=100.0, prompt_tokens=500
+        p(prefill_speed=at(1000.0), queue=queue, queued_tokens=6000, rules=RULES), d(), now_s=100.0, prompt_tokens=500
     )
     assert unlisted.queue_s == pytest.approx(1.0)
 
@@ -76,7 +85,10 @@ def test_only_what_is_due_first_is_waited_for_and_what_is_put_off_counts() -> No
 def test_a_worker_of_which_nothing_is_known_is_taken_for_the_slowest() -> None:
     assert cost(p(), d()).compute_s == 1000 / ASSUMED_TOKENS_PER_S
     chosen = plan(
-        p("p0", prefill_rate=900.0), p("p1", prefill_rate=400.0, queued_tokens=9000), p("p2", queued_tokens=10), d()
+        p("p0", prefill_speed=at(900.0)),
+        p("p1", prefill_speed=at(400.0), queued_tokens=9000),
+        p("p2", queued_tokens=10),
+        d(),
     )
     costs = {str(one.prefill.worker): one.cost.compute_s for one in chosen.options if one.prefill and one.cost}
     assert costs["p2"] == 1000 / 400
@@ -86,8 +98,8 @@ def test_conditional_disaggregation() -> None:
     """A decode worker extends its own prefix where that costs less than a pair: little is left to compute, and few
     sequences wait for it."""
     profile = of_kv("float32")
-    prefill = p(prefill_rate=5000.0, profile=profile)
-    holder = d(prefill_rate=5000.0, profile=profile, held_tokens=992, reusable_tokens=992)
+    prefill = p(prefill_speed=at(5000.0), profile=profile)
+    holder = d(prefill_speed=at(5000.0), profile=profile, held_tokens=992, reusable_tokens=992)
     assert plan(prefill, holder, mode=AUTO).workers == ("d0",)
     assert plan(prefill, holder, mode=ALWAYS).workers == ("p0", "d0")
     cold = dataclasses.replace(holder, held_tokens=0, reusable_tokens=0)
@@ -108,7 +120,10 @@ def test_least_queue_least_batch_and_room_decide() -> None:
     assert plan(p("p0", queued_tokens=500), p("p1", queued_tokens=20), d()).prefill == "p1"
     assert plan(p(), d("d0", in_flight=4), d("d1", in_flight=3)).decode == "d1"
     assert plan(p(), d("d0", total_blocks=99, free_blocks=5), d("d1", total_blocks=99, free_blocks=90)).decode == "d1"
-    assert plan(p("p0", prefill_rate=1000.0), p("p1", prefill_rate=2000.0, queued_tokens=500), d()).prefill == "p1"
+    assert (
+        plan(p("p0", prefill_speed=at(1000.0)), p("p1", prefill_speed=at(2000.0), queued_tokens=500), d()).prefill
+        == "p1"
+    )
 
 
 def test_the_faster_link_and_the_prefix_at_the_decode_worker_save_bytes() -> None:
@@ -124,7 +139,10 @@ def test_a_prefix_that_is_cheap_to_fetch_counts_where_the_prompt_goes() -> None:
     """p1 holds nothing, but d0's blocks come over its fast link; the plan's sources say the same."""
     profile = of_kv("float32")
     holder = d("d0", profile=profile, held_tokens=960, link_speed={"p1": 1e9}.get)
-    first, second = p("p0", profile=profile, prefill_rate=1000.0), p("p1", profile=profile, prefill_rate=1000.0)
+    first, second = (
+        p("p0", profile=profile, prefill_speed=at(1000.0)),
+        p("p1", profile=profile, prefill_speed=at(1000.0)),
+    )
     job = Job(prompt_tokens=1000, max_tokens=10)
     workers = (first, second, holder)
     chosen = with_sources(CostPolicy(ALWAYS).plan(job, workers), job, workers)
@@ -144,13 +162,15 @@ def test_many_workers_are_weighed_by_the_best_of_each_side() -> None:
 # ---- what it never does --------------------------------------------------------------------------------------------
 
 TOKENS = st.integers(0, 20_000)
-WORK = st.builds(QueuedWork, st.floats(-60, 60), st.integers(1, 20_000), st.integers(1, 4))
+WORK = st.builds(QueuedWork, st.floats(-60, 60), st.integers(1, 20_000), st.integers(1, 4), st.floats(0, 1e8))
 WORKERS = st.builds(
     p,
     queue=st.lists(WORK, max_size=8).map(tuple),
     queued_tokens=TOKENS,
     running=st.integers(0, 40),
-    prefill_rate=st.just(0.0) | st.floats(1, 50_000),
+    prefill_speed=st.builds(
+        PrefillSpeed, tokens_per_s=st.just(0.0) | st.floats(1, 50_000), context_s=st.just(0.0) | st.floats(0, 1e-6)
+    ),
     rules=st.sampled_from([RULES, QueueRules(), QueueRules(stretch=0.0, max_overtake_s=0.0)]),
 )
 JOBS = st.builds(
@@ -207,7 +227,7 @@ def test_a_hot_prefix_spreads_over_eight_workers() -> None:
     hits = 0
     for number in range(1200):
         workers = [
-            p(f"p{i}", prefill_rate=rate, queued_tokens=queued[f"p{i}"], last_used=done[f"p{i}"],
+            p(f"p{i}", prefill_speed=at(rate), queued_tokens=queued[f"p{i}"], last_used=done[f"p{i}"],
               reusable_tokens=shared if f"p{i}" in holds else 0)
             for i in range(8)
         ]  # fmt: skip

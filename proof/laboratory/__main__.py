@@ -1,0 +1,92 @@
+"""Plays parts of a trace to real clusters of sim engines on loopback, and to the laboratory, and compares.
+
+Runs come one after the other; finished ones are kept in --out, so that a proof that was stopped goes on where it was.
+Nothing else should run meanwhile: the laboratory knows of no other load on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from proof.laboratory import real, virtual
+from proof.laboratory.figures import errors, figures
+from proof.laboratory.runs import RUNS, Run, part
+from tandem.cluster.simulator import traces
+from tandem.cluster.simulator.traces import Trace
+from tandem.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+TRACE = "TANDEM_TRACE"
+LIMIT = 0.1
+MAX_MODEL_LEN = 4096
+
+
+def main() -> int:
+    arguments = _arguments()
+    try:
+        trace = traces.read(_trace_path(arguments.trace))
+    except ConfigError as error:
+        print(f"proof.laboratory: {error}", file=sys.stderr)
+        return 2
+    load = {"seconds": arguments.seconds, "scale": arguments.scale, "trace": trace.name}
+    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    if record.get("load") != load:
+        record = {"name": "laboratory", "load": load, "runs": {}}
+    for run in RUNS[: arguments.runs]:
+        if run.name not in record["runs"]:
+            wanted = part(trace, run, scale=arguments.scale, seconds=arguments.seconds, max_tokens=MAX_MODEL_LEN)
+            record["runs"][run.name] = _both(run, wanted)
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        _show(run.name, record["runs"][run.name])
+    worst = max(abs(error) for entry in record["runs"].values() for error in entry["errors"].values())
+    print(f"{len(record['runs'])} runs of {arguments.seconds:g} s; off by at most {worst:.1%}, {LIMIT:.0%} are allowed")
+    return int(worst > LIMIT)
+
+
+def _both(run: Run, trace: Trace) -> dict[str, Any]:
+    measured = real.play(run, trace)
+    served, busy_s = virtual.play(run, trace, measured.idle)
+    found, said = figures(measured.served, measured.busy_s), figures(served, busy_s)
+    return {
+        "requests": len(trace.requests), "idle": asdict(measured.idle), "real": found, "laboratory": said,
+        "errors": errors(found, said),
+    }  # fmt: skip
+
+
+def _show(name: str, entry: dict[str, Any]) -> None:
+    print(f"{name}: {entry['requests']} requests")
+    for metric, error in entry["errors"].items():
+        is_real, is_said = entry["real"][metric], entry["laboratory"][metric]
+        print(f"  {metric:15} real {is_real:8.3f}  laboratory {is_said:8.3f}  {error:+.1%}")
+
+
+def _trace_path(given: Path | None) -> Path:
+    if given is not None:
+        return given
+    if named := os.environ.get(TRACE):
+        return Path(named)
+    raise ConfigError(
+        "no trace is given", why="traces are not part of this repository",
+        todo=f"say ARGS='--trace FILE' or set {TRACE}; docs/simulator.md says where they are",
+    )  # fmt: skip
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="proof.laboratory", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "laboratory.json")
+    parser.add_argument("--trace", type=Path, help=f"without it, what {TRACE} names")
+    parser.add_argument("--runs", type=int, default=len(RUNS), help=f"at most {len(RUNS)}")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of each run")
+    parser.add_argument("--scale", type=float, default=1.0, help="arrivals are so many times as fast as in the trace")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

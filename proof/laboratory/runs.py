@@ -1,0 +1,91 @@
+"""What is run: which part of the trace, how fast, under which policy and queue; the same for both sides."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.cluster.simulator.traces import Trace, TraceRequest
+from tandem.core.config import PolicyName, SimSection, WorkerSection
+from tandem.core.prefill_queue import QueueRules
+
+SHRUNK = 32
+"""Prompts, answers and blocks are so many times shorter: a trace's block of 512 tokens is one of 16."""
+PREFILL, DECODE = 2, 2
+WORKER = WorkerSection(
+    engine="sim",
+    kv_memory_bytes=64 * 1024 * 1024,
+    sim=SimSection(prefill_tokens_per_s=800.0, decode_step_s=0.02, decode_sequence_s=0.001),
+)
+SHORT, LONG = 64, 704
+"""Tokens of the prompts that an idle cluster is measured with."""
+_FIRST_TOKEN, _LAST_TOKEN = 300, 4000
+"""Ids that are text in the bundled model's vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`from_s`: where in the trace it begins."""
+
+    policy: PolicyName
+    is_fifo: bool
+    from_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.policy.value}+{'fifo' if self.is_fifo else 'srf'} from {self.from_s:g} s"
+
+    @property
+    def worker(self) -> WorkerSection:
+        """Settings of every worker."""
+        return dataclasses.replace(WORKER, queue_stretch=0.0) if self.is_fifo else WORKER
+
+    @property
+    def queue(self) -> QueueRules:
+        return QueueRules(stretch=self.worker.queue_stretch, max_overtake_s=self.worker.queue_max_overtake_s)
+
+
+RUNS = (
+    Run(policy=PolicyName.COST, is_fifo=False, from_s=0.0),
+    Run(policy=PolicyName.COST, is_fifo=True, from_s=600.0),
+    Run(policy=PolicyName.LEAST_LOADED, is_fifo=True, from_s=1200.0),
+    Run(policy=PolicyName.DYNAMO, is_fifo=True, from_s=1800.0),
+    Run(policy=PolicyName.COST, is_fifo=False, from_s=2400.0),
+)
+
+
+def part(trace: Trace, run: Run, *, scale: float, seconds: float, max_tokens: int) -> Trace:
+    """The requests of one run, the first at 0 s, shrunk. Those longer than `max_tokens` with their answer are cut."""
+    end_s = run.from_s + seconds * scale
+    kept = tuple(r for r in trace.requests if run.from_s <= r.arrival_s < end_s)
+    moved = (dataclasses.replace(r, arrival_s=(r.arrival_s - run.from_s) / scale) for r in kept)
+    shrunk = dataclasses.replace(trace, requests=tuple(moved)).shrunk(SHRUNK)
+    cut = (
+        dataclasses.replace(r, prompt_tokens=min(r.prompt_tokens, max_tokens - r.output_tokens))
+        for r in shrunk.requests
+    )
+    return dataclasses.replace(shrunk, requests=tuple(cut))
+
+
+def prompts(trace: Trace) -> list[list[int]]:
+    """Token ids for every request; equal block ids are equal tokens."""
+    return [_prompt(number, request, trace.block_tokens) for number, request in enumerate(trace.requests)]
+
+
+def _prompt(number: int, request: TraceRequest, block_tokens: int) -> list[int]:
+    if not request.blocks:
+        return _tokens(f"request {number}", request.prompt_tokens)
+    found = [token for block in request.blocks for token in _tokens(f"block {block}", block_tokens)]
+    return found[: request.prompt_tokens]
+
+
+def _tokens(seed: str, count: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(_FIRST_TOKEN, _LAST_TOKEN) for _ in range(count)]
+
+
+def idle_prompts(tokens: int, count: int) -> Sequence[list[int]]:
+    """Prompts that share nothing, for an idle cluster."""
+    return [_tokens(f"idle {tokens} {number}", tokens) for number in range(count)]

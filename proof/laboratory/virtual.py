@@ -1,0 +1,47 @@
+"""The same requests in the laboratory, calibrated by the engine's settings and by what the idle cluster took."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from proof.laboratory.figures import Served
+from proof.laboratory.real import Idle
+from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run
+from tandem.cluster.simulator.calibration import Calibration, of_sim_engine
+from tandem.cluster.simulator.laboratory import Laboratory
+from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.traces import Trace
+from tandem.core.config import AdmissionSection, Disaggregation
+from tandem.router.policies import create_policy
+
+LINK_BYTES_PER_S = 1e9
+"""Of loopback, about; a prompt's KV of 2 MB takes a thousandth of the time that the prompt is computed in."""
+
+
+def calibration(run: Run, idle: Idle) -> Calibration:
+    """By the settings, and by what the idle cluster took: a real step has more to do than arithmetic, and what a first
+    token takes beyond its prompt is the way there and back."""
+    worker, sim = run.worker, run.worker.sim
+    token_s = max(1 / sim.prefill_tokens_per_s, (idle.long_s - idle.short_s) / (LONG - SHORT))
+    by_settings = of_sim_engine(
+        worker, kv_token_bytes=worker.kv_memory_bytes // idle.kv_tokens, link_bytes_per_s=LINK_BYTES_PER_S,
+        rpc_s=max(0.0, idle.short_s - SHORT * token_s) / 2,
+    )  # fmt: skip
+    return dataclasses.replace(
+        by_settings, kv_tokens=idle.kv_tokens, prefill_token_s=token_s,
+        decode_step_s=max(sim.decode_step_s, idle.step_s - sim.decode_sequence_s),
+    )  # fmt: skip
+
+
+def play(run: Run, trace: Trace, idle: Idle) -> tuple[list[Served], list[float]]:
+    """What became of every request, and seconds in steps of every worker that computes prompts."""
+    setup = Setup(
+        policy=create_policy(run.policy, Disaggregation.AUTO), queue=run.queue, prefill=PREFILL, decode=DECODE,
+        calibration=calibration(run, idle), max_tokens=None, admission=AdmissionSection(),
+    )  # fmt: skip
+    outcome = Laboratory(setup, trace).run()
+    served = [
+        Served(ttft_s=r.ttft_s, e2e_s=r.e2e_s, prompt_tokens=r.prompt_tokens, cached_tokens=r.cached_tokens)
+        for r in outcome.records
+    ]
+    return served, [work.busy_s for work in outcome.work if work.role != "decode"]
