@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import grpc
 import httpx
 import pytest
 
@@ -23,9 +20,9 @@ from tandem.decode_worker.role import DecodeRole
 from tandem.prefill_worker.handover import Handover, Stage
 from tandem.prefill_worker.role import PrefillRole
 from tandem.router.tokenizer import LONG_TEXT_CHARS, Tokenizer
-from tandem.rpc.v1 import inference_pb2 as i
-from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tests.integration.router import leaving
 from tests.integration.router.house import ADMIN_KEY, House, builder
+from tests.integration.router.leaving import WAYS
 from tests.integration.worker.fetchcase import FrameGate
 from tests.integration.worker.pair import MODEL
 from tests.integration.worker.still_pair import StillPair
@@ -34,7 +31,6 @@ TOKENS = 600
 """Of the prompt: ten chunks."""
 MOST_TURNS = 200
 """Within which everything is free: two milliseconds each where there is nothing to do, and far less than any lease."""
-WAYS = ("stream", "whole", "grpc")
 
 
 @dataclass(frozen=True)
@@ -96,30 +92,10 @@ def setting() -> Iterator[Setting]:
 # ---- clients --------------------------------------------------------------------------------------------------------
 
 
-class Leave(Protocol):
-    def __call__(self) -> None: ...
-
-
-def ask(house: House, way: str, prompt: str | list[int], max_tokens: int = 400) -> Leave:
+def ask(house: House, way: str, prompt: str | list[int], max_tokens: int = 400) -> Callable[[], None]:
     """Send a request; returns how its client leaves."""
-    if way == "grpc":
-        channel = grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}")
-        sampling = i.GenerateSampling(max_tokens=max_tokens, temperature=0, ignore_eos=True)
-        text = {"text": prompt} if isinstance(prompt, str) else {"token_ids": i.TokenIds(ids=prompt)}
-        call = i_grpc.InferenceStub(channel).Generate(i.GenerateRequest(model="tiny", sampling=sampling, **text))
-
-        def cancel() -> None:
-            call.cancel()  # type: ignore[no-untyped-call]
-            channel.close()
-
-        return cancel
-    body = json.dumps(
-        {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": way == "stream"}
-    ).encode()
-    connection = socket.create_connection(("127.0.0.1", house.ports["http"]))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection.close
+    http, grpc = (f"127.0.0.1:{house.ports[name]}" for name in ("http", "grpc"))
+    return leaving.ask(http, grpc, way, prompt, max_tokens=max_tokens)
 
 
 # ---- phases ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,85 @@
+"""Clients of a real cluster that all leave, each at a random moment; how long until nothing of them is left."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.cluster import Cluster, running, wait_for
+from tests.integration.router.leaving import WAYS, ask
+from tests.integration.worker.pair import MODEL
+
+CLIENTS = 6
+LONGEST_STAY_S = 0.6
+GIVE_UP_S = 20.0
+"""What a wave gets to be forgotten before it counts as never."""
+CONFIG = """
+[pools]
+prefill = 1
+decode = 1
+
+[worker]
+engine = "sim"
+
+[worker.sim]
+prefill_tokens_per_s = 4000
+decode_step_s = 0.02
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Wave:
+    """What its clients' requests were at when they left, and how long after the last of them all was free."""
+
+    free_after_s: float
+    phases: Counter[str] = field(default_factory=Counter)
+
+
+@contextmanager
+def simulated(folder: Path) -> Iterator[Cluster]:
+    """A prefill and a decode worker whose prompts take some hundred milliseconds, and answers some seconds."""
+    config = folder / "cluster.toml"
+    config.write_text(CONFIG)
+    flags = ("--config", str(config), "--model", str(MODEL), "--threads", "1", "--disaggregation", "always")
+    with running(*flags) as cluster:
+        yield cluster
+
+
+def wave(cluster: Cluster, rng: random.Random) -> Wave:
+    """Some clients ask, stay for a while and leave. AssertionError if something of them is never forgotten."""
+    http = cluster.api.removeprefix("http://")
+    began_s, phases = time.monotonic(), Counter[str]()
+    stays: list[tuple[float, int, Callable[[], None]]] = []
+    for number in range(CLIENTS):
+        size = 300 + 200 * number + rng.randrange(100)  # by which the router's list of requests tells them apart
+        prompt = [300 + rng.randrange(3000) for _ in range(size)]
+        leave = ask(http, cluster.context["grpc"], rng.choice(WAYS), prompt, max_tokens=400, model="tandem-tiny")
+        stays.append((time.monotonic() + rng.uniform(0.0, LONGEST_STAY_S), size, leave))
+    for until_s, size, leave in sorted(stays):
+        time.sleep(max(0.0, until_s - time.monotonic()))
+        phases[_phase(cluster, size)] += 1
+        leave()
+    left_s = time.monotonic()
+    wait_for(lambda: is_free(cluster), GIVE_UP_S, f"all is free ({left_s - began_s:.1f} s, {dict(phases)})")
+    return Wave(time.monotonic() - left_s, phases)
+
+
+def is_free(cluster: Cluster) -> bool:
+    """Nothing in flight at the router, no request at a worker, no block held."""
+    if cluster.status()["router"]["in_flight"]:
+        return False
+    audit = cluster.admin("/admin/v1/kv/audit")
+    assert not audit["unanswered"]
+    return not audit["holds"] and not any(worker["requests"] for worker in audit["workers"])
+
+
+def _phase(cluster: Cluster, size: int) -> str:
+    rows: list[dict[str, Any]] = cluster.admin("/admin/v1/requests")["requests"]
+    found = [str(row["phase"]) for row in rows if row["prompt_tokens"] == size]
+    return found[0] if found else "not sent yet"
