@@ -224,11 +224,16 @@ def nobody() -> Iterator[None]:
 def test_a_client_that_leaves_while_its_prompt_is_tokenised(
     setting: Setting, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is noticed while the tokenizer is at work, and no worker ever hears of the request."""
+    """It is noticed while the tokenizer is at work, and no worker ever hears of the request.
+
+    Another one, which waits for the tokenizer, is not even tokenised.
+    """
     house, pair = setting.house, setting.pair
+    begun: list[str] = []
     encode, has_begun, may_end, has_ended = Tokenizer._encode, *(threading.Event() for _ in range(3))
 
     def gated(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
+        begun.append(text[:6])
         has_begun.set()
         assert may_end.wait(20)
         try:
@@ -240,11 +245,15 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(
     outcome = f'api="{"grpc" if way == "grpc" else "completions"}",outcome="cancelled"'
     cancelled = setting.counter(outcome)
     received = [dict(rank.shell.counters).get("requests_received") for rank in (pair.p, pair.d)]
-    leave = ask(house, way, "word " * LONG_TEXT_CHARS, max_tokens=4)
+    leave = ask(house, way, "first " * LONG_TEXT_CHARS, max_tokens=4)
     try:
         assert has_begun.wait(20)
-        leave()
+        leave_too = ask(house, way, "second " * LONG_TEXT_CHARS, max_tokens=4)
+        wait_for(lambda: tokenizer_queue(house) == 1)
+        leave_too()
         wait_for(lambda: setting.counter(outcome) == cancelled + 1)
+        leave()
+        wait_for(lambda: setting.counter(outcome) == cancelled + 2)
     finally:
         may_end.set()
     assert has_ended.wait(20)
@@ -252,6 +261,12 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(
     after = [dict(rank.shell.counters).get("requests_received") for rank in (pair.p, pair.d)]
     assert after == [(count or 0) + 1 for count in received]
     house.wait(lambda: not house.router.dispatcher.flights)
+    assert begun == ["first "]
+
+
+def tokenizer_queue(house: House) -> int:
+    """Texts that wait for the tokenizer's thread."""
+    return house.router.door.models.find("tiny").tokenizer._thread._work_queue.qsize()
 
 
 def ask_whole(house: House) -> int:
