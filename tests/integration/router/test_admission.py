@@ -16,6 +16,7 @@ from tandem.core.config import AdmissionSection, SloSection
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, Build, House
+from tests.integration.router.leaving import WAYS, ask
 
 ONE_AT_A_TIME = AdmissionSection(worker_queue_s=0.0, worker_queue_requests=1, quantum_tokens=8)
 SLO = {"chat": SloSection(ttft_s=0.5, itl_s=1.0), "patient": SloSection(ttft_s=60.0)}
@@ -58,9 +59,12 @@ def refusal(answer: httpx.Response) -> tuple[int, str]:
     return answer.status_code, error["code"]
 
 
-def test_a_client_that_leaves_while_it_waits_leaves_nothing(busy: House) -> None:
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{busy.url}/v1/completions", json=body(), timeout=0.3)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_that_leaves_while_it_waits_leaves_nothing(busy: House, way: str) -> None:
+    http, rpc = (f"127.0.0.1:{busy.ports[name]}" for name in ("http", "grpc"))
+    leave = ask(http, rpc, way, "Hi", max_tokens=2)
+    busy.wait(lambda: busy.router.admission.waiting == 1)
+    leave()
     busy.wait(lambda: not busy.router.admission.waiting)
     assert len(busy.workers["prefill-0"].submitted) == 1
     assert len(busy.workers["decode-0"].submitted) == 1
