@@ -17,9 +17,12 @@ WORKER_ENDS_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Nobody waits for a worker that was lost, so that clients hear of it."""
+    config = tmp_path_factory.mktemp("cluster") / "cluster.toml"
+    config.write_text("[router]\nworker_wait_s = 0\n")
     flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1", "--tp", "2")
-    with running(*flags) as cluster:
+    with running("--config", str(config), *flags) as cluster:
         yield cluster
 
 

@@ -1,4 +1,4 @@
-"""kill -9 of any process of a worker: clients hear of it, nothing hangs, the worker comes back and serves."""
+"""kill -9 of any process of a worker without a spare: clients hear of it, nothing hangs, it comes back and serves."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ REST_ENDS_S = 5.0
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with running("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1") as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Nobody waits for a worker that was lost, so that clients hear of it."""
+    config = tmp_path_factory.mktemp("cluster") / "cluster.toml"
+    config.write_text("[router]\nworker_wait_s = 0\n")
+    flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1")
+    with running("--config", str(config), *flags) as cluster:
         yield cluster
 
 

@@ -138,9 +138,17 @@ def _check_settings(config: ClusterConfig) -> None:
         *((f"slo.{name}.itl_s", one.itl_s, 0) for name, one in config.slo.items()),
         *((f"budget.{name}.requests_per_minute", one.requests_per_minute, 0) for name, one in config.budget.items()),
         *((f"budget.{name}.tokens_per_minute", one.tokens_per_minute, 0) for name, one in config.budget.items()),
+        ("router.max_attempts", config.router.max_attempts, 1),
+        ("router.retry_burst", config.router.retry_burst, 0),
+        ("router.retry_ratio", config.router.retry_ratio, 0),
+        ("router.retry_per_s", config.router.retry_per_s, 0),
+        ("router.worker_wait_s", config.router.worker_wait_s, 0),
+        ("router.stall_s", config.router.stall_s, 0),
+        ("router.breaker_failures", config.router.breaker_failures, 0),
+        ("router.breaker_open_s", config.router.breaker_open_s, 0),
     )
     for name, value_given, smallest in least:
-        if value_given < smallest:
+        if not value_given >= smallest:  # also NaN
             raise ConfigError(f"{name} is {value_given}", todo=f"Use {smallest} or more")
     if config.admission.default_slo and config.admission.default_slo not in config.slo:
         raise ConfigError(

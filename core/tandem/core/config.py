@@ -157,6 +157,14 @@ class RouterSection:
     drain_s: float = 10.0
     slow_reader_backlog_bytes: int = 4 * 1024 * 1024
     index_memory_bytes: int = 512 * 1024 * 1024
+    max_attempts: int = 4
+    retry_burst: int = 1000
+    retry_ratio: float = 0.2
+    retry_per_s: float = 10.0
+    worker_wait_s: float = 10.0
+    stall_s: float = 30.0
+    breaker_failures: int = 5
+    breaker_open_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

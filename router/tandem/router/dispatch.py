@@ -1,26 +1,40 @@
-"""Sends requests to the workers of a plan, routes what comes back, and takes every end of a request to all of them."""
+"""Sends requests to the workers of a plan, routes what comes back, and takes every end of a request to all of them.
+
+An attempt that fails is followed by another one that carries what the client has; who gets it and when is decided in
+survival.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from tandem.core.clock import Clock
 from tandem.core.errors import DeadlineError, TandemError, UnavailableError, WorkerLostError
-from tandem.core.ids import RequestId, WorkerId
+from tandem.core.ids import RequestId
 from tandem.core.lifecycle import Phase
+from tandem.core.logs import event
+from tandem.core.sampling import SamplingParams
 from tandem.router import wire
+from tandem.router.breaker import Member
+from tandem.router.legs import Legs, NotSentError
 from tandem.router.links import WorkerLink
-from tandem.router.outstanding import Sent, sent
-from tandem.router.plan import Candidate, Job, Plan, Policy
+from tandem.router.plan import Candidate, Plan
 from tandem.router.prefix import PrefixFinder, PrefixView
 from tandem.router.requests import Flight, Inbox, Work
 from tandem.router.sources import with_sources
-from tandem.router.wire import LegOrder, PromptChunk, TokenChunk, WorkerFacts
+from tandem.router.stalls import silent_leg
+from tandem.router.survival import Failure, Survival, Wait, judge, lost, stalled
+from tandem.router.wire import PromptChunk, TokenChunk
 from tandem.router.workers import WorkerTable
-from tandem.rpc.v1 import worker_pb2 as w
+
+_log = logging.getLogger(__name__)
+SWEEP_S = 1.0
+SPACING_S = 0.002
+"""Between re-attempts of requests that one worker lost: hashing all their prompts at once would stop the event loop."""
 
 
 class DispatchMeter(Protocol):
@@ -28,17 +42,22 @@ class DispatchMeter(Protocol):
 
     def planned(self, plan: Plan) -> None: ...
     def dropped(self, reason: str) -> None: ...
+    def attempted_again(self, cause: str) -> None: ...
+    def gave_up(self, reason: str) -> None: ...
 
 
 class Dispatcher:
     """Owns the in-flight requests of this router. Everything runs on the event loop."""
 
     def __init__(
-        self, table: WorkerTable, policy: Policy, prefixes: PrefixFinder, clock: Clock, meter: DispatchMeter
+        self, table: WorkerTable, survival: Survival, prefixes: PrefixFinder, clock: Clock, meter: DispatchMeter
     ) -> None:
-        self._table, self._policy, self._prefixes = table, policy, prefixes
+        self._table, self._survival, self._prefixes = table, survival, prefixes
         self._clock, self._meter = clock, meter
+        self._legs = Legs(table, prefixes)
         self._flights: dict[RequestId, Flight] = {}
+        self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
+        """Flights between two attempts, or before the first, and what wakes them."""
         self.on_link_up: Callable[[], None] = lambda: None
         self.on_proven: Callable[[tuple[tuple[str, int], ...]], None] = lambda pair: None
         """Told the workers, with incarnations, that just answered a request of more than one token together."""
@@ -49,22 +68,33 @@ class Dispatcher:
     def flights(self) -> list[Flight]:
         return list(self._flights.values())
 
+    @property
+    def waiting(self) -> int:
+        """Flights that no worker has now."""
+        return len(self._waiting)
+
     @contextmanager
     def fly(
         self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None = None
     ) -> Iterator[Flight]:
-        """Send `work` off; its tokens, or its failure, arrive in `inbox`. Leaving cancels what is still running."""
+        """Send `work` off; its tokens, or its failure, arrive in `inbox`. Leaving cancels what is still running.
+
+        With a `plan` it is tried once, there.
+        """
         loop = asyncio.get_running_loop()
         error = DeadlineError(f"no complete answer within {work.timeout_s:g} s", todo="ask for less or try later")
         deadline = loop.call_later(work.timeout_s, inbox.fail, error)
-        flight: Flight | None = None
+        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s())
+        if plan is not None:
+            flight.plan, flight.is_planned_outside = plan, True
+        self._flights[request] = flight
         try:
-            flight = self._start(request, slot, work, inbox, plan)
+            self._survival.budget.earn()
+            self._start(flight)
             yield flight
         finally:
             deadline.cancel()
-            if flight is not None:
-                self._end(flight)
+            self._end(flight)
 
     def end_choice(self, flight: Flight, choice: int) -> None:
         """Nobody wants more of this choice: no worker generates it any further. With the last one the request ends."""
@@ -79,120 +109,141 @@ class Dispatcher:
 
     # ---- out -------------------------------------------------------------------------------------------------------
 
-    def _start(self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None) -> Flight:
-        now_s = self._clock.now_s()
-        view = self._look_up(work)
-        if plan is None:
-            plan = self._plan(work, view, now_s)
-            self.check(work, plan)
+    def _start(self, flight: Flight) -> None:
+        """Send the flight's current attempt off, or see to it that it waits; raises if nobody can take it."""
+        view, now_s = self._look_up(flight.work, flight.sampling), self._clock.now_s()
+        if not flight.is_planned_outside:
+            plan = self._plan(flight, view, now_s)
+            if isinstance(plan, Wait):
+                self._wake(flight, plan.until_s - now_s)
+                return
+            if not flight.history.failures:
+                self.check(flight.work, plan)
+            flight.plan = plan
             self._meter.planned(plan)
-        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, plan=plan, started_s=now_s)
-        self._flights[request] = flight
+        flight.progress_s = now_s
         try:
-            self._send(flight, view)
-        except BaseException:
-            self._end(flight)
-            raise
-        return flight
+            self._legs.send(flight, view, now_s)
+        except NotSentError as failed:
+            if flight.is_planned_outside:
+                raise failed.error from None
+            self._failed(flight, judge(failed.error, _member(failed.link), None), failed.error)
+            return
+        for member in flight.pair:
+            self._survival.breakers.sent(member, flight.id)
 
-    def _look_up(self, work: Work) -> PrefixView:
+    def _look_up(self, work: Work, sampling: SamplingParams) -> PrefixView:
         facts = [link.facts for link in self._table.usable(work.model) if link.facts is not None]
         view = self._prefixes.find(work.prompt, facts, work.salt)
-        return view.computed_whole() if work.sampling.prompt_logprobs is not None else view
+        return view.computed_whole() if sampling.prompt_logprobs is not None else view
 
-    def _plan(self, work: Work, view: PrefixView, now_s: float) -> Plan:
-        job, candidates = job_of(work, now_s), self._candidates(work, view, now_s)
-        return with_sources(self._policy.plan(job, candidates), job, candidates)
+    def _plan(self, flight: Flight, view: PrefixView, now_s: float) -> Plan | Wait:
+        job, candidates = flight.job(now_s), self._candidates(flight.work, view, now_s)
+        plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
+        return plan if isinstance(plan, Wait) else with_sources(plan, job, candidates)
+
+    def _candidates(self, work: Work, view: PrefixView | None, now_s: float) -> list[Candidate]:
+        return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key)
 
     def explain(self, work: Work) -> tuple[Plan, list[Candidate]]:
         """What would be done with `work` now, and what is known of every worker; nothing is sent or counted."""
-        now_s, view = self._clock.now_s(), self._look_up(work)
-        return self._plan(work, view, now_s), self._candidates(work, view, now_s)
+        now_s, view = self._clock.now_s(), self._look_up(work, work.sampling)
+        flight = Flight(id=RequestId(""), slot=0, work=work, inbox=Inbox(0), started_s=now_s)
+        plan = self._plan(flight, view, now_s)
+        if isinstance(plan, Wait):
+            why = "a worker that was lost is expected back"
+            raise UnavailableError("nobody can serve it now", why=why, todo="try again")
+        return plan, self._candidates(work, view, now_s)
 
-    def _candidates(self, work: Work, view: PrefixView, now_s: float) -> list[Candidate]:
-        return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key)
+    def _wake(self, flight: Flight, delay_s: float) -> None:
+        """Try the flight again after `delay_s`, or as soon as a worker comes."""
+        timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._try, flight)
+        self._waiting[flight.id] = timer
 
-    def _send(self, flight: Flight, view: PrefixView) -> None:
-        plan = flight.plan
-        decode = self._connected(plan.decode)
-        if plan.prefill is None:
-            self._send_leg(flight, decode, None, w.LEG_FULL, view)
+    def _try(self, flight: Flight) -> None:
+        timer = self._waiting.pop(flight.id, None)
+        if timer is not None:
+            timer.cancel()
+        if self._is_over(flight):
             return
-        prefill = self._connected(plan.prefill)
-        # The announcement first: the prefill worker may ask for its ticket at once.
-        self._send_leg(flight, decode, prefill, w.LEG_DECODE, view)
-        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, view)
+        try:
+            self._start(flight)
+        except TandemError as error:
+            self._give_up(flight, "no_worker", error)
 
-    def _send_leg(
-        self, flight: Flight, link: WorkerLink, peer: WorkerLink | None, leg: w.Leg.ValueType, view: PrefixView
-    ) -> None:
-        work = flight.work
-        sources = self._sources(flight.plan) if leg != w.LEG_DECODE else []
-        order = LegOrder(
-            request=flight.id,
-            attempt=flight.attempt,
-            leg=leg,
-            prompt=work.prompt,
-            sampling=work.sampling,
-            salt=work.salt or self._prefixes.salt,
-            last_block_hash=view.last_hashes.get(link.worker, b""),
-            timeout_s=work.timeout_s,
-            peer=peer.facts if peer is not None else None,
-            sources=sources,
-        )
-        link.send(wire.submit(order))
-        flight.legs[link.worker] = link
-        flight.pair += ((link.worker, link.where.incarnation),)
-        link.requests.add(flight.id)
-        if leg != w.LEG_DECODE and link.facts is not None:
-            known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
-            self._prefixes.expect(flight.id, link.facts, view)
-            flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens[link.worker] > 0)
-        link.outstanding.add(flight.id, self._sent(flight, link, leg, view))
-        self._table.note_use(link)
+    def _failed(self, flight: Flight, failure: Failure | None, error: TandemError, delay_s: float = 0.0) -> None:
+        """The current attempt is over; another follows unless `error` is the request's own fault (no `failure`)."""
+        if self._is_over(flight):
+            return
+        if failure is None or flight.is_planned_outside:
+            self._fail(flight, error)
+            return
+        self._verdict(flight, failure)
+        # From here on the old attempt says nothing to the client: what is forced now is what the client has.
+        old, worker_count = flight.attempt, len(flight.legs)
+        flight.begin_attempt()
+        self._legs.cancel(flight, old, "superseded by another attempt")
+        event(
+            _log, "attempt failed", logging.WARNING, request=flight.id, attempt=old, cause=failure.cause.value,
+            why=failure.error.message, legs=worker_count, tokens=flight.output_tokens,
+        )  # fmt: skip
+        denial = self._survival.denial(flight.history)
+        if denial:
+            self._give_up(flight, denial, failure.error)
+            return
+        self._meter.attempted_again(failure.cause.value)
+        self._wake(flight, delay_s)
 
-    def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView) -> Sent:
-        """What this leg adds to the worker's load, until its load reports say so."""
-        known = [view.reusable_tokens.get(link.worker, 0), *(source.tokens for source in flight.plan.sources[:1])]
-        return sent(
-            job_of(flight.work, flight.started_s),
-            held_tokens=view.held_tokens.get(link.worker, 0),
-            known_tokens=None if leg == w.LEG_DECODE else max(known),
-            block_tokens=link.facts.block_tokens if link.facts is not None else 1,
-            rules=link.load.queue_rules,
-            speed=link.load.prefill_speed,
-        )
+    def _verdict(self, flight: Flight, failure: Failure) -> None:
+        self._survival.note(flight.history, failure)
+        for member in flight.pair:
+            self._survival.breakers.ended(member, flight.id)
 
-    def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:
-        """Those of the plan's sources that are here, as the worker that fetches must address them."""
-        links = [(self._table.link(source.worker), source.tokens) for source in plan.sources]
-        return [(link.facts, tokens) for link, tokens in links if link is not None and link.facts is not None]
+    def _give_up(self, flight: Flight, reason: str, error: TandemError) -> None:
+        if flight.history.failures:
+            self._meter.gave_up(reason)
+        self._fail(flight, error)
 
-    def _connected(self, worker: WorkerId) -> WorkerLink:
-        link = self._table.link(worker)
-        if link is None or not link.is_up:
-            raise UnavailableError(f"worker {worker} is not connected", todo="try again")
-        return link
+    def _fail(self, flight: Flight, error: TandemError) -> None:
+        flight.phase = Phase.FAILED
+        flight.inbox.fail(error)
+
+    def _is_over(self, flight: Flight) -> bool:
+        return flight.is_finished or flight.inbox.error is not None or flight.id not in self._flights
 
     def _end(self, flight: Flight) -> None:
         """Forget a request, and tell every worker that may still hold something of it."""
         self._flights.pop(flight.id, None)
-        for link in list(flight.legs.values()):
-            self._release(flight, link)
-            if link.is_up:
-                reason = flight.inbox.error.code if flight.inbox.error is not None else "finished"
-                try:
-                    link.send(wire.cancel(flight.id, flight.attempt, reason))
-                except TandemError:
-                    continue  # it does not read any more; its lease decides
+        timer = self._waiting.pop(flight.id, None)
+        if timer is not None:
+            timer.cancel()
+        self._legs.cancel(
+            flight, flight.attempt, flight.inbox.error.code if flight.inbox.error is not None else "finished"
+        )
+        for member in flight.pair:
+            self._survival.breakers.ended(member, flight.id)
         if not flight.phase.is_terminal:
             flight.phase = Phase.FINISHED if flight.is_finished else Phase.CANCELLED
 
-    def _release(self, flight: Flight, link: WorkerLink) -> None:
-        flight.legs.pop(link.worker, None)
-        link.requests.discard(flight.id)
-        link.outstanding.end(flight.id)
-        self._prefixes.withdraw(flight.id, link.worker)
+    async def run(self) -> None:
+        """Look after flights that nobody speaks of any more, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Give stalled flights to somebody else. Where there is nobody, they go on waiting."""
+        now_s, stall_s = self._clock.now_s(), self._survival.stall_s
+        for flight in self.flights:
+            link = silent_leg(flight, now_s, stall_s)
+            if link is None or self._is_over(flight) or flight.is_planned_outside:
+                continue
+            flight.progress_s = now_s
+            member, candidates = _member(link), self._candidates(flight.work, None, now_s)
+            if self._survival.could_avoid(flight.job(now_s), candidates, flight.history, member):
+                what = f"worker {link.worker} said nothing of the request for {stall_s:g} s"
+                error = WorkerLostError(what, todo="send it again")
+                self._failed(flight, stalled(error, member), error)
 
     # ---- in --------------------------------------------------------------------------------------------------------
 
@@ -200,51 +251,55 @@ class Dispatcher:
         now_s = self._clock.now_s()
         for chunk in chunks:
             flight = self._flights.get(RequestId(chunk.request))
-            if flight is None or link.worker not in flight.legs:
+            if flight is None or flight.legs.get(link.worker) is not link:
                 self._meter.dropped("unknown")
                 continue
-            if link.outstanding.compute(chunk.request):
-                self._prefixes.settle(chunk.request, link.worker)
             dropped = flight.accept(chunk, now_s)
             if dropped:
                 self._meter.dropped(dropped)
             if dropped in ("attempt", "choice"):
                 continue
-            self._progress(flight, link, chunk)
+            if link.outstanding.compute(chunk.request):
+                self._prefixes.settle(chunk.request, link.worker)
+            self._progress(flight, link)
 
     def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None:
         for chunk in chunks:
             flight = self._flights.get(RequestId(chunk.request))
-            is_known = flight is not None and link.worker in flight.legs
+            is_known = flight is not None and flight.legs.get(link.worker) is link
             dropped = flight.accept_prompt(chunk) if flight is not None and is_known else "unknown"
             if dropped:
                 self._meter.dropped(dropped)
 
-    def _progress(self, flight: Flight, link: WorkerLink, chunk: TokenChunk) -> None:
+    def _progress(self, flight: Flight, link: WorkerLink) -> None:
         plan = flight.plan
         is_decoder = link.worker == plan.decode
         if is_decoder and plan.prefill is not None and plan.prefill in flight.legs:
             if flight.is_handed_over:
                 # The sequence lives here now: whatever becomes of the prefill worker no longer matters.
                 flight.phase = Phase.DECODE
-                self._release(flight, flight.legs[plan.prefill])
+                prefill = flight.legs[plan.prefill]
+                self._legs.release(flight, prefill)
+                self._survival.breakers.succeeded(_member(prefill))
                 self.on_proven(flight.pair)
         elif is_decoder and plan.prefill is None and flight.phase is not Phase.DECODE:
             flight.phase = Phase.DECODE
             self.on_proven(flight.pair)
         if flight.is_finished and is_decoder:
+            self._survival.breakers.succeeded(_member(link))
             for leg in list(flight.legs.values()):
-                self._release(flight, leg)
+                self._legs.release(flight, leg)
 
     def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None:
         flight = self._flights.get(RequestId(request))
-        if flight is None or attempt != flight.attempt or link.worker not in flight.legs:
+        if flight is None or attempt != flight.attempt or flight.legs.get(link.worker) is not link:
             self._meter.dropped("unknown")
             return
-        self._release(flight, link)
+        self._legs.release(flight, link)
         if self._is_needed(flight, link):
-            flight.phase = Phase.FAILED
-            flight.inbox.fail(error)
+            reporter = _member(link)
+            peer = next((member for member in flight.pair if member != reporter), None)
+            self._failed(flight, judge(error, reporter, peer), error)
 
     def _is_needed(self, flight: Flight, link: WorkerLink) -> bool:
         """All but the prefill worker, once the decode worker said that it goes on and every first token is here."""
@@ -261,34 +316,31 @@ class Dispatcher:
             flight.prefill_started_s = self._clock.now_s()
         order = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
         if phase in order and flight.phase in order and order.index(flight.phase) < order.index(Phase(phase)):
-            flight.phase = Phase(phase)
+            flight.phase, flight.progress_s = Phase(phase), self._clock.now_s()
 
     def on_up(self, link: WorkerLink) -> None:
         self._table.note_up(link)
+        if link.facts is not None:
+            self._survival.absentees.came(link.facts)
+        for request in list(self._waiting):
+            self._try(self._flights[request])
         self.on_link_up()
 
     def on_beat(self, link: WorkerLink) -> None:
         self._table.note_beat(link)
 
     def on_lost(self, link: WorkerLink, why: str) -> None:
+        self._survival.absentees.went(link.worker)
+        self._survival.breakers.keep({_member(other) for other in self._table.links})
         error = WorkerLostError(f"worker {link.worker} was lost during the request", why=why, todo="send it again")
-        for request in list(link.requests):
+        for number, request in enumerate(list(link.requests)):
             flight = self._flights.get(RequestId(request))
             if flight is not None and flight.legs.get(link.worker) is link:
-                self._release(flight, link)
-                if not flight.is_finished and self._is_needed(flight, link):
-                    flight.phase = Phase.FAILED
-                    flight.inbox.fail(error)
+                self._legs.release(flight, link)
+                if self._is_needed(flight, link):
+                    self._failed(flight, lost(error, _member(link)), error, number * SPACING_S)
         link.requests.clear()
 
 
-def job_of(work: Work, now_s: float) -> Job:
-    """What the policy needs to know of `work`, planned at `now_s`."""
-    return Job(
-        prompt_tokens=len(work.prompt),
-        max_tokens=work.sampling.max_tokens,
-        choices=work.sampling.n,
-        now_s=now_s,
-        deadline_s=now_s + work.timeout_s,
-        is_computed_whole=work.sampling.prompt_logprobs is not None,
-    )
+def _member(link: WorkerLink) -> Member:
+    return (link.worker, link.where.incarnation)

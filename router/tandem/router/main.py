@@ -76,6 +76,7 @@ from tandem.router.status import StatusPage
 from tandem.router.stopping import Drain, on_signal
 from tandem.router.storage import Storage, open_storage
 from tandem.router.store import RedisDirectory, ask_to_stop, hold_lease
+from tandem.router.survival import Survival
 from tandem.router.workers import WorkerDirectory, WorkerTable
 
 _log = logging.getLogger(__name__)
@@ -120,7 +121,9 @@ class Router:
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
         speculation = Speculation(self._clock)
         prefixes = PrefixFinder(surroundings.index, self._salts.of(""), self.table.link_speed, speculation)
-        self.dispatcher = Dispatcher(self.table, self.policy, prefixes, self._clock, self.metrics)
+        survival = Survival(self.policy, config.settings, self._clock)
+        self.dispatcher = Dispatcher(self.table, survival, prefixes, self._clock, self.metrics)
+        self.metrics.watch(survival, lambda: self.dispatcher.waiting)
         room = Room(config.admission, classes.least_itl_s)
         self.admission = Admission(
             config.admission,
@@ -222,6 +225,7 @@ class Router:
                 group.create_task(self.readiness.run()),
                 group.create_task(self._keyring.follow()),
                 group.create_task(self._budgets.run()),
+                group.create_task(self.dispatcher.run()),
                 group.create_task(self._grpc.run()),
             ]
             async with asyncio.timeout(10.0):

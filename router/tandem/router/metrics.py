@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from tandem.core import metricnames as names
 from tandem.router.links import WorkerLink
 from tandem.router.plan import Plan
+from tandem.router.survival import Survival
 from tandem.router.wire import Load
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -43,6 +44,7 @@ class Metrics:
 
     def __init__(self, links: Callable[[], Iterable[WorkerLink]], in_flight: Callable[[], int]) -> None:
         registry = self._registry = CollectorRegistry()
+        self._links = links
         self._requests = Counter(names.REQUESTS, "Requests by outcome.", ["api", "outcome"], registry=registry)
         self.ttft = _histogram(names.TTFT, "From arrival to the first token.", registry)
         self.predicted_ttft = _histogram(names.PREDICTED_TTFT, "As the plan had it, from dispatch on.", registry)
@@ -72,6 +74,8 @@ class Metrics:
             names.ADMISSION_REFUSED, "Requests told to come back later.", ["reason"], registry=registry
         )
         self._slo = Counter(names.SLO_REQUESTS, "Answers by SLO class.", ["slo", "outcome"], registry=registry)
+        self._again = Counter(names.REATTEMPTS, "Attempts after a failure.", ["cause"], registry=registry)
+        self._given_up = Counter(names.GIVEN_UP, "Failures not tried again.", ["reason"], registry=registry)
         flying = Gauge(names.ROUTER_IN_FLIGHT, "Requests in flight in this router.", registry=registry)
         flying.set_function(in_flight)
         registry.register(_WorkerCollector(links))
@@ -115,6 +119,20 @@ class Metrics:
         if predicted_tokens != actual_tokens:
             found = "less" if actual_tokens < predicted_tokens else "more"
             self._mismatches.labels("speculation" if is_hoped else "index", found).inc()
+
+    def attempted_again(self, cause: str) -> None:
+        self._again.labels(cause).inc()
+
+    def gave_up(self, reason: str) -> None:
+        self._given_up.labels(reason).inc()
+
+    def watch(self, survival: Survival, waiting: Callable[[], int]) -> None:
+        """Report on what decides about re-attempts, and how many requests wait for one."""
+        budget = Gauge(names.RETRY_BUDGET, "Re-attempts that may be made now.", registry=self._registry)
+        budget.set_function(lambda: survival.budget.tokens)
+        held = Gauge(names.WAITING, "Requests that no worker has now.", registry=self._registry)
+        held.set_function(waiting)
+        self._registry.register(_BreakerCollector(self._links, survival))
 
     def dropped(self, reason: str) -> None:
         self._dropped.labels(reason).inc()
@@ -164,6 +182,20 @@ class _WorkerCollector(Collector):
         yield blocks
         yield receiving
         yield from counters.families()
+
+
+class _BreakerCollector(Collector):
+    """The breaker of every connected worker."""
+
+    def __init__(self, links: Callable[[], Iterable[WorkerLink]], survival: Survival) -> None:
+        self._links, self._survival = links, survival
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(names.BREAKER, "0 closed, 1 half-open, 2 open.", labels=["worker"])
+        for link in self._links():
+            state = self._survival.breakers.state((link.worker, link.where.incarnation))
+            family.add_metric([link.worker], float(state))
+        yield family
 
 
 class _CounterFamilies:

@@ -70,6 +70,7 @@ class Readiness:
         self._tried: dict[str, dict[Key, Plan]] = {}
         self._able: tuple[tuple[str, int], ...] | None = None
         self._wake = asyncio.Event()
+        self._served: set[str] = set()
         self.is_draining = False
         dispatcher.on_link_up = self._wake.set
         dispatcher.on_proven = self._prove
@@ -151,6 +152,8 @@ class Readiness:
 
     def _prove(self, workers: Iterable[tuple[str, int]]) -> None:
         key = frozenset(workers)
+        links = [self._table.link(WorkerId(worker)) for worker, _ in key]
+        self._served |= {link.facts.model for link in links if link is not None and link.facts is not None}
         self._proven.add(key)
         self._trials.pop(key, None)
 
@@ -166,7 +169,7 @@ class Readiness:
         self._able = able
         for model in self._probes:
             candidates = self._table.candidates(model=model)
-            alone = [] if self._mode is Disaggregation.ALWAYS else [c for c in candidates if c.role in self._alone]
+            alone = [one for one in candidates if one.role in self._alone(model, candidates)]
             here = {_key(one): Plan(decode=one.worker, prefill=None, reason="probe") for one in alone}
             paired = {} if self._mode is Disaggregation.NEVER else _pair_plans(candidates)
             self._targets[model] = {**paired, **here}
@@ -175,10 +178,15 @@ class Readiness:
         self._proven = {key for key in self._proven if key <= up}
         self._trials = {key: trial for key, trial in self._trials.items() if key <= up}
 
-    @property
-    def _alone(self) -> set[RoleName]:
-        """Who is expected to serve alone."""
-        return {RoleName.MIXED} if self._mode is Disaggregation.AUTO else {RoleName.MIXED, RoleName.DECODE}
+    def _alone(self, model: str, candidates: Sequence[Candidate]) -> set[RoleName]:
+        """Who is expected to serve alone. A model that starts waits for its pairs; once it was served, decode workers
+        may go on alone."""
+        if self._mode is Disaggregation.ALWAYS:
+            return set()
+        is_left_alone = model in self._served and not any(one.role is RoleName.PREFILL for one in candidates)
+        if self._mode is Disaggregation.AUTO and not is_left_alone:
+            return {RoleName.MIXED}
+        return {RoleName.MIXED, RoleName.DECODE}
 
 
 def _pair_plans(candidates: Sequence[Candidate]) -> dict[Key, Plan]:

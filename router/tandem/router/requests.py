@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.core.errors import CancelledError, TandemError
-from tandem.core.handoff import HandoffTiming, TokenLogprob
-from tandem.core.ids import Attempt, RequestId
+from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
+from tandem.core.ids import Attempt, ChoiceIndex, RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
 from tandem.router.admission.terms import Terms
 from tandem.router.background import IS_BACKGROUND
+from tandem.router.breaker import Member
 from tandem.router.echo import Echo
 from tandem.router.links import WorkerLink
-from tandem.router.plan import Plan
+from tandem.router.plan import Job, Plan
+from tandem.router.survival import History
 from tandem.router.wire import PromptChunk, TokenChunk
 
 _FIRST = Attempt(1)
+UNPLANNED = Plan(decode=WorkerId(""), prefill=None, reason="not planned yet")
 _TOKEN_BYTES = 256
 _ALTERNATIVE_BYTES = 96
 """What a token and a reported alternative take in a stream, about; for the bound on unread backlog."""
@@ -127,13 +131,20 @@ class Inbox:
 
 @dataclass(slots=True)
 class _Order:
-    """The tokens of one choice: `next_index` is the first output index that has not been passed on."""
+    """The tokens of one choice. `tokens` are all that were passed on, of whichever attempt; the current one says those
+    from `first_index` on."""
 
-    next_index: int = 0
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    first_index: int = 0
     finish_at: int | None = None
     finish: FinishReason | None = None
     early: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
     is_unwanted: bool = False
+
+    @property
+    def next_index(self) -> int:
+        """The first output index that has not been passed on."""
+        return len(self.tokens)
 
     @property
     def is_done(self) -> bool:
@@ -148,7 +159,7 @@ class _Order:
     def add(self, chunk: TokenChunk) -> tuple[Sequence[int], Sequence[TokenLogprob]]:
         """The tokens that can be passed on now, each index once, in order."""
         if chunk.index == self.next_index and not self.early and self.finish_at is None:  # as nearly always
-            self.next_index += len(chunk.tokens)
+            self.tokens.extend(chunk.tokens)
             if chunk.finish is not None:
                 self.finish_at, self.finish = self.next_index, chunk.finish
             return chunk.tokens, chunk.logprobs
@@ -165,27 +176,37 @@ class _Order:
             tokens.append(token)
             if logprob is not None:
                 logprobs.append(logprob)
-            self.next_index += 1
+            self.tokens.append(token)
         if self.is_done:
             self.early.clear()
         return tokens, logprobs
 
+    def begin_attempt(self) -> None:
+        """What was not passed on is forgotten, an end that was not reached too."""
+        self.early.clear()
+        self.first_index = self.next_index
+        if not self.is_done:
+            self.finish_at = self.finish = None
+
 
 @dataclass(slots=True, kw_only=True)
 class Flight:
-    """An in-flight request. `legs` are the links that still have work to do for it, by worker."""
+    """An in-flight request. `legs` are the links that still have work to do for its current attempt, by worker."""
 
     id: RequestId
     slot: int
     work: Work
     inbox: Inbox
-    plan: Plan
     started_s: float
+    plan: Plan = UNPLANNED
+    is_planned_outside: bool = False
+    """It may be served by its plan alone."""
     attempt: Attempt = _FIRST
+    history: History = field(default_factory=History)
     phase: Phase = Phase.QUEUED
     legs: dict[str, WorkerLink] = field(default_factory=dict)
-    pair: tuple[tuple[str, int], ...] = ()
-    """(worker, incarnation) of everybody in the plan, as it was when the request was sent."""
+    pair: tuple[Member, ...] = ()
+    """Everybody in the plan, in the incarnations that the attempt was sent to."""
     cached_tokens: int | None = None
     predicted_tokens: int = 0
     """What `cached_tokens` ought to be, by the index and by what this router had sent to the worker that computes."""
@@ -196,6 +217,8 @@ class Flight:
     first_token_s: float | None = None
     is_background: bool = field(default_factory=IS_BACKGROUND.get)
     """Work of a batch, for which no client waits."""
+    progress_s: float = 0.0
+    """When its workers last showed that they go on with it."""
     orders: list[_Order] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt from its second token on; complete when the first output token comes."""
@@ -209,13 +232,13 @@ class Flight:
 
     @property
     def has_first_tokens(self) -> bool:
-        """Of every choice: the prefill worker has nothing more to say."""
-        return all(order.next_index >= 1 for order in self.orders)
+        """Of every choice in this attempt: the prefill worker has nothing more to say."""
+        return all(order.is_done or order.next_index > order.first_index for order in self.orders)
 
     @property
     def is_handed_over(self) -> bool:
         """Every choice has its first token, and some choice one more, which only the decode worker can have made."""
-        return self.has_first_tokens and any(order.next_index >= 2 for order in self.orders)
+        return self.has_first_tokens and any(order.next_index > order.first_index + 1 for order in self.orders)
 
     @property
     def output_tokens(self) -> int:
@@ -241,6 +264,48 @@ class Flight:
         """Take no more tokens of this choice: it met a stop string."""
         self.orders[choice].end()
 
+    @property
+    def sampling(self) -> SamplingParams:
+        """For the current attempt: the prompt's log-probabilities are complete once there is output."""
+        wanted = self.work.sampling
+        return replace(wanted, prompt_logprobs=None) if self.output_tokens else wanted
+
+    @property
+    def longest_rest_tokens(self) -> int:
+        """How many tokens a choice still may have, at most."""
+        shortest = min((order.next_index for order in self.orders if not order.is_done), default=0)
+        return max(1, self.work.sampling.max_tokens - shortest)
+
+    def job(self, now_s: float) -> Job:
+        """What the policy needs to know of it, planned at `now_s`."""
+        return Job(
+            prompt_tokens=len(self.work.prompt),
+            max_tokens=self.longest_rest_tokens,
+            choices=self.work.sampling.n,
+            now_s=now_s,
+            deadline_s=self.started_s + self.work.timeout_s,
+            is_computed_whole=self.sampling.prompt_logprobs is not None,
+        )
+
+    def begin_attempt(self) -> None:
+        """The attempt before is over: from now on nothing that it says is taken, so what `forced` gives stays true."""
+        self.attempt = Attempt(self.attempt + 1)
+        self.phase, self.pair = Phase.QUEUED, ()
+        for order in self.orders:
+            order.begin_attempt()
+
+    def forced(self) -> list[ChoiceState]:
+        """All output that the client has; an attempt goes on after it."""
+        return [
+            ChoiceState(
+                choice=ChoiceIndex(choice),
+                tokens=tuple(order.tokens),
+                finish=order.finish if order.is_done else None,
+            )
+            for choice, order in enumerate(self.orders)
+            if order.tokens or order.is_done
+        ]
+
     def accept(self, chunk: TokenChunk, now_s: float) -> str:
         """Pass on what is new in `chunk`; returns why nothing of it was, or ""."""
         if chunk.attempt != self.attempt:
@@ -259,6 +324,7 @@ class Flight:
         is_now_done = order.is_done and not was_done
         if not tokens and not is_now_done:
             return "" if chunk.index + len(chunk.tokens) > order.next_index and not was_done else "duplicate"
+        self.progress_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
         finish = order.finish if is_now_done else None

@@ -110,6 +110,7 @@ def _request(flight: Flight, now_s: float) -> dict[str, Any]:
     return {
         "request": flight.id,
         "attempt": flight.attempt,
+        "last_failure": flight.history.error.message if flight.history.error is not None else "",
         "phase": flight.phase.value,
         "age_s": round(now_s - flight.started_s, 3),
         "prefill": flight.plan.prefill,

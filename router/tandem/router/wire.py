@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ConfigError
-from tandem.core.handoff import HandoffTiming, TokenLogprob
+from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import FinishReason, RoleName
 from tandem.core.pairing import KVProfile
@@ -150,6 +150,8 @@ class LegOrder:
     peer: WorkerFacts | None = None
     sources: Sequence[tuple[WorkerFacts, int]] = ()
     """Who holds how many leading tokens of the prompt, best first."""
+    forced: Sequence[ChoiceState] = ()
+    """Output that the client has."""
 
 
 def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.RouterMessage:
@@ -179,12 +181,17 @@ def submit(order: LegOrder) -> w.RouterMessage:
         salt=order.salt,
         last_block_hash=order.last_block_hash,
         timeout_s=order.timeout_s,
+        forced=[_choice_to_wire(state) for state in order.forced],
     )
     if order.peer is not None:
         message.peer.CopyFrom(_ref(order.peer))
     for facts, tokens in order.sources:
         message.sources.append(w.PrefixSource(worker=_ref(facts), tokens=tokens))
     return w.RouterMessage(submit=message)
+
+
+def _choice_to_wire(state: ChoiceState) -> g.ChoiceState:
+    return g.ChoiceState(choice=state.choice, tokens=state.tokens, finish=finish_to_wire(state.finish))
 
 
 def _ref(facts: WorkerFacts) -> w.WorkerRef:

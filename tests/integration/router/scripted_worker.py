@@ -207,13 +207,17 @@ def _forget(worker: ScriptedWorker, key: tuple[str, int], _: asyncio.Task[None])
 
 
 class _Run:
-    """One request at one worker."""
+    """One attempt of a request at one worker. It goes on after what is forced; a step is a token of every choice."""
 
     def __init__(self, worker: ScriptedWorker, submit: w.Submit, outbox: asyncio.Queue[w.WorkerMessage]) -> None:
         self._worker, self._submit, self._outbox = worker, submit, outbox
         self._script = worker.script
-        count = submit.sampling.n
-        self._answers = [self._script.answer(submit, choice) for choice in range(count)]
+        forced = {state.choice: state for state in submit.forced}
+        choices = [choice for choice in range(submit.sampling.n) if choice not in forced or not forced[choice].finish]
+        self._answers = {choice: self._script.answer(submit, choice) for choice in choices}
+        self._starts = {choice: len(forced[choice].tokens) if choice in forced else 0 for choice in choices}
+        for choice, start in self._starts.items():
+            assert start == 0 or list(forced[choice].tokens) == self._answers[choice][:start]
 
     async def run(self) -> None:
         submit, script = self._submit, self._script
@@ -246,30 +250,32 @@ class _Run:
                 prompts = [self._prompt_chunk(first)]
                 self._outbox.put_nowait(w.WorkerMessage(tokens=w.StepTokens(prompts=prompts)))
 
-    async def _decode(self, start: int) -> None:
-        for index in range(start, max(len(answer) for answer in self._answers)):
+    async def _decode(self, first: int) -> None:
+        steps = max(len(answer) - self._starts[choice] for choice, answer in self._answers.items())
+        for step in range(first, steps):
             await asyncio.sleep(self._script.step_s)
-            await self._send(index)
+            await self._send(step)
 
-    async def _send(self, index: int) -> None:
+    async def _send(self, step: int) -> None:
         script = self._script
-        if script.is_mute or (script.stall_at is not None and index >= script.stall_at):
+        reached = max(start + step for start in self._starts.values())
+        if script.is_mute or (script.stall_at is not None and reached >= script.stall_at):
             await asyncio.Event().wait()
-        ended = {choice for end in self._worker.ended if end.request == self._submit.request for choice in end.choices}
-        choices = [choice for choice, answer in enumerate(self._answers) if index < len(answer)]
-        if not script.is_stubborn:
-            choices = [choice for choice in choices if choice not in ended]
-        chunks = [self._chunk(choice, index) for choice in choices]
-        self._worker.said.update((self._submit.request, choice) for choice in choices)
+        chunks = self._chunks(step)
+        self._worker.said.update((chunk.request, chunk.choice) for chunk in chunks)
         if script.duplicates:
-            chunks = [*chunks, *chunks]
-            if index:
-                chunks += [self._chunk(choice, index - 1) for choice in range(len(self._answers))]
+            chunks = [*chunks, *chunks, *(self._chunks(step - 1) if step else ())]
         if script.other_attempts:
             chunks = [*(self._foreign(chunk) for chunk in chunks), *chunks]
         self._outbox.put_nowait(w.WorkerMessage(tokens=w.StepTokens(chunks=chunks)))
 
-    def _chunk(self, choice: int, index: int) -> w.TokenChunk:
+    def _chunks(self, step: int) -> list[w.TokenChunk]:
+        ended = {choice for end in self._worker.ended if end.request == self._submit.request for choice in end.choices}
+        ended = set() if self._script.is_stubborn else ended
+        indices = {choice: start + step for choice, start in self._starts.items() if choice not in ended}
+        return [self._chunk(choice, at, step) for choice, at in indices.items() if at < len(self._answers[choice])]
+
+    def _chunk(self, choice: int, index: int, step: int) -> w.TokenChunk:
         answer, submit = self._answers[choice], self._submit
         token = answer[index]
         chunk = w.TokenChunk(request=submit.request, attempt=submit.attempt, choice=choice, index=index, tokens=[token])
@@ -280,9 +286,9 @@ class _Run:
         if submit.sampling.HasField("logprobs"):
             others = [g.TopLogprob(token=token + n, logprob=-0.5 - n) for n in range(submit.sampling.logprobs)]
             chunk.logprobs.append(g.TokenLogprob(token=token, logprob=-0.25, top=others))
-        if index == 0:
+        if step == 0:
             chunk.cached_tokens = self._script.cached_tokens
-        if index == 1 and submit.leg == w.LEG_DECODE:
+        if step == 1 and submit.leg == w.LEG_DECODE:
             timing = g.HandoffTiming(ticket_wait_s=0.0, sample_to_step_s=0.003, last_wire_s=0.001, step_rest_s=0.0)
             chunk.handoff.CopyFrom(timing)
         return chunk

@@ -112,7 +112,7 @@ def test_refused_by_name(shared: House, request_: i.GenerateRequest, code: str, 
 
 
 def test_worker_lost_and_cancel(build: Build) -> None:
-    house = build()
+    house = build(worker_wait_s=0.0)
     house.wait_ready()
     decode = house.workers["decode-0"]
     decode.script = Script(stall_at=3)

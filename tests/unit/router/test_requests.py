@@ -9,10 +9,9 @@ import pytest
 
 from tandem.core.errors import CancelledError, WorkerLostError
 from tandem.core.handoff import TokenLogprob
-from tandem.core.ids import Attempt, RequestId, WorkerId
+from tandem.core.ids import Attempt, RequestId
 from tandem.core.lifecycle import FinishReason
 from tandem.core.sampling import SamplingParams
-from tandem.router.plan import Plan
 from tandem.router.requests import Flight, Inbox, Work
 from tandem.router.wire import TokenChunk
 
@@ -24,8 +23,8 @@ def chunk(index: int, tokens: list[int], **more: object) -> TokenChunk:
 
 def flight(inbox: Inbox, n: int = 1) -> Flight:
     work = Work(prompt=[1], sampling=SamplingParams(max_tokens=100, n=n), timeout_s=1)
-    plan = Plan(decode=WorkerId("d"), prefill=None, reason="")
-    return Flight(id=RequestId("r"), slot=0, work=work, inbox=inbox, plan=plan, started_s=0)
+
+    return Flight(id=RequestId("r"), slot=0, work=work, inbox=inbox, started_s=0)
 
 
 def read(inbox: Inbox) -> list[int]:

@@ -1,0 +1,123 @@
+"""Clients of a real cluster whose workers are struck while answers run, and the answers that they must get anyway."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tests.e2e.cluster import Cluster, wait_for
+from tests.integration.router.transcript import Transcript, read_stream
+
+ANSWER_S = 90.0
+STREAM: dict[str, Any] = {"model": "tandem-tiny", "stream": True, "stream_options": {"include_usage": True}}
+
+
+def asks(max_tokens: int, prompt_tokens: int, salt: int = 0) -> dict[str, dict[str, Any]]:
+    """One request of every kind; their prompts differ, also by `salt`."""
+
+    def prompt(number: int) -> list[int]:
+        return [(13 * k + 101 * number + 997 * salt) % 3000 + 600 for k in range(prompt_tokens + number)]
+
+    plain: dict[str, Any] = {**STREAM, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+    words = " ".join(f"word {k + salt}" for k in range(prompt_tokens // 4))
+    kinds: list[tuple[str, dict[str, Any]]] = [
+        ("greedy", {}),
+        ("seeded", {"temperature": 1.1, "seed": 17 + salt}),
+        ("n=2", {"n": 2, "temperature": 0.9, "seed": 5 + salt}),
+        ("logprobs", {"logprobs": 3}),
+        ("penalties", {"frequency_penalty": 0.6, "presence_penalty": 0.3, "temperature": 0.7, "seed": 2}),
+    ]
+    every = {kind: {**plain, "prompt": prompt(number), **more} for number, (kind, more) in enumerate(kinds)}
+    every["chat"] = {**plain, "messages": [{"role": "user", "content": words}], "logprobs": True, "top_logprobs": 2}
+    return every
+
+
+def with_stop(body: Mapping[str, Any], undisturbed: Transcript) -> dict[str, Any]:
+    """The same, ended by a string three quarters into its answer."""
+    text = undisturbed.choices[0].text
+    at = len(text) * 3 // 4
+    return {**body, "stop": [text[at : at + 6]]}
+
+
+class Client(threading.Thread):
+    """One streamed answer, read in a thread of its own."""
+
+    def __init__(self, cluster: Cluster, body: Mapping[str, Any]) -> None:
+        super().__init__(daemon=True)
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        headers = {"Content-Type": "application/json"}
+        self._request = urllib.request.Request(f"{cluster.api}{path}", json.dumps(body).encode(), headers)
+        self.events = 0
+        self._text: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with urllib.request.urlopen(self._request, timeout=ANSWER_S) as response:
+                for raw in response:
+                    self._text.append(raw.decode())
+                    self.events += raw.startswith(b"data: ")
+        except urllib.error.HTTPError as error:
+            with error:
+                self._text.append(f"data: {error.read().decode()}\n")
+
+    def transcript(self) -> Transcript:
+        """What came, once all of it is here."""
+        self.join(ANSWER_S)
+        assert not self.is_alive(), "the answer hangs"
+        return read_stream("".join(self._text))
+
+
+def undisturbed(cluster: Cluster, bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Transcript]:
+    """The right answers."""
+    clients = {kind: Client(cluster, body) for kind, body in bodies.items()}
+    answers = {kind: client.transcript() for kind, client in clients.items()}
+    for kind, answer in answers.items():
+        assert answer.is_well_formed, (kind, answer.errors)
+    return answers
+
+
+def check(clients: Mapping[str, Client], right: Mapping[str, Transcript]) -> None:
+    """No client saw anything of it: the same answer, one role, one end a choice, one usage, one [DONE]."""
+    for kind, client in clients.items():
+        got = client.transcript()
+        assert got.errors == [], (kind, got.errors)
+        assert got.dones == 1, kind
+        assert got.is_well_formed, (kind, got)
+        assert got == right[kind], kind
+
+
+@contextmanager
+def stopped(pids: Sequence[int]) -> Iterator[None]:
+    """SIGSTOP these processes; SIGCONT at the end."""
+    try:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def in_flight(cluster: Cluster, worker: str) -> int:
+    """Requests of the router that wait for this worker."""
+    return sum(w["router_in_flight"] for w in cluster.status()["workers"] if w["worker"] == worker)
+
+
+def wait_whole(cluster: Cluster, workers: int) -> None:
+    """All workers are connected and registered, and nothing is in flight or held."""
+
+    def is_whole() -> bool:
+        status = cluster.status()
+        able = [w for w in status["workers"] if w["is_connected"] and w["is_registered"]]
+        held = [b[k] for w in able for b in w["blocks"] for k in ("request", "pushing", "reserved")]
+        return len(able) == workers and status["is_ready"] and not status["router"]["in_flight"] and not any(held)
+
+    wait_for(is_whole, 60, "the cluster is whole and quiet")

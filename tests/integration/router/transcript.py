@@ -1,0 +1,76 @@
+"""What a client got of an answer, streamed or whole, in a form that can be compared: chunk boundaries do not count."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Choice:
+    """Everything about one choice, put together; `roles` and `finishes` count how often they were said."""
+
+    text: str = ""
+    logprobs: list[Any] = field(default_factory=list)
+    roles: int = 0
+    finishes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Transcript:
+    """`cached_tokens` is left out of `usages`: it may differ from run to run."""
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    usages: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    dones: int = 0
+
+    @property
+    def is_well_formed(self) -> bool:
+        """One end for every choice, one usage, no error, and at most one role."""
+        ends = all(len(choice.finishes) == 1 and choice.roles <= 1 for choice in self.choices.values())
+        return ends and len(self.usages) == 1 and not self.errors and bool(self.choices)
+
+
+def read_stream(text: str) -> Transcript:
+    """The server-sent events of a streamed completion or chat completion."""
+    transcript = Transcript()
+    for line in text.splitlines():
+        if line == "data: [DONE]":
+            transcript.dones += 1
+        elif line.startswith("data: "):
+            _add(transcript, json.loads(line[6:]))
+    return transcript
+
+
+def read_whole(body: dict[str, Any]) -> Transcript:
+    transcript = Transcript(dones=1)
+    _add(transcript, body)
+    return transcript
+
+
+def _add(transcript: Transcript, body: dict[str, Any]) -> None:
+    if "error" in body:
+        transcript.errors.append(body["error"])
+    if body.get("usage"):
+        usage = {key: value for key, value in body["usage"].items() if isinstance(value, int)}
+        transcript.usages.append(usage)
+    for part in body.get("choices", ()):
+        choice = transcript.choices.setdefault(part["index"], Choice())
+        said = part.get("delta") or part.get("message") or part
+        choice.text += said.get("text") or said.get("content") or ""
+        choice.roles += "role" in said
+        if part.get("finish_reason"):
+            choice.finishes.append(part["finish_reason"])
+        choice.logprobs += _logprobs(part.get("logprobs"))
+
+
+def _logprobs(logprobs: dict[str, Any] | None) -> list[Any]:
+    """One entry a token, of either API."""
+    if not logprobs:
+        return []
+    if "content" in logprobs:
+        return list(logprobs["content"] or ())
+    keys = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return list(zip(*(logprobs[key] for key in keys if logprobs.get(key) is not None), strict=True))

@@ -1,0 +1,110 @@
+"""A dispatcher among real links that are connected to nobody: what it sends stays in them, what arrives is told it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tandem.core.clock import ManualClock
+from tandem.core.config import Disaggregation, RouterSection
+from tandem.core.errors import TandemError
+from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.lifecycle import Phase, RoleName
+from tandem.router.dispatch import Dispatcher
+from tandem.router.links import Identity, WorkerAddress, WorkerLink
+from tandem.router.plan import Plan
+from tandem.router.policies import create_policy
+from tandem.router.prefix import PrefixFinder
+from tandem.router.survival import Survival
+from tandem.router.wire import TokenChunk
+from tandem.router.workers import WorkerTable
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.unit.router.facts import worker_facts
+
+ROLES = {"p": RoleName.PREFILL, "d": RoleName.DECODE, "m": RoleName.MIXED}
+IDENTITY = Identity(router=RouterId("r"), incarnation=Incarnation(1), rpc_token="")
+
+
+class Meter:
+    """Counts by what was said."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def planned(self, plan: Plan) -> None:
+        self._count(f"planned {plan.reason}")
+
+    def dropped(self, reason: str) -> None:
+        self._count(f"dropped {reason}")
+
+    def attempted_again(self, cause: str) -> None:
+        self._count(f"again {cause}")
+
+    def gave_up(self, reason: str) -> None:
+        self._count(f"gave up {reason}")
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+
+class Stage:
+    """The first letter of a worker's name is its role's. Answers have to cross unless told otherwise. Needs a running
+    event loop for its timers only."""
+
+    def __init__(self, *workers: str, **settings: Any) -> None:
+        self.clock, self.meter = ManualClock(100.0), Meter()
+        nobody: Any = None
+        self.table = WorkerTable(nobody)
+        section = replace(RouterSection(disaggregation=Disaggregation.ALWAYS), **settings)
+        self.survival = Survival(create_policy(section.policy, section.disaggregation), section, self.clock)
+        self.dispatcher = Dispatcher(self.table, self.survival, PrefixFinder(None, b""), self.clock, self.meter)
+        self._incarnations = 0
+        for worker in workers:
+            self.come(worker)
+
+    def link(self, worker: str) -> WorkerLink:
+        link = self.table.link(WorkerId(worker))
+        assert link is not None
+        return link
+
+    def come(self, worker: str) -> None:
+        """A worker connects, in an incarnation of its own."""
+        self._incarnations += 1
+        facts = worker_facts(worker, ROLES[worker[0]], self._incarnations)
+        where = WorkerAddress(worker=facts.worker, incarnation=facts.incarnation, address="")
+        link = WorkerLink(where, IDENTITY, self.dispatcher, self.clock)
+        link.facts = facts
+        self.table._links[facts.worker] = link
+        self.dispatcher.on_up(link)
+
+    def go(self, worker: str) -> WorkerLink:
+        """It dies; returns the link that was to it."""
+        link = self.link(worker)
+        del self.table._links[link.worker]
+        link._close("it was killed")
+        return link
+
+    def sent(self, worker: str) -> list[w.RouterMessage]:
+        """What was sent to a worker since the last look."""
+        messages = list(self.link(worker)._unsent)
+        self.link(worker)._unsent.clear()
+        return messages
+
+    def submitted(self, worker: str) -> list[w.Submit]:
+        return [message.submit for message in self.sent(worker) if message.HasField("submit")]
+
+    def say(self, worker: str, *chunks: TokenChunk) -> None:
+        self.dispatcher.on_tokens(self.link(worker), chunks)
+
+    def goes_on(self, worker: str, request: str, attempt: int) -> None:
+        """A decode worker says that the sequence lives there now."""
+        self.dispatcher.on_phase(self.link(worker), request, attempt, Phase.DECODE)
+
+    def fail(self, worker: str, request: str, attempt: int, error: TandemError) -> None:
+        self.dispatcher.on_failed(self.link(worker), request, attempt, error)
+
+    def wake(self) -> None:
+        """Whatever waits is looked at, later."""
+        self.clock.advance(1.0)
+        for request in list(self.dispatcher._waiting):
+            self.dispatcher._try(self.dispatcher._flights[request])
