@@ -40,6 +40,8 @@ from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 LOAD_S = 0.1
 PREFILL_S = 0.005
 """So that a first token does not wait behind what was said of its request before."""
+PREFILL_TOKENS_PER_S = 1e6
+"""As reported: so fast that no request waits in the router for room at a worker."""
 BLOCK_TOKENS = 16
 BLOCKS = 65_536
 _FINGERPRINT = "f" * 32
@@ -144,7 +146,8 @@ class Worker:
         used, count = 8 * len(self._decoding), len(self._decoding)
         report = w.LoadReport(
             running_requests=count, in_flight=count + len(self._announced), decoding_sequences=count,
-            prefill_rate=50_000.0, decode_step_s=self._fabric.step_s, decode_sequence_s=self._fabric.step_s / 64,
+            prefill_rate=PREFILL_TOKENS_PER_S, decode_step_s=self._fabric.step_s,
+            decode_sequence_s=self._fabric.step_s / 64,
             queue_stretch=20.0, queue_max_overtake_s=30.0,
             blocks=[w.GroupBlocksCount(group=0, total=BLOCKS, free=BLOCKS - used, request=used)],
             counters={"steps": 1.0, "kv_sent_bytes": 1.0, "kv_received_bytes": 1.0},

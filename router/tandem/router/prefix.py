@@ -67,22 +67,21 @@ class PrefixFinder:
     def find(self, prompt: Sequence[int], workers: Iterable[WorkerFacts], salt: bytes = b"") -> PrefixView:
         """What is known of `prompt` under `salt`; empty = this finder's own."""
         every = list(workers)
-        senders = [(f.worker, _sender_key(f.profile), f.profile) for f in every if f.role is RoleName.PREFILL]
+        senders = _senders(every)
         chains = _Chains(prompt, salt or self.salt, self._index, self._speculation)
         view = PrefixView()
         for facts in every:
-            size = facts.block_tokens
-            held = chains.held(facts.fingerprint, size, "").get(facts.worker, 0)
-            expected = chains.expected(facts.fingerprint, size).get((facts.worker, facts.incarnation), 0)
-            most = (len(prompt) - 1) // max(1, size)
-            view.held_tokens[facts.worker] = held * size
-            view.reusable_tokens[facts.worker] = min(max(held, expected), most) * size
-            view.expected_tokens[facts.worker] = max(0, min(expected, most) - held) * size
-            hashes = view.hashes[facts.worker] = chains.hashes(facts.fingerprint, size)
-            view.last_hashes[facts.worker] = hashes[-1] if hashes else b""
+            worker, size = facts.worker, facts.block_tokens
+            known = chains.known(facts.fingerprint, size)
+            held = known.held.get(worker, 0)
+            expected = min(known.expected.get((worker, facts.incarnation), 0), known.most)
+            view.held_tokens[worker] = held * size
+            view.reusable_tokens[worker] = max(min(held, known.most), expected) * size
+            view.expected_tokens[worker] = max(0, expected - held) * size
+            view.hashes[worker], view.last_hashes[worker] = known.hashes, known.last_hash
             if facts.role is RoleName.DECODE:
-                view.lossy_tokens[facts.worker] = {
-                    lossy: chains.held(facts.fingerprint, size, lossy).get(facts.worker, 0) * size
+                view.lossy_tokens[worker] = {
+                    lossy: chains.held(facts.fingerprint, size, lossy).get(worker, 0) * size
                     for lossy in set(self._lossy_names(senders, facts))
                 }
         return view
@@ -118,6 +117,28 @@ class PrefixFinder:
                     yield name
 
 
+def _senders(workers: Iterable[WorkerFacts]) -> list[tuple[WorkerId, tuple[object, ...], KVProfile]]:
+    """Prefill workers with what makes their blocks alike. Of those that are the same over every link, one is enough: a
+    router keeps one object of equal profiles."""
+    senders = {}
+    for facts in workers:
+        if facts.role is RoleName.PREFILL:
+            senders[facts.worker if facts.profile.offers else id(facts.profile)] = facts
+    return [(facts.worker, _sender_key(facts.profile), facts.profile) for facts in senders.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Of one exact root: leading blocks by worker, as held and as expected, all hashes, and how many blocks need not be
+    computed at most."""
+
+    held: Mapping[WorkerId, int]
+    expected: Mapping[Holder, int]
+    hashes: Sequence[BlockHash]
+    last_hash: bytes
+    most: int
+
+
 class _Chains:
     """Hash chains of one prompt, and who holds how much of each; every chain is computed and looked up once."""
 
@@ -127,7 +148,7 @@ class _Chains:
         self._prompt, self._salt, self._index, self._speculation = prompt, salt, index, speculation
         self._hashes: dict[tuple[str, int, str], list[BlockHash]] = {}
         self._held: dict[tuple[str, int, str], Mapping[WorkerId, int]] = {}
-        self._expected: dict[tuple[str, int], Mapping[Holder, int]] = {}
+        self._known: dict[tuple[str, int], _Known] = {}
 
     def held(self, fingerprint: str, block_tokens: int, lossy: str) -> Mapping[WorkerId, int]:
         """Leading blocks under that root by worker."""
@@ -137,17 +158,20 @@ class _Chains:
             self._held[key] = self._index.lookup(hashes) if self._index is not None and hashes else {}
         return self._held[key]
 
-    def expected(self, fingerprint: str, block_tokens: int) -> Mapping[Holder, int]:
-        """Leading blocks that workers are about to hold, by worker and incarnation."""
+    def known(self, fingerprint: str, block_tokens: int) -> _Known:
+        """All about exact blocks."""
         key = (fingerprint, block_tokens)
-        if key not in self._expected:
-            hashes = self.hashes(fingerprint, block_tokens)
-            self._expected[key] = self._speculation.lookup(hashes) if self._speculation is not None else {}
-        return self._expected[key]
-
-    def hashes(self, fingerprint: str, block_tokens: int) -> Sequence[BlockHash]:
-        """The exact hashes of all full blocks."""
-        return self._chain((fingerprint, block_tokens, ""))
+        found = self._known.get(key)
+        if found is None:
+            hashes = self._chain((fingerprint, block_tokens, ""))
+            found = self._known[key] = _Known(
+                held=self.held(fingerprint, block_tokens, ""),
+                expected=self._speculation.lookup(hashes) if self._speculation is not None else {},
+                hashes=hashes,
+                last_hash=hashes[-1] if hashes else b"",
+                most=(len(self._prompt) - 1) // max(1, block_tokens),
+            )
+        return found
 
     def _chain(self, key: tuple[str, int, str]) -> list[BlockHash]:
         if key not in self._hashes:

@@ -171,9 +171,9 @@ class Readiness:
             candidates = self._table.candidates(model=model)
             alone = [one for one in candidates if one.role in self._alone(model, candidates)]
             here = {_key(one): Plan(decode=one.worker, prefill=None, reason="probe") for one in alone}
-            paired = {} if self._mode is Disaggregation.NEVER else _pair_plans(candidates)
+            paired = {} if self._mode is Disaggregation.NEVER else pair_plans(candidates)
             self._targets[model] = {**paired, **here}
-            self._tried[model] = {**_enough(paired), **here}
+            self._tried[model] = {**enough(paired), **here}
         up = {(link.worker, link.where.incarnation) for link in self._table.links if link.is_up}
         self._proven = {key for key in self._proven if key <= up}
         self._trials = {key: trial for key, trial in self._trials.items() if key <= up}
@@ -189,7 +189,7 @@ class Readiness:
         return {RoleName.MIXED, RoleName.DECODE}
 
 
-def _pair_plans(candidates: Sequence[Candidate]) -> dict[Key, Plan]:
+def pair_plans(candidates: Sequence[Candidate]) -> dict[Key, Plan]:
     """Every pair that may be planned, ordered so that the first ones have all workers in them."""
     prefills = {one.worker: place for place, one in enumerate(c for c in candidates if c.role is RoleName.PREFILL)}
     decodes = {one.worker: place for place, one in enumerate(c for c in candidates if c.role is RoleName.DECODE)}
@@ -198,7 +198,7 @@ def _pair_plans(candidates: Sequence[Candidate]) -> dict[Key, Plan]:
     return {_key(p, d): Plan(decode=d.worker, prefill=p.worker, reason="probe") for p, d in diagonals}
 
 
-def _enough(plans: Mapping[Key, Plan]) -> dict[Key, Plan]:
+def enough(plans: Mapping[Key, Plan]) -> dict[Key, Plan]:
     """Those among them with which every worker is in PAIRS_EACH, if it can be in so many."""
     counts: Counter[WorkerId] = Counter()
     enough = {}

@@ -51,6 +51,7 @@ class AnswerReply(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._desk.open(RequestId(self._frame.id), self._works, self._settings) as answer:
+                await asyncio.sleep(0)  # what goes to the workers leaves first
                 await attend(answer, self._deliver(answer, scope, send), self._watch(receive, answer))
         except TandemError as error:  # nobody could take the request
             self._desk.metrics.request_ended(self._settings.api, error.code)
