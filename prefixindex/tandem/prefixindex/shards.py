@@ -13,8 +13,6 @@ from itertools import islice
 from tandem.core.blockhash import HASH_BYTES, BlockHash
 
 FIRST_BYTES = 256
-_SHARDS = 64
-"""Few enough that neighbouring blocks of a prompt, which came together, stand together in memory."""
 _KEY_BYTES = (sys.getsizeof(b"") + HASH_BYTES + 15) // 16 * 16
 """A hash as it stands in memory: objects are allocated in steps of 16 bytes."""
 
@@ -22,18 +20,17 @@ _KEY_BYTES = (sys.getsizeof(b"") + HASH_BYTES + 15) // 16 * 16
 class Shards:
     """`of[first byte]` is the dictionary of all hashes that begin with it, block → mask."""
 
-    numbers = range(_SHARDS)
+    numbers = range(FIRST_BYTES)
     """An index into `of` for each dictionary."""
 
     def __init__(self) -> None:
-        small: list[dict[BlockHash, int]] = [{} for _ in self.numbers]
-        self.of = [small[first % _SHARDS] for first in range(FIRST_BYTES)]
+        self.of: list[dict[BlockHash, int]] = [{} for _ in self.numbers]
 
     def __len__(self) -> int:
         return sum(map(len, self))
 
     def __iter__(self) -> Iterator[dict[BlockHash, int]]:
-        return iter(self.of[:_SHARDS])
+        return iter(self.of)
 
     def memory_bytes(self, mask_bytes: int) -> int:
         """Memory of everything, if each entry has a mask of its own of `mask_bytes`."""
@@ -56,6 +53,5 @@ class Shards:
         # A dictionary keeps the room of what was deleted; its copy has none, and is no larger than it must be.
         packed: dict[BlockHash, int] = {}
         packed.update(shard)
-        for first in range(index, FIRST_BYTES, _SHARDS):
-            self.of[first] = packed
+        self.of[index] = packed
         return len(oldest)
