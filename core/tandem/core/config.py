@@ -180,7 +180,7 @@ class AdmissionSection:
     """`[admission]`: who waits in a router, and for what. See docs/tenants.md."""
 
     max_waiting: int = 1024
-    quantum_tokens: int = 512
+    quantum_tokens: int = 64
     worker_queue_s: float = 0.1
     worker_queue_requests: int = 2
     default_slo: str = ""

@@ -27,6 +27,7 @@ from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.core.parentdeath import die_with_parent
+from tandem.core.prefill_queue import QueueRules
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.budget_store import BudgetStore
 from tandem.prefixindex.connection import connect
@@ -124,13 +125,7 @@ class Router:
         survival = Survival(self.policy, config.settings, self._clock)
         self.dispatcher = Dispatcher(self.table, survival, prefixes, self._clock, self.metrics)
         self.metrics.watch(survival, lambda: self.dispatcher.waiting)
-        room = Room(config.admission, classes.least_itl_s)
-        self.admission = Admission(
-            config.admission,
-            self._clock,
-            lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
-            self.metrics,
-        )
+        self.admission = self._build_admission(classes)
         self._pump = Pump(self.admission)
         self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
         self.metrics.watch_admission(lambda: self.admission.waiting)
@@ -283,6 +278,16 @@ class Router:
 
     def _make_link(self, where: Any) -> WorkerLink:
         return WorkerLink(where, self._identity, self.dispatcher, self._clock)
+
+    def _build_admission(self, classes: Classes) -> Admission:
+        rules, room = self.config.admission, Room(self.config.admission, classes.least_itl_s)
+        return Admission(
+            rules,
+            self._clock,
+            lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
+            self.metrics,
+            order=lambda: next((link.load.queue_rules for link in self.table.usable()), QueueRules()),
+        )
 
     def _check_in_time(self, work: Work, plan: Plan) -> None:
         if plan.cost is not None and work.arrived_s is not None:

@@ -19,7 +19,7 @@ from tandem.core.errors import CapacityError, DeadlineError, TandemError
 from tandem.core.prefill_queue import QueueRules
 from tandem.router.admission.drain import DrainRate
 from tandem.router.admission.fairqueue import FairQueue, Waiting
-from tandem.router.admission.room import Need
+from tandem.router.admission.room import SHORTER, Need
 from tandem.router.admission.terms import Terms
 
 POLL_S = 0.005
@@ -31,9 +31,10 @@ MARGIN = 0.9
 """Of a promised time to the first token, what waiting and computing may take as predicted."""
 _LEAST_S, _MOST_S = 0.1, 60.0
 """What a client is told to wait, at least and at most."""
+CREDIT_TOKENS = 4096
+"""So much may a tenant's short requests take before their turn, while a long one of another finds no room."""
 _PASSING = 4
 """How many are looked at when there is no room for the one whose turn it is."""
-_ORDER = QueueRules()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -77,7 +78,8 @@ class _Lane:
 
 
 class Admission:
-    """`has_room(model, need)` looks at the workers; `on_waiting` is called when the first one begins to wait."""
+    """`has_room(model, need)` looks at the workers; `order` says how they sort prompts; `on_waiting` is called when the
+    first one begins to wait."""
 
     def __init__(
         self,
@@ -86,9 +88,10 @@ class Admission:
         has_room: Callable[[str, Need], bool],
         meter: AdmissionMeter,
         on_waiting: Callable[[], None] = lambda: None,
+        order: Callable[[], QueueRules] = QueueRules,
     ) -> None:
         self._rules, self._clock, self._has_room, self._meter = rules, clock, has_room, meter
-        self.on_waiting = on_waiting
+        self._order, self.on_waiting = order, on_waiting
         self._lanes: dict[str, _Lane] = {}
 
     @property
@@ -112,7 +115,9 @@ class Admission:
             grant()
             return None
         if lane is None:
-            queue = FairQueue[Place](quantum=self._rules.quantum_tokens, limit=self._rules.max_waiting)
+            queue = FairQueue[Place](
+                quantum=self._rules.quantum_tokens, limit=self._rules.max_waiting, credit=CREDIT_TOKENS
+            )
             lane = self._lanes[arrived.model] = _Lane(queue)
         place = self._place(arrived, compute_s(), grant, refuse)
         if not len(lane.queue) and self._has_room(arrived.model, place.need):  # it overtakes what is there
@@ -160,13 +165,14 @@ class Admission:
                 self._expire(lane, place, now_s)
             while (first := self._next(model, lane.queue)) is not None:
                 lane.queue.take(first)
-                lane.rate.sent(first.cost)
                 first.is_over = True
-                self._meter.waited(now_s - first.queued_s)
                 try:
                     first.grant()
                 except TandemError as error:
                     first.refuse(error)
+                else:
+                    lane.rate.sent(first.cost)
+                    self._meter.waited(now_s - first.queued_s)
             if not len(lane.queue):
                 lane.rate.watch(now_s, is_busy=False)
 
@@ -175,7 +181,8 @@ class Admission:
         first = queue.first()
         if first is None or self._has_room(model, first.need):
             return first
-        passing = queue.passing(_PASSING)
+        most_s = (first.need.compute_s or 0.0) / SHORTER
+        passing = (place for place in queue.passing(_PASSING) if (place.need.compute_s or 0.0) <= most_s)
         return next((place for place in passing if self._has_room(model, place.need)), None)
 
     def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
@@ -189,7 +196,7 @@ class Admission:
         self, arrived: Arrived, compute_s: float, grant: Callable[[], None], refuse: Callable[[TandemError], None]
     ) -> Place:
         now_s, terms = self._clock.now_s(), arrived.terms
-        due_s = _ORDER.due_s(arrived_s=arrived.arrived_s, remaining_s=compute_s, now_s=now_s)
+        due_s = self._order().due_s(arrived_s=arrived.arrived_s, remaining_s=compute_s, now_s=now_s)
         target_s = MARGIN * terms.ttft_s
         # What even idle workers would be too late with is not sent away for it.
         latest_s = arrived.arrived_s + target_s - compute_s if compute_s <= target_s else math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 MEMORY_S = 5.0
-"""What is older counts ever less."""
+"""What is older counts ever less, and nothing after so long a time in which nobody waited."""
 KNOWN_AFTER_S = 0.5
 """Waiting that has to be seen before the rate is believed."""
 
@@ -16,6 +16,7 @@ class DrainRate:
     def __init__(self) -> None:
         self._cost = self._time_s = 0.0
         self._since_s: float | None = None
+        self._idle_from_s = math.inf
 
     def watch(self, now_s: float, *, is_busy: bool) -> None:
         """From now on somebody waits, or nobody does: then time passes uncounted."""
@@ -24,6 +25,10 @@ class DrainRate:
             kept = math.exp(-passed_s / MEMORY_S)
             self._cost *= kept
             self._time_s = self._time_s * kept + MEMORY_S * (1 - kept)
+        elif is_busy and now_s - self._idle_from_s > MEMORY_S:
+            self._cost = self._time_s = 0.0
+        if self._since_s is not None and not is_busy:
+            self._idle_from_s = now_s
         self._since_s = now_s if is_busy else None
 
     def sent(self, cost: float) -> None:

@@ -4,8 +4,7 @@ Deficit round robin: tenants take turns; with every turn one gets `quantum` more
 Among tenants that always have something waiting, the costs that were sent never differ by more than a quantum and the
 largest single cost. Nobody starves: with every round each tenant can spend a quantum more.
 
-While there is no room for the one whose turn it is, another tenant's may pass it that is due before it, on credit of at
-most the quantum of its next turn.
+While there is no room for the one whose turn it is, another tenant's may pass it that is due before it, on credit.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ W = TypeVar("W", bound=Waiting)
 @dataclass(slots=True)
 class _Line(Generic[W]):
     """One tenant's, in order. `deficit`: what it may still spend, less than a quantum and its first one's cost; below 0
-    after its next turn was spent before it came."""
+    after turns were spent before they came."""
 
     waiting: list[W] = field(default_factory=list)
     cost: int = 0
@@ -48,10 +47,11 @@ class _Line(Generic[W]):
 
 
 class FairQueue(Generic[W]):
-    """At most `limit` requests; beyond, the tenant with the most waiting loses its last one."""
+    """At most `limit` requests; beyond, the tenant with the most waiting loses its last one. `credit`: how much a
+    tenant may send before its turns come."""
 
-    def __init__(self, *, quantum: int, limit: int) -> None:
-        self._quantum, self._limit = quantum, limit
+    def __init__(self, *, quantum: int, limit: int, credit: int = 0) -> None:
+        self._quantum, self._limit, self._credit = quantum, limit, credit
         self._lines: OrderedDict[str, _Line[W]] = OrderedDict()  # whose turn it is comes first
         self._count = self._numbered = 0
 
@@ -113,7 +113,7 @@ class FairQueue(Generic[W]):
         heads = (
             line.waiting[0]
             for line in self._lines.values()
-            if line.waiting[0] < first and line.waiting[0].cost <= line.deficit + self._quantum
+            if line.waiting[0] < first and line.waiting[0].cost <= line.deficit + self._credit
         )
         return nsmallest(limit, heads)
 
@@ -138,7 +138,7 @@ class FairQueue(Generic[W]):
         """Raises RuntimeError when the books are wrong; for tests."""
         for tenant, line in self._lines.items():
             right = line.waiting == sorted(line.waiting) and all(one.tenant == tenant for one in line.waiting)
-            right &= bool(line.waiting) and line.deficit >= -self._quantum
+            right &= bool(line.waiting) and line.deficit >= -self._credit
             if not right or line.cost != sum(one.cost for one in line.waiting):
                 raise RuntimeError(f"the line of {tenant} is wrong")
         if self._count != sum(len(line.waiting) for line in self._lines.values()) or self._count > self._limit:

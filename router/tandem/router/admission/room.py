@@ -17,6 +17,8 @@ from tandem.core.prefill_queue import PrefillSpeed, QueuedWork, QueueRules
 from tandem.router.outstanding import Outstanding, Sent
 
 _ASSUMED_BLOCK_TOKENS = 16
+SHORTER = 2.0
+"""A prompt that is so many times shorter than another may count on overtaking it, however rates are measured next."""
 
 
 class Reported(Protocol):
@@ -93,18 +95,18 @@ class Room:
 
     def _can_compute(self, link: Link, need: Need, now_s: float) -> bool:
         """Whether little is ahead of it there. What it would overtake does not count, if that is known."""
-        load, rows = link.load, link.outstanding.queue(now_s)
-        is_stale = link.outstanding.is_stale(now_s)
-        rows = rows if is_stale else [*load.queue, *rows]
-        due_s = math.inf
+        load, is_stale, due_s = link.load, link.outstanding.is_stale(now_s), math.inf
         if need.compute_s is not None:
-            due_s = load.queue_rules.due_s(arrived_s=now_s, remaining_s=need.compute_s, now_s=now_s)
-        ahead = [row for row in rows if row.due_s <= due_s]
-        if sum(row.requests for row in ahead) < self._rules.worker_queue_requests:
+            due_s = load.queue_rules.due_s(arrived_s=now_s, remaining_s=SHORTER * need.compute_s, now_s=now_s)
+        reported = [row for row in load.queue if row.due_s <= due_s] if not is_stale else []
+        sent = [row for row in link.outstanding.queue(now_s) if row.due_s <= due_s]
+        if sum(row.requests for row in (*reported, *sent)) < self._rules.worker_queue_requests:
             return True
-        worked_s = 0.0 if is_stale else now_s - link.outstanding.reported_s  # on what it reported
-        queued_s = sum(load.prefill_speed.seconds(row.tokens, row.attended) for row in ahead)
-        return queued_s - worked_s < self._rules.worker_queue_s
+        speed, since_s = load.prefill_speed, now_s - link.outstanding.reported_s
+        reported_s = sum(speed.seconds(row.tokens, row.attended) for row in reported)
+        sent_s = sum(speed.seconds(row.tokens, row.attended) for row in sent)
+        left_s = max(0.0, reported_s - since_s)  # of what it reported it has worked on since
+        return left_s + sent_s < self._rules.worker_queue_s
 
     def _can_decode(self, link: Link, need: Need, now_s: float) -> bool:
         load, coming = link.load, link.outstanding.uncounted(now_s)

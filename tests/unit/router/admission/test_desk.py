@@ -40,7 +40,9 @@ class Hall:
         self.sent: list[str] = []
         self.errors: dict[str, TandemError] = {}
         self.started = 0
-        self.admission = Admission(AdmissionSection(**rules), self.clock, self._has_room, self.counts, self._on_waiting)
+        self.admission = Admission(
+            AdmissionSection(**rules), self.clock, self._has_room, self.counts, on_waiting=self._on_waiting
+        )
 
     def _has_room(self, model: str, need: Need) -> bool:
         return self.room > 0 or self.has_room_for(need)
@@ -169,6 +171,22 @@ def test_a_long_prompt_that_finds_no_room_does_not_hold_up_another_tenants_short
     hall.has_room_for, hall.room = lambda need: False, 1
     hall.pass_time(0.0)
     assert hall.sent == ["short", "long"]
+
+
+def test_who_waits_longer_does_not_pass_on_credit_whose_turn_it_is() -> None:
+    """Prompts of one length: the other tenant's are due before, and measured a little shorter."""
+    hall = Hall()
+    for number in range(5):
+        hall.enter(f"greedy {number}", tenant="greedy", compute_s=0.045)
+    hall.pass_time(0.2, room=1)
+    hall.enter("modest", tenant="modest", compute_s=0.05)
+    hall.pass_time(0.0, room=1)
+    hall.has_room_for = lambda need: need.compute_s != 0.05
+    for _ in range(3):
+        hall.pass_time(0.0)
+    hall.has_room_for, hall.room = lambda need: False, 1
+    hall.pass_time(0.0)
+    assert hall.sent.index("modest") <= 3
 
 
 def test_a_full_queue_is_paid_for_by_who_fills_it() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.router.admission.drain import DrainRate
+from tandem.router.admission.drain import MEMORY_S, DrainRate
 
 
 def worked(rate: DrainRate, begin_s: float, seconds: int, cost: float) -> float:
@@ -27,8 +27,17 @@ def test_idle_time_does_not_count() -> None:
     rate = DrainRate()
     end_s = worked(rate, 10.0, seconds=5, cost=100.0)
     rate.watch(end_s, is_busy=False)
-    rate.watch(end_s + 1000.0, is_busy=True)
+    rate.watch(end_s + MEMORY_S, is_busy=True)
     assert rate.per_s == pytest.approx(100.0, rel=0.02)
+
+
+def test_a_long_time_in_which_nobody_waited_ends_what_is_known() -> None:
+    rate = DrainRate()
+    end_s = worked(rate, 10.0, seconds=5, cost=100.0)
+    rate.watch(end_s, is_busy=False)
+    rate.watch(end_s + 2.0, is_busy=False)
+    rate.watch(end_s + MEMORY_S + 0.1, is_busy=True)
+    assert rate.per_s is None
 
 
 def test_what_is_old_counts_less() -> None:
