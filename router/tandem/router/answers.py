@@ -155,7 +155,7 @@ class Answer:
     def _compute_s(self) -> float:
         """How long its prompts take to compute, as far as that can be foreseen."""
         try:
-            plans = [self._desk.dispatcher.explain(work)[0] for work in self._works]
+            plans = [self._desk.dispatcher.foresee(work) for work in self._works]
         except TandemError:  # it is told so when it is sent off
             return 0.0
         return sum(plan.cost.compute_s for plan in plans if plan.cost is not None)

@@ -148,12 +148,19 @@ class Dispatcher:
     def explain(self, work: Work) -> tuple[Plan, list[Candidate]]:
         """What would be done with `work` now, and what is known of every worker; nothing is sent or counted."""
         now_s, view = self._clock.now_s(), self._look_up(work, work.sampling)
+        return self._foresee(work, view, now_s), self._candidates(work, view, now_s)
+
+    def foresee(self, work: Work) -> Plan:
+        """What would be done with `work` now."""
+        return self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s())
+
+    def _foresee(self, work: Work, view: PrefixView, now_s: float) -> Plan:
         flight = Flight(id=RequestId(""), slot=0, work=work, inbox=Inbox(0), started_s=now_s)
         plan = self._plan(flight, view, now_s)
         if isinstance(plan, Wait):
             why = "a worker that was lost is expected back"
             raise UnavailableError("nobody can serve it now", why=why, todo="try again")
-        return plan, self._candidates(work, view, now_s)
+        return plan
 
     def _wake(self, flight: Flight, delay_s: float) -> None:
         """Try the flight again after `delay_s`, or as soon as a worker comes."""
