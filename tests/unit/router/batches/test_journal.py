@@ -170,7 +170,8 @@ class Owners(RuleBasedStateMachine):
     @rule()
     def take_over(self) -> None:
         self._count += 1
-        self._owners.append(self._loop.run_until_complete(opened(Path(self._folder.name), self._count * 7 % 5)))
+        incarnation = self._count * 7 % 10007  # no two the same, in no order
+        self._owners.append(self._loop.run_until_complete(opened(Path(self._folder.name), incarnation)))
 
     @rule(owner=st.integers(0, 20), number=st.integers(0, TOTAL - 1), is_ok=st.booleans())
     def answer(self, owner: int, number: int, is_ok: bool) -> None:
