@@ -1,4 +1,5 @@
-"""kill -9 of the router, of Redis and of everything while a batch runs: it ends complete, each request once."""
+"""kill -9 of the router, of workers, of Redis and of everything while a batch runs: it ends complete, each request
+once."""
 
 from __future__ import annotations
 
@@ -95,15 +96,15 @@ def check_complete(client: openai.OpenAI, batch: str) -> None:
         assert line["response"]["body"]["choices"][0]["text"] == decode(tokens), number
 
 
-def test_the_router_and_redis_die(flags: tuple[str, ...]) -> None:
+def test_one_after_the_other_dies(flags: tuple[str, ...]) -> None:
     with running(*flags) as cluster, client_of(cluster) as client:
         batch = submit(client).id
-        for answers in (20, 80):
+        for answers, victim in ((20, "router"), (50, "decode-0"), (80, "router"), (110, "prefill-0")):
             await_answers(client, batch, answers)
-            pid = cluster.status()["router"]["pid"]
+            pid = cluster.status()["router"]["pid"] if victim == "router" else cluster.pids()[victim][0]
             kill(pid)
-            wait_for(lambda pid=pid: not is_alive(pid), 5, "the router is gone")  # type: ignore[misc]
-        await_answers(client, batch, 120)
+            wait_for(lambda pid=pid: not is_alive(pid), 5, f"{victim} is gone")  # type: ignore[misc]
+        await_answers(client, batch, 140)
         (redis,) = [c.pid for c in psutil.Process(cluster.process.pid).children() if "redis" in c.name()]
         kill(redis)
         check_complete(client, batch)
