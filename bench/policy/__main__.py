@@ -89,13 +89,22 @@ def main() -> int:
         highest = highest_factor(lambda f: play(base, trace.scaled(f)).waiting_share, start=arguments.scale)
         factor = highest * arguments.share
         rows.append(Row(f"{arguments.base} sustains", "rate", highest * trace.rate, "1/s"))
-        print(f"{arguments.base} sustains {highest:.3f} times the trace's rate; {arguments.share:g} of that is played")
+        print(
+            f"{arguments.base} sustains {highest:.3f} times the trace's rate; {arguments.share:g} of that is played",
+            flush=True,
+        )
     rows.append(Row("played", "rate", factor * trace.rate, "1/s"))
     rows.append(Row("played", "ideal hit rate", trace.ideal_hit_rate(), "share"))
     for case, setup in cases.items():
         started_s = time.monotonic()
-        rows += rows_of(case, play(setup, trace.scaled(factor)))
-        print(f"{case}: {time.monotonic() - started_s:.1f} s")
+        result = play(setup, trace.scaled(factor))
+        rows += rows_of(case, result)
+        print(
+            f"{case:24} TTFT p50 {result.ttft_p50_s:.2f} s, p90 {result.ttft_p90_s:.2f} s,"
+            f" hit rate {result.hit_rate:.3f}, imbalance {result.imbalance:.2f}, longest wait {result.max_wait_s:.1f} s"
+            f" (played in {time.monotonic() - started_s:.1f} s)",
+            flush=True,
+        )
     publish("policy", rows, arguments.out)
     return 0
 

@@ -168,13 +168,26 @@ class Policy(Protocol):
 
 
 def chosen(
-    policy: PolicyName, mode: Disaggregation, options: Iterable[Option], candidates: Sequence[Candidate]
+    policy: PolicyName,
+    mode: Disaggregation,
+    options: Iterable[Option],
+    candidates: Sequence[Candidate],
+    alike: float = 0.0,
 ) -> Plan:
-    """The plan of the best of `options`; raises UnavailableError if there is none."""
+    """The plan of the best of `options`; raises UnavailableError if there is none.
+
+    Those of its kind (a pair, one worker) whose score is above its own by no more than `alike` take turns with it.
+    """
     ranked = sorted(options, key=lambda option: option.order)[:MAX_OPTIONS]
     if not ranked:
         raise UnavailableError(missing(mode, candidates), todo="wait for workers or look at the cluster's status")
     best = ranked[0]
+    if alike:
+        limit, is_whole = best.score + alike, best.prefill is None
+        turns = (one for one in ranked if one.score <= limit and (one.prefill is None) is is_whole)
+        best = min(turns, key=lambda option: option.order[1:])
+        ranked.remove(best)
+        ranked.insert(0, best)
     prefill, decode = best.prefill, best.decode
     return Plan(
         decode=decode.worker,

@@ -16,6 +16,9 @@ from tandem.router.plan import Candidate, Job, Option, Plan, able_alone, chosen,
 
 TOP = 4
 """So many of the cheapest of each side are paired; of decode workers as many again that hold most of the prompt."""
+ALIKE_S = 0.005
+"""Costs that differ by less are taken for equal: no estimate is better, and the worker that seems fastest by a hair
+would get everything until it has a queue."""
 _REASONS = {
     RoleName.MIXED: "a mixed worker costs least",
     RoleName.DECODE: "a decode worker that extends its own prefix costs least",
@@ -37,7 +40,7 @@ class CostPolicy:
         options = [_option(None, worker, estimates, done) for worker, done in alone]
         if job.max_tokens > 1 and self._mode is not Disaggregation.NEVER:
             options += _pairs(estimates, candidates)
-        return chosen(self.name, self._mode, options, candidates)
+        return chosen(self.name, self._mode, options, candidates, alike=ALIKE_S)
 
 
 def _pairs(estimates: Estimates, candidates: Sequence[Candidate]) -> list[Option]:

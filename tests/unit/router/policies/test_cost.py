@@ -138,17 +138,17 @@ def test_the_faster_link_and_the_prefix_at_the_decode_worker_save_bytes() -> Non
 def test_a_prefix_that_is_cheap_to_fetch_counts_where_the_prompt_goes() -> None:
     """p1 holds nothing, but d0's blocks come over its fast link; the plan's sources say the same."""
     profile = of_kv("float32")
-    holder = d("d0", profile=profile, held_tokens=960, link_speed={"p1": 1e9}.get)
+    holder = d("d0", profile=profile, held_tokens=9600, link_speed={"p1": 1e9}.get)
     first, second = (
         p("p0", profile=profile, prefill_speed=at(1000.0)),
         p("p1", profile=profile, prefill_speed=at(1000.0)),
     )
-    job = Job(prompt_tokens=1000, max_tokens=10)
+    job = Job(prompt_tokens=10_000, max_tokens=10)
     workers = (first, second, holder)
     chosen = with_sources(CostPolicy(ALWAYS).plan(job, workers), job, workers)
     assert (chosen.prefill, [source.worker for source in chosen.sources]) == ("p1", ["d0"])
     assert chosen.cost is not None
-    assert chosen.cost.compute_s == pytest.approx(0.04 + FETCH_SETUP_S + 960 * TOKEN_BYTES / 1e9)
+    assert chosen.cost.compute_s == pytest.approx(0.4 + FETCH_SETUP_S + 9600 * TOKEN_BYTES / 1e9)
 
 
 def test_many_workers_are_weighed_by_the_best_of_each_side() -> None:
@@ -213,6 +213,15 @@ def test_a_fuller_decode_worker_never_becomes_cheaper(
 
     idle, busy = decode(min(one, two), max(free, other)), decode(max(one, two), min(free, other))
     assert total_s(job, p(), busy) >= total_s(job, p(), idle)
+
+
+def test_costs_that_differ_by_a_hair_take_turns() -> None:
+    """A millisecond of a second is less than any estimate knows; ten are a reason."""
+    fast, like, slow = p("p0", prefill_speed=at(1000.0), last_used=3), at(999.0), at(990.0)
+    assert plan(fast, p("p1", prefill_speed=like, last_used=2), d()).prefill == "p1"
+    assert plan(fast, p("p1", prefill_speed=slow, last_used=2), d()).prefill == "p0"
+    found = plan(fast, p("p1", prefill_speed=like, last_used=2), d())
+    assert [one.prefill.worker for one in found.options if one.prefill] == ["p1", "p0"], "the choice is named first"
 
 
 # ---- bounded affinity ----------------------------------------------------------------------------------------------
