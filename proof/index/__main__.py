@@ -1,7 +1,8 @@
-"""Runs seeds one after the other; finished ones are kept in --out, so a run that was stopped goes on where it was.
+"""Runs seeds one after the other, then three routers; what is finished is kept in --out, so a run that was stopped goes
+on where it was.
 
-Each seed is a cluster of its own with eight rounds of trouble under load, while one event in a hundred is lost and the
-last ones always are.
+Each seed is a cluster of its own with rounds of trouble under load, while one event in a hundred is lost and the last
+ones always are. The three routers share one Redis: they hit as one does, and any of them may be killed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import statistics
 import sys
 import tempfile
 import time
@@ -18,15 +20,20 @@ from typing import Any
 
 from tandem.prefixindex.lease import LEASE_S
 from tests.chaos.index_scene import TROUBLES, index_scene
+from tests.chaos.router_scene import ROUTERS, router_scene
 
 ROOT = Path(__file__).parents[2]
 TROUBLES_A_SEED = 8
+FIRST_PAIRS, PAIRS, REQUESTS = 2, 4, 200
+"""Hit rates of one router and of three, by turns; the first ones, while caches fill, do not count."""
+ALLOWED = 0.02
+Record = dict[str, Any]
 
 
-def run_seed(seed: int, folder: Path) -> dict[str, Any]:
+def run_seed(seed: int, folder: Path) -> Record:
     """What happened; AssertionError if a promise was broken."""
     rng = random.Random(seed)
-    rounds: list[dict[str, Any]] = []
+    rounds: list[Record] = []
     with index_scene(folder, seed) as scene:
         for _ in range(TROUBLES_A_SEED):
             kinds = rng.sample(TROUBLES, rng.choice((1, 1, 2)))
@@ -38,40 +45,76 @@ def run_seed(seed: int, folder: Path) -> dict[str, Any]:
             assert calm.converged_s <= LEASE_S, "the index was wrong for longer than a lease"
             assert calm.stale == 0, "a stale hit"
         assert not scene.prompts.wrong, scene.prompts.wrong
-        return {"answered": scene.answered, "failed": scene.failed, "rounds": rounds}
+        return {"answered": scene.answered, "failed": scene.failed, "lost_events": scene.lost, "rounds": rounds}
+
+
+def run_routers(seed: int) -> Record:
+    """Hit rates of one router and of three, and what was left after each was killed; AssertionError as above."""
+    rates: dict[int, list[float]] = {1: [], ROUTERS: []}
+    with router_scene() as scene:
+        for pair in range(FIRST_PAIRS + PAIRS):
+            for count in sorted(rates, reverse=pair % 2 == 1):
+                rate = scene.hit_rate(scene.routers[:count], REQUESTS, questions=seed * 1000 + pair * 10 + count)
+                rates[count] += [round(rate, 4)] if pair >= FIRST_PAIRS else []
+            print(f"hit rates so far: {rates}", flush=True)
+        kills = [asdict(scene.kill_router(number, random.Random(seed + number))) for number in range(ROUTERS)]
+        print(f"each was killed: {kills}", flush=True)
+        assert not scene.prompts.wrong, scene.prompts.wrong
+    one, three = (statistics.fmean(rates[count]) for count in rates)
+    assert three >= one * (1 - ALLOWED), f"three routers hit {three:.4f}, one hits {one:.4f}"
+    return {"one": rates[1], "three": rates[ROUTERS], "killed": kills}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="proof.index", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "index.json")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
-    parser.add_argument("--seeds", type=int, default=20, help="how many")
+    parser.add_argument("--seeds", type=int, default=8, help="how many")
+    parser.add_argument("--seconds", type=float, default=300, help="nothing new is begun that would end later")
     arguments = parser.parse_args()
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
+    record: Record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     if record.get("first_seed") != arguments.seed:
         record = {"name": "index", "first_seed": arguments.seed, "seeds": {}}
-    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
-        if str(seed) in record["seeds"]:
-            continue
-        began_s = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="td-") as folder:
-            record["seeds"][str(seed)] = run_seed(seed, Path(folder))
+    wanted = [str(seed) for seed in range(arguments.seed, arguments.seed + arguments.seeds)]
+    began_s, longest_s = time.monotonic(), 0.0
+    for part in [seed for seed in wanted if seed not in record["seeds"]] + ["routers"] * ("routers" not in record):
+        part_began_s = time.monotonic()
+        if part_began_s - began_s + longest_s > arguments.seconds:
+            print("the time is over; run it again for the rest")
+            break
+        if part == "routers":
+            record["routers"] = run_routers(arguments.seed)
+        else:
+            with tempfile.TemporaryDirectory(prefix="td-") as folder:
+                record["seeds"][part] = run_seed(int(part), Path(folder))
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"seed {seed} done in {time.monotonic() - began_s:.0f} s", flush=True)
+        took_s = time.monotonic() - part_began_s
+        longest_s = max(longest_s, took_s)
+        print(f"{part} done in {took_s:.0f} s", flush=True)
     _summarise(list(record["seeds"].values()))
+    if "routers" in record:
+        _summarise_routers(record["routers"])
     return 0
 
 
-def _summarise(seeds: list[dict[str, Any]]) -> None:
+def _summarise(seeds: list[Record]) -> None:
     rounds = [entry for seed in seeds for entry in seed["rounds"]]
     print(f"{len(seeds):7} seeds, {len(rounds)} rounds of trouble, no broken promise")
     print(f"{sum(seed['answered'] for seed in seeds):7} answers, every one as undisturbed")
     print(f"{sum(seed['failed'] for seed in seeds):7} requests failed")
+    print(f"{sum(seed['lost_events'] for seed in seeds):7} events lost")
     print(f"{sum(entry['probes'] for entry in rounds):7} prompts afterwards, of which")
     print(f"{sum(entry['hits'] for entry in rounds):7} found a prefix and")
     print(f"{sum(entry['stale'] for entry in rounds):7} less of it than predicted")
     slowest = max(entry["converged_s"] for entry in rounds)
     print(f"{slowest:7.2f} s at most until the index equalled what workers hold, once they were connected")
+
+
+def _summarise_routers(routers: Record) -> None:
+    one, three = statistics.fmean(routers["one"]), statistics.fmean(routers["three"])
+    print(f"{three:7.3f} of all prompt tokens were cached with three routers, {one:.3f} with one")
+    hits, probes = (sum(left[key] for left in routers["killed"]) for key in ("hits", "probes"))
+    print(f"{hits:7} of {probes} prompts of routers that were killed then had a prefix by the others' index")
 
 
 if __name__ == "__main__":

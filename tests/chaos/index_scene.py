@@ -59,6 +59,11 @@ class IndexScene:
         self._lock = threading.Lock()
         self.answered = self.failed = 0
 
+    @property
+    def lost(self) -> int:
+        """Events that Redis never got so far."""
+        return self._lossy.lost
+
     @contextlib.contextmanager
     def load(self, clients: int = 3) -> Iterator[None]:
         """Requests that share prefixes, one after the other in each of these threads, while one in a hundred events is
