@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 TIMING = b": tandem-timing "
 DONE = b"data: [DONE]"
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -40,14 +43,16 @@ class Answer:
         return [b - a for a, b in zip(self.token_s[1:], self.token_s[2:], strict=False)]
 
 
-async def complete(host: str, port: int, body: dict[str, Any], due_s: float, timeout_s: float) -> Answer:
+async def complete(
+    host: str, port: int, body: dict[str, Any], due_s: float, timeout_s: float, headers: Mapping[str, str] = _NONE
+) -> Answer:
     """POST /v1/completions with stream; never raises, an error is part of the answer."""
     answer = Answer(due_s)
     try:
         async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
             try:
-                await _talk(reader, writer, body, answer)
+                await _talk(reader, writer, body, answer, headers)
             finally:
                 writer.close()
                 await writer.wait_closed()
@@ -57,12 +62,17 @@ async def complete(host: str, port: int, body: dict[str, Any], due_s: float, tim
 
 
 async def _talk(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any], answer: Answer
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    body: dict[str, Any],
+    answer: Answer,
+    headers: Mapping[str, str],
 ) -> None:
     data = json.dumps(body).encode()
+    more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-        f"X-Tandem-Timing: 1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        f"X-Tandem-Timing: 1\r\nConnection: close\r\nContent-Length: {len(data)}\r\n{more}\r\n"
     )
     writer.write(head.encode() + data)
     await writer.drain()

@@ -1,0 +1,197 @@
+"""Overload on sim workers: what is still served as promised at twice the capacity, and what a flood does to others.
+
+One prefill worker that takes 50 ms a prompt and one decode worker, as a whole cluster. Capacity is measured first, by
+clients that send one request after the other. Then come Poisson arrivals with a fixed seed, sent when due: twice the
+capacity in one SLO class; and two tenants, each with half of the capacity as its share, one of which sends half of its
+share, the other its share, then ten times that. Latencies count from when a request was due.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench.report import Row, publish
+from bench.serve.client import Answer, complete
+from tests.e2e.cluster import Cluster, running
+
+TTFT_S, ITL_S = 1.0, 0.1
+PROMPT_TOKENS, ANSWER_TOKENS = 100, 8
+GOODPUT_LIMIT, P99_LIMIT = 0.9, 1.2
+TIMEOUT_S = 30.0
+CLASS = {"X-SLO-Class": "chat"}
+CONFIG = f"""
+[pools]
+prefill = 1
+decode = 1
+[router]
+anonymous = "always"
+disaggregation = "always"
+[worker]
+engine = "sim"
+[worker.sim]
+prefill_tokens_per_s = 2000.0
+decode_step_s = 0.005
+[slo.chat]
+ttft_s = {TTFT_S}
+itl_s = {ITL_S}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Arrivals of one tenant."""
+
+    rate: float
+    seed: int
+    headers: Mapping[str, str]
+
+
+class Load:
+    """Sends to one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        url = urlsplit(cluster.api)
+        self._host, self._port = str(url.hostname), int(url.port or 0)
+        self._words = random.Random(0)
+
+    async def send(self, due_s: float, headers: Mapping[str, str]) -> Answer:
+        body = {
+            "model": "tandem-tiny",
+            "prompt": [self._words.randrange(300, 4000) for _ in range(PROMPT_TOKENS)],  # nothing is cached
+            "max_tokens": ANSWER_TOKENS,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+        }
+        return await complete(self._host, self._port, body, due_s, TIMEOUT_S, headers)
+
+    async def capacity(self, clients: int, seconds: float) -> float:
+        """Requests a second that end while every client always has one."""
+        began_s = time.monotonic()
+        ends_s: list[float] = []
+
+        async def one() -> None:
+            while time.monotonic() < began_s + seconds:
+                answer = await self.send(time.monotonic(), {})
+                if answer.error:
+                    raise SystemExit(f"a request failed: {answer.error}")
+                ends_s.append(time.monotonic())
+
+        await asyncio.gather(*(one() for _ in range(clients)))
+        counted = [end_s for end_s in ends_s if began_s + 2.0 <= end_s < began_s + seconds]
+        return len(counted) / (seconds - 2.0)
+
+    async def offer(self, streams: Sequence[Stream], seconds: float) -> list[list[Answer]]:
+        """All answers of each stream."""
+        start_s = time.monotonic() + 0.1
+        found: list[list[Answer]] = [[] for _ in streams]
+
+        async def one(into: list[Answer], due_s: float, headers: Mapping[str, str]) -> None:
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            into.append(await self.send(due_s, headers))
+
+        async with asyncio.TaskGroup() as tasks:
+            for stream, into in zip(streams, found, strict=True):
+                dice, at_s = random.Random(stream.seed), 0.0
+                while (at_s := at_s + dice.expovariate(stream.rate)) < seconds:
+                    tasks.create_task(one(into, start_s + at_s, stream.headers))
+        return found
+
+
+def key(cluster: Cluster, tenant: str) -> dict[str, str]:
+    """Headers of a new key."""
+    admin = Path(cluster.context["admin_key_file"]).read_text().strip()
+    request = urllib.request.Request(
+        f"{cluster.context['admin']}/admin/v1/keys", json.dumps({"tenant": tenant, "slo": "chat"}).encode(),
+        {"Authorization": f"Bearer {admin}", "Content-Type": "application/json"},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=10) as response:
+        return {"Authorization": f"Bearer {json.load(response)['key']}"}
+
+
+def is_met(answer: Answer) -> bool:
+    if answer.error or answer.ttft_s > TTFT_S:
+        return False
+    return (answer.token_s[-1] - answer.token_s[0]) / max(1, len(answer.token_s) - 1) <= ITL_S
+
+
+def p99_ms(answers: Sequence[Answer]) -> float:
+    served = [answer.ttft_s for answer in answers if not answer.error]
+    return statistics.quantiles(served, n=100, method="inclusive")[98] * 1000
+
+
+def refused(answers: Sequence[Answer]) -> int:
+    """How many were told to come back; ends the measurement if any failed in another way."""
+    wrong = [a.error for a in answers if a.error and " 503 " not in a.error]
+    if wrong:
+        raise SystemExit(f"{len(wrong)} requests failed, the first with: {wrong[0]}")
+    return sum(bool(answer.error) for answer in answers)
+
+
+def measure(seconds: float) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder) / "cluster.toml"
+        config.write_text(CONFIG)
+        with running("--config", str(config)) as cluster:
+            return asyncio.run(_phases(cluster, seconds))
+
+
+async def _phases(cluster: Cluster, seconds: float) -> list[Row]:
+    load = Load(cluster)
+    await load.capacity(4, 3.0)
+    capacity = await load.capacity(16, 12.0)
+    print(f"capacity: {capacity:.1f} requests/s")
+    (answers,) = await load.offer([Stream(2 * capacity, 1, CLASS)], seconds / 2)
+    goodput = sum(map(is_met, answers)) / (seconds / 2)
+    late = sum(not answer.error and not is_met(answer) for answer in answers)
+    rows = [
+        Row("capacity", "requests", capacity, "/s"),
+        Row("twice the capacity", "served as promised", goodput, "/s", capacity),
+        Row("twice the capacity", "ttft_p99", p99_ms(answers), "ms", TTFT_S * 1000),
+        Row("twice the capacity", "served late", late, "requests", len(answers)),
+        Row("twice the capacity", "told to come back", refused(answers), "requests", len(answers)),
+    ]
+    modest, greedy = await asyncio.to_thread(key, cluster, "modest"), await asyncio.to_thread(key, cluster, "greedy")
+    quiet = Stream(capacity / 4, 2, modest)
+    before, _ = await load.offer([quiet, Stream(capacity / 2, 3, greedy)], seconds)
+    after, flood = await load.offer([quiet, Stream(10 * capacity / 2, 3, greedy)], seconds)
+    rows += [
+        Row("its share", "other's ttft_p99", p99_ms(before), "ms"),
+        Row("its share", "other's refused", refused(before), "requests", len(before)),
+        Row("ten times its share", "other's ttft_p99", p99_ms(after), "ms", p99_ms(before)),
+        Row("ten times its share", "other's refused", refused(after), "requests", len(after)),
+        Row("ten times its share", "its own refused", refused(flood), "requests", len(flood)),
+    ]
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.admission", description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each of the two phases with two tenants")
+    arguments = parser.parse_args()
+    rows = measure(arguments.seconds)
+    publish("admission", rows, arguments.out)
+    found = {(row.case, row.metric): row.ratio or 0.0 for row in rows}
+    is_good = found["twice the capacity", "served as promised"] >= GOODPUT_LIMIT
+    is_good &= found["ten times its share", "other's ttft_p99"] < P99_LIMIT
+    print(
+        "as promised" if is_good else f"wanted: at least {GOODPUT_LIMIT} of the capacity, less than {P99_LIMIT} of p99"
+    )
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
