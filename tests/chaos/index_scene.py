@@ -18,6 +18,7 @@ from typing import Any
 
 import redis
 
+from tandem.prefixindex.lease import LEASE_S
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.chaos.lossy_redis import LossyRedis
 from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts
@@ -128,7 +129,12 @@ class IndexScene:
         try:
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
-            self._wait(is_gone, 30, f"{worker} is gone")
+            stopped_s = time.monotonic()
+            self._wait(
+                lambda: is_gone() and time.monotonic() - stopped_s > LEASE_S + 0.5,
+                30,
+                f"{worker} is gone, and its lease is over by any clock",
+            )
             self._lapsed.add((worker, incarnation))
         finally:
             for pid in pids:
