@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import http.client
 import json
-import os
-import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 from tests.e2e.cluster import Cluster, wait_for
-from tests.integration.router.transcript import Transcript, read_stream
+from tests.integration.router.transcript import Transcript, read_stream, read_whole
 
+Bodies = dict[str, dict[str, Any]]
 ANSWER_S = 90.0
 STREAM: dict[str, Any] = {"model": "tandem-tiny", "stream": True, "stream_options": {"include_usage": True}}
 
 
-def asks(max_tokens: int, prompt_tokens: int, salt: int = 0) -> dict[str, dict[str, Any]]:
+def asks(max_tokens: int, prompt_tokens: int, salt: int = 0) -> Bodies:
     """One request of every kind; their prompts differ, also by `salt`."""
 
     def prompt(number: int) -> list[int]:
@@ -36,6 +35,8 @@ def asks(max_tokens: int, prompt_tokens: int, salt: int = 0) -> dict[str, dict[s
     ]
     every = {kind: {**plain, "prompt": prompt(number), **more} for number, (kind, more) in enumerate(kinds)}
     every["chat"] = {**plain, "messages": [{"role": "user", "content": words}], "logprobs": True, "top_logprobs": 2}
+    whole = {key: value for key, value in every["n=2"].items() if not key.startswith("stream")}
+    every["whole"] = {**whole, "prompt": prompt(len(kinds)), "seed": 8 + salt, "logprobs": 1}
     return every
 
 
@@ -46,14 +47,23 @@ def with_stop(body: Mapping[str, Any], undisturbed: Transcript) -> dict[str, Any
     return {**body, "stop": [text[at : at + 6]]}
 
 
+def asked_calmly(calm: Cluster, max_tokens: int, prompt_tokens: int, salt: int) -> tuple[Bodies, dict[str, Transcript]]:
+    """Requests of every kind, also with stop strings, and their answers from a cluster that nobody disturbs."""
+    bodies = asks(max_tokens, prompt_tokens, salt)
+    right = undisturbed(calm, bodies)
+    stops = {f"{kind}, stop": with_stop(bodies[kind], right[kind]) for kind in ("greedy", "n=2", "chat")}
+    return bodies | stops, right | undisturbed(calm, stops)
+
+
 class Client(threading.Thread):
-    """One streamed answer, read in a thread of its own."""
+    """One answer, read in a thread of its own. `events` come in a stream alone."""
 
     def __init__(self, cluster: Cluster, body: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         headers = {"Content-Type": "application/json"}
         self._request = urllib.request.Request(f"{cluster.api}{path}", json.dumps(body).encode(), headers)
+        self._read = read_stream if body.get("stream") else _read_whole
         self.events = 0
         self._text: list[str] = []
         self.start()
@@ -67,12 +77,22 @@ class Client(threading.Thread):
         except urllib.error.HTTPError as error:
             with error:
                 self._text.append(f"data: {error.read().decode()}\n")
+        except (http.client.HTTPException, OSError) as error:  # the router died
+            if self._text and not self._text[-1].endswith("\n"):
+                self._text.pop()  # half an event
+            broken = {"error": {"code": "connection", "message": repr(error)}}
+            self._text.append(f"data: {json.dumps(broken)}\n")
 
     def transcript(self) -> Transcript:
         """What came, once all of it is here."""
         self.join(ANSWER_S)
         assert not self.is_alive(), "the answer hangs"
-        return read_stream("".join(self._text))
+        return self._read("".join(self._text))
+
+
+def _read_whole(text: str) -> Transcript:
+    """An answer that is one JSON object; a failure was kept in the form of an event."""
+    return read_stream(text) if text.startswith("data: ") else read_whole(json.loads(text))
 
 
 def undisturbed(cluster: Cluster, bodies: Mapping[str, Mapping[str, Any]]) -> dict[str, Transcript]:
@@ -92,23 +112,6 @@ def check(clients: Mapping[str, Client], right: Mapping[str, Transcript]) -> Non
         assert got.dones == 1, kind
         assert got.is_well_formed, (kind, got)
         assert got == right[kind], kind
-
-
-@contextmanager
-def stopped(pids: Sequence[int]) -> Iterator[None]:
-    """SIGSTOP these processes; SIGCONT at the end."""
-    try:
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        yield
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
-
-
-def in_flight(cluster: Cluster, worker: str) -> int:
-    """Requests of the router that wait for this worker."""
-    return sum(w["router_in_flight"] for w in cluster.status()["workers"] if w["worker"] == worker)
 
 
 def wait_whole(cluster: Cluster, workers: int) -> None:

@@ -1,18 +1,19 @@
-"""kill -9 and SIGSTOP of real worker processes with a spare of that role: no client notices. Answers by arithmetic."""
+"""kill -9 and SIGSTOP of real worker processes with a spare of that role: no client notices. Answers by arithmetic.
+
+The rest of the matrix, and the model: `make proof NAME=survival`.
+"""
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.chaos import survivors
-from tests.chaos.survivors import Client, check, in_flight, stopped, wait_whole
+from tests.chaos import strikes
+from tests.chaos.strikes import Cell, strike
+from tests.chaos.survivors import Client, asked_calmly, check, wait_whole
 from tests.e2e.cluster import Cluster, kill, running, wait_for
-from tests.integration.router.transcript import Transcript
 
 CONFIG = """
 [pools]
@@ -28,6 +29,20 @@ decode_step_s = 0.02
 disaggregation = "always"
 worker_wait_s = 30.0
 """
+CALM = """
+[pools]
+mixed = 1
+[worker]
+engine = "sim"
+threads = 1
+"""
+CELLS = [
+    Cell("prefill", "prefill", "kill host"), Cell("prefill", "transfer", "kill rank"),
+    Cell("prefill", "prefill", "stop all"), Cell("prefill", "decode", "kill host"),
+    Cell("decode", "prefill", "kill rank"), Cell("decode", "transfer", "kill host"),
+    Cell("decode", "decode", "kill host"), Cell("decode", "decode", "stop rank"),
+    Cell("decode", "end", "stop all"),
+]  # fmt: skip
 MAX_TOKENS, PROMPT_TOKENS = 60, 600
 
 
@@ -41,58 +56,30 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def bodies(cluster: Cluster) -> dict[str, dict[str, Any]]:
-    every = survivors.asks(MAX_TOKENS, PROMPT_TOKENS)
-    greedy = survivors.undisturbed(cluster, {"greedy": every["greedy"]})["greedy"]
-    return {**every, "stop": survivors.with_stop(every["greedy"], greedy)}
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One worker that nobody strikes: what it says is right."""
+    path: Path = tmp_path_factory.mktemp("calm") / "cluster.toml"
+    path.write_text(CALM)
+    with running("--config", str(path)) as cluster:
+        yield cluster
 
 
-@pytest.fixture(scope="module")
-def right(cluster: Cluster, bodies: dict[str, dict[str, Any]]) -> dict[str, Transcript]:
-    return survivors.undisturbed(cluster, bodies)
+@pytest.mark.parametrize("cell", CELLS, ids=str)
+def test_a_worker_is_struck(cluster: Cluster, calm: Cluster, cell: Cell) -> None:
+    bodies, right = asked_calmly(calm, MAX_TOKENS, PROMPT_TOKENS, salt=strikes.CELLS.index(cell))
+    struck = strike(cluster, cell, bodies)
+    check(struck.clients, right)
+    assert struck.reattempts or (cell.role, cell.moment) == ("prefill", "decode"), "somebody was hit"
 
 
-@pytest.mark.parametrize("how", ["kill host", "kill rank", "stop"])
-@pytest.mark.parametrize(
-    ("worker", "phase"), [("prefill-0", "prefill"), ("decode-0", "prefill"), ("decode-0", "decode")]
-)
-def test_a_worker_is_struck(
-    cluster: Cluster,
-    bodies: dict[str, dict[str, Any]],
-    right: dict[str, Transcript],
-    worker: str,
-    phase: str,
-    how: str,
-) -> None:
-    wait_whole(cluster, 4)
-    pids = cluster.pids()[worker]
-    again = cluster.metric("tandem_reattempts_total")
-    fresh = survivors.asks(MAX_TOKENS, PROMPT_TOKENS, salt=zlib.crc32(f"{worker} {phase} {how}".encode()) % 1000)
-    clients = {kind: Client(cluster, body) for kind, body in bodies.items()}
-    more = {kind: Client(cluster, body) for kind, body in fresh.items()}
-    if phase == "prefill":
-        wait_for(lambda: in_flight(cluster, worker) > 0, 30, "a prompt is being computed")
-    else:
-        wait_for(lambda: all(client.events > 5 for client in clients.values()), 60, "tokens flow")
-    if how == "stop":
-        with stopped(pids):
-            check(clients, right)
-            answers = {kind: client.transcript() for kind, client in more.items()}
-    else:
-        kill(pids[how == "kill rank"])
-        check(clients, right)
-        answers = {kind: client.transcript() for kind, client in more.items()}
-    assert cluster.metric("tandem_reattempts_total") > again, "somebody was hit"
-    wait_whole(cluster, 4)
-    assert answers == survivors.undisturbed(cluster, fresh)
-
-
-def test_the_only_other_one_dies_too(cluster: Cluster, bodies: dict[str, dict[str, Any]], right: Any) -> None:
+def test_the_only_other_one_dies_too(cluster: Cluster, calm: Cluster) -> None:
     """Both decode workers, one after the other, while answers run: they wait for the first that comes back."""
-    wait_whole(cluster, 4)
+    bodies, right = asked_calmly(calm, MAX_TOKENS, PROMPT_TOKENS, salt=99)
+    wait_whole(cluster, strikes.WORKERS)
     pids = cluster.pids()
     clients = {kind: Client(cluster, body) for kind, body in bodies.items()}
-    wait_for(lambda: all(client.events > 5 for client in clients.values()), 60, "tokens flow")
+    streams = [clients[kind] for kind, body in bodies.items() if body.get("stream")]
+    wait_for(lambda: all(client.events > 5 for client in streams), 60, "tokens flow")
     kill(pids["decode-0"][0])
     kill(pids["decode-1"][0])
     check(clients, right)
