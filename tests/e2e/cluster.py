@@ -83,8 +83,8 @@ class Cluster:
         return total
 
     def pids(self) -> dict[str, list[int]]:
-        """Worker id → host pid and rank pids."""
-        return {w["worker"]: [w["pid"], *w["rank_pids"]] for w in self.status()["workers"]}
+        """Worker id → host pid and rank pids, of those that are connected."""
+        return {w["worker"]: [w["pid"], *w["rank_pids"]] for w in self.status()["workers"] if "pid" in w}
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:

@@ -60,7 +60,10 @@ class Served:
         return await asyncio.to_thread(self.process.wait, 20)
 
     async def _is_not_ready(self) -> bool:
-        return (await self.client.get(f"{self.url}/readyz")).status_code == 503
+        try:
+            return (await self.client.get(f"{self.url}/readyz")).status_code == 503
+        except httpx.TransportError:  # one of several processes had no answer to complete, and has just ended
+            return False
 
 
 @asynccontextmanager

@@ -101,7 +101,7 @@ def test_each_model_has_its_tokenizer_and_its_context(house: House) -> None:
 
 def test_one_model_without_workers_leaves_the_other_alone(tmp_path: Path) -> None:
     with builder(tmp_path) as make:
-        house = make(models=(TINY, other_model(tmp_path / "other")))
+        house = make(models=(TINY, other_model(tmp_path / "other")), worker_wait_s=0.0)
         house.wait_ready()
         house.kill_worker("decode-m2-0")
         house.wait(lambda: bool(house.router.readiness.missing()))
