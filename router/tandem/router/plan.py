@@ -69,7 +69,8 @@ class Candidate:
 class Job:
     """What the policy needs to know of a request. `deadline_s`: when nobody waits for it any more, as `now_s`.
 
-    `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched.
+    `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
+    has a home (see `affinity`), which others that cost nearly the same do not take turns with.
     """
 
     prompt_tokens: int
@@ -78,6 +79,7 @@ class Job:
     now_s: float = 0.0
     deadline_s: float = math.inf
     is_computed_whole: bool = False
+    is_kept_together: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

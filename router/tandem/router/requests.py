@@ -285,6 +285,7 @@ class Flight:
             now_s=now_s,
             deadline_s=self.started_s + self.work.timeout_s,
             is_computed_whole=self.sampling.prompt_logprobs is not None,
+            is_kept_together=bool(self.work.cache_key),
         )
 
     def begin_attempt(self) -> None:

@@ -20,12 +20,12 @@ def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None
             worker.script.step_s = 0.0
         house.start()
         house.wait_ready()
-        outcome = run(house.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "10", seed=1, timeout_s=250)
+        outcome = run(house.url, "--phases", "examples,coverage,fuzzing", "--max-examples", "20", seed=1, timeout_s=250)
         assert outcome.passed, outcome.report
         assert outcome.cases > 100
         for api in ("chat", "completions", "responses"):  # what is right got through, too
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="invalid_request"}}') > 10
-            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="ok"}}') >= 3
+            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="ok"}}') > 10
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="internal"}}') == 0
 
 

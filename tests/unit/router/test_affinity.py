@@ -27,7 +27,8 @@ def workers(role: RoleName, count: int, **of: dict[str, Any]) -> list[Candidate]
 
 def plan(key: str, **of: dict[str, Any]) -> Plan:
     able = leaning(key, [candidate for role in ROLES for candidate in workers(role, 4, **of)])
-    return CostPolicy(Disaggregation.ALWAYS).plan(Job(prompt_tokens=100, max_tokens=10), able)
+    job = Job(prompt_tokens=100, max_tokens=10, is_kept_together=bool(key))
+    return CostPolicy(Disaggregation.ALWAYS).plan(job, able)
 
 
 def homes(key: str, candidates: list[Candidate]) -> set[WorkerId]:
@@ -39,7 +40,7 @@ def test_one_key_one_pair_and_keys_spread() -> None:
     for key in ("a", "b", "c"):
         home = plan(key).workers
         # Whoever was used last, and whoever has a little less to do.
-        busy = {worker: {"queued_tokens": AFFINITY_TOKENS // 2, "in_flight": AFFINITY_REQUESTS // 2} for worker in home}
+        busy = {worker: {"queued_tokens": AFFINITY_TOKENS - 1, "in_flight": AFFINITY_REQUESTS - 1} for worker in home}
         assert plan(key, **busy).workers == home
     counts = Counter(plan(str(number)).workers for number in range(400))
     assert len(counts) == 16

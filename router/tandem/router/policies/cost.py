@@ -40,7 +40,7 @@ class CostPolicy:
         options = [_option(None, worker, estimates, done) for worker, done in alone]
         if job.max_tokens > 1 and self._mode is not Disaggregation.NEVER:
             options += _pairs(estimates, candidates)
-        return chosen(self.name, self._mode, options, candidates, alike=ALIKE_S)
+        return chosen(self.name, self._mode, options, candidates, alike=0.0 if job.is_kept_together else ALIKE_S)
 
 
 def _pairs(estimates: Estimates, candidates: Sequence[Candidate]) -> list[Option]:
