@@ -8,7 +8,6 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +17,6 @@ from typing import Any
 import grpc
 import grpc.aio
 import httpx
-import msgspec
 import pytest
 
 from tandem.core.config import RouterConfig, RouterSection, ServedModel
@@ -29,10 +27,10 @@ from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, MODEL
+from tests.integration.router.router_process import register_and_beat, start
 from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
 
 TLS = Path(__file__).parent / "tls"
@@ -60,20 +58,13 @@ def with_settings(config: RouterConfig, **settings: Any) -> RouterConfig:
     return replace(config, settings=replace(config.settings, **settings))
 
 
-def start(config: RouterConfig) -> subprocess.Popen[str]:
-    path = Path(config.ready_file).with_name("router.json")
-    path.write_bytes(msgspec.json.encode(config))
-    command = [sys.executable, "-m", "tandem.router", "--config", str(path)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-
-
 @asynccontextmanager
 async def worker(config: RouterConfig) -> AsyncIterator[ScriptedWorker]:
     """A mixed worker that every router of the cluster finds."""
     one = ScriptedWorker(WorkerId("mixed-0"), RoleName.MIXED, Fabric(), ClusterSecret.load(Path(config.secret_file)))
     await one.start()
     redis = await connect(config.redis_url)
-    beating = asyncio.create_task(_beat(WorkerLease(redis, Keys(config.cluster)), one))
+    beating = asyncio.create_task(register_and_beat(WorkerLease(redis, Keys(config.cluster)), one))
     try:
         yield one
     finally:
@@ -82,25 +73,10 @@ async def worker(config: RouterConfig) -> AsyncIterator[ScriptedWorker]:
         await redis.aclose()
 
 
-async def _beat(lease: WorkerLease, one: ScriptedWorker) -> None:
-    info = one.info()
-    record = WorkerRecord(
-        worker=one.worker,
-        incarnation=one.incarnation,
-        role=info.role,
-        address=info.address,
-        model=info.model,
-        fingerprint=info.fingerprint,
-    )
-    await lease.register(record)
-    while await lease.beat(0, 0, 0):
-        await asyncio.sleep(0.2)
-
-
 @asynccontextmanager
 async def running(config: RouterConfig) -> AsyncIterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """The process and where it listens; stopped by SIGTERM, which must end it well."""
-    process = start(config)
+    process = start(config, Path(config.ready_file).parent)
     try:
         await until(lambda: Path(config.ready_file).exists() or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]
@@ -212,7 +188,7 @@ async def _refused(config: RouterConfig, processes: int) -> None:
         folder = Path(config.ready_file).parent / "second"
         folder.mkdir()
         second = replace(config, router_id="r2", ready_file=str(folder / "ready.json"))
-        with start(with_settings(second, port=port, grpc_port=0, processes=processes)) as process:
+        with start(with_settings(second, port=port, grpc_port=0, processes=processes), folder) as process:
             _, words = await asyncio.to_thread(process.communicate, None, PATIENCE_S)
         assert process.returncode == 2, words
         assert f"cannot listen on 127.0.0.1:{port}" in words
@@ -220,7 +196,7 @@ async def _refused(config: RouterConfig, processes: int) -> None:
 
 def test_what_keeps_a_process_from_starting_is_said_once(config: RouterConfig) -> None:
     gone = (replace(config.models[0], model_dir="/nowhere"),)
-    with start(with_settings(replace(config, models=gone), processes=3)) as process:
+    with start(with_settings(replace(config, models=gone), processes=3), Path(config.ready_file).parent) as process:
         _, words = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, words
     assert words.count("tandem router: ") == 1
@@ -258,7 +234,7 @@ async def _tls(config: RouterConfig) -> None:
 )  # fmt: skip
 def test_tls_files_that_are_no_pair(config: RouterConfig, cert: str, key: str, words: str) -> None:
     here = {name: str(TLS / file) for name, file in (("tls_cert", cert), ("tls_key", key)) if file}
-    with start(with_settings(config, **here)) as process:
+    with start(with_settings(config, **here), Path(config.ready_file).parent) as process:
         _, said = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, said
     assert words in said
