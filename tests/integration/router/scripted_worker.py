@@ -163,23 +163,28 @@ class _Servicer(w_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong cluster secret")
         hello = await anext(aiter(requests))
         assert hello.WhichOneof("kind") == "hello"
+        if hello.hello.worker_incarnation not in (0, worker.incarnation):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this worker is now {worker.incarnation}")
         worker.streams += 1
         outbox: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
         outbox.put_nowait(w.WorkerMessage(hello=w.WorkerHello(info=worker.info())))
-        reader = asyncio.create_task(self._read(requests, outbox))
+        running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        reader = asyncio.create_task(self._read(requests, outbox, running))
         try:
             while True:
                 yield await outbox.get()
-        finally:
+        finally:  # at any time after the stream broke: a newer one's requests are none of its business
             reader.cancel()
-            for task in list(worker.running.values()):
+            for task in list(running.values()):
                 task.cancel()
 
     async def Peer(self, requests: Any, context: Any) -> AsyncIterator[w.PeerMessage]:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "scripted workers hand over through their fabric")
         yield w.PeerMessage()
 
-    async def _read(self, requests: Any, outbox: asyncio.Queue[w.WorkerMessage]) -> None:
+    async def _read(
+        self, requests: Any, outbox: asyncio.Queue[w.WorkerMessage], running: dict[tuple[str, int], asyncio.Task[None]]
+    ) -> None:
         worker = self._worker
         async for message in requests:
             kind = message.WhichOneof("kind")
@@ -187,13 +192,14 @@ class _Servicer(w_grpc.WorkerServicer):
                 worker.submits.append(message.submit)
                 key = (message.submit.request, message.submit.attempt)
                 task = asyncio.create_task(_Run(worker, message.submit, outbox).run())
-                worker.running[key] = task
-                task.add_done_callback(partial(_forget, worker, key))
+                worker.running[key] = running[key] = task
+                task.add_done_callback(partial(_forget, worker.running, key))
+                task.add_done_callback(partial(_forget, running, key))
             elif kind == "cancel":
                 worker.cancels.append(message.cancel)
-                running = worker.running.get((message.cancel.request, message.cancel.attempt))
-                if running is not None:
-                    running.cancel()
+                unwanted = running.get((message.cancel.request, message.cancel.attempt))
+                if unwanted is not None:
+                    unwanted.cancel()
             elif kind == "end_choices":
                 worker.ended.append(message.end_choices)
             elif kind == "ping" and not worker.script.is_mute:
@@ -202,8 +208,9 @@ class _Servicer(w_grpc.WorkerServicer):
                     outbox.put_nowait(w.WorkerMessage(load=worker.load))
 
 
-def _forget(worker: ScriptedWorker, key: tuple[str, int], _: asyncio.Task[None]) -> None:
-    worker.running.pop(key, None)
+def _forget(running: dict[tuple[str, int], asyncio.Task[None]], key: tuple[str, int], task: asyncio.Task[None]) -> None:
+    if running.get(key) is task:
+        del running[key]
 
 
 class _Run:
