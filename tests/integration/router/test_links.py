@@ -133,8 +133,8 @@ def test_burst_with_cancels_leaves_nothing_behind(build: Build) -> None:
     with concurrent.futures.ThreadPoolExecutor(32) as pool:
         ends = list(pool.map(one, range(100)))
     assert ends.count(True) >= 80
-    house.wait(lambda: not house.router.dispatcher.flights, 1.0)
-    house.wait(lambda: not any(worker.running for worker in house.workers.values()), 1.0)
+    house.wait(lambda: not house.router.dispatcher.flights)
+    house.wait(lambda: not any(worker.running for worker in house.workers.values()))
     assert all(not link.requests and not len(link.outstanding) for link in house.router.table.links)
     total = house.metric('tandem_requests_total{api="completions"')
     assert total == 100
