@@ -25,6 +25,8 @@ from proof.transfer.wire_pool import run_cases
 ROOT = Path(__file__).parents[2]
 COUNTS = {"wire": 24_000, "kills": 300, "stops": 300}
 SAVE_EVERY_S = 5.0
+CUT = os.EX_TEMPFAIL
+"""Exit status of a run that broke no promise and was cut by its budget: run it again to go on."""
 
 
 def main() -> int:
@@ -52,7 +54,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one; may be given several times")
     parser.add_argument("--count", type=int, default=0, help="transfers, or strikes, of each part")
     parser.add_argument("--only", default="", help="one case, such as wire/12 or stops/40")
-    parser.add_argument("--budget-s", type=float, default=0.0, help="stop after so many seconds; run again to go on")
+    parser.add_argument(
+        "--budget-s", type=float, default=0.0,
+        help=f"stop after so many seconds, with exit status {CUT}; run again to go on",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes for wire and matrix")
     parser.add_argument("--pairs", type=int, default=3, help="pairs of workers that are struck at once")
     arguments = parser.parse_args()
@@ -145,7 +150,9 @@ def _verdict(record: Record, run: Run) -> int:
         print(f"a fault that never happened: {words}")
     print(f"{len(record.violations)} broken promises, {len(late)} limits of time exceeded", end="")
     print("; cut by the budget: run it again to go on" if run.is_cut else "")
-    return int(bool(record.violations or late or left_out or deviation > 0.05))
+    if record.violations or late or left_out or deviation > 0.05:
+        return 1
+    return CUT if run.is_cut else 0
 
 
 if __name__ == "__main__":

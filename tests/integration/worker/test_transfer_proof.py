@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -95,7 +96,7 @@ def test_the_program_goes_on_where_it_was(tmp_path: Path) -> None:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "proof.transfer", f"--out={out}", "--part=wire", "--seed=9", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
     assert run("--count=40").returncode == 0
     first = json.loads(out.read_text())
@@ -106,4 +107,6 @@ def test_the_program_goes_on_where_it_was(tmp_path: Path) -> None:
     assert list(second["wire"]) == ["0", "1"]
     assert second["wire"]["0"] == first["wire"]["0"]
     assert second["summary"]["wire"]["transfers"] == 80
+    cut = run("--count=160", "--budget-s=0.001")
+    assert (cut.returncode, "run it again" in cut.stdout) == (os.EX_TEMPFAIL, True), cut.stdout + cut.stderr
     assert set(second["summary"]["not_run"]) == {"cuda_ipc", "nccl"}
