@@ -4,7 +4,10 @@
                             ▲                                            │
                             └───────────────── share ────────────────────┘   cached ──evicted by allocate──▶ held
 
-A block is *published* when its content is complete and known by hash; only then can another request share it.
+A block is *published* when its content is complete and known by hash; only then can another request share it. Two
+requests may compute the same content at once: the second block is a *twin*. Only the first is findable, but a twin in
+use counts as a use of it, and takes its place when it is evicted. So whoever publishes all blocks of a sequence keeps
+all of them findable, and a block never stays findable longer than those before it.
 Not thread-safe: one thread (the step loop) owns a ledger. Nothing here moves bytes.
 """
 
@@ -89,6 +92,8 @@ class BlockLedger:
         self._kind_counts = dict.fromkeys(HoldKind, 0)  # of held blocks, each by its highest kind
         self._hash_of: dict[BlockId, BlockHash] = {}
         self._block_of: dict[BlockHash, BlockId] = {}
+        self._twin_hash: dict[BlockId, BlockHash] = {}
+        self._twins: dict[BlockHash, dict[BlockId, None]] = {}  # held blocks with the content of a findable one
 
     @property
     def available(self) -> int:
@@ -156,6 +161,7 @@ class BlockLedger:
                 if block in self._hash_of:
                     self._cached[block] = None
                 else:
+                    self._end_twin(block)
                     self._free.append(block)
         if blocks is None:
             self._let_go(holder)
@@ -168,14 +174,19 @@ class BlockLedger:
                 self._let_go(holder)
 
     def publish(self, block: BlockId, block_hash: BlockHash) -> bool:
-        """Say that a held block's content is complete and has this hash. False if another block already has it."""
+        """Say that a held block's content is complete and has this hash. False if another block already has it: then
+        this one is its twin."""
         if block not in self._holders:
             raise LedgerError(f"block {block} is published but nobody holds it")
         known = self._block_of.get(block_hash)
-        if known is not None:
-            return known == block
-        if block in self._hash_of:
+        if known == block:
+            return True
+        if block in self._hash_of or self._twin_hash.get(block, block_hash) != block_hash:
             raise LedgerError(f"block {block} already has another hash")
+        if known is not None:
+            self._twin_hash[block] = block_hash
+            self._twins.setdefault(block_hash, {})[block] = None
+            return False
         self._hash_of[block] = block_hash
         self._block_of[block_hash] = block
         if self._on_stored:
@@ -271,6 +282,11 @@ class BlockLedger:
             raise LedgerError(f"group {self.group}: hashes and blocks disagree")
         if any(block not in self._hash_of for block in self._cached):
             raise LedgerError(f"group {self.group}: a cached block has no hash")
+        twins = {block: block_hash for block_hash, blocks in self._twins.items() for block in blocks}
+        if twins != self._twin_hash or not all(self._twins.values()):
+            raise LedgerError(f"group {self.group}: twins and their hashes disagree")
+        if any(b not in self._holders or b in self._hash_of or h not in self._block_of for b, h in twins.items()):
+            raise LedgerError(f"group {self.group}: a twin is not held, or is the twin of none")
 
     def _held(self, holder: Holder) -> list[BlockId]:
         held = self._held_by.get(holder)
@@ -293,10 +309,30 @@ class BlockLedger:
     def _evict(self) -> BlockId:
         block, _ = self._cached.popitem(last=False)
         block_hash = self._hash_of.pop(block)
+        heir = next(iter(self._twins.get(block_hash, ())), None)
+        if heir is not None:
+            self._drop_twin(heir)
+            self._hash_of[heir], self._block_of[block_hash] = block_hash, heir
+            return block
         del self._block_of[block_hash]
         if self._on_removed:
             self._on_removed(block_hash)
         return block
+
+    def _end_twin(self, block: BlockId) -> None:
+        """Nobody holds it any more: this was a use of the block that is findable in its place."""
+        if block in self._twin_hash:
+            known = self._block_of[self._drop_twin(block)]
+            if known in self._cached:
+                self._cached.move_to_end(known)
+
+    def _drop_twin(self, block: BlockId) -> BlockHash:
+        block_hash = self._twin_hash.pop(block)
+        twins = self._twins[block_hash]
+        del twins[block]
+        if not twins:
+            del self._twins[block_hash]
+        return block_hash
 
 
 def _kind_of(holders: set[Holder]) -> HoldKind:

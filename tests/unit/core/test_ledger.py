@@ -80,6 +80,33 @@ def test_the_second_block_with_the_same_content_is_not_findable() -> None:
     assert book.counts().cached == 1
 
 
+def test_a_twin_in_use_takes_the_place_of_the_block_that_is_evicted() -> None:
+    removed: list[BlockHash] = []
+    book = BlockLedger(GroupId(0), 3, on_removed=removed.append)
+    (one,), (two,) = book.allocate(A, 1) or [], book.allocate(B, 1) or []
+    assert book.publish(one, block_hash(1))
+    assert not book.publish(two, block_hash(1))
+    book.release(A)
+    assert book.allocate(TICKET, 2) is not None
+    assert book.lookup(block_hash(1)) == two
+    assert removed == []
+    book.check_integrity()
+
+
+def test_the_use_of_a_twin_is_a_use_of_the_block() -> None:
+    removed: list[BlockHash] = []
+    book = BlockLedger(GroupId(0), 4, on_removed=removed.append)
+    first, second = book.allocate(A, 1) or [], book.allocate(B, 2) or []
+    book.publish(first[0], block_hash(1))
+    book.release(A)
+    for block, number in zip(second, (1, 2), strict=True):
+        book.publish(block, block_hash(number))
+    book.release(B)
+    for _ in range(4):
+        book.allocate(TICKET, 1)
+    assert removed == [block_hash(2), block_hash(1)]
+
+
 def test_a_block_counts_as_its_highest_kind() -> None:
     book = ledger()
     blocks = book.allocate(A, 2) or []

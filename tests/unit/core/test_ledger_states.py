@@ -18,7 +18,8 @@ picks = st.lists(st.integers(0, 1000), max_size=4)
 
 
 class LedgerMachine(RuleBasedStateMachine):
-    """`held`: who holds which block; `content`: which block is findable under which hash."""
+    """`held`: who holds which block; `content`: which block is findable under which hash; `twins`: blocks with the
+    content of a findable one, in the order in which they were published."""
 
     @initialize(blocks=st.integers(0, 10))
     def start(self, blocks: int) -> None:
@@ -31,6 +32,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.since: dict[Holder, float] = {}
         self.held: dict[Holder, list[BlockId]] = {holder: [] for holder in HOLDERS}
         self.content: dict[BlockHash, BlockId] = {}
+        self.twins: dict[BlockId, BlockHash] = {}
 
     def _stored(self, block_hash: BlockHash) -> None:
         assert block_hash not in self.findable
@@ -39,6 +41,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(holder=holders, count=st.integers(0, 5))
     def allocate(self, holder: Holder, count: int) -> None:
         free = self.ledger.num_blocks - len(self._all_held())
+        unheld_free = free - sum(b not in self._all_held() for b in self.content.values())
         got = self.ledger.allocate(holder, count)
         if count > free:
             assert got is None
@@ -46,9 +49,9 @@ class LedgerMachine(RuleBasedStateMachine):
         assert got is not None
         assert len(set(got)) == count
         assert not set(got) & self._all_held()
-        lost = {h for h, b in self.content.items() if b in got}
-        unheld_free = free - sum(b not in self._all_held() for b in self.content.values())
-        assert len(lost) == max(0, count - unheld_free), "free blocks go first, and no more is evicted than needed"
+        evicted = {h for h, b in self.content.items() if b in got}
+        lost = self._evict(evicted)
+        assert len(evicted) == max(0, count - unheld_free), "free blocks go first, and no more is evicted than needed"
         self.content = {h: b for h, b in self.content.items() if h not in lost}
         self.held[holder] += got
 
@@ -65,11 +68,13 @@ class LedgerMachine(RuleBasedStateMachine):
         chosen = list(dict.fromkeys(mine[p % len(mine)] for p in picks)) if mine else []
         self.ledger.release(holder, chosen)
         self.held[holder] = [block for block in mine if block not in chosen]
+        self._end_twins()
 
     @rule(holder=holders)
     def release_all(self, holder: Holder) -> None:
         self.ledger.release(holder)
         self.held[holder] = []
+        self._end_twins()
 
     @rule(source=holders, heir=holders)
     def move(self, source: Holder, heir: Holder) -> None:
@@ -81,18 +86,20 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 1000), block_hash=hashes)
     def publish(self, pick: int, block_hash: BlockHash) -> None:
-        nameless = sorted(self._all_held() - set(self.content.values()))
+        nameless = sorted(self._all_held() - set(self.content.values()) - set(self.twins))
         if not nameless:
             return
         block = nameless[pick % len(nameless)]
         assert self.ledger.publish(block, block_hash) is (block_hash not in self.content)
-        self.content.setdefault(block_hash, block)
+        if self.content.setdefault(block_hash, block) != block:
+            self.twins[block] = block_hash
 
     @rule()
     def evict(self) -> None:
         gone = {h for h, b in self.content.items() if b not in self._all_held()}
         assert self.ledger.evict_cached() == len(gone)
-        self.content = {h: b for h, b in self.content.items() if h not in gone}
+        lost = self._evict(gone)
+        self.content = {h: b for h, b in self.content.items() if h not in lost}
 
     @rule(leaving=st.sets(holders))
     def would_be_freed(self, leaving: set[Holder]) -> None:
@@ -129,6 +136,18 @@ class LedgerMachine(RuleBasedStateMachine):
         for block in self._all_held():
             holds = sum(block in blocks for blocks in self.held.values())
             assert ledger.is_shared(block) is (holds > 1 or block in self.content.values())
+
+    def _evict(self, hashes: set[BlockHash]) -> set[BlockHash]:
+        """Those among evicted hashes that are gone; of the others, a twin in use takes the place."""
+        for block, block_hash in list(self.twins.items()):
+            if block_hash in hashes:
+                self.content[block_hash] = block
+                del self.twins[block]
+                hashes = hashes - {block_hash}
+        return hashes
+
+    def _end_twins(self) -> None:
+        self.twins = {block: block_hash for block, block_hash in self.twins.items() if block in self._all_held()}
 
     def _all_held(self) -> set[BlockId]:
         return {block for blocks in self.held.values() for block in blocks}
