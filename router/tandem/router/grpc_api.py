@@ -27,6 +27,7 @@ from tandem.router.models import Model
 from tandem.router.quoting import quoted
 from tandem.router.requests import Work
 from tandem.router.servers import TlsFiles, bind
+from tandem.router.stopping import stopping_error
 from tandem.router.whole import WholeChoices
 from tandem.router.wire import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
@@ -157,8 +158,17 @@ class _Inference(i_grpc.InferenceServicer):
         return await self._unary(context, lambda: self._detokenize(request))
 
     async def _unary(self, context: Any, answer: Callable[[], Awaitable[R]]) -> R:
+        self.busy += 1
+        try:
+            return await self._answered(context, answer)
+        finally:
+            self.busy -= 1
+
+    async def _answered(self, context: Any, answer: Callable[[], Awaitable[R]]) -> R:
         try:
             self._door.gate.admit(_authorization(context), Scope.INFER)
+            if self._door.readiness.is_draining:
+                raise stopping_error()
             return await answer()
         except TandemError as error:
             failure = error

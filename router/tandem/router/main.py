@@ -235,6 +235,7 @@ class Router:
             await self._grpc.end_health()
             busy = (lambda: http.busy, lambda: self._grpc.busy)
             await Drain(self.dispatcher, self.admission, busy, self._clock).run(self.config.settings.drain_s)
+            await http.hear_the_last()
             for server in (http, admin):
                 server.stop()
             await self._grpc.stop(grace_s=0.5)
@@ -334,7 +335,7 @@ async def _run(config: RouterConfig) -> int:
         router.metrics.add(IndexCollector(replica))
         stack.push_async_callback(router.close)
         ports = await router.start()
-        on_signal(router.stop)
+        on_signal(router.stop, second_ends=not config.parent_pid)
         record = RouterRecord(
             router=RouterId(config.router_id),
             incarnation=incarnation,

@@ -14,6 +14,13 @@ from typing import Any
 import uvicorn
 
 from tandem.core.errors import ConfigError, StartupError
+from tandem.router.acceptqueue import let_nobody_in, queued
+
+_LOOK_S = 0.02
+_ENTERING_S = 0.2
+"""Handshakes in progress when nobody new is let in any more are over by then."""
+UNHEARD_S = 1.0
+"""How long a connection may take to send its first request once nobody new is let in."""
 
 
 def bind(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
@@ -144,6 +151,21 @@ class HttpServer:
             cycle = getattr(connection, "cycle", None)
             if cycle is not None and not cycle.response_complete:
                 connection.shutdown()
+
+    async def hear_the_last(self) -> None:
+        """Let nobody in any more, and wait until who is in or waits to be has sent a request and been answered: a
+        connection that is closed before that is reset. About UNHEARD_S at most, in looks and not by a clock: each look
+        accepts who waits, however slow the machine is."""
+        let_nobody_in(self._listener)
+        for look in range(round(UNHEARD_S / _LOOK_S)):
+            await asyncio.sleep(_LOOK_S)
+            if look * _LOOK_S >= _ENTERING_S and not self._is_expecting:
+                return
+
+    @property
+    def _is_expecting(self) -> bool:
+        silent = any(getattr(each, "cycle", self) is None for each in self._server.server_state.connections)
+        return silent or self.busy > 0 or queued(self._listener) > 0
 
     def stop(self) -> None:
         """No new connections; those in progress get a second."""

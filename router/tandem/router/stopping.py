@@ -13,21 +13,23 @@ from tandem.core.logs import event
 from tandem.router.admission.desk import Admission
 from tandem.router.answers import LAST_WORDS_S
 from tandem.router.dispatch import Dispatcher
+from tandem.router.servers import UNHEARD_S
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 0.02
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-AFTER_DRAIN_S = LAST_WORDS_S + 6.0
+AFTER_DRAIN_S = LAST_WORDS_S + UNHEARD_S + 6.0
 """What a stop takes beyond `drain_s` at most: last words, closing what listens, giving leases back."""
 
 
-def on_signal(stop: Callable[[], None]) -> None:
-    """Have the first SIGTERM or SIGINT call `stop` in the running loop; the next one ends the process, whatever it is
-    at."""
+def on_signal(stop: Callable[[], None], *, second_ends: bool = True) -> None:
+    """Have SIGTERM or SIGINT call `stop` in the running loop. With `second_ends` the next one ends the process,
+    whatever it is at; without, it says nothing new: a part of a router is told by its parent, and often once more by a
+    terminal or supervisor that tells all processes."""
     loop = asyncio.get_running_loop()
 
     def first() -> None:
-        for number in _SIGNALS:
+        for number in _SIGNALS if second_ends else ():
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,7 +28,9 @@ from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.lease import NO_INCARNATION, WorkerLease
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.integration.router.router_process import register_and_beat, start, until
+from tests.integration.router.house import ADMIN_KEY
+from tests.integration.router.knocking import knocking
+from tests.integration.router.router_process import PATIENCE_S, is_gone, register_and_beat, start, until
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
 
 MANY = 400
@@ -41,6 +44,7 @@ class Served:
     process: subprocess.Popen[str]
     url: str
     grpc: str
+    admin: str
     script: Script
     redis: Any
     keys: Keys
@@ -57,13 +61,17 @@ class Served:
         await wait(self._is_not_ready)
 
     async def exit_code(self) -> int:
-        return await asyncio.to_thread(self.process.wait, 20)
+        return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
     async def _is_not_ready(self) -> bool:
-        try:
-            return (await self.client.get(f"{self.url}/readyz")).status_code == 503
-        except httpx.TransportError:  # one of several processes had no answer to complete, and has just ended
-            return False
+        fresh = {"connection": "close"}
+        return (await self.client.get(f"{self.url}/readyz", headers=fresh)).status_code == 503
+
+    async def pids(self) -> list[int]:
+        """Of the processes, where there are several."""
+        key = {"authorization": f"Bearer {ADMIN_KEY}"}
+        status = (await self.client.get(f"{self.admin}/admin/v1/status", headers=key)).json()
+        return [row["pid"] for row in status["router"]["processes"]]
 
 
 @asynccontextmanager
@@ -78,7 +86,7 @@ async def served(
     workers = [ScriptedWorker(WorkerId(f"{role}-0"), role, fabric, secret, script) for role in roles]
     redis, keys = await connect(redis_url), Keys(config.cluster)
     process = start(replace(config, redis_url=redis_url, settings=settings, store=store), folder)
-    async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=30) as client:
+    async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=PATIENCE_S) as client:
         for worker in workers:
             await worker.start()
         beats = [group.create_task(register_and_beat(WorkerLease(redis, keys), worker)) for worker in workers]
@@ -86,7 +94,7 @@ async def served(
             ready = Path(config.ready_file)
             await asyncio.to_thread(until, ready.exists)
             places = json.loads(await asyncio.to_thread(ready.read_text))
-            on = Served(process, places["http"], places["grpc"], script, redis, keys, client)
+            on = Served(process, places["http"], places["grpc"], places["admin"], script, redis, keys, client)
 
             async def is_ready() -> bool:
                 return (await client.get(f"{on.url}/readyz")).status_code == 200
@@ -103,9 +111,9 @@ async def served(
             await redis.aclose()
 
 
-async def wait(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
-        while not await condition():
+async def wait(condition: Callable[[], Awaitable[bool] | bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not (await holds if isinstance(holds := condition(), Awaitable) else holds):
             await asyncio.sleep(0.01)
 
 
@@ -160,9 +168,20 @@ async def check_refusals(on: Served, channel: Any) -> None:
         assert "this router is stopping" in refused.json()["error"]["message"]
         assert refused.headers["retry-after"] == "1"
         assert refused.headers["connection"] == "close"
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await i_grpc.InferenceStub(channel).Generate(request(2)).read()
-    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    stub: Any = i_grpc.InferenceStub(channel)
+    begins: tuple[Callable[[], Any], ...] = (
+        lambda: stub.Generate(request(2)).read(),
+        lambda: stub.ListModels(i.ListModelsRequest()),
+        lambda: stub.Tokenize(i.TokenizeRequest(text="Hi")),
+        lambda: stub.Detokenize(i.DetokenizeRequest(ids=[1])),
+    )
+    for begin in begins:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await begin()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "this router is stopping" in str(caught.value.details())
+        trailing: Any = caught.value.trailing_metadata()
+        assert dict(trailing)["grpc-retry-pushback-ms"] == "1000"
     health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -203,6 +222,49 @@ def test_every_process_completes_its_answers(config: RouterConfig, redis_url: st
             for answer in answers:
                 assert (await events(answer))[-1] == "[DONE]"
             assert await on.exit_code() == 0
+
+    asyncio.run(run())
+
+
+def test_nobody_is_reset_while_processes_end_one_by_one(config: RouterConfig, redis_url: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with served(config, redis_url, tmp_path, drain_s=60, processes=3) as on:
+            pids = await on.pids()
+            with knocking(on.url, clients=6) as knock:
+                async with on.send() as answer:
+                    await wait(lambda: knock.statuses[200] > 20)
+                    for pid in (*pids, on.process.pid):  # as a supervisor does that tells all of them
+                        os.kill(pid, signal.SIGTERM)
+                    await wait(lambda: sum(map(is_gone, pids)) == 2)
+                    told = knock.statuses[503]
+                    await wait(lambda: knock.statuses[503] > told + 20)
+                    assert knock.refused == 0, "the port is open as long as there is an answer to complete"
+                    on.script.step_s = 0.0
+                    assert (await events(answer))[-1] == "[DONE]"
+                assert await on.exit_code() == 0
+            assert knock.broken == []
+            assert set(knock.statuses) == {200, 503}
+            assert knock.refused == 6
+
+    asyncio.run(run())
+
+
+def test_who_sends_much_while_it_stops_reads_why_it_is_refused(
+    config: RouterConfig, redis_url: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with served(config, redis_url, tmp_path, drain_s=60) as on, on.send() as answer:
+            await on.stop()
+
+            async def body() -> AsyncIterator[bytes]:
+                for _ in range(16):
+                    yield b" " * 65536
+
+            refused = await on.client.post(f"{on.url}/v1/files", content=body())
+            assert refused.status_code == 503
+            assert "this router is stopping" in refused.json()["error"]["message"]
+            on.script.step_s = 0.0
+            assert (await events(answer))[-1] == "[DONE]"
 
     asyncio.run(run())
 

@@ -30,7 +30,7 @@ from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, MODEL
-from tests.integration.router.router_process import register_and_beat, start
+from tests.integration.router.router_process import is_gone, register_and_beat, start
 from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
 
 TLS = Path(__file__).parent / "tls"
@@ -143,7 +143,7 @@ async def _shared(config: RouterConfig) -> None:
             await _policy_goes_to_all(admin)
             await _one_dies(admin, ready["http"], first["pid"], second["pid"])
             pids = [row["pid"] for row in await admin.processes()]
-    assert all(map(_is_gone, pids)), "they end with their parent"
+    assert all(map(is_gone, pids)), "they end with their parent"
     assert sorted(path.name for path in Path(config.ready_file).parent.glob(".r1-*")) == []
 
 
@@ -163,18 +163,10 @@ async def _one_dies(admin: Admin, url: str, victim: int, other: int) -> None:
         pids = [row["pid"] for row in status.json()["router"]["processes"]] if status.status_code == 200 else []
         return len(pids) == 2 and victim not in pids and other in pids and status.json()["is_ready"]
 
-    await until(lambda: _is_gone(victim))
+    await until(lambda: is_gone(victim))
     answers = [await complete(url) for _ in range(8)]
     assert {answer.status_code for answer in answers} == {200}, "new connections reach those that live"
     await until(is_back)
-
-
-def _is_gone(pid: int) -> bool:
-    """It runs no more; its parent need not have noticed."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
 
 
 @pytest.mark.parametrize("processes", [1, 2])

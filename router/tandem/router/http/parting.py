@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +14,7 @@ from tandem.router.http.guard import OPEN_PATHS
 from tandem.router.stopping import stopping_error
 
 _CLOSE = {"connection": "close"}
+_HEARS_S = 5.0
 _STILL_OPEN = OPEN_PATHS | {"/metrics"}
 
 
@@ -27,6 +30,18 @@ class Parting:
         if scope["type"] == "http" and self._is_stopping() and scope["path"] not in _STILL_OPEN:
             error = stopping_error()
             self._on_refused(error)
+            await _hear_out(scope, receive)
             await error_response(error, headers=_CLOSE)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+async def _hear_out(scope: Scope, receive: Receive) -> None:
+    """Take the request's body and drop it, for some seconds at most: a connection closed before its end is reset, and
+    the client may never read why. Who waits to be asked for the body is not."""
+    if any(name == b"expect" for name, _ in scope["headers"]):
+        return
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_HEARS_S):
+            while (await receive()).get("more_body", False):
+                continue
