@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cluster import Cluster, running, wait_for
+from tests.e2e.cluster import Cluster, is_free, running, wait_for
 from tests.integration.router.leaving import WAYS, ask
 from tests.integration.worker.pair import MODEL
 
@@ -68,15 +68,6 @@ def wave(cluster: Cluster, rng: random.Random) -> Wave:
     left_s = time.monotonic()
     wait_for(lambda: is_free(cluster), GIVE_UP_S, f"all is free ({left_s - began_s:.1f} s, {dict(phases)})")
     return Wave(time.monotonic() - left_s, phases)
-
-
-def is_free(cluster: Cluster) -> bool:
-    """Nothing in flight at the router, no request at a worker, no block held."""
-    if cluster.status()["router"]["in_flight"]:
-        return False
-    audit = cluster.admin("/admin/v1/kv/audit")
-    assert not audit["unanswered"]
-    return not audit["holds"] and not any(worker["requests"] for worker in audit["workers"])
 
 
 def _phase(cluster: Cluster, size: int) -> str:

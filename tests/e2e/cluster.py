@@ -87,6 +87,15 @@ class Cluster:
         return {w["worker"]: [w["pid"], *w["rank_pids"]] for w in self.status()["workers"] if "pid" in w}
 
 
+def is_free(cluster: Cluster) -> bool:
+    """Nothing in flight at the router, no request at a worker, no block held."""
+    if cluster.status()["router"]["in_flight"]:
+        return False
+    audit = cluster.admin("/admin/v1/kv/audit")
+    assert not audit["unanswered"]
+    return not audit["holds"] and not any(worker["requests"] for worker in audit["workers"])
+
+
 def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
     """Poll until `condition` is true; the bound is there to fail, not to measure."""
     deadline = time.monotonic() + timeout_s

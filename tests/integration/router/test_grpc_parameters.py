@@ -8,18 +8,15 @@ import grpc
 import httpx
 import pytest
 
-from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tests.integration.router.grpc_answers import Whole, completion, responses
 from tests.integration.router.house import House
 
 PROMPT = "Return a list of the"
 NOISY = {"temperature": 1.5, "seed": 11}
-FINISHES = {g.FINISH_REASON_STOP: "stop", g.FINISH_REASON_LENGTH: "length"}
 LIST = 100
 """A token of some text, to be forbidden, forced or waited for."""
-
-OF_REQUEST = ("stop", "include_stop_str_in_output", "echo", "cache_salt", "prompt_cache_key")
 
 
 def over_http(shared: House, **fields: Any) -> dict[str, Any]:
@@ -30,35 +27,7 @@ def over_http(shared: House, **fields: Any) -> dict[str, Any]:
 
 
 def over_grpc(shared: House, **fields: Any) -> list[i.GenerateResponse]:
-    of_request = {name: fields.pop(name) for name in OF_REQUEST if name in fields}
-    if "logit_bias" in fields:
-        fields["logit_bias"] = {int(token): bias for token, bias in fields["logit_bias"].items()}
-    request = i.GenerateRequest(
-        model="tiny",
-        text=PROMPT,
-        sampling=i.GenerateSampling(**fields),
-        return_prompt_token_ids=True,
-        **of_request,
-    )
-    with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
-        return list(i_grpc.InferenceStub(channel).Generate(request, timeout=60))
-
-
-class Whole:
-    """The choices of an answer over gRPC, put together."""
-
-    def __init__(self, responses: list[i.GenerateResponse]) -> None:
-        count = 1 + max(delta.index for response in responses for delta in response.choices)
-        self.texts, self.finishes = [""] * count, [""] * count
-        self.tokens: list[list[int]] = [[] for _ in range(count)]
-        self.logprobs: list[list[g.TokenLogprob]] = [[] for _ in range(count)]
-        for response in responses:
-            for delta in response.choices:
-                self.texts[delta.index] += delta.text
-                self.finishes[delta.index] += FINISHES.get(delta.finish, "")
-                self.tokens[delta.index] += delta.token_ids
-                self.logprobs[delta.index] += delta.logprobs
-        self.usage, self.first = responses[-1].usage, responses[0]
+    return responses(f"127.0.0.1:{shared.ports['grpc']}", completion("tiny", PROMPT, **fields))
 
 
 @pytest.mark.parametrize(
