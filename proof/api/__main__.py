@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
 import sys
 import tempfile
 import time
@@ -21,6 +23,8 @@ ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "tandem-tiny"
 OUR_FAULT = ("internal", "unavailable", "worker_lost", "transfer_failed")
 """Outcomes that nothing excuses here: every worker lives."""
+CUT = os.EX_TEMPFAIL
+"""Exit status of a run that broke no promise and was cut by its budget: run it again to go on."""
 CONTEXT = 256
 """Tokens; short, so that answers without a limit leave time for more requests."""
 
@@ -31,6 +35,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the first slice")
     parser.add_argument("--seconds", type=int, default=600, help="of all slices together")
     parser.add_argument("--slice", type=int, default=120, help="seconds of one")
+    parser.add_argument(
+        "--budget-s", type=float, default=math.inf,
+        help=f"begin no further slice after so many seconds; exit status {CUT} if some are left",
+    )  # fmt: skip
     arguments = parser.parse_args()
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     about = {
@@ -45,13 +53,17 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="td-") as folder,
         running("--config", str(_config(Path(folder)))) as cluster,
     ):
-        while (rest := arguments.seconds - _seconds(record)) > 0:
+        ends_s = time.monotonic() + arguments.budget_s
+        while (rest := arguments.seconds - _seconds(record)) > 0 and time.monotonic() < ends_s:
             seed = arguments.seed + len(record["slices"])
             if not _slice(cluster, record, seed, min(rest, arguments.slice)):
                 return 1
             arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(f"{sum(one['cases'] for one in record['slices'])} cases in {_seconds(record)} s, no broken promise")
-    return 0
+    cases, seconds = sum(one["cases"] for one in record["slices"]), _seconds(record)
+    is_cut = seconds < arguments.seconds
+    left = "; cut by the budget: run it again to go on" if is_cut else ""
+    print(f"{cases} cases in {seconds} of {arguments.seconds} s, no broken promise{left}")
+    return CUT if is_cut else 0
 
 
 def _slice(cluster: Cluster, record: dict[str, Any], seed: int, seconds: int) -> bool:
