@@ -2,7 +2,8 @@
 
 All workers share one address; the router's hello says which incarnation it means, and so which worker. Half of them
 prefill, each prompt in PREFILL_S; the others decode: one step every `--step-ms` gives each of their sequences a token,
-all in one message. What real workers say of a request's phases, of their load and to pings, these say too.
+all in one message. What real workers say of a request's phases, of their load and to pings, these say too, and put it
+together by the same code.
 
 On stdin: `report` asks for everything noted since the last one, as a line of JSON; the end of stdin ends the process.
 """
@@ -15,7 +16,6 @@ import gc
 import json
 import sys
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,8 @@ from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
+from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.server import joined
 
 LOAD_S = 0.1
 PREFILL_S = 0.005
@@ -84,8 +86,7 @@ class Worker:
 
     def __init__(self, name: str, role: RoleName, fabric: Fabric) -> None:
         self.name, self.role, self.incarnation = WorkerId(name), role, new_incarnation()
-        self.outbox: deque[w.WorkerMessage] = deque()
-        self.has_outbox = asyncio.Event()
+        self.outbox: OutQueue[w.WorkerMessage] = OutQueue()
         self._fabric = fabric
         self._announced: dict[str, Sequence] = {}
         self._handed_over: set[str] = set()
@@ -94,9 +95,8 @@ class Worker:
         self._is_stepping = False
         self._is_changed = True
 
-    def say(self, **message: Any) -> None:
-        self.outbox.append(w.WorkerMessage(**message))
-        self.has_outbox.set()
+    def say(self, *, may_wait: bool = True, **message: Any) -> None:
+        self.outbox.put(w.WorkerMessage(**message), may_wait=may_wait)
 
     def submit(self, submit: w.Submit) -> None:
         now_s = time.monotonic()
@@ -204,7 +204,7 @@ class Worker:
                 )
             )  # fmt: skip
         self._fabric.notes.tokens += len(chunks)
-        self.say(tokens=w.StepTokens(chunks=chunks))
+        self.say(tokens=w.StepTokens(chunks=chunks), may_wait=False)
 
 
 @dataclass(slots=True)
@@ -257,11 +257,9 @@ class _Servicer(w_grpc.WorkerServicer):
         yield w.WorkerMessage(hello=w.WorkerHello(info=self._fabric.info(worker)))
         reader = asyncio.create_task(self._read(worker, requests))
         try:
-            while True:
-                while worker.outbox:
-                    yield worker.outbox.popleft()
-                worker.has_outbox.clear()
-                await worker.has_outbox.wait()
+            while messages := await worker.outbox.take():
+                for message in joined(messages):
+                    yield message
         finally:
             reader.cancel()
 
@@ -271,13 +269,18 @@ class _Servicer(w_grpc.WorkerServicer):
 
     async def _read(self, worker: Worker, requests: Any) -> None:
         async for message in requests:
-            kind = message.WhichOneof("kind")
-            if kind == "submit":
-                worker.submit(message.submit)
-            elif kind == "cancel":
-                worker.cancel(message.cancel.request)
-            elif kind == "ping":
-                worker.say(pong=message.ping)
+            for one in message.batch.messages if message.HasField("batch") else (message,):
+                self._take(worker, one)
+
+    @staticmethod
+    def _take(worker: Worker, message: w.RouterMessage) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "submit":
+            worker.submit(message.submit)
+        elif kind == "cancel":
+            worker.cancel(message.cancel.request)
+        elif kind == "ping":
+            worker.say(pong=message.ping)
 
 
 async def _beat(fabric: Fabric, redis_url: str, cluster: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -122,18 +123,18 @@ class AskReader:
         return await model.tokenizer.encode_chat(messages, rendering)
 
     async def _prompts(self, ask: Ask, model: Model) -> list[Sequence[int]]:
+        """Packed as they are hashed and sent: a long list is walked once."""
         if ask.messages is not None:
-            return [await self.encode_chat(model, ask.messages, ask.rendering)]
+            return [array("I", await self.encode_chat(model, ask.messages, ask.rendering))]
         if len(ask.prompts) > MAX_PROMPTS:
             what = f"prompt has {len(ask.prompts)} entries"
             raise InvalidRequestError(what, why=f"at most {MAX_PROMPTS} are allowed", param="prompt")
         prompts: list[Sequence[int]] = []
         for prompt in ask.prompts:
             if isinstance(prompt, str):
-                prompts.append(await model.tokenizer.encode(prompt))
+                prompts.append(array("I", await model.tokenizer.encode(prompt)))
             else:
-                check_ids("prompt", prompt, model.tokenizer.vocab_size)
-                prompts.append(prompt)
+                prompts.append(_packed("prompt", prompt, model.tokenizer.vocab_size))
         return prompts
 
     def _work(self, ask: Ask, model: Model, prompt: Sequence[int], sampling: SamplingParams) -> Work:
@@ -191,6 +192,18 @@ def check_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
         wrong = next(token for token in ids if not 0 <= token < vocab_size)
         why = f"the vocabulary has ids 0 to {vocab_size - 1}"
         raise InvalidRequestError(f"{param} has the token id {wrong}", why=why, param=param)
+
+
+def _packed(param: str, ids: Sequence[int], vocab_size: int) -> Sequence[int]:
+    """The ids, packed; InvalidRequestError as `check_ids`."""
+    try:
+        packed = array("I", ids)
+    except OverflowError:
+        check_ids(param, ids, vocab_size)
+        raise
+    if packed and max(ids) >= vocab_size:
+        check_ids(param, ids, vocab_size)
+    return packed
 
 
 def _check_stops(stops: Sequence[str]) -> None:

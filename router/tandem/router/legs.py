@@ -12,6 +12,7 @@ from tandem.router.prefix import PrefixFinder, PrefixView
 from tandem.router.requests import Flight
 from tandem.router.wire import LegOrder, WorkerFacts
 from tandem.router.workers import WorkerTable
+from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 
 
@@ -38,12 +39,13 @@ class Legs:
         decode = self._connected(plan.decode)
         prefill = None if plan.prefill is None else self._connected(plan.prefill)
         flight.pair = ()
+        sampling = wire.sampling_to_wire(flight.sampling)
         if prefill is None:
-            self._send_leg(flight, decode, None, w.LEG_FULL, view, now_s)
+            self._send_leg(flight, decode, None, w.LEG_FULL, sampling, view, now_s)
             return
         # The announcement first: the prefill worker may ask for its ticket at once.
-        self._send_leg(flight, decode, prefill, w.LEG_DECODE, view, now_s)
-        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, view, now_s)
+        self._send_leg(flight, decode, prefill, w.LEG_DECODE, sampling, view, now_s)
+        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, sampling, view, now_s)
 
     def release(self, flight: Flight, link: WorkerLink) -> None:
         """Nothing more is expected from there."""
@@ -68,6 +70,7 @@ class Legs:
         link: WorkerLink,
         peer: WorkerLink | None,
         leg: w.Leg.ValueType,
+        sampling: g.SamplingParams,
         view: PrefixView,
         now_s: float,
     ) -> None:
@@ -78,7 +81,7 @@ class Legs:
             attempt=flight.attempt,
             leg=leg,
             prompt=work.prompt,
-            sampling=flight.sampling,
+            sampling=sampling,
             salt=work.salt or self._prefixes.salt,
             last_block_hash=view.last_hashes.get(link.worker, b""),
             timeout_s=max(0.001, flight.started_s + work.timeout_s - now_s),
@@ -96,7 +99,7 @@ class Legs:
         if leg != w.LEG_DECODE and link.facts is not None:
             known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
             self._prefixes.expect(flight.id, link.facts, view)
-            flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens[link.worker] > 0)
+            flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens.get(link.worker, 0) > 0)
         link.outstanding.add(flight.id, self._sent(flight, link, leg, view, now_s))
         self._table.note_use(link)
 

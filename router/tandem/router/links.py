@@ -182,31 +182,37 @@ class WorkerLink:
         self._listener.on_up(self)
 
     async def _read(self, call: Any) -> None:
-        listener = self._listener
         while True:
             message = await _next(call)
             if message is _EOF:
                 raise _BrokenError("the worker ended the stream")
             self._heard_s = self._clock.now_s()
-            listener.on_beat(self)
-            kind = message.WhichOneof("kind")
-            if kind == "tokens":
-                if message.tokens.prompts:
-                    listener.on_prompts(self, [wire.prompt_from_wire(chunk) for chunk in message.tokens.prompts])
-                listener.on_tokens(self, [wire.chunk_from_wire(chunk) for chunk in message.tokens.chunks])
-            elif kind == "load":
-                now_s = self._clock.now_s()
-                self.load = wire.load_from_wire(message.load, now_s)
-                self.outstanding.report(now_s)
-            elif kind == "failed":
-                failed = message.failed
-                listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
-            elif kind == "phase":
-                listener.on_phase(self, message.phase.request, message.phase.attempt, message.phase.phase)
-            elif kind == "audit":
-                asked = self._asks.get(message.audit.id)
-                if asked is not None and not asked.done():
-                    asked.set_result(message.audit)
+            self._listener.on_beat(self)
+            self._hear_all(message)
+
+    def _hear_all(self, message: w.WorkerMessage) -> None:
+        for one in message.batch.messages if message.HasField("batch") else (message,):
+            self._hear(one)
+
+    def _hear(self, message: w.WorkerMessage) -> None:
+        listener, kind = self._listener, message.WhichOneof("kind")
+        if kind == "tokens":
+            if message.tokens.prompts:
+                listener.on_prompts(self, [wire.prompt_from_wire(chunk) for chunk in message.tokens.prompts])
+            listener.on_tokens(self, [wire.chunk_from_wire(chunk) for chunk in message.tokens.chunks])
+        elif kind == "load":
+            now_s = self._clock.now_s()
+            self.load = wire.load_from_wire(message.load, now_s)
+            self.outstanding.report(now_s)
+        elif kind == "failed":
+            failed = message.failed
+            listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
+        elif kind == "phase":
+            listener.on_phase(self, message.phase.request, message.phase.attempt, message.phase.phase)
+        elif kind == "audit":
+            asked = self._asks.get(message.audit.id)
+            if asked is not None and not asked.done():
+                asked.set_result(message.audit)
 
     async def _write(self, call: Any) -> None:
         sequence = 0
@@ -225,7 +231,7 @@ class WorkerLink:
             while self._unsent:
                 # A worker that was stopped no longer reads; a write to it blocks once the window is full.
                 async with asyncio.timeout(SILENCE_S):
-                    await call.write(self._unsent.popleft())
+                    await call.write(wire.next_of(self._unsent))
             self._has_unsent.clear()
             ping_at_s = max(ping_at_s, self._clock.now_s())
             await _wait(self._has_unsent, ping_at_s - self._clock.now_s())

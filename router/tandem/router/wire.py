@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +17,9 @@ from tandem.core.sampling import SamplingParams
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
+
+BATCH_BYTES = 256 * 1024
+"""Of several messages in one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +148,7 @@ class LegOrder:
     attempt: int
     leg: w.Leg.ValueType
     prompt: Sequence[int]
-    sampling: SamplingParams
+    sampling: g.SamplingParams
     salt: bytes
     last_block_hash: bytes
     timeout_s: float
@@ -176,8 +181,8 @@ def submit(order: LegOrder) -> w.RouterMessage:
         request=order.request,
         attempt=order.attempt,
         leg=order.leg,
-        prompt=order.prompt,
-        sampling=sampling_to_wire(order.sampling),
+        prompt_ids=array("I", order.prompt).tobytes(),
+        sampling=order.sampling,
         salt=order.salt,
         last_block_hash=order.last_block_hash,
         timeout_s=order.timeout_s,
@@ -188,6 +193,17 @@ def submit(order: LegOrder) -> w.RouterMessage:
     for facts, tokens in order.sources:
         message.sources.append(w.PrefixSource(worker=_ref(facts), tokens=tokens))
     return w.RouterMessage(submit=message)
+
+
+def next_of(unsent: deque[w.RouterMessage]) -> w.RouterMessage:
+    """Take the first message, and with it those behind it that fit: each costs both ends more than what it says."""
+    first = unsent.popleft()
+    if not unsent:
+        return first
+    batch, left = w.RouterBatch(messages=[first]), BATCH_BYTES - first.ByteSize()
+    while unsent and (left := left - unsent[0].ByteSize()) >= 0:
+        batch.messages.append(unsent.popleft())
+    return w.RouterMessage(batch=batch) if len(batch.messages) > 1 else first
 
 
 def _choice_to_wire(state: ChoiceState) -> g.ChoiceState:

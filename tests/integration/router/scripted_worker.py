@@ -6,6 +6,7 @@ Faults are settings of its `Script`. Workers that share a `Fabric` hand requests
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -185,9 +186,10 @@ class _Servicer(w_grpc.WorkerServicer):
         self, requests: Any, outbox: asyncio.Queue[w.WorkerMessage], running: dict[tuple[str, int], asyncio.Task[None]]
     ) -> None:
         worker = self._worker
-        async for message in requests:
+        async for message in _each(requests):
             kind = message.WhichOneof("kind")
             if kind == "submit":
+                message.submit.prompt.extend(array("I", message.submit.prompt_ids))
                 worker.submits.append(message.submit)
                 key = (message.submit.request, message.submit.attempt)
                 task = asyncio.create_task(_Run(worker, message.submit, outbox).run())
@@ -205,6 +207,12 @@ class _Servicer(w_grpc.WorkerServicer):
                 outbox.put_nowait(w.WorkerMessage(pong=message.ping))
                 if worker.load is not None:
                     outbox.put_nowait(w.WorkerMessage(load=worker.load))
+
+
+async def _each(requests: Any) -> AsyncIterator[w.RouterMessage]:
+    async for message in requests:
+        for one in message.batch.messages if message.HasField("batch") else (message,):
+            yield one
 
 
 def _forget(running: dict[tuple[str, int], asyncio.Task[None]], key: tuple[str, int], task: asyncio.Task[None]) -> None:

@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Generic, TypeVar
 
 Out = TypeVar("Out")
 MAX_QUEUED = 20_000
+PATIENCE_S = 0.01
+"""How long a message that may wait is kept back, so that the next one takes it along."""
 
 
 class OutQueue(Generic[Out]):
     """Filled by the event loop, drained by one writer."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Out | None] = asyncio.Queue(MAX_QUEUED + 1)
+        self._queued: list[Out] = []
+        self._is_due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
 
-    def put(self, message: Out) -> bool:
-        """Queue a message; False if the stream is closed, or its reader is stuck (then it is closed now)."""
+    def put(self, message: Out, *, may_wait: bool = False) -> bool:
+        """Queue a message; False if the stream is closed, or its reader is stuck (then it is closed now).
+
+        One that `may_wait` is due with the next one that may not, after PATIENCE_S at the latest.
+        """
         if self._is_closed:
             return False
-        if self._queue.qsize() >= MAX_QUEUED:
+        if len(self._queued) >= MAX_QUEUED:
             self.close()
             return False
-        self._queue.put_nowait(message)
+        self._queued.append(message)
+        if not may_wait:
+            self._is_due.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._is_due.set)
         return True
 
     def close(self) -> None:
-        """No more messages; iteration ends after what is queued."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._queue.put_nowait(None)
+        """No more messages; `take` gives what is queued, and then nothing."""
+        self._is_closed = True
+        self._is_due.set()
 
-    async def __aiter__(self) -> AsyncIterator[Out]:
-        while (message := await self._queue.get()) is not None:
-            yield message
+    async def take(self) -> list[Out]:
+        """Everything that is queued, in order, once something is due; nothing = closed."""
+        await self._is_due.wait()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._is_closed:
+            self._is_due.clear()
+        queued, self._queued = self._queued, []
+        return queued

@@ -115,8 +115,9 @@ class PeerChannels:
 
     @staticmethod
     async def _write(call: Any, queue: OutQueue[w.PeerMessage]) -> None:
-        async for message in queue:
-            await call.write(message)
+        while messages := await queue.take():
+            for message in messages:
+                await call.write(message)
         call.cancel()
 
     @staticmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -24,6 +24,8 @@ HELLO_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = 2.5
 """Both ends of every stream say something at least every 0.5 s; silence for this long means a dead peer. A stop has to
 be known, and what it held given back, with room left of 3 s."""
+BATCH_BYTES = 256 * 1024
+"""Past so much, the next message is another one."""
 
 
 class Backend(Protocol):
@@ -50,14 +52,14 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def to_router(self, router: str, message: w.WorkerMessage) -> None:
         """Send to a router, if it is connected; its requests end when it is not, so nothing waits for it."""
         queue = self._routers.get(router)
-        if queue is not None and not queue.put(message):
+        if queue is not None and not queue.put(message, may_wait=message.HasField("phase")):
             event(_log, "router stream does not drain", logging.WARNING, router=router)
 
     def broadcast_load(self, load: w.LoadReport) -> None:
         """A new load report for every router."""
         self._last_load = load
         for queue in self._routers.values():
-            queue.put(w.WorkerMessage(load=load))
+            queue.put(w.WorkerMessage(load=load), may_wait=True)
 
     def answer_peer(self, worker: str, message: w.PeerMessage) -> bool:
         """Answer on the channel that this peer opened; False if it has none."""
@@ -83,7 +85,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         queue: OutQueue[w.WorkerMessage] = OutQueue()
         if self._replace(self._routers, router, queue):  # the older stream's requests are over
             self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
-        queue.put(w.WorkerMessage(hello=w.WorkerHello(info=info)))
         queue.put(w.WorkerMessage(load=self._last_load))
 
         def handle(message: w.RouterMessage) -> None:
@@ -91,16 +92,21 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 return
             if message.HasField("ping"):
                 self._backend.acknowledged()
-                queue.put(w.WorkerMessage(pong=message.ping))
+                queue.put(w.WorkerMessage(pong=message.ping), may_wait=True)
                 return
             try:
                 self._backend.to_rank(e.HostToRank(router=e.FromRouter(router=router, message=message)))
             except RequestTooLargeError as error:
                 queue.put(w.WorkerMessage(failed=_refused(message.submit, error)))
 
+        def handle_all(message: w.RouterMessage) -> None:
+            for one in message.batch.messages if message.HasField("batch") else (message,):
+                handle(one)
+
         event(_log, "router connected", router=router)
         try:
-            await run_stream(requests, handle, queue, context)
+            await context.write(w.WorkerMessage(hello=w.WorkerHello(info=info)))
+            await run_stream(requests, handle_all, queue, context, joined)
         finally:
             if self._routers.get(router) is queue:
                 del self._routers[router]
@@ -171,10 +177,31 @@ def from_peer(worker: str, incarnation: int, message: w.PeerMessage) -> e.HostTo
     return e.HostToRank(peer=stamped)
 
 
+def joined(messages: Iterable[w.WorkerMessage]) -> Iterator[w.WorkerMessage]:
+    """The same in fewer messages: each costs both ends more than what most of them say."""
+    batch, size = w.WorkerMessage(), 0
+    for message in messages:
+        batch.batch.messages.append(message)
+        size += message.ByteSize()
+        if size > BATCH_BYTES:
+            yield _unwrapped(batch)
+            batch, size = w.WorkerMessage(), 0
+    if size:
+        yield _unwrapped(batch)
+
+
+def _unwrapped(message: w.WorkerMessage) -> w.WorkerMessage:
+    return message.batch.messages[0] if len(message.batch.messages) == 1 else message
+
+
 async def run_stream(
-    incoming: AsyncIterator[Any], handle: Callable[[Any], None], queue: OutQueue[Any], context: Any
+    incoming: AsyncIterator[Any],
+    handle: Callable[[Any], None],
+    queue: OutQueue[Any],
+    context: Any,
+    join: Callable[[Iterable[Any]], Iterable[Any]] = iter,
 ) -> None:
-    """Read into `handle` and write from `queue` until either end leaves or falls silent."""
+    """Read into `handle` and write from `queue`, as `join` puts it, until either end leaves or falls silent."""
 
     async def read() -> None:
         try:
@@ -188,9 +215,10 @@ async def run_stream(
     async with asyncio.TaskGroup() as group:
         reader = group.create_task(read())
         try:
-            async for message in queue:
-                async with asyncio.timeout(IDLE_TIMEOUT_S):  # who reads nothing is as good as dead
-                    await context.write(message)
+            while messages := await queue.take():
+                for message in join(messages):
+                    async with asyncio.timeout(IDLE_TIMEOUT_S):  # who reads nothing is as good as dead
+                        await context.write(message)
         except TimeoutError:
             event(_log, "stream does not drain", logging.WARNING)
         finally:

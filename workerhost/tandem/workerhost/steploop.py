@@ -23,7 +23,7 @@ from tandem.workerhost.load_meter import LoadMeter
 from tandem.workerhost.pulse import Pulse
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Role, Shell
-from tandem.workerhost.wire import choices_from_wire, sampling_from_wire
+from tandem.workerhost.wire import choices_from_wire, prompt_from_wire, sampling_from_wire
 
 _log = logging.getLogger(__name__)
 IDLE_WAIT_S = 0.1
@@ -191,7 +191,7 @@ class StepLoop:
         now_s = self._shell.clock.now_s()
         block_tokens = self._shell.engine.layout.groups[0].block_tokens
         root = HashRoot(fingerprint=self._shell.fingerprint, block_tokens=block_tokens, salt=message.salt).digest()
-        prompt = tuple(message.prompt)
+        prompt = prompt_from_wire(message)
         if message.last_block_hash and chain(root, prompt, block_tokens)[-1:] != [message.last_block_hash]:
             self._shell.count("prefix_hash_mismatches")
         sampling = sampling_from_wire(message.sampling)

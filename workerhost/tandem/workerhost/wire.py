@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 
 from tandem.core import pairing
@@ -57,6 +58,15 @@ def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(m.allowed_token_ids),
         prompt_logprobs=m.prompt_logprobs if m.HasField("prompt_logprobs") else None,
     )
+
+
+def prompt_from_wire(m: w.Submit) -> tuple[int, ...]:
+    """Raises InvalidRequestError for bytes that are no whole ids."""
+    if not m.prompt_ids:
+        return tuple(m.prompt)
+    if len(m.prompt_ids) % 4:
+        raise InvalidRequestError(f"prompt_ids has {len(m.prompt_ids)} bytes", why="an id has four", param="prompt_ids")
+    return tuple(array("I", m.prompt_ids))
 
 
 def choices_from_wire(states: Iterable[g.ChoiceState]) -> tuple[ChoiceState, ...]:

@@ -60,6 +60,7 @@ class RouterMessage(_message.Message):
     AUDIT_FIELD_NUMBER: _builtins.int
     REPAIR_FIELD_NUMBER: _builtins.int
     END_CHOICES_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -74,6 +75,8 @@ class RouterMessage(_message.Message):
     def repair(self) -> Global___RepairRequest: ...
     @_builtins.property
     def end_choices(self) -> Global___EndChoices: ...
+    @_builtins.property
+    def batch(self) -> Global___RouterBatch: ...
     def __init__(
         self,
         *,
@@ -84,16 +87,39 @@ class RouterMessage(_message.Message):
         audit: Global___AuditRequest | None = ...,
         repair: Global___RepairRequest | None = ...,
         end_choices: Global___EndChoices | None = ...,
+        batch: Global___RouterBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping", "audit", "repair", "end_choices"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping", "audit", "repair", "end_choices", "batch"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___RouterMessage: _TypeAlias = RouterMessage  # noqa: Y015
+
+@_typing.final
+class RouterBatch(_message.Message):
+    """What was said at about the same time, in order; neither hellos nor batches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___RouterMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___RouterMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RouterBatch: _TypeAlias = RouterBatch  # noqa: Y015
 
 @_typing.final
 class RouterHello(_message.Message):
@@ -162,6 +188,7 @@ class Submit(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     FORCED_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
+    PROMPT_IDS_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     attempt: _builtins.int
     leg: Global___Leg.ValueType
@@ -171,6 +198,8 @@ class Submit(_message.Message):
     """The router's hash of the last full prompt block, checked by the worker; empty = no full block."""
     timeout_s: _builtins.float
     """Seconds from now after which nobody waits for the answer any more."""
+    prompt_ids: _builtins.bytes
+    """In place of `prompt`: the same ids, four bytes each, the lowest first."""
     @_builtins.property
     def peer(self) -> Global___WorkerRef: ...
     @_builtins.property
@@ -199,10 +228,11 @@ class Submit(_message.Message):
         timeout_s: _builtins.float = ...,
         forced: _abc.Iterable[_generation_pb2.ChoiceState] | None = ...,
         sources: _abc.Iterable[Global___PrefixSource] | None = ...,
+        prompt_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "forced", b"forced", "last_block_hash", b"last_block_hash", "leg", b"leg", "peer", b"peer", "prompt", b"prompt", "request", b"request", "salt", b"salt", "sampling", b"sampling", "sources", b"sources", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "forced", b"forced", "last_block_hash", b"last_block_hash", "leg", b"leg", "peer", b"peer", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "request", b"request", "salt", b"salt", "sampling", b"sampling", "sources", b"sources", "timeout_s", b"timeout_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -620,6 +650,7 @@ class WorkerMessage(_message.Message):
     PONG_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     AUDIT_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
@@ -634,6 +665,8 @@ class WorkerMessage(_message.Message):
     def phase(self) -> Global___RequestPhase: ...
     @_builtins.property
     def audit(self) -> Global___AuditReport: ...
+    @_builtins.property
+    def batch(self) -> Global___WorkerBatch: ...
     def __init__(
         self,
         *,
@@ -644,16 +677,39 @@ class WorkerMessage(_message.Message):
         pong: Global___Ping | None = ...,
         phase: Global___RequestPhase | None = ...,
         audit: Global___AuditReport | None = ...,
+        batch: Global___WorkerBatch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "tokens", "failed", "load", "pong", "phase", "audit"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "tokens", "failed", "load", "pong", "phase", "audit", "batch"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___WorkerMessage: _TypeAlias = WorkerMessage  # noqa: Y015
+
+@_typing.final
+class WorkerBatch(_message.Message):
+    """What was said at about the same time, in order; neither hellos nor batches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerMessage]: ...
+    def __init__(
+        self,
+        *,
+        messages: _abc.Iterable[Global___WorkerMessage] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerBatch: _TypeAlias = WorkerBatch  # noqa: Y015
 
 @_typing.final
 class WorkerHello(_message.Message):
