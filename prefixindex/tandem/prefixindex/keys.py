@@ -52,6 +52,11 @@ class Keys:
         return f"tandem:{self.cluster}:worker:{{{_check('id', worker)}}}:{incarnation}:blocks"
 
     @property
+    def sent_channel(self) -> str:
+        """Channel on which routers tell each other which prompts they sent where."""
+        return f"tandem:{self.cluster}:sent"
+
+    @property
     def link_speeds(self) -> str:
         """Hash of measured links by route."""
         return f"tandem:{self.cluster}:links"

@@ -67,7 +67,8 @@ class LeaseBook(Generic[I, R]):
     """The judgement alone, without any I/O: rows and times in, living members out.
 
     A row may come from an old dump of Redis and tell of somebody who is long gone. So a row that contradicts what is
-    known (the member was just heard of in another incarnation, or this one has ended) counts once its beat moves on.
+    known (the member was just heard of in another incarnation, or this one has ended) counts once its beat moves on
+    while it stands there: two dumps of different age are no sign of life.
     """
 
     def __init__(self, decode: Callable[[bytes], R], lease_s: float = LEASE_S) -> None:
@@ -121,8 +122,10 @@ class LeaseBook(Generic[I, R]):
     def _apply_row(self, member: I, row: LeaseRow, now_s: float) -> bool:
         entry = self._entries.get(member)
         if row.incarnation == int(NO_INCARNATION):
+            self._claims.pop(member, None)
             return self._leave(member, row)
         if entry is not None and entry.record.incarnation == row.incarnation:
+            self._claims.pop(member, None)
             if row.beat != entry.beat:
                 entry.beat, entry.seen_s = row.beat, now_s
             return False

@@ -1,4 +1,4 @@
-"""Blocks that a worker is about to hold: those of prompts that this router just sent there. Advice, like the index.
+"""Blocks that a worker is about to hold: those of prompts that a router just sent there. Advice, like the index.
 
 Requests with one prefix often come together, before any worker could publish it. Each would be planned as if nobody
 held it, and spread over all workers. So what was sent counts as held for a short life:
@@ -81,18 +81,20 @@ class Speculation:
         self._counts.setdefault(holder, Counter()).update(hashes)
         self._blocks += len(hashes)
 
-    def settle(self, request: str, worker: WorkerId) -> None:
-        """`worker` has computed the prompt: its own events are on their way."""
+    def settle(self, request: str, worker: WorkerId) -> bool:
+        """`worker` has computed the prompt: its own events are on their way. False if that was not waited for."""
         one = self._pending.pop((request, worker), None)
         if one is not None:
             ends_s = self._clock.now_s() + self._settled_s
             self._settled[request, worker] = _Expected(one.holder, one.hashes, ends_s)
+        return one is not None
 
-    def withdraw(self, request: str, worker: WorkerId) -> None:
-        """`worker` will not compute the prompt. Does nothing if it has, or was never sent it."""
+    def withdraw(self, request: str, worker: WorkerId) -> bool:
+        """`worker` will not compute the prompt. False, and nothing is done, if it has, or was never sent it."""
         one = self._pending.pop((request, worker), None)
         if one is not None:
             self._drop(one)
+        return one is not None
 
     def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[Holder, int]:
         """How many leading blocks of `hashes` each worker is expected to hold; those with none are left out.

@@ -34,7 +34,7 @@ from tandem.router.workers import WorkerTable
 _log = logging.getLogger(__name__)
 SWEEP_S = 1.0
 SPACING_S = 0.002
-"""Between re-attempts of requests that one worker lost: hashing all their prompts at once would stop the event loop."""
+"""Between re-attempts of requests that one worker lost: planning all of them at once would stop the event loop."""
 
 
 class DispatchMeter(Protocol):
@@ -134,7 +134,7 @@ class Dispatcher:
 
     def _look_up(self, work: Work, sampling: SamplingParams) -> PrefixView:
         facts = [link.facts for link in self._table.usable(work.model) if link.facts is not None]
-        view = self._prefixes.find(work.prompt, facts, work.salt)
+        view = self._prefixes.find(work.prompt, facts, work.salt, work.hashes)
         return view.computed_whole() if sampling.prompt_logprobs is not None else view
 
     def _plan(self, flight: Flight, view: PrefixView, now_s: float) -> Plan | Wait:

@@ -39,6 +39,7 @@ from tandem.prefixindex.lease import RouterLease
 from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.replica import IndexReplica
+from tandem.prefixindex.sharedspeculation import SharedSpeculation
 from tandem.prefixindex.speculation import Speculation
 from tandem.router.admin import AdminLock, OnDown, create_admin_app, load_key
 from tandem.router.admission.budgets import Books, Budgets
@@ -98,6 +99,8 @@ class Surroundings:
     speeds: LinkSpeedView = field(default_factory=LinkSpeedView)
     storage: Storage | None = None
     budgets: Books | None = None
+    speculation: Speculation | None = None
+    """None = of this router's own dispatches."""
 
 
 class Router:
@@ -120,7 +123,7 @@ class Router:
         self.policy = PolicySwitch(config.settings.policy, mode)
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
-        speculation = Speculation(self._clock)
+        speculation = surroundings.speculation or Speculation(self._clock)
         prefixes = PrefixFinder(surroundings.index, self._salts.of(""), self.table.link_speed, speculation)
         survival = Survival(self.policy, config.settings, self._clock)
         self.dispatcher = Dispatcher(self.table, survival, prefixes, self._clock, self.metrics)
@@ -321,6 +324,7 @@ async def _run(config: RouterConfig) -> int:
         replica = IndexReplica(redis, keys, max_bytes=config.settings.index_memory_bytes)
         store = DesiredStateStore(redis, keys)
         incarnation = new_incarnation()
+        speculation = SharedSpeculation(redis, keys, MonotonicClock(), incarnation)
         surroundings = Surroundings(
             directory=RedisDirectory(redis, keys, replica),
             index=replica,
@@ -329,6 +333,7 @@ async def _run(config: RouterConfig) -> int:
             positions=lambda: replica.positions,
             storage=open_storage(redis, keys, config.store),
             budgets=BudgetStore(redis, keys),
+            speculation=speculation,
         )
         links = LinkSpeedStore(redis, keys)
         router = Router(config, surroundings, incarnation)
@@ -349,6 +354,7 @@ async def _run(config: RouterConfig) -> int:
             tasks = [
                 group.create_task(hold_lease(lease, record)),
                 group.create_task(replica.run()),
+                group.create_task(speculation.run()),
                 group.create_task(links.watch(surroundings.speeds.set_rows)),
             ]
             await router.serve(lambda: announce(router, record))

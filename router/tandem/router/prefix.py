@@ -17,6 +17,8 @@ from tandem.router.wire import WorkerFacts
 
 SpeedOf = Callable[[WorkerId, WorkerId], float | None]
 """Measured bytes a second from a prefill to a decode worker; None = nobody measured it."""
+KeptHashes = dict[tuple[str, int, str], list[BlockHash]]
+"""Hashes of one prompt under one salt, by fingerprint, block tokens and HashRoot.lossy."""
 
 
 class PrefixIndex(Protocol):
@@ -64,11 +66,14 @@ class PrefixFinder:
         self._index, self._link_speed, self._speculation = index, link_speed, speculation
         self.salt = salt
 
-    def find(self, prompt: Sequence[int], workers: Iterable[WorkerFacts], salt: bytes = b"") -> PrefixView:
-        """What is known of `prompt` under `salt`; empty = this finder's own."""
+    def find(
+        self, prompt: Sequence[int], workers: Iterable[WorkerFacts], salt: bytes = b"", kept: KeptHashes | None = None
+    ) -> PrefixView:
+        """What is known of `prompt` under `salt`; empty = this finder's own. `kept` has the hashes of this prompt under
+        this salt from the calls before, and gets those that are computed now."""
         every = list(workers)
         senders = _senders(every)
-        chains = _Chains(prompt, salt or self.salt, self._index, self._speculation)
+        chains = _Chains(prompt, salt or self.salt, self._index, self._speculation, {} if kept is None else kept)
         view = PrefixView()
         for facts in every:
             worker, size = facts.worker, facts.block_tokens
@@ -143,10 +148,15 @@ class _Chains:
     """Hash chains of one prompt, and who holds how much of each; every chain is computed and looked up once."""
 
     def __init__(
-        self, prompt: Sequence[int], salt: bytes, index: PrefixIndex | None, speculation: Speculation | None
+        self,
+        prompt: Sequence[int],
+        salt: bytes,
+        index: PrefixIndex | None,
+        speculation: Speculation | None,
+        hashes: KeptHashes,
     ) -> None:
         self._prompt, self._salt, self._index, self._speculation = prompt, salt, index, speculation
-        self._hashes: dict[tuple[str, int, str], list[BlockHash]] = {}
+        self._hashes = hashes
         self._held: dict[tuple[str, int, str], Mapping[WorkerId, int]] = {}
         self._known: dict[tuple[str, int], _Known] = {}
 

@@ -18,6 +18,7 @@ from tandem.router.breaker import Member
 from tandem.router.echo import Echo
 from tandem.router.links import WorkerLink
 from tandem.router.plan import Job, Plan
+from tandem.router.prefix import KeptHashes
 from tandem.router.survival import History
 from tandem.router.wire import PromptChunk, TokenChunk
 
@@ -48,6 +49,8 @@ class Work:
     terms: Terms = field(default_factory=Terms)
     arrived_s: float | None = None
     """When its API call arrived; None = now."""
+    hashes: KeptHashes = field(default_factory=dict, compare=False, repr=False)
+    """Of its prompt: computed once, however often it is planned."""
 
 
 @dataclass(slots=True, kw_only=True)

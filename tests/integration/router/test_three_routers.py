@@ -1,19 +1,19 @@
-"""Three routers on one Redis find as many prefixes as one: each sees what workers publish, whoever sent it there."""
+"""Three routers on one Redis find as many prefixes as one: each sees what workers publish, hears what others sent."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from tandem.core.blockhash import BlockHash
-from tandem.core.clock import MonotonicClock
+from tandem.core.clock import ManualClock
 from tandem.core.config import Disaggregation
-from tandem.core.ids import WorkerId, new_incarnation
+from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.events import BlockChange, BlockEvent
@@ -23,7 +23,8 @@ from tandem.prefixindex.publisher import BlockEventPublisher
 from tandem.prefixindex.records import WorkerRecord
 from tandem.prefixindex.registry import WorkerLease
 from tandem.prefixindex.replica import IndexReplica
-from tandem.prefixindex.speculation import Speculation
+from tandem.prefixindex.sharedspeculation import SharedSpeculation
+from tandem.prefixindex.speculation import PENDING_S
 from tandem.router.plan import Candidate, Job
 from tandem.router.policies.cost import CostPolicy
 from tandem.router.prefix import PrefixFinder
@@ -33,6 +34,8 @@ SALT, BLOCK = b"tenant", 16
 WORKERS, CACHE_BLOCKS = 4, 600
 REQUESTS, AT_ONCE = 1200, 6
 FAMILIES, FAMILY_BLOCKS = 60, 20
+ALLOWED = 0.02
+"""Of the hit rate, that three routers may have less."""
 
 
 class Worker:
@@ -67,11 +70,14 @@ class Worker:
 class Router:
     """What a router knows and decides: index, own dispatches, cost. Reports tell it of the work of others."""
 
-    def __init__(self, redis: Any, keys: Keys) -> None:
+    def __init__(self, redis: Any, keys: Keys, clock: ManualClock) -> None:
         self.replica = IndexReplica(redis, keys)
-        self._finder = PrefixFinder(self.replica, SALT, speculation=Speculation(MonotonicClock()))
+        self.speculation = SharedSpeculation(redis, keys, clock, new_incarnation())
+        self._finder = PrefixFinder(self.replica, SALT, speculation=self.speculation)
         self._policy = CostPolicy(Disaggregation.NEVER)
         self._pending: dict[WorkerId, int] = {}
+        self._used: dict[WorkerId, int] = {}
+        self._uses = 0
 
     def follow(self, workers: Mapping[WorkerId, Worker]) -> None:
         self.replica.set_workers({name: worker.facts.incarnation for name, worker in workers.items()})
@@ -87,11 +93,14 @@ class Router:
                 role=RoleName.MIXED,
                 queued_tokens=self._pending.get(name, 0),
                 reusable_tokens=view.reusable_tokens[name],
+                last_used=self._used.get(name, 0),
             )
             for name, worker in workers.items()
         ]
         chosen = self._policy.plan(Job(prompt_tokens=len(prompt), max_tokens=1), candidates).decode
         self._finder.expect(request, workers[chosen].facts, view)
+        self._uses += 1
+        self._used[chosen] = self._uses
         known = view.reusable_tokens[chosen]
         self._pending[chosen] = self._pending.get(chosen, 0) + len(prompt) - known
         return chosen, list(view.hashes[chosen])
@@ -113,19 +122,20 @@ def prompts() -> list[list[int]]:
 
 
 async def hit_rate(url: str, cluster: str, count: int) -> float:
-    """Blocks found of all blocks asked for, when `count` routers take turns; requests arrive AT_ONCE at a time, and the
-    index follows in between."""
-    keys, rng = Keys(cluster), random.Random(5)
+    """Blocks found of all blocks asked for, when `count` routers take turns; requests arrive AT_ONCE at a time, late
+    enough to be heard of, and the index follows in between."""
+    keys, rng, clock = Keys(cluster), random.Random(5), ManualClock()
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as group:
         redis = await connect(url)
         stack.push_async_callback(redis.aclose)
         every = [Worker(redis, keys, number) for number in range(WORKERS)]
         workers = {worker.facts.worker: worker for worker in every}
-        routers = [Router(redis, keys) for _ in range(count)]
+        routers = [Router(redis, keys, clock) for _ in range(count)]
         for worker in every:
             await worker.register()
         tasks = [group.create_task(worker.publisher.run()) for worker in every]
         tasks += [group.create_task(router.replica.run()) for router in routers]
+        tasks += [group.create_task(router.speculation.run()) for router in routers]
         for router in routers:
             router.follow(workers)
         hits = asked = 0
@@ -135,6 +145,13 @@ async def hit_rate(url: str, cluster: str, count: int) -> float:
             idle = all(worker.publisher.is_idle for worker in every)
             return idle and all(router.replica.positions == written for router in routers)
 
+        def have_heard() -> bool:
+            told = sum(router.speculation.told for router in routers)
+            return all(router.speculation.heard == told - router.speculation.told for router in routers)
+
+        while (await redis.pubsub_numsub(keys.sent_channel))[0][1] < count:
+            await asyncio.sleep(0.001)
+        await _until_they_know_each_other(routers, clock)
         queue = list(enumerate(prompts()))
         for start in range(0, len(queue), AT_ONCE):
             await _until(has_followed)
@@ -142,13 +159,27 @@ async def hit_rate(url: str, cluster: str, count: int) -> float:
             for number, prompt in queue[start : start + AT_ONCE]:
                 router = rng.choice(routers)
                 sent.append((router, f"r{number}", *router.send(f"r{number}", prompt, workers)))
+                await _until(have_heard)
             for router, request, worker_id, hashes in sent:
                 hits += workers[worker_id].compute(hashes)
                 asked += len(hashes)
                 router.done(request, worker_id)
+            clock.advance(PENDING_S)  # what was sent is over for everybody; the index has it
         for task in tasks:
             task.cancel()
     return hits / asked
+
+
+async def _until_they_know_each_other(routers: Sequence[Router], clock: ManualClock) -> None:
+    """Nobody is told anything by who takes himself for alone."""
+    lone = [router.speculation for router in routers] if len(routers) > 1 else []
+    while lone := [speculation for speculation in lone if speculation.is_alone]:
+        clock.advance(PENDING_S)
+        for speculation in lone:
+            speculation.expect("hello", WorkerId("nobody"), Incarnation(1), [BlockHash(bytes(16))])
+        await asyncio.sleep(0.01)
+    told = sum(router.speculation.told for router in routers)
+    await _until(lambda: all(one.speculation.heard == told - one.speculation.told for one in routers))
 
 
 async def _until(condition: Any) -> None:
@@ -161,6 +192,6 @@ def test_three_routers_hit_like_one(tmp_path: Path) -> None:
     with PrivateRedis.start(tmp_path / "redis", "a secret") as server:
         one = asyncio.run(hit_rate(server.url, "one", 1))
         three = asyncio.run(hit_rate(server.url, "three", 3))
-    print(f"hit rate {one:.3f} with one router, {three:.3f} with three")
+    print(f"hit rate {one:.4f} with one router, {three:.4f} with three")
     assert one > 0.5
-    assert three > one - 0.02
+    assert three >= one * (1 - ALLOWED)

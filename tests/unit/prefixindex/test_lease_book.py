@@ -91,6 +91,19 @@ def test_nobody_comes_back_from_an_old_dump(book: LeaseBook[WorkerId, WorkerReco
     assert book.records == {}
 
 
+def test_two_old_dumps_are_no_sign_of_life(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    """The second one is younger: its beats are more. In between, the living one, or nobody, stood there."""
+    between = (row(2), None, LeaseRow(0, 1, b"5"))
+    for number, living in enumerate(between, 1):
+        at_s = float(number)
+        book.note_beat(W, Incarnation(11), at_s)
+        assert not book.apply({W: row(10 * number, incarnation=5)}, at_s)
+        assert not book.apply({W: living}, at_s + 0.1)
+        assert not book.apply({W: row(10 * number + 5, incarnation=5)}, at_s + 0.2)
+        assert not book.apply({W: row(2)}, at_s + 0.3)
+    assert book.records == {W: RECORD}
+
+
 def test_whoever_left_comes_back_only_alive(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
     assert not book.apply({W: LeaseRow(0, 1, b"12")}, 0.1)  # another one left, once
     assert book.apply({W: LeaseRow(0, 1, b"11")}, 0.1)

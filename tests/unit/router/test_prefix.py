@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from tandem.core.blockhash import BlockHash, HashRoot, chain
 from tandem.core.clock import ManualClock
 from tandem.core.ids import GroupId, Incarnation, WorkerId
@@ -12,7 +14,7 @@ from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import ALWAYS_BYTES_PER_S, KVProfile
 from tandem.prefixindex.speculation import SETTLED_S, Speculation
-from tandem.router.prefix import PrefixFinder
+from tandem.router.prefix import KeptHashes, PrefixFinder
 from tandem.router.wire import WorkerFacts
 
 PROMPT = list(range(100, 196))
@@ -125,3 +127,21 @@ def test_a_prompt_that_is_computed_whole_reuses_nothing_but_is_held_all_the_same
     whole = view.computed_whole()
     assert (view.reusable_tokens, whole.reusable_tokens) == ({"p0": 48, "d0": 80}, {"p0": 0, "d0": 0})
     assert (whole.held_tokens, whole.last_hashes) == (view.held_tokens, view.last_hashes)
+
+
+def test_a_prompt_is_hashed_once_however_often_it_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed: list[int] = []
+
+    def counted(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
+        hashed.append(block_tokens)
+        return chain(root, tokens, block_tokens)
+
+    monkeypatch.setattr("tandem.router.prefix.chain", counted)
+    finder, kept = PrefixFinder(Held(("p0", 16, 3, "")), SALT), KeptHashes()
+    first = finder.find(PROMPT, [facts("p0", RoleName.PREFILL)], kept=kept)
+    again = finder.find(PROMPT, [facts("p0", RoleName.PREFILL), facts("p1", RoleName.PREFILL)], kept=kept)
+    assert hashed == [16]
+    assert again.held_tokens == {"p0": 48, "p1": 0}
+    assert again.hashes[WorkerId("p1")] == first.hashes[WorkerId("p0")]
+    finder.find(PROMPT, [facts("p2", RoleName.PREFILL, 8)], kept=kept)
+    assert hashed == [16, 8]

@@ -36,6 +36,8 @@ from tandem.router.sources import with_sources
 
 INDEX_DELAY_S = 0.02
 """From the end of a step to a router's table: the host's batch, Redis, the router's read."""
+TOLD_S = 0.002
+"""From one router's dispatch to another router's knowing of it."""
 _INCARNATION = Incarnation(1)  # nobody starts anew here
 _JUST_BEFORE_S = 1e-9
 _MAX_WAITING = 1 << 40
@@ -61,7 +63,9 @@ class _Known:
 
 
 class Front:
-    """One router over all workers."""
+    """One router over all workers; `others` are told what it sends where."""
+
+    others: Sequence[Front] = ()
 
     def __init__(self, workers: Sequence[VirtualWorker], setup: Setup, events: EventQueue) -> None:
         self._events, self._setup, self._calibration = events, setup, setup.calibration
@@ -118,7 +122,9 @@ class Front:
         computing = self._use(flight.prefill)
         known_tokens = max([plan.prefill_hit_tokens, *(source.tokens for source in plan.sources[:1])])
         computing.outstanding.add(flight.key, self._sent(flight, computing, plan.prefill_hit_tokens, known_tokens))
-        self._speculation.expect(flight.key, flight.prefill, _INCARNATION, flight.hashes)
+        self._expect(flight)
+        for other in self.others:
+            self._events.after(TOLD_S, partial(other._expect, flight))
 
     # ---- what arrives ----------------------------------------------------------------------------------------------
 
@@ -135,11 +141,19 @@ class Front:
     def computed(self, flight: Flight) -> None:
         """The first token came."""
         if self._known[flight.prefill].outstanding.compute(flight.key):
-            self._speculation.settle(flight.key, flight.prefill)
+            self._settle(flight)
+            for other in self.others:
+                self._events.after(TOLD_S, partial(other._settle, flight))
 
     def left(self, flight: Flight, worker: WorkerId) -> None:
         """The worker has nothing to do with it any more."""
         self._known[worker].outstanding.end(flight.key)
+
+    def _expect(self, flight: Flight) -> None:
+        self._speculation.expect(flight.key, flight.prefill, _INCARNATION, flight.hashes)
+
+    def _settle(self, flight: Flight) -> None:
+        self._speculation.settle(flight.key, flight.prefill)
 
     # ---- who waits here --------------------------------------------------------------------------------------------
 

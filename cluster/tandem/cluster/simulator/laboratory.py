@@ -56,7 +56,9 @@ class Laboratory:
             side = self._net.prefilling.get(name) or self._net.decoding.get(name)
             worker.role = side or WholeSide(worker, self._net)
         self._fetches = {n: Fetches(w, self._net, partial(self._run_at, w)) for n, w in self.workers.items()}
-        self._front = Front(list(self.workers.values()), setup, self._events)
+        self._fronts = [Front(list(self.workers.values()), setup, self._events) for _ in range(setup.routers)]
+        for front in self._fronts:
+            front.others = [other for other in self._fronts if other is not front]
         self._finished: list[Flight] = []
         self._without_token = 0
         self._waiting = 0
@@ -88,14 +90,14 @@ class Laboratory:
 
     def first_token(self, flight: Flight) -> None:
         self._without_token -= 1
-        self._front.computed(flight)
+        self._front(flight.number).computed(flight)
 
     def handed_over(self, flight: Flight) -> None:
-        self._front.left(flight, flight.prefill)
+        self._front(flight.number).left(flight, flight.prefill)
 
     def finished(self, flight: Flight) -> None:
-        self._front.left(flight, flight.prefill)
-        self._front.left(flight, flight.decode)
+        self._front(flight.number).left(flight, flight.prefill)
+        self._front(flight.number).left(flight, flight.decode)
         self._finished.append(flight)
 
     # ---- requests --------------------------------------------------------------------------------------------------
@@ -112,35 +114,40 @@ class Laboratory:
     def _arrive(self, number: int, request: TraceRequest) -> None:
         self._without_token += 1
         hashes = self._names.hashes(request, number)
-        self._front.admit(request, hashes, partial(self._send, number, request, hashes))
+        self._front(number).admit(request, hashes, partial(self._send, number, request, hashes))
 
     def _send(self, number: int, request: TraceRequest, hashes: list[BlockHash]) -> None:
-        plan = self._front.plan(request, hashes)
+        plan = self._front(number).plan(request, hashes)
         prefill = plan.prefill or plan.decode
         flight = Flight(
             number=number, request=request, hashes=hashes, plan=plan, prefill=prefill, decode=plan.decode,
             announced_s=self._events.now_s() + self._net.rpc_s,
         )  # fmt: skip
-        self._front.sent(flight)
+        self._front(number).sent(flight)
         self._events.after(self._net.rpc_s, partial(self._submit, flight))
 
     def _submit(self, flight: Flight) -> None:
         worker = self.workers[flight.prefill]
         self.workers[flight.decode].flights[flight.key] = worker.flights[flight.key] = flight
         if flight.decode != flight.prefill:
-            self._net.events.after(self._net.rpc_s, partial(self._front.queued, flight, flight.decode))
+            self._net.events.after(self._net.rpc_s, partial(self._front(flight.number).queued, flight, flight.decode))
         worker.post(partial(self._acknowledge, flight))
         worker.post(partial(self._fetches[flight.prefill].begin, flight))
 
     def _acknowledge(self, flight: Flight) -> None:
         flight.received_s = self._events.now_s()
-        self._events.after(self._net.rpc_s, partial(self._front.queued, flight, flight.prefill))
+        self._events.after(self._net.rpc_s, partial(self._front(flight.number).queued, flight, flight.prefill))
 
     def _run_at(self, worker: VirtualWorker, flight: Flight) -> None:
         worker.add(flight, RequestKind.FULL if flight.plan.prefill is None else RequestKind.PREFILL_ONLY)
 
     def _published(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:
-        self._front.published(worker, events)
+        for front in self._fronts:
+            front.published(worker, events)
+
+    def _front(self, number: int) -> Front:
+        """The router of this request."""
+        return self._fronts[number % len(self._fronts)]
 
     def _note_waiting(self) -> None:
         self._waiting = self._without_token

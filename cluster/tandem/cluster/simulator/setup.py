@@ -14,7 +14,8 @@ from tandem.router.plan import Policy
 class Setup:
     """`queue`: the order of prompts at all workers. `is_fetching`: workers get prefixes from each other where that is
     sooner than computing them. `admission`: by which rules the router keeps requests while workers have none to spare;
-    None = it sends all at once. Nobody is turned away.
+    None = it sends all at once. Nobody is turned away. `routers` take the requests by turns; each knows its own
+    dispatches at once, the prompts that the others send 2 ms later, and their load by what workers report.
 
     `max_tokens` is what clients ask for at most: how long an answer gets is known to nobody before it ends. None = just
     as many as each answer has, for clients that know.
@@ -29,3 +30,4 @@ class Setup:
     max_tokens: int | None = 2048
     is_fetching: bool = True
     admission: AdmissionSection | None = None
+    routers: int = 1
