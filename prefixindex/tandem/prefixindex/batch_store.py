@@ -15,6 +15,7 @@ from tandem.core.batch import BatchRecord, FileRecord, batch_from_json, to_json
 from tandem.core.ids import Incarnation
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.shelf import Shelf
 
 KEPT_S: Final = 30 * 86_400
 """How long a batch that is over can be looked at."""
@@ -61,6 +62,13 @@ class BatchStore:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._keys = keys
+        self._shelf = Shelf(
+            redis=redis,
+            records=keys.batches,
+            due=keys.batches_due,
+            listing=keys.tenant_batches,
+            tenant_of=lambda text: _record(text).tenant,
+        )
         self._script: Any = redis.register_script(_SAVE)
 
     async def save(
@@ -104,11 +112,9 @@ class BatchStore:
 
     async def list(self, tenant: str, *, after: str | None, limit: int) -> tuple[Sequence[BatchRecord], bool]:
         """At most `limit` batches after the one of id `after`, newest first; and whether there are more."""
-        listing = self._keys.tenant_batches(tenant)
+        start = await self._shelf.place_after(tenant, after, is_ascending=False)
         try:
-            rank = None if after is None else await self._redis.zrevrank(listing, after)
-            start = 0 if rank is None else int(rank) + 1
-            ids = await self._redis.zrange(listing, start, start + limit, desc=True)
+            ids = await self._redis.zrange(self._keys.tenant_batches(tenant), start, start + limit, desc=True)
             texts = await self._redis.hmget(self._keys.batches, ids) if ids else []
         except OUTAGE as error:
             raise no_answer(error) from error
@@ -122,20 +128,10 @@ class BatchStore:
             raise no_answer(error) from error
         return [batch.decode() for batch in ids]
 
-    async def forget_due(self, now_s: float, limit: int = 100) -> None:
+    async def forget_due(self, now_s: float) -> None:
         """Forget batches that are over for long."""
-        try:
-            ids = await self._redis.zrangebyscore(self._keys.batches_due, "-inf", now_s, start=0, num=limit)
-            for batch in ids:
-                text = await self._redis.hget(self._keys.batches, batch)
-                async with self._redis.pipeline(transaction=True) as pipeline:
-                    if text is not None:
-                        pipeline.zrem(self._keys.tenant_batches(_record(text).tenant), batch)
-                    pipeline.zrem(self._keys.batches_due, batch)
-                    pipeline.hdel(self._keys.batches, batch)
-                    await pipeline.execute()
-        except OUTAGE as error:
-            raise no_answer(error) from error
+        for batch in await self._shelf.due_by(now_s):
+            await self._shelf.forget(batch)
 
 
 def _record(text: bytes) -> BatchRecord:

@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 from tandem.core.batch import FileRecord, file_from_json, to_json
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.shelf import Shelf
 
 UPLOAD_S: Final = 86_400
 """An upload that is not whole after so long never will be."""
@@ -28,6 +29,13 @@ class FileStore:
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._keys = keys
+        self._shelf = Shelf(
+            redis=redis,
+            records=keys.files,
+            due=keys.files_due,
+            listing=keys.tenant_files,
+            tenant_of=lambda text: file_from_json(text).tenant,
+        )
 
     async def adopt(self, directory: str) -> str:
         """Make `directory` (an id) the one of this cluster if it has none yet; returns the one that it has."""
@@ -61,8 +69,8 @@ class FileStore:
         """At most `limit` files after the one of id `after`, by age; and whether there are more."""
         found: list[FileRecord] = []
         listing = self._keys.tenant_files(tenant)
+        start = await self._shelf.place_after(tenant, after, is_ascending=is_ascending)
         try:
-            start = await _rank(self._redis, listing, after, is_ascending=is_ascending)
             while len(found) <= limit:
                 ids = await self._redis.zrange(listing, start, start + _PAGE - 1, desc=not is_ascending)
                 if not ids:
@@ -75,26 +83,13 @@ class FileStore:
             raise no_answer(error) from error
         return found[:limit], len(found) > limit
 
-    async def due(self, now_s: float, limit: int = 100) -> Sequence[str]:
+    async def due(self, now_s: float) -> Sequence[str]:
         """Ids of files that have expired, or were never uploaded whole."""
-        try:
-            ids = await self._redis.zrangebyscore(self._keys.files_due, "-inf", now_s, start=0, num=limit)
-        except OUTAGE as error:
-            raise no_answer(error) from error
-        return [file.decode() for file in ids]
+        return await self._shelf.due_by(now_s)
 
     async def forget(self, file: str) -> None:
         """Forget a file whose bytes are gone."""
-        try:
-            text = await self._redis.hget(self._keys.files, file)
-            async with self._redis.pipeline(transaction=True) as pipeline:
-                if text is not None:
-                    pipeline.zrem(self._keys.tenant_files(file_from_json(text).tenant), file)
-                pipeline.zrem(self._keys.files_due, file)
-                pipeline.hdel(self._keys.files, file)
-                await pipeline.execute()
-        except OUTAGE as error:
-            raise no_answer(error) from error
+        await self._shelf.forget(file)
 
     async def _write(self, record: FileRecord, due: float | str, *, is_listed: bool) -> None:
         try:
@@ -109,11 +104,3 @@ class FileStore:
                 await pipeline.execute()
         except OUTAGE as error:
             raise no_answer(error) from error
-
-
-async def _rank(redis: Any, listing: str, after: str | None, *, is_ascending: bool) -> int:
-    """Where in the listing the page begins; an id that is not in it begins at its start."""
-    if after is None:
-        return 0
-    rank = await (redis.zrank if is_ascending else redis.zrevrank)(listing, after)
-    return 0 if rank is None else int(rank) + 1
