@@ -55,6 +55,11 @@ class Breakers:
             return BreakerState.CLOSED
         return BreakerState.OPEN if self._clock.now_s() < breaker.open_until_s else BreakerState.HALF_OPEN
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing speaks against anybody."""
+        return not self._breakers
+
     def allows(self, member: Member) -> bool:
         """Whether a new request may go there: it is closed, or half-open without a trial."""
         state = self.state(member)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core import pairing
+from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, attended
 from tandem.router.plan import Candidate, Cost, Job, refusal
@@ -57,6 +58,8 @@ class Estimates:
         self._most_held = self._holders[0].held_tokens if self._holders else 0
         # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
         self._token_bytes: dict[int, float] = {}
+        self._decode_s: dict[WorkerId, float] = {}
+        self._computing_s: dict[tuple[int, float, float], float] = {}
         self._fits: dict[tuple[int, int], bool] = {}
         self._lossy: dict[tuple[int, int], str] = {}
 
@@ -77,17 +80,27 @@ class Estimates:
             compute_s -= max((saved_s for saved_s, _ in self.sources(worker)), default=0.0)
         return self._prefill(worker, compute_s)
 
-    def least_prefill(self, worker: Candidate) -> Prefill:
-        """No more than `prefill`, and quickly: as if all that anybody holds were fetched in no time."""
-        return self._prefill(worker, self._compute_s(worker, max(worker.reusable_tokens, self._most_held)))
+    def least_prefill_s(self, worker: Candidate) -> float:
+        """No more than `prefill` in all, and quickly: as if all that anybody holds were fetched in no time."""
+        compute_s = self._compute_s(worker, max(worker.reusable_tokens, self._most_held))
+        if not worker.queue and not worker.queued_tokens:
+            return compute_s + _decoding(worker) * compute_s
+        return self._prefill(worker, compute_s).total_s
 
     def _compute_s(self, worker: Candidate, known_tokens: int) -> float:
         """For all of the prompt behind the first `known_tokens`, and for its last token in any case."""
-        end = self._job.prompt_tokens
-        start = min(known_tokens, end - 1)
-        return self.prefill_speed(worker).seconds(end - start, attended(start, end))
+        speed = self.prefill_speed(worker)
+        key = (known_tokens, speed.tokens_per_s, speed.context_s)
+        found = self._computing_s.get(key)
+        if found is None:
+            end = self._job.prompt_tokens
+            start = min(known_tokens, end - 1)
+            found = self._computing_s[key] = speed.seconds(end - start, attended(start, end))
+        return found
 
     def _prefill(self, worker: Candidate, compute_s: float) -> Prefill:
+        if not worker.queue and not worker.queued_tokens:
+            return Prefill(0.0, compute_s, _decoding(worker) * compute_s)
         job, speed = self._job, self.prefill_speed(worker)
         due_s = worker.rules.due_s(
             arrived_s=job.now_s, remaining_s=compute_s, now_s=job.now_s, deadline_s=job.deadline_s
@@ -127,15 +140,21 @@ class Estimates:
 
     def decode_s(self, worker: Candidate) -> float:
         """What decoding there costs, whoever computes the prompt."""
-        cost = self._with_decode(worker, Prefill(0.0, 0.0, 0.0), 0.0, worker.held_tokens)
-        return cost.total_s
+        found = self._decode_s.get(worker.worker)
+        if found is None:
+            room_s = self._room_s(worker, worker.held_tokens, worker.decode_step_s or ASSUMED_STEP_S)
+            found = self._decode_s[worker.worker] = room_s + (1 + self._job.choices) * self._slower_s(worker)
+        return found
+
+    def _slower_s(self, worker: Candidate) -> float:
+        """What the answer and its batch cost each other."""
+        sequence_s = worker.decode_sequence_s or (worker.decode_step_s or ASSUMED_STEP_S) / ASSUMED_SEQUENCES
+        return min(self._job.max_tokens, ANSWER_TOKENS) * sequence_s * max(worker.in_flight, worker.running)
 
     def _with_decode(self, decode: Candidate, done: Prefill, move_s: float, held: int) -> Cost:
         job = self._job
         step_s = decode.decode_step_s or ASSUMED_STEP_S
-        sequence_s = decode.decode_sequence_s or step_s / ASSUMED_SEQUENCES
-        batch = max(decode.in_flight, decode.running)
-        slower_s = min(job.max_tokens, ANSWER_TOKENS) * sequence_s * batch
+        slower_s = self._slower_s(decode)
         return Cost(
             queue_s=done.queue_s,
             compute_s=done.compute_s,

@@ -37,12 +37,15 @@ class Outstanding:
         self._unreported: dict[str, Sent] = {}
         """Those of `_sent` that the last report does not count: few, and read at every plan."""
         self._reported_s = float("-inf")
+        self.changes = 0
+        """Counts up with everything that may change what `uncounted` says of one moment."""
 
     def __len__(self) -> int:
         return len(self._sent)
 
     def add(self, request: str, sent: Sent) -> None:
         self._sent[request] = self._unreported[request] = sent
+        self.changes += 1
 
     def acknowledge(self, request: str) -> None:
         """The worker has it: reports from now on count it."""
@@ -56,22 +59,26 @@ class Outstanding:
         if sent is None or sent.is_computed:
             return False
         sent.is_computed = True
+        self.changes += 1
         return sent.work is not None
 
     def end(self, request: str) -> None:
         """Nothing is waited for any more."""
         self._sent.pop(request, None)
         self._unreported.pop(request, None)
+        self.changes += 1
 
     def clear(self) -> None:
         """The worker was lost with all that it had."""
         self._sent.clear()
         self._unreported.clear()
         self._reported_s = float("-inf")
+        self.changes += 1
 
     def report(self, now_s: float) -> None:
         """A load report arrived."""
         self._reported_s = now_s
+        self.changes += 1
         self._unreported = {name: sent for name, sent in self._unreported.items() if not sent.is_acknowledged}
 
     def is_stale(self, now_s: float) -> bool:

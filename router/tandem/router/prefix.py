@@ -30,8 +30,8 @@ class PrefixIndex(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixView:
     """By worker: leading prompt tokens whose blocks it holds, how many it need not compute again (whole blocks, held or
-    expected there, and never the last token, whose logits are wanted), how many of these are only expected, the hashes
-    of all full blocks and the last one of them as it must compute it.
+    expected there, and never the last token, whose logits are wanted) and how many of these are only expected, where
+    there are any; and of every worker the hashes of all full blocks and the last one of them as it must compute it.
 
     `lossy_tokens`: by decode worker, then by HashRoot.lossy, leading prompt tokens that it holds from prefill workers
     whose blocks a conversion or codec changes on their way to it.
@@ -44,10 +44,14 @@ class PrefixView:
     hashes: dict[WorkerId, Sequence[BlockHash]] = field(default_factory=dict)
     last_hashes: dict[WorkerId, bytes] = field(default_factory=dict)
 
+    @property
+    def is_known_somewhere(self) -> bool:
+        """Whether anybody has, or is about to have, anything of the prompt."""
+        return bool(self.held_tokens or self.reusable_tokens or self.lossy_tokens)
+
     def computed_whole(self) -> PrefixView:
         """The same for a request whose prompt is computed whatever is cached: it wants the logits."""
-        nothing = dict.fromkeys(self.reusable_tokens, 0)
-        return replace(self, reusable_tokens=nothing, expected_tokens=nothing)
+        return replace(self, reusable_tokens={}, expected_tokens={})
 
 
 class PrefixFinder:
@@ -72,24 +76,47 @@ class PrefixFinder:
         """What is known of `prompt` under `salt`; empty = this finder's own. `kept` has the hashes of this prompt under
         this salt from the calls before, and gets those that are computed now."""
         every = list(workers)
-        senders = _senders(every)
         chains = _Chains(prompt, salt or self.salt, self._index, self._speculation, {} if kept is None else kept)
-        view = PrefixView()
+        view, known, size, fingerprint = PrefixView(), _NOTHING, 0, ""
         for facts in every:
-            worker, size = facts.worker, facts.block_tokens
-            known = chains.known(facts.fingerprint, size)
+            worker = facts.worker
+            if known is _NOTHING or size != facts.block_tokens or fingerprint != facts.fingerprint:
+                size, fingerprint = facts.block_tokens, facts.fingerprint
+                known = chains.known(fingerprint, size)
+            view.hashes[worker], view.last_hashes[worker] = known.hashes, known.last_hash
+            if not known.held and not known.expected:  # by nobody with blocks like these
+                continue
             held = known.held.get(worker, 0)
             expected = min(known.expected.get((worker, facts.incarnation), 0), known.most)
-            view.held_tokens[worker] = held * size
-            view.reusable_tokens[worker] = max(min(held, known.most), expected) * size
-            view.expected_tokens[worker] = max(0, expected - held) * size
-            view.hashes[worker], view.last_hashes[worker] = known.hashes, known.last_hash
-            if facts.role is RoleName.DECODE:
-                view.lossy_tokens[worker] = {
-                    lossy: chains.held(facts.fingerprint, size, lossy).get(worker, 0) * size
-                    for lossy in set(self._lossy_names(senders, facts))
-                }
+            reusable = max(min(held, known.most), expected)
+            if held:
+                view.held_tokens[worker] = held * size
+            if reusable:
+                view.reusable_tokens[worker] = reusable * size
+            if expected > held:
+                view.expected_tokens[worker] = (expected - held) * size
+        self._find_lossy(every, chains, view)
         return view
+
+    def _find_lossy(self, every: Sequence[WorkerFacts], chains: _Chains, view: PrefixView) -> None:
+        """What decode workers hold of blocks that change on their way to them."""
+        senders = _senders(every)
+        is_same_everywhere = not any(sender.offers for _, _, sender in senders)
+        # By identity: a router keeps one object of equal profiles.
+        names: dict[int, set[str]] = {}
+        for facts in every:
+            if facts.role is not RoleName.DECODE:
+                continue
+            found = names.get(id(facts.profile)) if is_same_everywhere else None
+            if found is None:
+                found = names[id(facts.profile)] = set(self._lossy_names(senders, facts))
+            lossy = {
+                name: blocks * facts.block_tokens
+                for name in found
+                if (blocks := chains.held(facts.fingerprint, facts.block_tokens, name).get(facts.worker, 0))
+            }
+            if lossy:
+                view.lossy_tokens[facts.worker] = lossy
 
     def expect(self, request: str, worker: WorkerFacts, view: PrefixView) -> None:
         """`worker` was sent the prompt of `view`, to compute it: its blocks count as held there for a while."""
@@ -142,6 +169,9 @@ class _Known:
     hashes: Sequence[BlockHash]
     last_hash: bytes
     most: int
+
+
+_NOTHING = _Known(held={}, expected={}, hashes=(), last_hash=b"", most=0)
 
 
 class _Chains:

@@ -165,6 +165,9 @@ class Survival:
 
     def _tiers(self, candidates: Sequence[Candidate], history: History) -> Iterator[Sequence[Candidate]]:
         """Ever more of the candidates: suspects, and workers whose breaker is open, only if there is nobody else."""
+        if not history.suspects and self.breakers.is_quiet:  # nearly always
+            yield candidates
+            return
         fresh = [c for c in candidates if _member(c) not in history.suspects]
         trusted = [c for c in fresh if self.breakers.allows(_member(c))]
         yield trusted

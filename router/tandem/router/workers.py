@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.core.ids import Incarnation, WorkerId
@@ -19,6 +20,7 @@ from tandem.router.linkspeeds import LinkSpeedView
 from tandem.router.outstanding import prompts
 from tandem.router.plan import Candidate, form, pairs, refusal
 from tandem.router.prefix import PrefixView, SpeedOf
+from tandem.router.wire import Load, WorkerFacts
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -53,6 +55,7 @@ class WorkerTable:
         self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
         self._uses = 0
         self._profiles: dict[KVProfile, KVProfile] = {}
+        self._kept: dict[WorkerId, _Kept] = {}
         self.trouble = ""
 
     @property
@@ -75,8 +78,29 @@ class WorkerTable:
     ) -> list[Candidate]:
         """Workers that can take work for `model` ("" = any) now, with what `view` says of a prompt's prefix there and
         as requests of `cache_key` see them. `now_s` decides which load reports still count."""
-        every = [_candidate(link, view or PrefixView(), self.link_speed, now_s) for link in self.usable(model)]
+        every = [self._candidate(link, now_s) for link in self.usable(model)]
+        if view is not None and view.is_known_somewhere:
+            every = [_holding(candidate, view) for candidate in every]
         return leaning(cache_key, every)
+
+    def _candidate(self, link: WorkerLink, now_s: float) -> Candidate:
+        """Made anew only when something was reported by the worker, or sent to it: most are as they were."""
+        outstanding = link.outstanding
+        is_stale, kept = outstanding.is_stale(now_s), self._kept.get(link.worker)
+        if (
+            kept is None
+            or kept.link is not link
+            or kept.load is not link.load
+            or kept.changes != outstanding.changes
+            or kept.candidate.last_used != link.last_used
+            or kept.is_stale is not is_stale
+            or kept.facts is not link.facts
+        ):
+            candidate = _candidate(link, self.link_speed, now_s)
+            kept = self._kept[link.worker] = _Kept(
+                link, link.load, outstanding.changes, is_stale, link.facts, candidate
+            )
+        return kept.candidate
 
     def link_speed(self, prefill: WorkerId, decode: WorkerId) -> float | None:
         """Measured bytes a second from one worker to the other; None = nobody measured it."""
@@ -153,6 +177,7 @@ class WorkerTable:
 
     def _drop(self, link: WorkerLink) -> None:
         self._links.pop(link.worker, None)
+        self._kept.pop(link.worker, None)
         task = self._tasks.get(link)
         if task is not None:
             task.cancel()
@@ -161,9 +186,33 @@ class WorkerTable:
         self._tasks.pop(link, None)
         if self._links.get(link.worker) is link:
             del self._links[link.worker]
+            self._kept.pop(link.worker, None)
 
 
-def _candidate(link: WorkerLink, view: PrefixView, link_speed: SpeedOf, now_s: float) -> Candidate:
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A candidate and what it was made of."""
+
+    link: WorkerLink
+    load: Load
+    changes: int
+    is_stale: bool
+    facts: WorkerFacts | None
+    candidate: Candidate
+
+
+def _holding(candidate: Candidate, view: PrefixView) -> Candidate:
+    """With what `view` says of the prompt there."""
+    worker = candidate.worker
+    held, reusable = view.held_tokens.get(worker, 0), view.reusable_tokens.get(worker, 0)
+    lossy = view.lossy_tokens.get(worker)
+    if not held and not reusable and not lossy:
+        return candidate
+    return dataclasses.replace(candidate, held_tokens=held, reusable_tokens=reusable, lossy_tokens=lossy or {})
+
+
+def _candidate(link: WorkerLink, link_speed: SpeedOf, now_s: float) -> Candidate:
+    """As if nobody held anything of the prompt."""
     facts, load, outstanding = link.facts, link.load, link.outstanding
     if facts is None:
         raise RuntimeError(f"link to {link.worker} is down")
@@ -181,9 +230,6 @@ def _candidate(link: WorkerLink, view: PrefixView, link_speed: SpeedOf, now_s: f
         rules=load.queue_rules,
         in_flight=(0 if is_stale else load.in_flight) + len(sent),
         running=0 if is_stale else load.decoding_sequences,
-        held_tokens=view.held_tokens.get(facts.worker, 0),
-        reusable_tokens=view.reusable_tokens.get(facts.worker, 0),
-        lossy_tokens=view.lossy_tokens.get(facts.worker, {}),
         free_blocks=max(0, load.free_blocks - sum(one.blocks for one in sent)),
         total_blocks=load.total_blocks,
         last_used=link.last_used,

@@ -92,7 +92,7 @@ class Router:
                 incarnation=worker.facts.incarnation,
                 role=RoleName.MIXED,
                 queued_tokens=self._pending.get(name, 0),
-                reusable_tokens=view.reusable_tokens[name],
+                reusable_tokens=view.reusable_tokens.get(name, 0),
                 last_used=self._used.get(name, 0),
             )
             for name, worker in workers.items()
@@ -101,7 +101,7 @@ class Router:
         self._finder.expect(request, workers[chosen].facts, view)
         self._uses += 1
         self._used[chosen] = self._uses
-        known = view.reusable_tokens[chosen]
+        known = view.reusable_tokens.get(chosen, 0)
         self._pending[chosen] = self._pending.get(chosen, 0) + len(prompt) - known
         return chosen, list(view.hashes[chosen])
 

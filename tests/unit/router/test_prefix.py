@@ -63,9 +63,9 @@ def test_every_worker_is_asked_in_blocks_of_its_own_size() -> None:
         facts("d2", RoleName.DECODE, 24),
     ]  # fmt: skip
     view = PrefixFinder(index, SALT).find(PROMPT, workers)
-    assert view.held_tokens == {"p0": 48, "d0": 40, "d1": 96, "d2": 0}
-    assert view.reusable_tokens == {"p0": 48, "d0": 40, "d1": 72, "d2": 0}  # the last token is computed again
-    assert view.lossy_tokens == {"d0": {}, "d1": {}, "d2": {}}
+    assert view.held_tokens == {"p0": 48, "d0": 40, "d1": 96}
+    assert view.reusable_tokens == {"p0": 48, "d0": 40, "d1": 72}  # the last token is computed again
+    assert view.lossy_tokens == {}
     assert index.lookups == 3
     for worker in workers:
         root = HashRoot(fingerprint="f", block_tokens=worker.block_tokens, salt=SALT).digest()
@@ -80,14 +80,14 @@ def test_what_came_changed_is_looked_up_under_its_own_root() -> None:
         facts("d0", RoleName.DECODE, dtype="bfloat16"), facts("d1", RoleName.DECODE),
     ]  # fmt: skip
     view = PrefixFinder(index, SALT).find(PROMPT, workers)
-    assert view.held_tokens == {"p0": 0, "p1": 0, "p2": 0, "d0": 32, "d1": 48}
-    assert view.lossy_tokens == {"d0": {"float32>bfloat16": 80, "float32>bfloat16+int8": 0}, "d1": {"int8": 64}}
+    assert view.held_tokens == {"d0": 32, "d1": 48}
+    assert view.lossy_tokens == {"d0": {"float32>bfloat16": 80}, "d1": {"int8": 64}}
     assert index.lookups == 4  # one a root, whoever needs it
 
 
 def test_without_an_index_and_with_a_short_prompt() -> None:
     view = PrefixFinder(None, SALT).find([1, 2, 3], [facts("d0", RoleName.DECODE)])
-    assert (view.held_tokens, view.last_hashes) == ({"d0": 0}, {"d0": b""})
+    assert (view.held_tokens, view.last_hashes) == ({}, {"d0": b""})
 
 
 def test_a_burst_finds_what_the_first_of_it_was_sent_for() -> None:
@@ -97,14 +97,14 @@ def test_a_burst_finds_what_the_first_of_it_was_sent_for() -> None:
     finder.expect("first", p0, finder.find(PROMPT, [p0, p1, d0]))
     longer = [*PROMPT, *range(40)]
     view = finder.find(longer, [p0, p1, d0])
-    assert view.held_tokens == {"p0": 0, "p1": 16, "d0": 0}  # nobody may be asked to supply what is only expected
-    assert view.reusable_tokens == {"p0": 96, "p1": 16, "d0": 0}
-    assert view.expected_tokens == {"p0": 96, "p1": 0, "d0": 0}
+    assert view.held_tokens == {"p1": 16}  # nobody may be asked to supply what is only expected
+    assert view.reusable_tokens == {"p0": 96, "p1": 16}
+    assert view.expected_tokens == {"p0": 96}
     assert finder.find(PROMPT, [p0]).reusable_tokens == {"p0": 80}  # the last token is computed again
     reborn = facts("p0", RoleName.PREFILL, incarnation=2)
-    assert finder.find(PROMPT, [reborn]).reusable_tokens == {"p0": 0}
+    assert finder.find(PROMPT, [reborn]).reusable_tokens == {}
     finder.withdraw("first", p0.worker)
-    assert finder.find(longer, [p0]).reusable_tokens == {"p0": 0}
+    assert finder.find(longer, [p0]).reusable_tokens == {}
 
 
 def test_what_the_index_shows_is_not_expected_again() -> None:
@@ -125,7 +125,7 @@ def test_a_prompt_that_is_computed_whole_reuses_nothing_but_is_held_all_the_same
     index = Held(("p0", 16, 3, ""), ("d0", 16, 5, ""))
     view = PrefixFinder(index, SALT).find(PROMPT, [facts("p0", RoleName.PREFILL), facts("d0", RoleName.DECODE)])
     whole = view.computed_whole()
-    assert (view.reusable_tokens, whole.reusable_tokens) == ({"p0": 48, "d0": 80}, {"p0": 0, "d0": 0})
+    assert (view.reusable_tokens, whole.reusable_tokens) == ({"p0": 48, "d0": 80}, {})
     assert (whole.held_tokens, whole.last_hashes) == (view.held_tokens, view.last_hashes)
 
 
@@ -141,7 +141,7 @@ def test_a_prompt_is_hashed_once_however_often_it_is_looked_up(monkeypatch: pyte
     first = finder.find(PROMPT, [facts("p0", RoleName.PREFILL)], kept=kept)
     again = finder.find(PROMPT, [facts("p0", RoleName.PREFILL), facts("p1", RoleName.PREFILL)], kept=kept)
     assert hashed == [16]
-    assert again.held_tokens == {"p0": 48, "p1": 0}
+    assert again.held_tokens == {"p0": 48}
     assert again.hashes[WorkerId("p1")] == first.hashes[WorkerId("p0")]
     finder.find(PROMPT, [facts("p2", RoleName.PREFILL, 8)], kept=kept)
     assert hashed == [16, 8]

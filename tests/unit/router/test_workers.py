@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from tandem.router.plan import Candidate
 from tandem.router.wire import GroupBlocks, Load, load_from_wire
 from tandem.router.workers import WorkerTable
 from tandem.rpc.v1 import worker_pb2 as w
+from tests.unit.router.stage import Stage
 from tests.unit.router.test_prefix import facts
 
 SPEED = PrefillSpeed(tokens_per_s=1000.0, context_s=1e-6)
@@ -90,3 +92,43 @@ def test_impossible_rules_are_first_come_first_served() -> None:
     assert load.queue_rules == FIRST_COME
     assert dataclasses.replace(load, blocks=()).total_blocks == 0
     assert load.blocks == (GroupBlocks(group=0, total=100, free=40, cached=20, request=0, pushing=0, reserved=0),)
+
+
+def test_what_is_known_of_workers_is_made_anew_when_it_changes() -> None:
+    """Candidates are kept between plans: after whatever happened, they are as if they were not."""
+    dice, stage = Random(7), Stage("p0", "p1", "d0", "d1")
+    links, names = stage.table.links, [f"r{number}" for number in range(6)]
+    rows = QueuedWork(1.0, 40), None
+
+    def happen() -> None:
+        link, request = dice.choice(links), dice.choice(names)
+        kind = dice.randrange(8)
+        if kind == 0:
+            link.outstanding.add(request, Sent(work=dice.choice(rows), blocks=dice.randrange(9)))
+        elif kind == 1:
+            link.outstanding.acknowledge(request)
+        elif kind == 2:
+            link.outstanding.compute(request)
+        elif kind == 3:
+            link.outstanding.end(request)
+        elif kind == 4:
+            link.load = Load(in_flight=dice.randrange(9), queued_tokens=dice.randrange(99))
+            link.outstanding.report(stage.clock.now_s())
+        elif kind == 5:
+            stage.table.note_use(link)
+        elif kind == 6:
+            link.outstanding.clear()
+        else:
+            stage.clock.advance(dice.choice((0.01, STALE_S)))
+
+    changed = 0
+    before = stage.table.candidates(None, stage.clock.now_s())
+    for _ in range(2000):
+        happen()
+        now_s = stage.clock.now_s()
+        kept = stage.table.candidates(None, now_s)
+        stage.table._kept.clear()
+        assert kept == stage.table.candidates(None, now_s)
+        changed += kept != before
+        before = kept
+    assert changed > 500

@@ -67,7 +67,7 @@ def _best_prefills(
         likely = heapq.nsmallest(
             2 * TOP,
             workers,
-            key=lambda one: (estimates.least_prefill(one).total_s + more_s(one), one.last_used, one.worker),
+            key=lambda one: (estimates.least_prefill_s(one) + more_s(one), one.last_used, one.worker),
         )
     weighed = [(one, estimates.prefill(one)) for one in likely]
     return sorted(weighed, key=lambda pair: (pair[1].total_s + more_s(pair[0]), pair[0].last_used, pair[0].worker))
@@ -77,9 +77,10 @@ def _best_decodes(estimates: Estimates, decodes: Sequence[Candidate]) -> list[Ca
     """The cheapest, and those to which least has to be moved."""
     if len(decodes) <= 2 * TOP:
         return list(decodes)
-    cost = {one.worker: estimates.decode_s(one) for one in decodes}
-    best = heapq.nsmallest(TOP, decodes, key=lambda one: (cost[one.worker], one.last_used, one.worker))
-    most = heapq.nsmallest(TOP, decodes, key=lambda one: (-one.held_tokens, cost[one.worker], one.last_used))
+    cost_s = estimates.decode_s
+    best = heapq.nsmallest(TOP, decodes, key=lambda one: (cost_s(one), one.last_used, one.worker))
+    holders = [one for one in decodes if one.held_tokens]
+    most = heapq.nsmallest(TOP, holders, key=lambda one: (-one.held_tokens, cost_s(one), one.last_used))
     return list({one.worker: one for one in (*best, *most)}.values())
 
 
