@@ -68,14 +68,21 @@ class Seen:
     noted: dict[str, Any]
     cpu_s: float
     wall_s: float
+    router_wait_ms: float
+    workers_wait_ms: float
+    """How long their main threads were ready before they ran, on average: neither has a core for itself alone."""
 
     def added_ms(self, kind: str) -> list[float]:
         """From sending a request to its first text at the client, less what the worker took."""
-        return [1e3 * (a.first_s - a.due_s - (first_s - arrived_s)) for a, arrived_s, first_s, _ in self._known(kind)]
+        return [1e3 * (a.first_s - a.sent_s - (first_s - arrived_s)) for a, arrived_s, first_s, _ in self._known(kind)]
 
     def to_worker_ms(self, kind: str) -> list[float]:
         """Of this: until the worker that prefills has it."""
-        return [1e3 * (arrived_s - a.due_s) for a, arrived_s, _, _ in self._known(kind)]
+        return [1e3 * (arrived_s - a.sent_s) for a, arrived_s, _, _ in self._known(kind)]
+
+    def late_ms(self) -> list[float]:
+        """By how much requests were sent later than they were due: the client's core had other work."""
+        return [1e3 * (a.sent_s - a.due_s) for a in self.answers]
 
     def out_ms(self, kind: str) -> list[float]:
         """From the worker's last token to the end of the answer at the client."""
@@ -88,7 +95,7 @@ class Seen:
 def offer(house: House, plan: Sequence[Due], marks: Sequence[tuple[float, Callable[[], None]]] = ()) -> Seen:
     """Send everything when it is due and wait for the end of all answers."""
     house.report()
-    load = Load(house.port)
+    load, before = Load(house.port), house.waits()
     gc.disable()
     started_s, cpu_s = time.monotonic(), house.router_cpu_s()
     try:
@@ -98,7 +105,8 @@ def offer(house: House, plan: Sequence[Due], marks: Sequence[tuple[float, Callab
         gc.enable()
         load.close()
     print(f"{house.workers} workers, {len(plan)} requests: {100 * cpu_s / wall_s:.0f} % of a core", flush=True)
-    return Seen(answers, house.report(), cpu_s, wall_s)
+    router_ms, workers_ms = (now.mean_ms(then) for now, then in zip(house.waits(), before, strict=True))
+    return Seen(answers, house.report(), cpu_s, wall_s, router_ms, workers_ms)
 
 
 def capacity(house: House, case: str, make: Make, rate: float, seconds: float, tokens: int) -> list[Row]:
@@ -135,18 +143,30 @@ def late(seen: Seen) -> float:
 
 
 def latency(house: House, prompts: Prompts, seconds: float) -> list[Row]:
-    """What is added for long prompts, while the core has half of its load of 128-token text prompts."""
-    plan = steady("load", lambda: request(prompts.text(128), 32), 100, seconds, 32)
+    """What is added for long prompts, while the core has half of its load of 128-token text prompts.
+
+    Each request comes at any moment of its turn: at even distances all would meet the workers' steps at one moment of
+    them, in one run in the middle of every burst of tokens, in the next between two.
+    """
+
+    def due(number: int, rate: float, kind: str, data: bytes, tokens: int) -> Due:
+        return Due((number + prompts.dice.random()) / rate, kind, data, tokens)
+
+    plan = [due(n, 100, "load", request(prompts.text(128), 32), 32) for n in range(int(100 * seconds))]
     tokenising: dict[str, float] = {}
     for size, tokens, rate in (("1k", 1024, 8), ("8k", 8192, 2)):
         texts = [prompts.text(tokens) for _ in range(int(rate * seconds))]
         tokenising[f"{size} text"] = statistics.median(timed_ms(prompts.tokenizer, text) for text in texts)
         tokenising[f"{size} ids"] = 0.0
-        plan += [Due((n + 0.37) / rate, f"{size} text", request(text, 4), 4) for n, text in enumerate(texts)]
+        plan += [due(n, rate, f"{size} text", request(text, 4), 4) for n, text in enumerate(texts)]
         ids = [request(prompts.ids(tokens), 4) for _ in texts]
-        plan += [Due((n + 0.83) / rate, f"{size} ids", data, 4) for n, data in enumerate(ids)]
-    seen = offer(house, sorted(plan, key=lambda due: due.at_s))
+        plan += [due(n, rate, f"{size} ids", data, 4) for n, data in enumerate(ids)]
+    seen = offer(house, sorted(plan, key=lambda one: one.at_s))
     case, rows = "half load", spread("half load", "added, 128 text", seen.added_ms("load"), (None, None))
+    rows += spread(case, "late requests of the client", seen.late_ms(), (None, None))
+    rows.append(Row(case, "wait of the router for its core, mean", seen.router_wait_ms, "ms"))
+    rows.append(Row(case, "wait of the workers for theirs, mean", seen.workers_wait_ms, "ms"))
+    rows.append(Row(case, "share of the core", 100 * seen.cpu_s / seen.wall_s, "%"))
     for kind, limits in LIMITS_MS.items():
         beyond = [added_ms - tokenising[kind] for added_ms in seen.added_ms(kind)]
         rows.append(Row(case, f"tokenising, {kind}", tokenising[kind], "ms"))

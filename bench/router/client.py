@@ -9,6 +9,7 @@ import json
 import re
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,10 @@ _HEAD = (
 )
 _ID = re.compile(rb'"id":"([^"]+)"')
 _TOKENS = re.compile(rb'"completion_tokens":(\d+)')
+_SO_TIMESTAMPNS = 35
+"""Linux's; Python does not name it."""
+_TIMESPEC = struct.Struct("@qq")
+_ABOUT_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 _EVENT, _END, _TAIL_BYTES = b"data: ", b"0\r\n\r\n", 1024
 
 
@@ -36,7 +41,9 @@ class Due:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one: monotonic seconds, `first_s` of the first event with text, `last_s` of the last byte."""
+    """What came of one: monotonic seconds, `sent_s` of the first byte, `first_s` of the first event with text and
+    `last_s` of the last byte as the kernel took them: when this process gets to read them is none of the router's
+    business."""
 
     kind: str
     due_s: float
@@ -63,6 +70,7 @@ class Load:
     timeout_s: float = 30.0
     _idle: list[socket.socket] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.EpollSelector)
+    _wall_offset_s: float = field(default_factory=lambda: time.time() - time.monotonic())
 
     def run(self, plan: Sequence[Due], marks: Sequence[tuple[float, Callable[[], None]]] = ()) -> list[Answer]:
         """Answers by when they ended; calls every mark so many seconds after the start.
@@ -109,12 +117,22 @@ class Load:
     def _connect(self) -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.port))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         return sock
+
+    def _came_s(self, about: Sequence[tuple[int, int, bytes]]) -> float:
+        """When the kernel got the last of what was read, on the monotonic clock."""
+        now_s = time.monotonic()
+        for _, kind, data in about:
+            if kind == _SO_TIMESTAMPNS:
+                seconds, nanoseconds = _TIMESPEC.unpack(data)
+                return min(now_s, float(seconds + nanoseconds / 1e9 - self._wall_offset_s))
+        return now_s
 
     def _read(self, stream: _Stream) -> Answer | None:
         """The answer, once it is complete."""
-        data, answer = stream.sock.recv(1 << 18), stream.answer
-        now_s = time.monotonic()
+        data, about, _, _ = stream.sock.recvmsg(1 << 18, _ABOUT_BYTES)
+        answer, now_s = stream.answer, self._came_s(about)
         if not data:
             raise SystemExit(f"the router closed a connection after {stream.tail!r}")
         if not answer.id:

@@ -29,6 +29,24 @@ READY_S = 120.0
 SETTLE_S = 0.5
 
 
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long a thread was ready to run and waited for its core, in nanoseconds, and how often it ran."""
+
+    waited_ns: int
+    times: int
+
+    @classmethod
+    def of(cls, pid: int) -> Waits:
+        """So far, of a process' main thread."""
+        _, waited_ns, times = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+        return cls(int(waited_ns), int(times))
+
+    def mean_ms(self, before: Waits) -> float:
+        """Each time since then."""
+        return (self.waited_ns - before.waited_ns) / max(1, self.times - before.times) / 1e6
+
+
 @dataclass(slots=True)
 class House:
     """A running router with `workers` scripted workers behind it."""
@@ -62,6 +80,10 @@ class House:
         """Processor seconds of the router so far, all threads."""
         fields = Path(f"/proc/{self.router_pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def waits(self) -> tuple[Waits, Waits]:
+        """Of the router's main thread, and of the one that plays the workers."""
+        return Waits.of(self.router_pid), Waits.of(self._scripted.pid)
 
 
 @contextmanager
