@@ -132,6 +132,7 @@ def _check_settings(config: ClusterConfig) -> None:
         ("store.batch_requests_at_once", config.store.batch_requests_at_once, 1),
         ("admission.max_waiting", config.admission.max_waiting, 1),
         ("admission.quantum_tokens", config.admission.quantum_tokens, 1),
+        ("admission.saved_tokens", config.admission.saved_tokens, 0),
         ("admission.worker_queue_s", config.admission.worker_queue_s, 0),
         ("admission.worker_queue_requests", config.admission.worker_queue_requests, 1),
         *((f"slo.{name}.ttft_s", one.ttft_s, 0) for name, one in config.slo.items()),

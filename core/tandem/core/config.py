@@ -181,7 +181,8 @@ class AdmissionSection:
 
     max_waiting: int = 1024
     quantum_tokens: int = 64
-    worker_queue_s: float = 0.1
+    saved_tokens: int = 2048
+    worker_queue_s: float = 0.05
     worker_queue_requests: int = 2
     default_slo: str = ""
 

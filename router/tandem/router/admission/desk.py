@@ -17,7 +17,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import CapacityError, DeadlineError, TandemError
 from tandem.core.prefill_queue import QueueRules
-from tandem.router.admission.drain import DrainRate
+from tandem.router.admission.drain import MEMORY_S, DrainRate
 from tandem.router.admission.fairqueue import FairQueue, Waiting
 from tandem.router.admission.room import SHORTER, Need
 from tandem.router.admission.terms import Terms
@@ -115,16 +115,15 @@ class Admission:
             grant()
             return None
         if lane is None:
-            queue = FairQueue[Place](
-                quantum=self._rules.quantum_tokens, limit=self._rules.max_waiting, credit=CREDIT_TOKENS
-            )
-            lane = self._lanes[arrived.model] = _Lane(queue)
+            lane = self._lanes[arrived.model] = self._new_lane()
         place = self._place(arrived, compute_s(), grant, refuse)
         if not len(lane.queue) and self._has_room(arrived.model, place.need):  # it overtakes what is there
             grant()
             return None
         self._check_wait(lane, place)
         was_idle = not self.waiting
+        if lane.rate.idle_s(place.queued_s) > MEMORY_S:
+            lane.queue.forget()
         lane.rate.watch(place.queued_s, is_busy=True)
         loser = lane.queue.add(place)
         if loser is not None:
@@ -191,6 +190,17 @@ class Admission:
         if late_s > 0 and compute_s <= MARGIN * terms.ttft_s:
             self._meter.refused("late")
             raise _late(terms.slo, late_s)
+
+    def _new_lane(self) -> _Lane:
+        rules = self._rules
+        return _Lane(
+            FairQueue[Place](
+                quantum=rules.quantum_tokens,
+                limit=rules.max_waiting,
+                credit=CREDIT_TOKENS,
+                savings=rules.saved_tokens,
+            )
+        )
 
     def _place(
         self, arrived: Arrived, compute_s: float, grant: Callable[[], None], refuse: Callable[[TandemError], None]

@@ -16,7 +16,11 @@ class DrainRate:
     def __init__(self) -> None:
         self._cost = self._time_s = 0.0
         self._since_s: float | None = None
-        self._idle_from_s = math.inf
+        self._idle_from_s = -math.inf
+
+    def idle_s(self, now_s: float) -> float:
+        """For how long nobody has waited."""
+        return 0.0 if self._since_s is not None else now_s - self._idle_from_s
 
     def watch(self, now_s: float, *, is_busy: bool) -> None:
         """From now on somebody waits, or nobody does: then time passes uncounted."""
@@ -25,7 +29,7 @@ class DrainRate:
             kept = math.exp(-passed_s / MEMORY_S)
             self._cost *= kept
             self._time_s = self._time_s * kept + MEMORY_S * (1 - kept)
-        elif is_busy and now_s - self._idle_from_s > MEMORY_S:
+        elif is_busy and self.idle_s(now_s) > MEMORY_S:
             self._cost = self._time_s = 0.0
         if self._since_s is not None and not is_busy:
             self._idle_from_s = now_s

@@ -4,6 +4,10 @@ Deficit round robin: tenants take turns; with every turn one gets `quantum` more
 Among tenants that always have something waiting, the costs that were sent never differ by more than a quantum and the
 largest single cost. Nobody starves: with every round each tenant can spend a quantum more.
 
+A tenant that has nothing waiting saves what its turns would have brought, up to a bound. Coming back with savings, it
+is next: who sends less than its share has its bursts served at once, not one request a round. Shares differ by what may
+be saved at most, and nobody waits longer for others than until they have spent that besides their turns.
+
 While there is no room for the one whose turn it is, another tenant's may pass it that is due before it, on credit.
 """
 
@@ -33,6 +37,8 @@ class Waiting:
 
 
 W = TypeVar("W", bound=Waiting)
+_AWAY = 4096
+"""Of so many tenants it is remembered what they spent; of those that left last."""
 
 
 @dataclass(slots=True)
@@ -48,11 +54,16 @@ class _Line(Generic[W]):
 
 class FairQueue(Generic[W]):
     """At most `limit` requests; beyond, the tenant with the most waiting loses its last one. `credit`: how much a
-    tenant may send before its turns come."""
+    tenant may send before its turns come. `savings`: how much it may keep of turns that it did not need, which is also
+    what one has that was not seen before."""
 
-    def __init__(self, *, quantum: int, limit: int, credit: int = 0) -> None:
-        self._quantum, self._limit, self._credit = quantum, limit, credit
+    def __init__(self, *, quantum: int, limit: int, credit: int = 0, savings: int = 0) -> None:
+        self._quantum, self._limit, self._credit, self._savings = quantum, limit, credit, savings
         self._lines: OrderedDict[str, _Line[W]] = OrderedDict()  # whose turn it is comes first
+        self._away: OrderedDict[str, float] = OrderedDict()
+        """Of those with nothing waiting that have not saved all they may: how much, less `_brought` at that time."""
+        self._brought = 0.0
+        """What turns have brought each tenant so far."""
         self._count = self._numbered = 0
 
     def __len__(self) -> int:
@@ -64,7 +75,7 @@ class FairQueue(Generic[W]):
 
     def add(self, one: W) -> W | None:
         """Let it wait. Returns who has to go for it, which may be itself."""
-        line = self._lines.setdefault(one.tenant, _Line())
+        line = self._lines.get(one.tenant) or self._come(one)
         self._numbered += 1
         one.number = self._numbered
         insort(line.waiting, one)
@@ -87,17 +98,25 @@ class FairQueue(Generic[W]):
         line.cost -= one.cost
         self._count -= 1
         if not line.waiting:
-            del self._lines[one.tenant]  # what it saved up is gone with it
+            del self._lines[one.tenant]
+            self._go(one.tenant, line.deficit)
         return True
 
+    def forget(self) -> None:
+        """Who has nothing waiting is as one that was not seen before: nobody waited for so long that it is no more
+        anybody's loss what it sent."""
+        self._away.clear()
+
     def first(self) -> W | None:
-        """Whose turn it is; the same one until it is taken or gone, or its tenant has one that is due before it."""
+        """Whose turn it is; the same one until it is taken or gone, its tenant has one that is due before it, or a
+        tenant comes back with savings."""
         while self._lines:
             for _ in range(len(self._lines)):
                 tenant, line = next(iter(self._lines.items()))
                 if not line.has_turn:
                     line.has_turn = True
                     line.deficit += self._quantum
+                    self._brought += self._quantum / len(self._lines)
                 if line.waiting[0].cost <= line.deficit:
                     return line.waiting[0]
                 line.has_turn = False
@@ -128,21 +147,42 @@ class FairQueue(Generic[W]):
 
     def cost_before(self, tenant: str, due_s: float) -> int:
         """About how much is sent before a new one of `tenant` that is due at `due_s`: its tenant's that are due by
-        then, and of each other tenant no more than that and a quantum."""
+        then, and of each other tenant no more than what turns bring meanwhile and what it has to spend."""
         line = self._lines.get(tenant)
         own = sum(one.cost for one in line.waiting if one.due_s <= due_s) if line is not None else 0
-        share = own + self._quantum
-        return own + sum(min(each.cost, share) for name, each in self._lines.items() if name != tenant)
+        saved = line.deficit if line is not None else self._saved(tenant)
+        share = max(0, own - saved) + self._quantum
+        others = (each for name, each in self._lines.items() if name != tenant)
+        return own + sum(min(each.cost, max(0, share + each.deficit)) for each in others)
 
     def check(self) -> None:
         """Raises RuntimeError when the books are wrong; for tests."""
         for tenant, line in self._lines.items():
             right = line.waiting == sorted(line.waiting) and all(one.tenant == tenant for one in line.waiting)
-            right &= bool(line.waiting) and line.deficit >= -self._credit
+            right &= bool(line.waiting) and line.deficit >= -self._credit and tenant not in self._away
             if not right or line.cost != sum(one.cost for one in line.waiting):
                 raise RuntimeError(f"the line of {tenant} is wrong")
         if self._count != sum(len(line.waiting) for line in self._lines.values()) or self._count > self._limit:
             raise RuntimeError("the count is wrong")
+
+    def _come(self, one: W) -> _Line[W]:
+        """A line for the first that waits of its tenant: next of all if what was saved covers it."""
+        line = self._lines[one.tenant] = _Line(deficit=self._saved(one.tenant))
+        self._away.pop(one.tenant, None)
+        if line.deficit >= one.cost:
+            line.has_turn = True
+            self._lines.move_to_end(one.tenant, last=False)
+        return line
+
+    def _go(self, tenant: str, deficit: int) -> None:
+        """Nothing of it waits any more; it keeps what it has to spend, and what it owes."""
+        self._away[tenant] = deficit - self._brought
+        if len(self._away) > _AWAY:
+            self._away.popitem(last=False)
+
+    def _saved(self, tenant: str) -> int:
+        kept = self._away.get(tenant)
+        return self._savings if kept is None else min(self._savings, int(kept + self._brought))
 
     def _skip_rounds(self) -> None:
         """Give everybody at once what the rounds bring in which nobody could send anything."""
@@ -150,3 +190,4 @@ class FairQueue(Generic[W]):
         rounds = -(-missing // self._quantum) - 1
         for line in self._lines.values():
             line.deficit += max(0, rounds) * self._quantum
+        self._brought += max(0, rounds) * self._quantum

@@ -160,8 +160,31 @@ def test_a_greedy_tenant_gets_its_share_and_no_more() -> None:
     assert sum(name.startswith("modest") for name in hall.sent) == 5
 
 
+def test_who_sends_less_than_its_share_has_its_burst_served_at_once() -> None:
+    hall = Hall(quantum_tokens=100, saved_tokens=300)
+    for number in range(50):
+        hall.enter(f"greedy {number}", tenant="greedy")
+    hall.pass_time(0.0, room=10)
+    for number in range(3):
+        hall.enter(f"modest {number}", tenant="modest")
+    hall.pass_time(0.0, room=5)
+    assert [name.split()[0] for name in hall.sent[10:]] == ["modest"] * 3 + ["greedy"] * 2
+
+
+def test_after_a_long_calm_a_tenant_has_its_savings_again() -> None:
+    for calm_s, expected in ((1.0, "greedy"), (6.0, "modest")):
+        hall = Hall(quantum_tokens=100, saved_tokens=100)
+        hall.enter("modest 0", tenant="modest")
+        hall.pass_time(0.0, room=1)
+        hall.pass_time(calm_s, room=0)
+        hall.enter("greedy 0", tenant="greedy", cost=5)
+        hall.enter("modest 1", tenant="modest")
+        hall.pass_time(0.0, room=1)
+        assert hall.sent[-1].split()[0] == expected
+
+
 def test_a_long_prompt_that_finds_no_room_does_not_hold_up_another_tenants_short_ones() -> None:
-    hall = Hall()
+    hall = Hall(saved_tokens=0)
     hall.enter("long", tenant="slow", cost=400, compute_s=1.0)
     hall.enter("short", tenant="quick", cost=100, compute_s=0.01)
     hall.enter("as long", tenant="third", cost=400, compute_s=1.0)

@@ -45,3 +45,12 @@ def test_what_is_old_counts_less() -> None:
     end_s = worked(rate, 0.0, seconds=30, cost=100.0)
     worked(rate, end_s, seconds=15, cost=400.0)
     assert rate.per_s == pytest.approx(400.0, rel=0.06)
+
+
+def test_how_long_nobody_has_waited() -> None:
+    rate = DrainRate()
+    assert rate.idle_s(0.0) == float("inf")
+    rate.watch(10.0, is_busy=True)
+    assert rate.idle_s(11.0) == 0.0
+    rate.watch(12.0, is_busy=False)
+    assert rate.idle_s(15.0) == pytest.approx(3.0)

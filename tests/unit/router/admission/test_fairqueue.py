@@ -55,22 +55,96 @@ def test_shares_differ_by_a_quantum_and_one_request(tenants: list[list[int]], se
         got[first.tenant] += first.cost
 
 
-@given(st.lists(COSTS, min_size=1, max_size=20), st.integers(1, 6), COSTS)
-def test_nobody_starves(ahead: list[int], others: int, cost: int) -> None:
-    """However much others send, and go on sending, a request waits for no more than rounds for its own cost."""
-    queue = FairQueue[Waiting](quantum=QUANTUM, limit=10_000)
+@given(st.lists(COSTS, min_size=1, max_size=20), st.integers(1, 6), COSTS, st.integers(0, 3000))
+def test_nobody_starves(ahead: list[int], others: int, cost: int, savings: int) -> None:
+    """However much others send, and go on sending, a request waits for no more than rounds for its own cost, and for
+    what they had saved."""
+    queue = FairQueue[Waiting](quantum=QUANTUM, limit=10_000, savings=savings)
     for tenant in range(others):
         for each in ahead:
             queue.add(one(f"other {tenant}", each))
     mine = one("mine", cost)
     queue.add(mine)
     rounds = math.ceil(cost / QUANTUM) + 1
-    bound = others * (rounds * QUANTUM + max(ahead))
+    bound = others * (savings + rounds * QUANTUM + max(ahead))
     spent = 0
     while (first := taken(queue)) is not mine:
         spent += first.cost
         queue.add(one(first.tenant, first.cost))
         assert spent <= bound
+
+
+def flooded(savings: int) -> FairQueue[Waiting]:
+    """One tenant has had its turns for long, and has much waiting."""
+    queue = FairQueue[Waiting](quantum=QUANTUM, limit=10_000, savings=savings)
+    for _ in range(100):
+        queue.add(one("greedy", 100))
+    for _ in range(50):
+        taken(queue)
+    return queue
+
+
+def next_tenants(queue: FairQueue[Waiting], count: int) -> str:
+    return "".join(taken(queue).tenant[0] for _ in range(count))
+
+
+def test_who_comes_with_savings_is_next_until_they_are_spent() -> None:
+    queue = flooded(savings=300)
+    assert queue.first() is not None
+    for _ in range(6):
+        queue.add(one("modest", 100))
+    assert next_tenants(queue, 9) == "mmm" + "gmgmgm"
+    queue.check()
+
+
+def test_who_saved_less_than_its_first_one_costs_waits_for_its_turn() -> None:
+    queue = flooded(savings=90)
+    assert queue.first() is not None
+    queue.add(one("modest", 100))
+    assert next_tenants(queue, 2) == "gm"
+
+
+@pytest.mark.parametrize("others", range(1, 8))
+def test_what_was_spent_is_saved_again_while_others_have_their_turns(others: int) -> None:
+    queue = flooded(savings=300)
+    for _ in range(3):
+        queue.add(one("modest", 100))
+    assert next_tenants(queue, 3) == "mmm"
+    assert next_tenants(queue, others) == "g" * others
+    for _ in range(9):
+        queue.add(one("modest", 100))
+    at_once = next_tenants(queue, 9).index("g")
+    assert min(3, others) <= at_once <= min(3, others) + 1, "saved, and perhaps a turn of its own"
+
+
+def test_leaving_the_queue_and_coming_back_earns_nothing() -> None:
+    """A tenant that always comes back at once has its share and no more."""
+    queue = flooded(savings=300)
+    order = ""
+    for _ in range(20):
+        if "modest" not in {each.tenant for each in queue}:
+            queue.add(one("modest", 100))
+        order += next_tenants(queue, 1)
+    assert order.count("m") <= 3 + 10
+
+
+def test_after_a_long_calm_everybody_is_as_new() -> None:
+    queue = flooded(savings=300)
+    for _ in range(3):
+        queue.add(one("modest", 100))
+    assert next_tenants(queue, 3) == "mmm"
+    queue.forget()
+    queue.add(one("modest", 100))
+    assert next_tenants(queue, 1) == "m"
+
+
+def test_the_cost_before_a_new_one_counts_savings() -> None:
+    queue = flooded(savings=300)
+    for _ in range(10):
+        queue.add(one("modest", 100, due_s=1.0))
+    assert queue.cost_before("modest", 0.0) <= QUANTUM
+    assert queue.cost_before("greedy", -1.0) >= 300
+    assert queue.cost_before("modest", 1.0) <= 1000 + (1000 - 300) + 2 * QUANTUM
 
 
 def test_who_is_due_before_may_pass_on_credit() -> None:
@@ -130,7 +204,7 @@ class FairQueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = FairQueue[Waiting](quantum=QUANTUM, limit=self.LIMIT, credit=2500)
+        self.queue = FairQueue[Waiting](quantum=QUANTUM, limit=self.LIMIT, credit=2500, savings=1500)
         self.model: list[Waiting] = []
 
     @rule(tenant=st.sampled_from("abcd"), cost=COSTS, due=st.integers(0, 5), gone=st.integers(0, 5))

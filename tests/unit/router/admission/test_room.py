@@ -65,6 +65,15 @@ def test_what_was_reported_has_been_worked_on_since() -> None:
     assert has_room(link(PREFILL, **busy), link(DECODE), now_s=NOW_S + 0.06)
 
 
+def test_what_was_sent_since_the_report_has_not_been_worked_on() -> None:
+    """The worker may have got it just now, however long ago the report was."""
+    fast: dict[str, Any] = {"prefill_speed": at(1000.0)}
+    assert not has_room(link(PREFILL, sent=5, tokens=60, **fast), link(DECODE), now_s=NOW_S + 0.5)
+    both = {**fast, "queue": (QueuedWork(NOW_S, 100),)}
+    assert not has_room(link(PREFILL, sent=5, tokens=50, **both), link(DECODE), now_s=NOW_S + 0.5)
+    assert has_room(link(PREFILL, sent=5, tokens=49, **both), link(DECODE), now_s=NOW_S + 0.1)
+
+
 def test_what_a_short_prompt_would_overtake_is_not_ahead_of_it() -> None:
     rules, long = QueueRules(), QueuedWork(NOW_S + 20.0, 30_000)
     busy = link(PREFILL, queue=(long,) * 4, queued_requests=4, queued_tokens=120_000, queue_rules=rules)
