@@ -36,12 +36,36 @@ def _summary(status: Record) -> dict[str, str]:
         "disaggregation": _text(status.get("disaggregation")),
         "policy": _text(status.get("policy")),
         "router": f"{_text(router.get('id'))}, {_text(router.get('in_flight'))} in flight",
+        "waiting": _waiting(status.get("admission") or {}),
+        "refused": _counts((status.get("admission") or {}).get("refused")),
         "HTTP": f"{host}:{_text(router.get('http'))}",
         "gRPC": f"{host}:{_text(router.get('grpc'))}",
     }
     if status.get("registry_trouble"):
         lines["registry"] = _text(status["registry_trouble"])
     return lines
+
+
+def _waiting(admission: Record) -> str:
+    """Such as "3 (acme 2, beta 1; class chat 3), a new one about 0.4 s"."""
+    lanes: list[Record] = [lane for lane in admission.get("models") or [] if lane.get("waiting")]
+    if not lanes:
+        return _text(admission.get("waiting"))
+    tenants: dict[str, int] = {}
+    classes: dict[str, int] = {}
+    for lane in lanes:
+        for row in lane.get("tenants") or []:
+            tenants[str(row.get("tenant"))] = tenants.get(str(row.get("tenant")), 0) + int(row.get("waiting") or 0)
+        for name, count in (lane.get("classes") or {}).items():
+            classes[name or "none"] = classes.get(name or "none", 0) + int(count)
+    shown = _some([f"{name} {count}" for name, count in sorted(tenants.items(), key=lambda item: -item[1])])
+    waits_s = [lane["predicted_wait_s"] for lane in lanes if lane.get("predicted_wait_s") is not None]
+    predicted = f", a new one about {max(waits_s):.1f} s" if waits_s else ""
+    return f"{_text(admission.get('waiting'))} ({shown}; class {_counts(classes)}){predicted}"
+
+
+def _counts(counts: Mapping[str, int] | None) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted((counts or {}).items())) or "–"
 
 
 def _workers(workers: list[Record]) -> Table:

@@ -104,12 +104,12 @@ class Legs:
         self._table.note_use(link)
 
     def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, now_s: float) -> Sent:
-        """What this leg adds to the worker's load, until its load reports say so. What is forced is computed, too."""
+        """What this leg adds to the worker's load, until its load reports say so."""
         known = max([view.reusable_tokens.get(link.worker, 0), *(s.tokens for s in flight.plan.sources[:1])])
         return sent(
             flight.job(now_s),
             held_tokens=view.held_tokens.get(link.worker, 0),
-            known_tokens=None if leg == w.LEG_DECODE else known - flight.output_tokens,
+            known_tokens=None if leg == w.LEG_DECODE else known,
             block_tokens=link.facts.block_tokens if link.facts is not None else 1,
             rules=link.load.queue_rules,
             speed=link.load.prefill_speed,

@@ -49,6 +49,7 @@ from tandem.router.admission.keyring import Keyring, KeyStore
 from tandem.router.admission.pump import Pump
 from tandem.router.admission.room import Room
 from tandem.router.admission.terms import Classes
+from tandem.router.admission.view import view
 from tandem.router.answers import AnswerDesk
 from tandem.router.asks import AskReader
 from tandem.router.audit import AuditDesk
@@ -166,6 +167,7 @@ class Router:
             clock=self._clock,
             addresses=lambda: {**self._ports, "host": config.settings.host, "pid": os.getpid()},
             policy=lambda: self.policy.name.value,
+            admission=lambda: view(self.admission, self.metrics.refusals, self._clock.now_s()),
         )
         self._audits = AuditDesk(
             router=config.router_id,

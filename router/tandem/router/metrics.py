@@ -70,6 +70,8 @@ class Metrics:
         self._dropped = Counter(names.DROPPED_CHUNKS, "Token chunks kept from clients.", ["reason"], registry=registry)
         self._plans = Counter(names.PLANS, "Plans by reason.", ["reason"], registry=registry)
         self._admission_wait = _histogram(names.ADMISSION_WAIT, "Until there was room, of those that waited.", registry)
+        self.refusals: dict[str, int] = {}
+        """Requests that were told to come back later, by reason."""
         self._not_admitted = Counter(
             names.ADMISSION_REFUSED, "Requests told to come back later.", ["reason"], registry=registry
         )
@@ -95,6 +97,7 @@ class Metrics:
 
     def refused(self, reason: str) -> None:
         """A request was told to come back later."""
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
         self._not_admitted.labels(reason).inc()
 
     def slo(self, slo: str, outcome: str) -> None:

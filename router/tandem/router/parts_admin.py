@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError
+from tandem.router.admission import view
 from tandem.router.http.errors import error_response
 
 ANSWER_S = 10.0
@@ -109,6 +110,7 @@ def _status(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[
             counts[worker["worker"]] = counts.get(worker["worker"], 0) + worker["router_in_flight"]
     for worker in status["workers"]:
         worker["router_in_flight"] = counts[worker["worker"]]
+    status["admission"] = view.added_up([page["admission"] for page in pages])
     status["router"] |= {
         "id": router,
         "admin": port,

@@ -69,6 +69,8 @@ class Candidate:
 class Job:
     """What the policy needs to know of a request. `deadline_s`: when nobody waits for it any more, as `now_s`.
 
+    `prompt_tokens` are those to know before the next output token: in a further attempt with all output so far.
+
     `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
     has a home (see `affinity`), which others that cost nearly the same do not take turns with.
     """

@@ -274,6 +274,11 @@ class Flight:
         return replace(wanted, prompt_logprobs=None) if self.output_tokens else wanted
 
     @property
+    def replayed_tokens(self) -> int:
+        """Output of earlier attempts that the current one computes like a prompt: what unfinished choices have."""
+        return sum(order.first_index for order in self.orders if not order.is_done)
+
+    @property
     def longest_rest_tokens(self) -> int:
         """How many tokens a choice still may have, at most."""
         shortest = min((order.next_index for order in self.orders if not order.is_done), default=0)
@@ -282,7 +287,7 @@ class Flight:
     def job(self, now_s: float) -> Job:
         """What the policy needs to know of it, planned at `now_s`."""
         return Job(
-            prompt_tokens=len(self.work.prompt),
+            prompt_tokens=len(self.work.prompt) + self.replayed_tokens,
             max_tokens=self.longest_rest_tokens,
             choices=self.work.sampling.n,
             now_s=now_s,

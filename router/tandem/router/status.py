@@ -28,6 +28,7 @@ class StatusPage:
     clock: Clock
     addresses: Callable[[], dict[str, Any]]
     policy: Callable[[], str]
+    admission: Callable[[], dict[str, Any]]
 
     def status(self) -> dict[str, Any]:
         missing = self.readiness.missing()
@@ -48,6 +49,7 @@ class StatusPage:
                 "in_flight": len(self.dispatcher.flights),
                 **self.addresses(),
             },
+            "admission": self.admission(),
             "workers": [_worker(link) for link in sorted(self.table.links, key=lambda link: link.worker)],
             "pairs": [
                 {"prefill": prefill, "decode": decode, "form": how}

@@ -223,3 +223,18 @@ def test_a_router_that_stops_serves_those_that_wait(build: Build) -> None:
         house.wait(lambda: house.router.readiness.is_draining)
     assert [each.result().status_code for each in answers] == [200, 200, 200]
     house.stop()
+
+
+def test_the_status_says_who_waits_and_who_was_refused(busy: House) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(post, busy, {"X-SLO-Class": "patient"}) for _ in range(2)]
+        await_count(busy, "tandem_admission_waiting_requests", 2)
+        assert post(busy, {"X-Request-Timeout": "0.01"}).status_code in (503, 504)
+        admission = busy.status()["admission"]
+        (lane,) = admission["models"]
+        assert lane["classes"] == {"patient": 2}
+        assert [(row["tenant"], row["waiting"]) for row in lane["tenants"]] == [("anonymous", 2)]
+        assert sum(admission["refused"].values()) == 1
+        busy.workers["prefill-0"].script.is_held = False
+        assert {one.result(30).status_code for one in waiting} == {200}
+    assert busy.status()["admission"]["waiting"] == 0

@@ -117,6 +117,14 @@ def test_the_nearest_key_is_named(
 STATUS = {
     "cluster": "c", "model": "m", "served_names": ["a", "b"], "is_ready": False, "missing": ["a decode worker"],
     "router": {"id": "router-0", "http": 8000, "grpc": 8001, "host": "127.0.0.1", "in_flight": 3},
+    "admission": {
+        "waiting": 7, "refused": {"late": 12, "budget": 1},
+        "models": [
+            {"waiting": 7, "predicted_wait_s": 0.44, "classes": {"chat": 6, "": 1},
+             "tenants": [{"tenant": "acme", "waiting": 2}, {"tenant": "beta", "waiting": 5}]},
+            {"waiting": 0, "predicted_wait_s": 0.0, "classes": {}, "tenants": []},
+        ],
+    },
     "workers": [
         {
             "worker": "prefill-0", "role": "prefill", "is_connected": True, "is_registered": True, "pid": 4711,
@@ -144,6 +152,8 @@ def test_status_as_a_table_fits_a_screen() -> None:
         "no, missing: a decode worker",
         "HTTP            127.0.0.1:8000",
         "3 in flight",
+        "waiting         7 (beta 5, acme 2; class chat 6, none 1), a new one about 0.4 s",
+        "refused         budget 1, late 12",
         "lapsed",
     ):
         assert words in shown

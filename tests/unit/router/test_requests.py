@@ -117,3 +117,14 @@ def test_backlog_is_bounded() -> None:
             await inbox.take()
 
     asyncio.run(run())
+
+
+def test_a_further_attempt_counts_the_output_that_it_computes_again() -> None:
+    one = flight(Inbox(1 << 20), n=2)
+    assert one.job(0.0).prompt_tokens == 1
+    one.accept(chunk(0, [5, 6, 7]), 0.0)
+    one.accept(chunk(0, [8, 9], choice=1, finish=FinishReason.STOP), 0.0)
+    assert one.job(0.0).prompt_tokens == 1, "nothing is computed again in the attempt that said it"
+    one.begin_attempt()
+    job = one.job(0.0)
+    assert (job.prompt_tokens, job.max_tokens) == (1 + 3, 100 - 3), "the finished choice needs nothing"

@@ -45,6 +45,7 @@ class Place(Waiting):
     deadline_s: float
     arrived_s: float
     queued_s: float
+    slo: str = ""
     grant: Callable[[], None]
     refuse: Callable[[TandemError], None]
     is_over: bool = field(default=False, init=False)
@@ -97,6 +98,11 @@ class Admission:
     @property
     def waiting(self) -> int:
         return sum(len(lane.queue) for lane in self._lanes.values())
+
+    @property
+    def lanes(self) -> dict[str, tuple[FairQueue[Place], DrainRate]]:
+        """Who waits for which model's workers, and how fast that goes; to be looked at alone."""
+        return {model: (lane.queue, lane.rate) for model, lane in self._lanes.items()}
 
     def enter(
         self,
@@ -219,6 +225,7 @@ class Admission:
             deadline_s=arrived.deadline_s,
             arrived_s=arrived.arrived_s,
             queued_s=now_s,
+            slo=terms.slo,
             grant=grant,
             refuse=refuse,
         )
