@@ -87,6 +87,14 @@ class AdminClient:
         """Where a prompt would go now, and why."""
         return self._record("POST", "/admin/v1/route/explain", "options", dict(body))
 
+    def slo(self) -> dict[str, Any]:
+        """The SLO classes in force: {"classes", "default_slo"}."""
+        return self._record("GET", "/admin/v1/slo", "classes")
+
+    def set_slo(self, wish: Mapping[str, Any]) -> dict[str, Any]:
+        """Promise {"slo", "ttft_s", "itl_s"} from now on; what `slo` says afterwards."""
+        return self._record("POST", "/admin/v1/slo", "classes", dict(wish))
+
     def repair(self, holds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Ask for the release of holds of `audit`; {"released": […], "refused": […]}."""
         body = {"holds": [dict(hold) for hold in holds]}

@@ -1,6 +1,6 @@
-"""`clusterctl up | down | status | net | kv | route | key`. Exit codes: 0 done, 1 failed, 2 wrong usage or no start.
+"""`clusterctl up | down | status | net | kv | route | key | slo`. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
-`kv audit` has its own (kv.py).
+2 is also for what did not start. `kv audit` has its own (kv.py).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tandem.clusterctl import key, kv, net, route, status_view
+from tandem.clusterctl import key, kv, net, route, slo, status_view
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
 from tandem.clusterctl.up_flags import UpFlags
@@ -40,6 +40,7 @@ app = typer.Typer(
 app.add_typer(kv.app, name="kv")
 app.add_typer(route.app, name="route")
 app.add_typer(key.app, name="key")
+app.add_typer(slo.app, name="slo")
 app.command()(net.net)
 
 

@@ -1,4 +1,5 @@
-"""The admin port: status, requests, links, routing, audits, keys, the wish to stop; a key guards all but metrics."""
+"""The admin port: status, requests, links, routing, audits, keys, promises, the wish to stop; a key guards all but
+metrics."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from tandem.core.apikeys import Scope, id_of
 from tandem.core.errors import AuthError, ConfigError, InternalError, InvalidRequestError, TandemError
 from tandem.router.admission.gate import Gate
 from tandem.router.admission.keyring import Keyring, NewKey
+from tandem.router.admission.slo_desk import NewSlo, SloDesk
 from tandem.router.audit import AuditDesk
 from tandem.router.http.errors import error_response
 from tandem.router.http.reading import read_json
@@ -72,6 +74,7 @@ def create_admin_app(
     table: WorkerTable,
     routing: RoutingDesk,
     keyring: Keyring,
+    slo_desk: SloDesk,
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
 
@@ -114,6 +117,11 @@ def create_admin_app(
     async def revoke_key(request: Request) -> Response:
         return _json(await keyring.revoke(request.path_params["key"]))
 
+    async def slo(request: Request) -> Response:
+        if request.method == "GET":
+            return _json(slo_desk.list())
+        return _json(slo_desk.set(await read_json(request, _MAX_BODY_BYTES, NewSlo)))
+
     async def scrape(request: Request) -> Response:
         return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
 
@@ -129,6 +137,7 @@ def create_admin_app(
         Route("/admin/v1/keys", _keyed(lock, keys), methods=["GET"]),
         Route("/admin/v1/keys", _keyed(lock, create_key), methods=["POST"]),
         Route("/admin/v1/keys/{key}", _keyed(lock, revoke_key), methods=["DELETE"]),
+        Route("/admin/v1/slo", _keyed(lock, slo), methods=["GET", "POST"]),
         Route("/metrics", scrape, methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})

@@ -48,6 +48,7 @@ from tandem.router.admission.gate import Gate, TenantSalts
 from tandem.router.admission.keyring import Keyring, KeyStore
 from tandem.router.admission.pump import Pump
 from tandem.router.admission.room import Room
+from tandem.router.admission.slo_desk import SloDesk
 from tandem.router.admission.terms import Classes
 from tandem.router.admission.view import view
 from tandem.router.answers import AnswerDesk
@@ -118,7 +119,8 @@ class Router:
         self._salts = TenantSalts(secret)
         self._lock = AdminLock(admin_key, self.gate)
         classes = Classes(config.slo, config.admission.default_slo, config.settings.request_timeout_s)
-        self._keyring = Keyring(surroundings.keys, self.gate, classes.names, time.time)
+        self._keyring = Keyring(surroundings.keys, self.gate, lambda: classes.names, time.time)
+        self._slo = SloDesk(classes)
         models = Models.load(config.models)
         mode = config.settings.disaggregation
         self.policy = PolicySwitch(config.settings.policy, mode)
@@ -216,6 +218,7 @@ class Router:
             self.table,
             self._routing,
             self._keyring,
+            self._slo,
         )
         admin = HttpServer(admin_app, self._listeners[1])
         async with asyncio.TaskGroup() as group:
@@ -286,7 +289,7 @@ class Router:
         return WorkerLink(where, self._identity, self.dispatcher, self._clock)
 
     def _build_admission(self, classes: Classes) -> Admission:
-        rules, room = self.config.admission, Room(self.config.admission, classes.least_itl_s)
+        rules, room = self.config.admission, Room(self.config.admission, lambda: classes.least_itl_s)
         return Admission(
             rules,
             self._clock,

@@ -1,7 +1,7 @@
 """The admin port of a router of several processes: it asks their admin ports, and puts together what they say.
 
-Every process checks the admin key by itself. The routing policy is told to all of them; metrics, requests and status
-are added up; everything else any one of them can answer.
+Every process checks the admin key by itself. The routing policy and SLO classes are told to all of them; metrics,
+requests and status are added up; everything else any one of them can answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAX_BODY_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 64 << 20
 _OF_WORKERS = "worker"
 """A metric with this label is what a worker reported: every process says the same of it."""
-_TO_ALL = ("/admin/v1/route/policy",)
+_TO_ALL = ("/admin/v1/route/policy", "/admin/v1/slo")
 
 
 @dataclass(frozen=True, slots=True)

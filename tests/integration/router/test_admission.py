@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import httpx
 import openai
 import pytest
+from typer.testing import CliRunner
 
+from tandem.clusterctl import slo
 from tandem.core.config import AdmissionSection, SloSection
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
@@ -238,3 +242,32 @@ def test_the_status_says_who_waits_and_who_was_refused(busy: House) -> None:
         busy.workers["prefill-0"].script.is_held = False
         assert {one.result(30).status_code for one in waiting} == {200}
     assert busy.status()["admission"]["waiting"] == 0
+
+
+def test_the_command_line_shows_and_changes_slo_classes(build: Build, tmp_path: Path) -> None:
+    house = build(slo=SLO, admission=AdmissionSection(default_slo="chat"))
+    (tmp_path / "key").write_text(ADMIN_KEY)
+    way = ["--endpoint", house.admin_url, "--admin-key-file", str(tmp_path / "key")]
+    shown = CliRunner().invoke(slo.app, ["list", *way])
+    assert shown.output.splitlines() == ["chat (of requests that name none): TTFT 0.5 s, ITL 1 s", "patient: TTFT 60 s"]
+    changed = CliRunner().invoke(slo.app, ["set", "chat", "--ttft", "0.8", "--json", *way])
+    assert json.loads(changed.output)["classes"][0] == {"slo": "chat", "ttft_s": 0.8, "itl_s": 0.0}
+    assert "chat (of requests that name none): TTFT 0.8 s\n" in CliRunner().invoke(slo.app, ["list", *way]).output
+
+
+def test_slo_classes_change_while_requests_run(build: Build) -> None:
+    house = build(slo=SLO)
+    house.wait_ready()
+    slo_url, headers = f"{house.admin_url}/admin/v1/slo", {"authorization": f"Bearer {ADMIN_KEY}"}
+    assert httpx.get(slo_url).status_code == 401
+    assert refusal(post(house, {"X-SLO-Class": "bulk"})) == (400, "invalid_request")
+    said = httpx.post(slo_url, headers=headers, json={"slo": "bulk", "ttft_s": 9.0})
+    assert said.status_code == 200
+    assert {"slo": "bulk", "ttft_s": 9.0, "itl_s": 0.0} in said.json()["classes"]
+    assert httpx.get(slo_url, headers=headers).json() == said.json()
+    assert post(house, {"X-SLO-Class": "bulk"}).status_code == 200
+    await_count(house, 'tandem_slo_requests_total{outcome="met",slo="bulk"}', 1)
+    for wrong in ({"slo": "bulk", "ttft_s": -1}, {"slo": "a b"}, {"ttft_s": 1.0}, {"slo": "bulk", "itl": 1.0}):
+        answer = httpx.post(slo_url, headers=headers, json=wrong)
+        assert answer.status_code == 400, wrong
+        assert answer.json()["error"]["param"]

@@ -141,6 +141,7 @@ async def _shared(config: RouterConfig) -> None:
             assert (await admin.http.get("/admin/v1/status")).json()["router"]["pid"] == parent.pid
             assert {first["id"], second["id"]} == {"r1-0", "r1-1"}
             await _policy_goes_to_all(admin)
+            await _slo_classes_go_to_all(admin, ready["http"])
             await _one_dies(admin, ready["http"], first["pid"], second["pid"])
             pids = [row["pid"] for row in await admin.processes()]
     assert all(map(is_gone, pids)), "they end with their parent"
@@ -153,6 +154,15 @@ async def _policy_goes_to_all(admin: Admin) -> None:
         assert (await admin.http.get("/admin/v1/status")).json()["policy"] == "round_robin"
     assert (await admin.http.get("/admin/v1/status", headers={"authorization": "Bearer no"})).status_code == 401
     assert (await admin.http.get("/admin/v1/requests")).json() == {"requests": []}
+
+
+async def _slo_classes_go_to_all(admin: Admin, url: str) -> None:
+    headers = {"X-SLO-Class": "added"}
+    assert (await complete(url, headers=headers)).status_code == 400
+    assert (await admin.http.post("/admin/v1/slo", json={"slo": "added", "ttft_s": 60.0})).status_code == 200
+    answers = [await complete(url, headers=headers) for _ in range(8)]
+    assert {answer.status_code for answer in answers} == {200}, "whichever process it is"
+    assert (await admin.http.get("/admin/v1/status")).json()["admission"]["waiting"] == 0
 
 
 async def _one_dies(admin: Admin, url: str, victim: int, other: int) -> None:

@@ -158,7 +158,7 @@ class Front:
     # ---- who waits here --------------------------------------------------------------------------------------------
 
     def _new_admission(self, rules: AdmissionSection) -> Admission:
-        room = Room(rules, math.inf)
+        room = Room(rules)
 
         def has_room(_: str, need: Need) -> bool:
             now_s = self._events.now_s()

@@ -37,7 +37,9 @@ class NewKey(BaseModel):
 class Keyring:
     """Changes count here at once, in other routers when they hear of them."""
 
-    def __init__(self, store: KeyStore, gate: Gate, classes: Collection[str], wall_s: Callable[[], float]) -> None:
+    def __init__(
+        self, store: KeyStore, gate: Gate, classes: Callable[[], Collection[str]], wall_s: Callable[[], float]
+    ) -> None:
         self._store, self._gate, self._classes, self._wall_s = store, gate, classes, wall_s
 
     async def load(self) -> None:
@@ -55,8 +57,8 @@ class Keyring:
 
     async def create(self, new: NewKey) -> dict[str, Any]:
         """Draw a key and keep its digest; `key` in the answer is shown this once."""
-        if new.slo and new.slo not in self._classes:
-            known = ", ".join(sorted(self._classes)) or "none"
+        if new.slo and new.slo not in self._classes():
+            known = ", ".join(sorted(self._classes())) or "none"
             raise InvalidRequestError(f"the SLO class {new.slo[:80]!r} does not exist", why=f"there are: {known}",
                                       todo="add it to the configuration", param="slo")  # fmt: skip
         wish = KeyWish(

@@ -7,7 +7,7 @@ for that waits in the router. Pure arithmetic over what workers reported and wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -74,9 +74,9 @@ class Need:
 
 
 class Room:
-    """`least_itl_s`: a decode worker takes no more sequences than its steps stay shorter with; inf = as many as fit."""
+    """`least_itl_s()`: a decode worker takes no more sequences than keep its steps shorter; inf = as many as fit."""
 
-    def __init__(self, rules: AdmissionSection, least_itl_s: float) -> None:
+    def __init__(self, rules: AdmissionSection, least_itl_s: Callable[[], float] = lambda: math.inf) -> None:
         self._rules, self._least_itl_s = rules, least_itl_s
 
     def is_there(self, need: Need, links: Iterable[Link], now_s: float) -> bool:
@@ -115,7 +115,7 @@ class Room:
         if _role(link) is RoleName.DECODE and load.queued_requests:
             return False  # somebody waits for blocks or a place there
         step_s = load.decode_step_s + load.decode_sequence_s * (len(coming) + need.choices)
-        if load.decoding_sequences and step_s > self._least_itl_s:
+        if load.decoding_sequences and step_s > self._least_itl_s():
             return False
         return not load.total_blocks or self._fits(link, need, coming)
 

@@ -42,6 +42,18 @@ class Classes:
     def __init__(self, classes: Mapping[str, SloSection], default: str, timeout_s: float) -> None:
         self._classes, self._default, self._timeout_s = dict(classes), default, timeout_s
 
+    def set(self, name: str, section: SloSection) -> None:
+        """A class promises this from now on; what was promised before holds."""
+        self._classes[name] = section
+
+    @property
+    def sections(self) -> dict[str, SloSection]:
+        return dict(self._classes)
+
+    @property
+    def default(self) -> str:
+        return self._default
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(sorted(self._classes))

@@ -33,7 +33,7 @@ def link(role: RoleName, sent: int = 0, tokens: int = 1000, reported_s: float | 
 
 
 def has_room(*links: Any, least_itl_s: float = math.inf, now_s: float = NOW_S) -> bool:
-    return Room(RULES, least_itl_s).is_there(NEED, links, now_s)
+    return Room(RULES, lambda: least_itl_s).is_there(NEED, links, now_s)
 
 
 def blocks(free: int, total: int = 100) -> tuple[GroupBlocks, ...]:
@@ -79,8 +79,8 @@ def test_what_a_short_prompt_would_overtake_is_not_ahead_of_it() -> None:
     busy = link(PREFILL, queue=(long,) * 4, queued_requests=4, queued_tokens=120_000, queue_rules=rules)
     assert not has_room(busy, link(DECODE))
     short, other = (Need(prompt_tokens=16, choices=1, compute_s=each) for each in (0.01, 2.0))
-    assert Room(RULES, math.inf).is_there(short, [busy, link(DECODE)], NOW_S)
-    assert not Room(RULES, math.inf).is_there(other, [busy, link(DECODE)], NOW_S)
+    assert Room(RULES).is_there(short, [busy, link(DECODE)], NOW_S)
+    assert not Room(RULES).is_there(other, [busy, link(DECODE)], NOW_S)
 
 
 def test_prompts_of_about_one_length_do_not_overtake_each_other() -> None:
@@ -88,7 +88,7 @@ def test_prompts_of_about_one_length_do_not_overtake_each_other() -> None:
     busy = link(PREFILL, queue=sent, prefill_speed=at(2000.0), queue_rules=QueueRules())
     for compute_s in (0.03, 0.05, 0.07):
         need = Need(prompt_tokens=100, choices=1, compute_s=compute_s)
-        assert not Room(RULES, math.inf).is_there(need, [busy, link(DECODE)], NOW_S)
+        assert not Room(RULES).is_there(need, [busy, link(DECODE)], NOW_S)
 
 
 def test_an_old_report_counts_no_more() -> None:

@@ -74,3 +74,15 @@ def test_a_timeout_is_a_number_of_seconds(timeout_s: float) -> None:
 
 def test_nobody_gets_more_time_than_the_router_gives() -> None:
     assert CLASSES.terms(ANONYMOUS, Wish(timeout_s=10_000.0)).timeout_s == 600.0
+
+
+def test_a_class_may_promise_something_else_while_requests_run() -> None:
+    classes = Classes({"chat": SloSection(ttft_s=0.5, itl_s=0.1)}, default="chat", timeout_s=60.0)
+    before = classes.terms(Caller(tenant="t"), Wish())
+    classes.set("chat", SloSection(ttft_s=2.0))
+    classes.set("fast", SloSection(itl_s=0.01))
+    assert before.ttft_s == 0.5, "what was promised holds"
+    assert classes.terms(Caller(tenant="t"), Wish()).ttft_s == 2.0
+    assert classes.terms(Caller(tenant="t"), Wish(slo="fast")).itl_s == 0.01
+    assert classes.least_itl_s == 0.01
+    assert classes.names == ("chat", "fast")

@@ -1,0 +1,63 @@
+"""`clusterctl slo list | set`: the SLO classes of a cluster, through its admin port."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from tandem.clusterctl.admin_client import AdminClient
+from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.core.config import DEFAULT_CLUSTER
+
+AsJson = Annotated[bool, typer.Option("--json", help="Everything, as JSON.")]
+
+app = typer.Typer(help="What requests are promised.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def slo() -> None:
+    """What requests are promised."""
+
+
+@app.command("list")
+def list_classes(
+    name: Name = DEFAULT_CLUSTER,
+    state_dir: StateDirFlag = "",
+    endpoint: Endpoint = "",
+    admin_key_file: KeyFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show the SLO classes in force."""
+    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
+        _show(admin.slo(), as_json=as_json)
+
+
+@app.command("set")
+def set_class(
+    wanted: Annotated[str, typer.Argument(metavar="CLASS", help="Its name; one that is not there is added.")],
+    ttft: Annotated[float, typer.Option(help="Seconds to the first token; 0 = not promised.")] = 0.0,
+    itl: Annotated[float, typer.Option(help="Seconds between two tokens; 0 = not promised.")] = 0.0,
+    name: Name = DEFAULT_CLUSTER,
+    state_dir: StateDirFlag = "",
+    endpoint: Endpoint = "",
+    admin_key_file: KeyFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """Change what a class promises while requests run. After a restart the configured classes are back."""
+    body = {"slo": wanted, "ttft_s": ttft, "itl_s": itl}
+    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
+        _show(admin.set_slo(body), as_json=as_json)
+
+
+def _show(found: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for row in found["classes"]:
+        promises = [f"{label} {row[key]:g} s" for key, label in (("ttft_s", "TTFT"), ("itl_s", "ITL")) if row[key]]
+        is_default = " (of requests that name none)" if row["slo"] == found["default_slo"] else ""
+        print(f"{row['slo']}{is_default}: {', '.join(promises) or 'nothing promised'}")
+    if not found["classes"]:
+        print("there are no SLO classes")
