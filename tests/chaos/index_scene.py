@@ -6,12 +6,14 @@ Afterwards the workers' own books say what they hold, and the router is asked wh
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ FLAGS = (
     "--max-model-len", "512", "--kv-memory", "2MiB",
 )  # fmt: skip
 TROUBLES = ("worker", "router", "restore", "flush", "last", "stopped")
+LEASE_MS = int(LEASE_S * 1000)
 Dump = dict[bytes, tuple[bytes, int]]
 
 
@@ -140,6 +143,73 @@ class IndexScene:
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
         return f"{worker} was stopped until its lease was over, and woke up"
+
+    def haunt(self, *, is_router_new: bool) -> str:
+        """Kill a prefill worker, and once it has a successor put its lease, its registration and its blocks back from
+        an old dump, again and again for two leases, before a router that knows better or one that knows nothing.
+        AssertionError if it is taken for alive, or any of its blocks for held. Call without load."""
+        known = [self.prompts.prompt(self._rng) for _ in range(10)]
+        for prompt in known:
+            assert self.prompts.ask(self._cluster.api, prompt)[0] == 200
+        self._wait(self._is_equal, 60, "the index equals what the workers hold")
+        held = {worker: max(self._claims(worker, known)) for worker in ("prefill-0", "prefill-1")}
+        worker = max(held, key=lambda name: held[name])
+        assert held[worker] > 0, "somebody holds something"
+        (dead,) = [w for w in self._cluster.status()["workers"] if w["worker"] == worker]
+        mark = f"{{{worker}}}".encode()
+        ghost: Dump = {key: (value, 4 * LEASE_MS) for key, (value, _) in self._dump().items() if mark in key}
+        assert {key.rsplit(b":", 1)[1] for key in ghost} == {b"lease", b"events", b"blocks"}
+        for pid in (dead["pid"], *dead["rank_pids"]):
+            kill(pid)
+        self._wait(lambda: self._incarnation(worker) not in ("", dead["incarnation"]), 60, f"{worker} has a successor")
+        self._lapsed.add((worker, dead["incarnation"]))
+        if is_router_new:
+            self._put(ghost)
+            kill(self._cluster.status()["router"]["pid"])
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 2 * LEASE_S or not self._is_ready():
+            assert time.monotonic() - began_s < 60, "the router is not ready"
+            self._put(ghost)
+            self._watch_incarnations()
+            assert is_router_new or not self._is_followed(worker, dead["incarnation"]), "a dead worker is believed in"
+            assert not any(self._claims(worker, known)), "blocks of a dead worker are claimed"
+        self._wait(lambda: self._incarnation(worker) not in ("", dead["incarnation"]), 30, "it is over")
+        return f"{worker} haunted {'a new' if is_router_new else 'the'} router"
+
+    def _claims(self, worker: str, prompts: Sequence[list[int]]) -> list[int]:
+        """How many tokens of each prompt the router takes for held by this worker; [] = the router does not answer."""
+        key = Path(self._cluster.context["admin_key_file"]).read_text().strip()
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        claims = []
+        with contextlib.suppress(*NO_ANSWER):
+            for prompt in prompts:
+                url, body = f"{self._cluster.context['admin']}/admin/v1/route/explain", json.dumps({"prompt": prompt})
+                with urllib.request.urlopen(urllib.request.Request(url, body.encode(), headers), timeout=5) as answer:
+                    rows = [row for row in json.load(answer)["workers"] if row["worker"] == worker]
+                claims += [max(row["held_tokens"], row["reusable_tokens"]) for row in rows]
+        return claims
+
+    def _incarnation(self, worker: str) -> str:
+        """Under which it is connected and registered; "" = it is not."""
+        with contextlib.suppress(*NO_ANSWER):
+            for row in self._cluster.status()["workers"]:
+                if row["worker"] == worker and row["is_connected"] and row["is_registered"]:
+                    return str(row["incarnation"])
+        return ""
+
+    def _is_followed(self, worker: str, incarnation: str) -> bool:
+        """Whether the router takes this incarnation for the worker, connected or not."""
+        with contextlib.suppress(*NO_ANSWER):
+            rows = self._cluster.status()["workers"]
+            return any((row["worker"], row["incarnation"]) == (worker, incarnation) for row in rows)
+        return False
+
+    def _put(self, dump: Dump) -> None:
+        """These keys are back, in one step; all others stay as they are."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            for key, (payload, left_ms) in dump.items():
+                pipeline.restore(key, left_ms, payload, replace=True)
+            pipeline.execute()
 
     def calm(self, probes: int = 20) -> Calm:
         """Call without load. AssertionError if the cluster does not find back, or believes somebody who is gone."""

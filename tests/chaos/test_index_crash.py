@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos.index_scene import TROUBLES, index_scene
 
 
@@ -17,4 +19,14 @@ def test_the_index_survives_everything(tmp_path: Path) -> None:
             assert calm.stale == 0
             assert calm.hits > 0
         assert scene.answered > 100
+        assert scene.prompts.wrong == []
+
+
+@pytest.mark.parametrize("is_router_new", [False, True], ids=["router that knows better", "new router"])
+def test_nobody_comes_back_from_the_dead(tmp_path: Path, is_router_new: bool) -> None:
+    with index_scene(tmp_path, seed=5) as scene:
+        print(scene.haunt(is_router_new=is_router_new))
+        calm = scene.calm(probes=10)
+        print(calm)
+        assert calm.stale == 0
         assert scene.prompts.wrong == []

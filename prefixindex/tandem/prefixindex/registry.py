@@ -75,9 +75,8 @@ class LeaseBook(Generic[I, R]):
         self._decode: Callable[[bytes], R] = decode
         self._lease_s = lease_s
         self._entries: dict[I, _Entry[R]] = {}
-        self._ended: dict[
-            I, tuple[int, int]
-        ] = {}  # incarnation and last beat of one that lapsed, left or cannot be read
+        self._ended: dict[tuple[I, int], int] = {}
+        """Last beat of each incarnation that lapsed, left, was replaced or cannot be read."""
         self._claims: dict[I, tuple[int, int]] = {}  # incarnation and beat of rows that contradict what is known
         self._is_out = False
         self._back_s = float("-inf")
@@ -137,7 +136,9 @@ class LeaseBook(Generic[I, R]):
             self._end(member, row.incarnation, row.beat)
             _log.warning("unreadable registration", extra={"fields": {"member": member, "why": str(error)}})
             return self._entries.pop(member, None) is not None
-        self._ended.pop(member, None)
+        if entry is not None:
+            self._end(member, entry.record.incarnation, entry.beat)
+        self._ended.pop((member, row.incarnation), None)
         self._claims.pop(member, None)
         self._entries[member] = _Entry(record, row.beat, now_s)
         return True
@@ -151,15 +152,15 @@ class LeaseBook(Generic[I, R]):
         return True
 
     def _end(self, member: I, incarnation: int, beat: int) -> None:
-        self._ended.pop(member, None)
-        self._ended[member] = (incarnation, beat)
+        self._ended.pop((member, incarnation), None)
+        self._ended[member, incarnation] = beat
         if len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     def _is_believed(self, member: I, row: LeaseRow, now_s: float) -> bool:
-        entry, ended = self._entries.get(member), self._ended.get(member)
+        entry, ended_beat = self._entries.get(member), self._ended.get((member, row.incarnation))
         is_other_here = entry is not None and now_s - max(entry.seen_s, self._back_s) < _FRESH_S
-        has_ended = ended is not None and ended[0] == row.incarnation and row.beat <= ended[1]
+        has_ended = ended_beat is not None and row.beat <= ended_beat
         if not is_other_here and not has_ended:
             return True
         claim = self._claims.get(member)

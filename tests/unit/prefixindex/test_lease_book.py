@@ -91,6 +91,20 @@ def test_nobody_comes_back_from_an_old_dump(book: LeaseBook[WorkerId, WorkerReco
     assert book.records == {}
 
 
+def test_whoever_was_replaced_does_not_come_back_when_the_successor_is_silent(
+    book: LeaseBook[WorkerId, WorkerRecord],
+) -> None:
+    book.apply({W: row(7)}, 0.5)
+    assert book.apply({W: row(0, incarnation=12)}, 2.0)
+    assert book.apply({W: row(0, incarnation=13)}, 4.0)
+    for at_s in (5.5, 6.0):  # nothing was heard of the third one for more than a second
+        assert not book.apply({W: row(7)}, at_s)
+        assert not book.apply({W: row(0, incarnation=12)}, at_s + 0.1)
+    assert book.records[W].incarnation == 13
+    assert not book.apply({W: row(1, incarnation=13)}, 6.3)
+    assert book.records[W].incarnation == 13
+
+
 def test_two_old_dumps_are_no_sign_of_life(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
     """The second one is younger: its beats are more. In between, the living one, or nobody, stood there."""
     between = (row(2), None, LeaseRow(0, 1, b"5"))
