@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 Record = Mapping[str, Any]
-_PARTS = ("queue_s", "compute_s", "move_s", "room_s", "decode_s", "others_s")
+_PARTS = ("queue_s", "compute_s", "move_s", "room_s", "decode_s", "others_s", "reuse_s")
 
 
 def show(found: Record, console: Console) -> None:

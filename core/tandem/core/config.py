@@ -130,8 +130,8 @@ class WorkerSection:
     chunk_tokens: int = 512
     max_step_s: float = 0.2
     max_sequences: int = 64
-    queue_stretch: float = 20.0
-    queue_max_overtake_s: float = 30.0
+    queue_stretch: float = 10.0
+    queue_max_overtake_s: float = 60.0
     layer_group: int = 0
     transport: str = "auto"
     step_watchdog_s: float = 60.0

@@ -67,8 +67,8 @@ class QueueRules:
     who arrives so much later comes first.
     """
 
-    stretch: float = 20.0
-    max_overtake_s: float = 30.0
+    stretch: float = 10.0
+    max_overtake_s: float = 60.0
 
     def __post_init__(self) -> None:
         for name in ("stretch", "max_overtake_s"):

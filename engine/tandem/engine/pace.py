@@ -9,6 +9,8 @@ from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, Queu
 
 _WEIGHT = 0.2  # of the newest measurement in the moving averages
 _FADE = 0.998  # what an older step counts for in the fit, compared with the one after it
+TELLING_TOKENS = 512
+"""Of prompts, before their speed is told: fewer say more about what a step costs besides."""
 _ALIKE = 1e-3  # steps whose contexts differ by less than this part do not tell what context costs
 
 
@@ -79,11 +81,12 @@ class StepPace:
 class _SpeedFit:
     """seconds = a·tokens + b·attended, a > 0 and b ≥ 0, by least squares of relative errors over the latest steps.
 
-    Relative, so that a step that something held up (seconds above what they should be) hardly counts.
+    Relative, so that a step that something held up (seconds above what they should be) hardly counts. Each counts by
+    its tokens, or what every step costs besides would make a worker of short prompts seem slow.
     """
 
     def __init__(self) -> None:
-        self._speed = UNMEASURED
+        self._speed, self._tokens = UNMEASURED, 0
         self._t = self._c = self._tt = self._tc = self._cc = 0.0
 
     @property
@@ -91,10 +94,13 @@ class _SpeedFit:
         return self._speed
 
     def add(self, tokens: int, attended: float, seconds: float) -> None:
+        self._tokens += tokens
         t, c = tokens / seconds, attended / seconds
-        self._t, self._c = self._t * _FADE + t, self._c * _FADE + c
-        self._tt, self._tc, self._cc = self._tt * _FADE + t * t, self._tc * _FADE + t * c, self._cc * _FADE + c * c
-        self._speed = self._solved()
+        self._t, self._c = self._t * _FADE + tokens * t, self._c * _FADE + tokens * c
+        self._tt, self._tc = self._tt * _FADE + tokens * t * t, self._tc * _FADE + tokens * t * c
+        self._cc = self._cc * _FADE + tokens * c * c
+        if self._tokens >= TELLING_TOKENS:
+            self._speed = self._solved()
 
     def _solved(self) -> PrefillSpeed:
         whole = self._tt * self._cc

@@ -138,7 +138,7 @@ class Dispatcher:
         return view.computed_whole() if sampling.prompt_logprobs is not None else view
 
     def _plan(self, flight: Flight, view: PrefixView, now_s: float) -> Plan | Wait:
-        job, candidates = flight.job(now_s), self._candidates(flight.work, view, now_s)
+        job, candidates = flight.job(now_s, view.followers), self._candidates(flight.work, view, now_s)
         plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
         return plan if isinstance(plan, Wait) else with_sources(plan, job, candidates)
 

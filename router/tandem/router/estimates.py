@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandem.core import pairing
 from tandem.core.ids import WorkerId
@@ -34,15 +34,17 @@ MAX_SOURCES = 3
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """Computing the prompt at one worker. `others_s`: what prompts behind it, and sequences that decode there, lose."""
+    """Computing the prompt at one worker. `others_s`: what prompts behind it, and sequences that decode there, lose.
+    `reuse_s`, not above 0: what of computing it is on behalf of prompts to come."""
 
     queue_s: float
     compute_s: float
     others_s: float
+    reuse_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.queue_s + self.compute_s + self.others_s
+        return self.queue_s + self.compute_s + self.others_s + self.reuse_s
 
 
 class Estimates:
@@ -50,12 +52,17 @@ class Estimates:
 
     def __init__(self, job: Job, candidates: Sequence[Candidate]) -> None:
         self._job = job
-        measured = [c.prefill_speed for c in candidates if c.prefill_speed.tokens_per_s > 0]
-        self._default_speed = min(measured, default=UNMEASURED, key=lambda speed: speed.tokens_per_s)
+        measured = [c for c in candidates if c.prefill_speed.tokens_per_s > 0]
+        self._default_speed = _slowest(measured)
+        self._role_speed = {role: _slowest([c for c in measured if c.role is role]) for role in RoleName}
         holders = [c for c in candidates if c.held_tokens > 0 and c.profile is not None]
         holders = [] if job.is_computed_whole else holders
         self._holders = heapq.nlargest(MAX_SOURCES + 1, holders, key=lambda c: c.held_tokens)
         self._most_held = self._holders[0].held_tokens if self._holders else 0
+        places = sum(c.role is not RoleName.DECODE for c in candidates)
+        followers = 0.0 if job.is_kept_together or job.is_computed_whole else job.followers
+        self._copy_share = 1 / (1 + followers / places) if places else 1.0
+        """Of making a copy of a prefix, what this request pays: those that come spread over all, and use it too."""
         # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
         self._token_bytes: dict[int, float] = {}
         self._decode_s: dict[WorkerId, float] = {}
@@ -64,8 +71,12 @@ class Estimates:
         self._lossy: dict[tuple[int, int], str] = {}
 
     def prefill_speed(self, worker: Candidate) -> PrefillSpeed:
-        """As measured, else as the slowest that was measured."""
-        return worker.prefill_speed if worker.prefill_speed.tokens_per_s > 0 else self._default_speed
+        """As measured, else as the slowest of its role, or of all where none of its role was: decode workers, which
+        compute few tokens at a time, say nothing of prefill workers."""
+        if worker.prefill_speed.tokens_per_s > 0:
+            return worker.prefill_speed
+        alike = self._role_speed[worker.role]
+        return alike if alike.tokens_per_s > 0 else self._default_speed
 
     def sources(self, worker: Candidate) -> list[tuple[float, Candidate]]:
         """(seconds saved, who) for everybody whose blocks come sooner than they are computed, best first."""
@@ -78,7 +89,11 @@ class Estimates:
         compute_s = self._compute_s(worker, worker.reusable_tokens)
         if self._holders:
             compute_s -= max((saved_s for saved_s, _ in self.sources(worker)), default=0.0)
-        return self._prefill(worker, compute_s)
+        done = self._prefill(worker, compute_s)
+        if self._copy_share == 1 or worker.role is RoleName.DECODE or worker.reusable_tokens >= self._most_held:
+            return done
+        copy_s = max(0.0, compute_s - self._compute_s(worker, self._most_held))
+        return replace(done, reuse_s=-copy_s * (1 - self._copy_share))
 
     def least_prefill_s(self, worker: Candidate) -> float:
         """No more than `prefill` in all, and quickly: as if all that anybody holds were fetched in no time."""
@@ -135,7 +150,7 @@ class Estimates:
     def alone(self, worker: Candidate, done: Prefill) -> Cost:
         """Everything at one worker."""
         if self._job.max_tokens == 1:
-            return Cost(queue_s=done.queue_s, compute_s=done.compute_s, others_s=done.others_s)
+            return Cost(queue_s=done.queue_s, compute_s=done.compute_s, others_s=done.others_s, reuse_s=done.reuse_s)
         return self._with_decode(worker, done, 0.0, worker.reusable_tokens)
 
     def decode_s(self, worker: Candidate) -> float:
@@ -162,6 +177,7 @@ class Estimates:
             room_s=self._room_s(decode, held, step_s),
             decode_s=slower_s,
             others_s=done.others_s + job.choices * slower_s,
+            reuse_s=done.reuse_s,
         )
 
     def _move_s(self, prefill: Candidate, decode: Candidate, held: int, compute_s: float) -> float:
@@ -222,6 +238,10 @@ class Estimates:
             groups = worker.profile.layout.groups if worker.profile is not None else ()
             found = self._token_bytes[key] = sum(group.block_bytes() / group.block_tokens for group in groups)
         return found
+
+
+def _slowest(measured: Sequence[Candidate]) -> PrefillSpeed:
+    return min((one.prefill_speed for one in measured), default=UNMEASURED, key=lambda speed: speed.tokens_per_s)
 
 
 def _decoding(worker: Candidate) -> int:

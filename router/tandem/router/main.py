@@ -69,6 +69,7 @@ from tandem.router.metrics import Metrics
 from tandem.router.models import Models
 from tandem.router.plan import Plan
 from tandem.router.policy_switch import PolicySwitch
+from tandem.router.popularity import Popularity
 from tandem.router.prefix import PrefixFinder, PrefixIndex
 from tandem.router.processes import run_processes
 from tandem.router.readiness import Readiness
@@ -127,7 +128,9 @@ class Router:
         self.table = WorkerTable(surroundings.directory, surroundings.speeds)
         self.metrics = Metrics(lambda: self.table.links, lambda: len(self.dispatcher.flights))
         speculation = surroundings.speculation or Speculation(self._clock)
-        prefixes = PrefixFinder(surroundings.index, self._salts.of(""), self.table.link_speed, speculation)
+        prefixes = PrefixFinder(
+            surroundings.index, self._salts.of(""), self.table.link_speed, speculation, Popularity(self._clock)
+        )
         survival = Survival(self.policy, config.settings, self._clock)
         self.dispatcher = Dispatcher(self.table, survival, prefixes, self._clock, self.metrics)
         self.metrics.watch(survival, lambda: self.dispatcher.waiting)

@@ -72,7 +72,8 @@ class Job:
     `prompt_tokens` are those to know before the next output token: in a further attempt with all output so far.
 
     `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
-    has a home (see `affinity`), which others that cost nearly the same do not take turns with.
+    has a home (see `affinity`), which others that cost nearly the same do not take turns with. `followers`: prompts
+    that are expected soon, and begin with what any worker holds of this one (see `popularity`).
     """
 
     prompt_tokens: int
@@ -82,6 +83,7 @@ class Job:
     deadline_s: float = math.inf
     is_computed_whole: bool = False
     is_kept_together: bool = False
+    followers: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +100,8 @@ class Cost:
 
     `queue_s`: until its prompt is computed. `compute_s`: computing it, with what is fetched first. `move_s`: KV on the
     wire that no computing hides, and the hand-off. `room_s`: until there are blocks. `decode_s`: what the batch adds to
-    its answer. `others_s`: what it makes others wait.
+    its answer. `others_s`: what it makes others wait. `reuse_s`, not above 0: the part of `compute_s` that is on behalf
+    of prompts to come.
     """
 
     queue_s: float = 0.0
@@ -107,10 +110,12 @@ class Cost:
     room_s: float = 0.0
     decode_s: float = 0.0
     others_s: float = 0.0
+    reuse_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.queue_s + self.compute_s + self.move_s + self.room_s + self.decode_s + self.others_s
+        waits_s = self.queue_s + self.compute_s + self.move_s + self.room_s + self.decode_s
+        return waits_s + self.others_s + self.reuse_s
 
     @property
     def first_token_s(self) -> float:
@@ -182,7 +187,7 @@ def chosen(
 
     Those of its kind (a pair, one worker) whose score is above its own by no more than `alike` take turns with it.
     """
-    ranked = sorted(options, key=lambda option: option.order)[:MAX_OPTIONS]
+    ranked = sorted(options, key=lambda option: option.order)
     if not ranked:
         raise UnavailableError(missing(mode, candidates), todo="wait for workers or look at the cluster's status")
     best = ranked[0]
@@ -201,7 +206,7 @@ def chosen(
         decode_hit_tokens=held_tokens(prefill, decode) if prefill is not None else decode.reusable_tokens,
         policy=policy,
         cost=best.cost,
-        options=tuple(ranked),
+        options=tuple(ranked[:MAX_OPTIONS]),
     )
 
 

@@ -13,6 +13,7 @@ from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile, lossy_name, offers_for
 from tandem.prefixindex.speculation import Holder, Speculation
+from tandem.router.popularity import Popularity
 from tandem.router.wire import WorkerFacts
 
 SpeedOf = Callable[[WorkerId, WorkerId], float | None]
@@ -35,6 +36,8 @@ class PrefixView:
 
     `lossy_tokens`: by decode worker, then by HashRoot.lossy, leading prompt tokens that it holds from prefill workers
     whose blocks a conversion or codec changes on their way to it.
+
+    `shared`: the deepest block that any worker holds or is expected to, b"" = none; `followers`: see `Popularity`.
     """
 
     held_tokens: dict[WorkerId, int] = field(default_factory=dict)
@@ -43,6 +46,8 @@ class PrefixView:
     lossy_tokens: dict[WorkerId, dict[str, int]] = field(default_factory=dict)
     hashes: dict[WorkerId, Sequence[BlockHash]] = field(default_factory=dict)
     last_hashes: dict[WorkerId, bytes] = field(default_factory=dict)
+    shared: bytes = b""
+    followers: float = 0.0
 
     @property
     def is_known_somewhere(self) -> bool:
@@ -57,7 +62,8 @@ class PrefixView:
 class PrefixFinder:
     """Hashes a prompt once for every distinct hash root among the workers, and looks the hashes up.
 
-    Without a `speculation`, nothing counts as held that the index does not show.
+    Without a `speculation`, nothing counts as held that the index does not show; without a `popularity`, no prompts to
+    come are reckoned with.
     """
 
     def __init__(
@@ -66,8 +72,10 @@ class PrefixFinder:
         salt: bytes,
         link_speed: SpeedOf = lambda prefill, decode: None,
         speculation: Speculation | None = None,
+        popularity: Popularity | None = None,
     ) -> None:
         self._index, self._link_speed, self._speculation = index, link_speed, speculation
+        self._popularity = popularity
         self.salt = salt
 
     def find(
@@ -96,7 +104,10 @@ class PrefixFinder:
             if expected > held:
                 view.expected_tokens[worker] = (expected - held) * size
         self._find_lossy(every, chains, view)
-        return view
+        if self._popularity is None:
+            return view
+        shared = chains.deepest()
+        return replace(view, shared=shared, followers=self._popularity.followers(shared))
 
     def _find_lossy(self, every: Sequence[WorkerFacts], chains: _Chains, view: PrefixView) -> None:
         """What decode workers hold of blocks that change on their way to them."""
@@ -120,6 +131,8 @@ class PrefixFinder:
 
     def expect(self, request: str, worker: WorkerFacts, view: PrefixView) -> None:
         """`worker` was sent the prompt of `view`, to compute it: its blocks count as held there for a while."""
+        if self._popularity is not None:
+            self._popularity.count(view.shared)
         hashes = view.hashes.get(worker.worker, ())
         is_held = view.held_tokens.get(worker.worker, 0) >= len(hashes) * worker.block_tokens
         if self._speculation is not None and not is_held:
@@ -170,6 +183,11 @@ class _Known:
     last_hash: bytes
     most: int
 
+    @property
+    def deepest(self) -> int:
+        """Leading blocks that somebody holds or is expected to."""
+        return max((*self.held.values(), *self.expected.values()), default=0)
+
 
 _NOTHING = _Known(held={}, expected={}, hashes=(), last_hash=b"", most=0)
 
@@ -212,6 +230,12 @@ class _Chains:
                 most=(len(self._prompt) - 1) // max(1, block_tokens),
             )
         return found
+
+    def deepest(self) -> bytes:
+        """The last block of those that somebody holds, of the chain that is looked up first among equals."""
+        found = [(known.deepest * size, known) for (_, size), known in self._known.items() if known.deepest]
+        tokens, known = max(found, key=lambda pair: pair[0], default=(0, None))
+        return known.hashes[known.deepest - 1] if known is not None and tokens else b""
 
     def _chain(self, key: tuple[str, int, str]) -> list[BlockHash]:
         if key not in self._hashes:

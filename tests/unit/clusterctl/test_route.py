@@ -13,7 +13,7 @@ from tandem.clusterctl import route, route_view
 from tandem.core.errors import ConfigError
 
 COST = {"queue_s": 0.5, "compute_s": 0.25, "move_s": 0.005, "room_s": 0.0, "decode_s": 0.001, "others_s": 0.0,
-        "total_s": 0.756}  # fmt: skip
+        "reuse_s": 0.0, "total_s": 0.756}  # fmt: skip
 WORKER: dict[str, Any] = {
     "worker": "p0", "role": "prefill", "queued_tokens": 700, "queued_requests": 2, "in_flight": 2, "decoding": 0,
     "held_tokens": 32, "reusable_tokens": 32, "free_blocks": 90, "total_blocks": 100,
@@ -38,9 +38,9 @@ def test_a_decision_with_costs() -> None:
     lines = shown(FOUND)
     assert "chosen p0 → d0: least" in lines
     assert "fetched 64 tokens from d1" in lines
-    assert "PREFILL DECODE QUEUE COMPUTE MOVE ROOM DECODE OTHERS TOTAL, ms" in lines
-    assert "p0 d0 500.0 250.0 5.0 0.0 1.0 0.0 756.0" in lines
-    assert "– m0 500.0 250.0 5.0 0.0 1.0 0.0 900.0" in lines
+    assert "PREFILL DECODE QUEUE COMPUTE MOVE ROOM DECODE OTHERS REUSE TOTAL, ms" in lines
+    assert "p0 d0 500.0 250.0 5.0 0.0 1.0 0.0 0.0 756.0" in lines
+    assert "– m0 500.0 250.0 5.0 0.0 1.0 0.0 0.0 900.0" in lines
     assert "p0 prefill 700 2 0 32 90 1234 –" in lines
 
 

@@ -7,7 +7,7 @@ import pytest
 from tandem.core.errors import ConfigError
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.prefill_queue import PrefillSpeed, QueueRules, attended
-from tandem.engine.pace import SchedulerConfig, StepPace
+from tandem.engine.pace import TELLING_TOKENS, SchedulerConfig, StepPace
 from tandem.engine.request import RequestKind
 from tests.unit.engine.arithmetic import BLOCK, Bench, tokens
 
@@ -235,7 +235,17 @@ def test_chunks_shrink_to_the_time_budget() -> None:
     first, second = bench.step(), bench.step()
     assert first.prefill_tokens == 64
     assert second.prefill_tokens == 20
-    assert bench.engine.prefill_speed.tokens_per_s == pytest.approx(1000)
+
+
+def test_a_speed_is_told_when_it_tells_something_and_counts_by_tokens() -> None:
+    """10 ms a step besides 1 ms a token: many short prompts hardly change what long ones say."""
+    pace = StepPace(SchedulerConfig(), 16)
+    pace.observe(TELLING_TOKENS - 1, 0, 0.521)
+    assert pace.prefill_speed == PrefillSpeed()
+    for _ in range(10):
+        pace.observe(1000, 0, 1.01)
+        pace.observe(10, 0, 0.02)
+    assert pace.prefill_speed.tokens_per_s == pytest.approx(1000, rel=0.03)
 
 
 def test_decode_time_is_taken_off_the_budget() -> None:
@@ -300,6 +310,10 @@ def test_late_chunks_of_long_prompts_count_as_longer() -> None:
     bench.runner.duration_s = lambda batch: sum(
         s.query_tokens * (0.001 + 1e-4 * (s.context_tokens - s.query_tokens / 2)) for s in batch.sequences
     )
+    for seed in range(20, 20 + -(-TELLING_TOKENS // 192)):
+        bench.add(f"earlier-{seed}", tokens(192, seed), max_tokens=1)
+        for _ in range(3):
+            bench.step()
     bench.add("long", tokens(192 + 48), max_tokens=2)
     for _ in range(3):
         bench.step()

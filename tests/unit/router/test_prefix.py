@@ -14,6 +14,7 @@ from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import ALWAYS_BYTES_PER_S, KVProfile
 from tandem.prefixindex.speculation import SETTLED_S, Speculation
+from tandem.router.popularity import Popularity
 from tandem.router.prefix import KeptHashes, PrefixFinder
 from tandem.router.wire import WorkerFacts
 
@@ -105,6 +106,22 @@ def test_a_burst_finds_what_the_first_of_it_was_sent_for() -> None:
     assert finder.find(PROMPT, [reborn]).reusable_tokens == {}
     finder.withdraw("first", p0.worker)
     assert finder.find(longer, [p0]).reusable_tokens == {}
+
+
+def test_who_else_begins_with_what_is_held_is_counted() -> None:
+    """By what is held of the prompt; only what is sent counts, and not what nobody holds anything of."""
+    clock = ManualClock()
+    finder = PrefixFinder(Held(("p0", 16, 4, "")), SALT, popularity=Popularity(clock))
+    p0 = facts("p0", RoleName.PREFILL)
+    for own in range(3):
+        view = finder.find([*PROMPT[:64], *range(1000 * own, 1000 * own + 32)], [p0])
+        assert view.followers == own
+        finder.expect(str(own), p0, view)
+    assert finder.find(PROMPT, [p0]).followers == 3
+    assert finder.find(PROMPT[:40], [p0]).followers == 0
+    nobody = PrefixFinder(None, SALT, popularity=Popularity(clock))
+    nobody.expect("new", p0, nobody.find(PROMPT, [p0]))
+    assert nobody.find(PROMPT, [p0]).followers == 0
 
 
 def test_what_the_index_shows_is_not_expected_again() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -26,12 +26,13 @@ from tandem.core.pairing import KVProfile
 from tandem.engine.request import BlockEvent
 from tandem.prefixindex.blocktable import BlockTable
 from tandem.prefixindex.replica import DEFAULT_MAX_BYTES
-from tandem.prefixindex.speculation import Speculation
+from tandem.prefixindex.speculation import Holder, Speculation
 from tandem.router.admission.desk import ANSWER_TOKENS, POLL_S, Admission, Arrived
 from tandem.router.admission.room import Need, Room
 from tandem.router.admission.terms import Terms
 from tandem.router.outstanding import Outstanding, Sent, sent
 from tandem.router.plan import Candidate, Job, Plan
+from tandem.router.popularity import Popularity
 from tandem.router.sources import with_sources
 
 INDEX_DELAY_S = 0.02
@@ -70,7 +71,7 @@ class Front:
     def __init__(self, workers: Sequence[VirtualWorker], setup: Setup, events: EventQueue) -> None:
         self._events, self._setup, self._calibration = events, setup, setup.calibration
         self._table = BlockTable(DEFAULT_MAX_BYTES)
-        self._speculation = Speculation(events)
+        self._speculation, self._popularity = Speculation(events), Popularity(events)
         self._known: dict[WorkerId, _Known] = {}
         self._uses = 0
         # A worker that does not say what its KV is, is never fetched from.
@@ -105,8 +106,9 @@ class Front:
 
     def plan(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> Plan:
         """What the policy says of the candidates as this router sees them now."""
-        job = self.job(request)
         held, expected = self._table.lookup(hashes), self._speculation.lookup(hashes)
+        followers = self._popularity.followers(_shared(hashes, held, expected))
+        job = dataclasses.replace(self.job(request), followers=followers)
         candidates = [
             self._candidate(known, job, held.get(name, 0), expected.get((name, _INCARNATION), 0))
             for name, known in self._known.items()
@@ -122,6 +124,8 @@ class Front:
         computing = self._use(flight.prefill)
         known_tokens = max([plan.prefill_hit_tokens, *(source.tokens for source in plan.sources[:1])])
         computing.outstanding.add(flight.key, self._sent(flight, computing, plan.prefill_hit_tokens, known_tokens))
+        hashes = flight.hashes
+        self._popularity.count(_shared(hashes, self._table.lookup(hashes), self._speculation.lookup(hashes)))
         self._expect(flight)
         for other in self.others:
             self._events.after(TOLD_S, partial(other._expect, flight))
@@ -259,3 +263,9 @@ class _Uncounted:
 
 def _refused(error: TandemError) -> None:
     raise RuntimeError("somebody was turned away who may wait for ever") from error
+
+
+def _shared(hashes: Sequence[BlockHash], held: Mapping[WorkerId, int], expected: Mapping[Holder, int]) -> bytes:
+    """The deepest block that any worker holds or is expected to, as router.prefix finds it."""
+    deepest = max((*held.values(), *expected.values()), default=0)
+    return hashes[deepest - 1] if deepest else b""

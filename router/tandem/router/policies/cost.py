@@ -7,7 +7,7 @@ front of it costs the seconds that it takes. See docs/routing.md.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.lifecycle import RoleName
@@ -36,17 +36,18 @@ class CostPolicy:
 
     def plan(self, job: Job, candidates: Sequence[Candidate]) -> Plan:
         estimates = Estimates(job, candidates)
-        alone = _best_prefills(estimates, able_alone(self._mode, job, candidates), estimates.decode_s)
+        alike = 0.0 if job.is_kept_together else ALIKE_S
+        alone = _best_prefills(estimates, able_alone(self._mode, job, candidates), alike, estimates.decode_s)
         options = [_option(None, worker, estimates, done) for worker, done in alone]
         if job.max_tokens > 1 and self._mode is not Disaggregation.NEVER:
-            options += _pairs(estimates, candidates)
-        return chosen(self.name, self._mode, options, candidates, alike=0.0 if job.is_kept_together else ALIKE_S)
+            options += _pairs(estimates, candidates, alike)
+        return chosen(self.name, self._mode, options, candidates, alike=alike)
 
 
-def _pairs(estimates: Estimates, candidates: Sequence[Candidate]) -> list[Option]:
+def _pairs(estimates: Estimates, candidates: Sequence[Candidate], alike: float) -> list[Option]:
     decodes = [one for one in candidates if one.role is RoleName.DECODE]
     prefills = [one for one in candidates if one.role is RoleName.PREFILL] if decodes else []
-    best_prefills = _best_prefills(estimates, prefills)[:TOP]
+    best_prefills = _best_prefills(estimates, prefills, alike)[:TOP]
     best_decodes = _best_decodes(estimates, decodes)
     options = [
         _option(prefill, decode, estimates, done)
@@ -59,18 +60,27 @@ def _pairs(estimates: Estimates, candidates: Sequence[Candidate]) -> list[Option
 
 
 def _best_prefills(
-    estimates: Estimates, workers: Sequence[Candidate], more_s: Callable[[Candidate], float] = lambda one: 0.0
+    estimates: Estimates,
+    workers: Sequence[Candidate],
+    alike: float,
+    more_s: Callable[[Candidate], float] = lambda one: 0.0,
 ) -> list[tuple[Candidate, Prefill]]:
     """The cheapest, best first, exactly weighed among those that might be. `more_s`: what else the choice costs."""
     likely: Sequence[Candidate] = workers
     if len(workers) > 2 * TOP:
-        likely = heapq.nsmallest(
-            2 * TOP,
-            workers,
-            key=lambda one: (estimates.least_prefill_s(one) + more_s(one), one.last_used, one.worker),
-        )
-    weighed = [(one, estimates.prefill(one)) for one in likely]
-    return sorted(weighed, key=lambda pair: (pair[1].total_s + more_s(pair[0]), pair[0].last_used, pair[0].worker))
+        rough = [(estimates.least_prefill_s(one) + more_s(one), one) for one in workers]
+        likely = [one for _, one in _by_turns(rough, alike)[: 2 * TOP]]
+    weighed = {one.worker: (one, estimates.prefill(one)) for one in likely}
+    costs = [(done.total_s + more_s(one), one) for one, done in weighed.values()]
+    return [weighed[one.worker] for _, one in _by_turns(costs, alike)]
+
+
+def _by_turns(costs: Iterable[tuple[float, Candidate]], alike: float) -> list[tuple[float, Candidate]]:
+    """Cheapest first; those whose cost is above the least by no more than `alike` by whose turn it is. Who is left out
+    later is then not always the same one."""
+    found = list(costs)
+    limit = min((cost for cost, _ in found), default=0.0) + alike
+    return sorted(found, key=lambda pair: (max(pair[0], limit), pair[1].last_used, pair[1].worker))
 
 
 def _best_decodes(estimates: Estimates, decodes: Sequence[Candidate]) -> list[Candidate]:

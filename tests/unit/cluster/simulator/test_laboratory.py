@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -166,6 +167,19 @@ def test_who_fetches_keeps_its_place_in_the_queue() -> None:
     assert fetched.fetched_tokens == 512
     assert fetched.ttft_s < 2 * 0.512 + 0.2
     assert late.ttft_s > 20 * 0.512
+
+
+@pytest.mark.parametrize("rate", [8.0, 37.0])
+def test_a_hot_prefix_is_even_at_any_load(rate: float) -> None:
+    """Eight workers and one system prompt: once all have had one, and with nearly all of its hits."""
+    cost = create_policy(PolicyName.COST, Disaggregation.AUTO)
+    trace = shared_prompt(requests=1200, rate=rate, shared_tokens=8192, own_tokens=2048, output_tokens=1, seed=1)
+    outcome = Laboratory(Setup(policy=cost, queue=QueueRules(), prefill=8, decode=1), trace).run()
+    sent = Counter(record.prefill for record in outcome.records[200:])
+    counts = [sent[WorkerId(f"prefill-{number}")] for number in range(8)]
+    assert max(counts) <= 1.3 * min(counts)
+    shares = [record.cached_tokens / 8192 for record in outcome.records]
+    assert sum(shares) >= 0.98 * len(shares)
 
 
 def test_an_overload_is_seen() -> None:

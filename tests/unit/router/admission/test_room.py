@@ -84,8 +84,9 @@ def test_what_a_short_prompt_would_overtake_is_not_ahead_of_it() -> None:
 
 
 def test_prompts_of_about_one_length_do_not_overtake_each_other() -> None:
-    sent = tuple(QueuedWork(NOW_S + 20 * 0.05 - 0.01 * number, 500) for number in range(4))
-    busy = link(PREFILL, queue=sent, prefill_speed=at(2000.0), queue_rules=QueueRules())
+    rules = QueueRules()
+    sent = tuple(QueuedWork(NOW_S + rules.stretch * 0.05 - 0.01 * number, 500) for number in range(4))
+    busy = link(PREFILL, queue=sent, prefill_speed=at(2000.0), queue_rules=rules)
     for compute_s in (0.03, 0.05, 0.07):
         need = Need(prompt_tokens=100, choices=1, compute_s=compute_s)
         assert not Room(RULES).is_there(need, [busy, link(DECODE)], NOW_S)

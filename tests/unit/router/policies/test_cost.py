@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 
 from tandem.core.config import Disaggregation
 from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, PrefillSpeed, QueuedWork, QueueRules, attended
-from tandem.router.estimates import ANSWER_TOKENS, CHUNK_TOKENS, FETCH_SETUP_S, HANDOFF_S, Estimates
+from tandem.router.estimates import (
+    ANSWER_TOKENS,
+    ASSUMED_BYTES_PER_S,
+    CHUNK_TOKENS,
+    FETCH_SETUP_S,
+    HANDOFF_S,
+    Estimates,
+)
 from tandem.router.plan import Candidate, Cost, Job, Plan
 from tandem.router.policies.cost import TOP, CostPolicy
 from tandem.router.sources import with_sources
@@ -92,6 +99,36 @@ def test_a_worker_of_which_nothing_is_known_is_taken_for_the_slowest() -> None:
     )
     costs = {str(one.prefill.worker): one.cost.compute_s for one in chosen.options if one.prefill and one.cost}
     assert costs["p2"] == 1000 / 400
+
+
+def test_decode_workers_do_not_say_how_fast_a_prefill_worker_is() -> None:
+    found = plan(p("p0"), p("p1", prefill_speed=at(900.0), queued_tokens=9000), d(prefill_speed=at(10.0)))
+    assert found.cost is not None
+    assert (found.prefill, found.cost.compute_s) == ("p0", 1000 / 900)
+
+
+@pytest.mark.parametrize("count", [2 * TOP, 64])
+def test_the_slowest_by_a_hair_has_its_turn_too(count: int) -> None:
+    """All are within 5 ms, more than are paired: the one that was used least recently is taken."""
+    workers = [p(f"p{i:02}", prefill_speed=at(1000.0 + 0.1 * i), last_used=1 + i) for i in range(count)]
+    assert plan(*workers, d(), prompt_tokens=100).prefill == "p00"
+
+
+def test_a_popular_prefix_is_copied_before_its_holder_has_a_queue() -> None:
+    holder = p(
+        "p0", prefill_speed=at(1000.0), reusable_tokens=512, held_tokens=512, last_used=2, profile=of_kv("float32")
+    )
+    idle = p("p1", prefill_speed=at(1000.0), last_used=1, profile=of_kv("float32"))
+    decode = d(profile=of_kv("float32"))
+    assert plan(holder, idle, decode).prefill == "p0"
+    assert plan(holder, idle, decode, followers=1.0).prefill == "p0", "two thirds of fetching it are above 5 ms"
+    chosen = plan(holder, idle, decode, followers=1000.0)
+    assert chosen.prefill == "p1"
+    assert chosen.cost is not None
+    fetch_s = FETCH_SETUP_S + 512 * TOKEN_BYTES / ASSUMED_BYTES_PER_S
+    assert chosen.cost.compute_s == pytest.approx(0.488 + fetch_s)
+    assert chosen.cost.reuse_s == pytest.approx(-fetch_s * 500 / 501)
+    assert plan(holder, idle, decode, followers=1000.0, is_kept_together=True).prefill == "p0", "it has a home"
 
 
 def test_conditional_disaggregation() -> None:
