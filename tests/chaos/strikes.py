@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.chaos.survivors import Client, wait_whole
 from tests.e2e.cluster import Cluster, wait_for
 
 WORKERS = 4
+_NAP_S, _TRIES = 1.0, 20
 CAUSES = ("lost", "transfer", "refused", "broken", "stalled")
 HOWS = ("kill host", "kill rank", "stop all", "stop host", "stop rank")
 MOMENTS = {
@@ -53,42 +55,81 @@ def strike(cluster: Cluster, cell: Cell, bodies: Mapping[str, Mapping[str, Any]]
     wait_whole(cluster, WORKERS)
     pids, before = cluster.pids(), _reattempts(cluster)
     clients = {kind: Client(cluster, body) for kind, body in bodies.items()}
-    worker, phases = wait_for(lambda: _victim(cluster, cell, bodies), 60, f"some request is at: {cell}")
-    with _struck(pids[worker], cell.how):
+    hit: list[int] = []
+    try:
+        with ExitStack() as naps:
+            worker, phases = _find(cluster, cell, bodies, pids, naps, hit)
+            hit += _hit(pids[worker], cell.how)
+            _signal(hit, signal.SIGKILL if cell.how.startswith("kill") else signal.SIGSTOP)
         for client in clients.values():
             client.transcript()
+    finally:
+        if cell.how.startswith("stop"):
+            _signal(hit, signal.SIGCONT)
     reattempts = {cause: count - before[cause] for cause, count in _reattempts(cluster).items()}
     return Struck(worker, phases, {cause: count for cause, count in reattempts.items() if count}, clients)
 
 
-@contextmanager
-def _struck(pids: Sequence[int], how: str) -> Iterator[None]:
+def _find(
+    cluster: Cluster,
+    cell: Cell,
+    bodies: Mapping[str, Mapping[str, Any]],
+    pids: Mapping[str, Sequence[int]],
+    naps: ExitStack,
+    hit: Sequence[int],
+) -> tuple[str, dict[str, int]]:
+    """A worker at the cell's moment, and its requests by phase.
+
+    A transfer takes a millisecond. So that it lasts, the ranks of decode workers sleep for a while, far shorter than a
+    lease, once a prompt is computed; they wake up with `naps`, but for those that are `hit` until then.
+    """
+    what = f"some request is at: {cell}"
+    if cell.moment != "transfer":
+        found: tuple[str, dict[str, int]] | None = wait_for(lambda: _victim(cluster, cell, bodies), 60, what)
+        assert found is not None
+        return found
+    ranks = [pid for worker, (_, *ranks) in pids.items() if worker.startswith("decode") for pid in ranks]
+    for _ in range(_TRIES):
+        wait_for(lambda: _is_prefilling(cluster), 60, what)
+        with ExitStack() as nap:
+            nap.callback(lambda: _signal([pid for pid in ranks if pid not in hit], signal.SIGCONT))
+            _signal(ranks, signal.SIGSTOP)
+            began_s = time.monotonic()
+            while time.monotonic() - began_s < _NAP_S:
+                found = _victim(cluster, cell, bodies)
+                if found:
+                    naps.push(nap.pop_all())
+                    return found
+    raise AssertionError(f"never: {what}")
+
+
+def _hit(pids: Sequence[int], how: str) -> Sequence[int]:
     """The host comes first in `pids`."""
-    verb, whom = how.split()
-    hit = {"all": pids, "host": pids[:1], "rank": pids[1:2]}[whom]
-    for pid in hit:
-        os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        if verb == "stop":
-            for pid in hit:
-                with suppress(ProcessLookupError):  # its host ends a rank that stands still
-                    os.kill(pid, signal.SIGCONT)
+    return {"all": pids, "host": pids[:1], "rank": pids[1:2]}[how.split()[1]]
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):  # its host ends a rank that stands still
+            os.kill(pid, number)
+
+
+def _is_prefilling(cluster: Cluster) -> bool:
+    requests = cluster.admin("/admin/v1/requests")["requests"]
+    return any(request["phase"] == "prefill" and request["decode"] for request in requests)
 
 
 def _victim(cluster: Cluster, cell: Cell, bodies: Mapping[str, Mapping[str, Any]]) -> tuple[str, dict[str, int]] | None:
     """A worker at the cell's moment, and its requests by phase; None = not yet."""
     requests = cluster.admin("/admin/v1/requests")["requests"]
-    blocks = {w["worker"]: w.get("blocks", ()) for w in cluster.status()["workers"]}
+    workers = [w["worker"] for w in cluster.status()["workers"]]
     most = max(body["max_tokens"] for body in bodies.values())
-    for worker in sorted(name for name in blocks if name.startswith(cell.role)):
+    for worker in sorted(name for name in workers if name.startswith(cell.role)):
         mine = [request for request in requests if request[cell.role] == worker]
         if cell.moment == "prefill":
             is_due = any(not r["output_tokens"] and r["phase"] in ("queued", "prefill") for r in mine)
         elif cell.moment == "transfer":
-            kind = "pushing" if cell.role == "prefill" else "reserved"
-            is_due = bool(mine) and any(group[kind] for group in blocks[worker])
+            is_due = any(r["phase"] == "transfer" for r in mine)
         elif cell.moment == "decode":
             is_due = any(r["phase"] == "decode" and r["output_tokens"] > 3 for r in mine)
         else:
