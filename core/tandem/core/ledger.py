@@ -247,6 +247,21 @@ class BlockLedger:
             self._free.append(self._evict())
         return count
 
+    def disown(self, blocks: Iterable[BlockId]) -> None:
+        """Let nobody find these blocks any more, held or only cached: what is in them may be wrong. Where another block
+        has the content that one of them should have, that one is found instead."""
+        blocks = list(blocks)
+        for block in blocks:
+            if block in self._twin_hash:
+                self._drop_twin(block)
+        for block in blocks:
+            if block not in self._hash_of:
+                continue
+            self._unname(block)
+            if block in self._cached:
+                del self._cached[block]
+                self._free.append(block)
+
     def counts(self) -> LedgerCounts:
         """Blocks by state; costs the same however many are held."""
         by_kind = self._kind_counts
@@ -308,16 +323,20 @@ class BlockLedger:
 
     def _evict(self) -> BlockId:
         block, _ = self._cached.popitem(last=False)
+        self._unname(block)
+        return block
+
+    def _unname(self, block: BlockId) -> None:
+        """Another one with its content takes over the name; if there is none, the name is gone."""
         block_hash = self._hash_of.pop(block)
         heir = next(iter(self._twins.get(block_hash, ())), None)
         if heir is not None:
             self._drop_twin(heir)
             self._hash_of[heir], self._block_of[block_hash] = block_hash, heir
-            return block
+            return
         del self._block_of[block_hash]
         if self._on_removed:
             self._on_removed(block_hash)
-        return block
 
     def _end_twin(self, block: BlockId) -> None:
         """Nobody holds it any more: this was a use of the block that is findable in its place."""

@@ -210,8 +210,12 @@ class BlockSpace:
         state.spare_blocks = 0
         state.is_forked = len(state.live) <= 1
 
-    def forget_cached(self) -> None:
-        """Evict all blocks that nobody holds, after a computation that may have left bad values."""
+    def disown(self, state: RequestState) -> None:
+        """After a computation of this request that may have left bad values: nobody finds its blocks any more, even
+        while a push still holds them, nor any block that nobody holds."""
+        for sequence in state.sequences:
+            for ledger, table in zip(self.ledgers, sequence.tables, strict=True):
+                ledger.disown(table)
         for ledger in self.ledgers:
             ledger.evict_cached()
 

@@ -285,9 +285,8 @@ class Engine:
                 continue
             if not all(result.is_valid for result in (*scored, *tokens)):
                 error = InternalError("the logits have no finite maximum", why="the computation went wrong")
+                self._space.disown(state)  # earlier blocks of this prompt may be bad too
                 self._fail([item], error, failed)
-                # Earlier blocks of this prompt may be bad too; nobody must find them.
-                self._space.forget_cached()
                 continue
             item.sequence.computed = item.end
             self._space.publish(state, item.sequence)

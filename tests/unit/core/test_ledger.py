@@ -151,6 +151,27 @@ def test_evict_cached_forgets_only_what_nobody_holds() -> None:
     assert book.hashes() == [block_hash(1)]
 
 
+def test_a_disowned_block_is_never_found_again() -> None:
+    """Its twin of another request is; one that is disowned with it is not, nor are they cached when they are let go."""
+    removed: list[BlockHash] = []
+    book = BlockLedger(GroupId(0), 5, on_removed=removed.append)
+    one, two = book.allocate(A, 2) or []
+    book.share(PUSH, [one, two])
+    (twin,) = book.allocate(B, 1) or []
+    for block, number in ((one, 1), (two, 2), (twin, 1)):
+        book.publish(block, block_hash(number))
+    book.disown([one, two])
+    assert (book.lookup(block_hash(1)), book.lookup(block_hash(2)), removed) == (twin, None, [block_hash(2)])
+    book.release(A)
+    book.release(PUSH)
+    assert (book.counts().cached, book.counts().free) == (0, 4)
+    book.release(B)
+    assert book.match([block_hash(1), block_hash(2)]) == [twin]
+    book.disown([twin])
+    assert (book.hashes(), book.counts().free, removed) == ([], 5, [block_hash(2), block_hash(1)])
+    book.check_integrity()
+
+
 def test_misuse_is_an_error() -> None:
     book = ledger()
     (block,) = book.allocate(A, 1) or []

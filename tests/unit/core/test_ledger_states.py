@@ -101,6 +101,14 @@ class LedgerMachine(RuleBasedStateMachine):
         lost = self._evict(gone)
         self.content = {h: b for h, b in self.content.items() if h not in lost}
 
+    @rule(holder=holders)
+    def disown(self, holder: Holder) -> None:
+        mine = set(self.held[holder])
+        self.ledger.disown(self.held[holder])
+        self.twins = {block: block_hash for block, block_hash in self.twins.items() if block not in mine}
+        lost = self._evict({h for h, b in self.content.items() if b in mine})
+        self.content = {h: b for h, b in self.content.items() if h not in lost}
+
     @rule(leaving=st.sets(holders))
     def would_be_freed(self, leaving: set[Holder]) -> None:
         staying = {block for holder, blocks in self.held.items() if holder not in leaving for block in blocks}

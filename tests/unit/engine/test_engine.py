@@ -354,6 +354,23 @@ def test_nan_logits_fail_one_request_and_forget_what_it_cached() -> None:
     bench.check_idle()
 
 
+def test_bad_blocks_are_not_found_while_a_push_holds_them_nor_afterwards() -> None:
+    bench = Bench(poison=31, chunk_tokens=4)
+    bench.add("bad", (*tokens(8, 2), 31), max_tokens=6)
+    bench.step()
+    bench.step()
+    (ledger,), push = bench.engine.ledgers, Holder(HoldKind.PUSHING, "bad")
+    ledger.share(push, bench.engine.block_table("bad", G0)[:2])
+    assert len(bench.engine.match_prefix(ROOT, tokens(8, 2), G0)) == 2
+    bench.run()
+    assert list(bench.failed) == ["bad"]
+    assert len(ledger.blocks_of(push)) == 2
+    assert bench.engine.match_prefix(ROOT, tokens(8, 2), G0) == []
+    ledger.release(push)
+    assert bench.engine.match_prefix(ROOT, tokens(8, 2), G0) == []
+    bench.check_idle()
+
+
 def test_an_exception_of_the_runner_fails_that_step_only() -> None:
     bench = Bench(broken=31)
     bench.add("bad", (*tokens(8, 2), 31), max_tokens=6)
