@@ -165,17 +165,18 @@ class SharedSpeculation(Speculation):
         while True:
             pubsub: Any = self._redis.pubsub()
             try:
-                await pubsub.subscribe(self._channel)
-                while True:
-                    message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=_LISTEN_S)
-                    if message is not None:
-                        self._hear(message["data"])
-                        await asyncio.sleep(0)
-                    backoff.reset()
+                try:
+                    await pubsub.subscribe(self._channel)
+                    while True:
+                        message = await pubsub.get_message(ignore_subscribe_messages=True, timeout=_LISTEN_S)
+                        if message is not None:
+                            self._hear(message["data"])
+                            await asyncio.sleep(0)
+                        backoff.reset()
+                finally:
+                    await pubsub.aclose()
             except OUTAGE:
                 await backoff.pause()
-            finally:
-                await pubsub.aclose()
 
     def _hear(self, message: bytes) -> None:
         try:

@@ -31,6 +31,10 @@ def _lane(admission: Admission, model: str, now_s: float) -> dict[str, Any]:
     queue, rate = admission.lanes[model]
     rows = list(queue)
     tenants = Counter(row.tenant for row in rows)
+    first_s: dict[str, float] = {}
+    for row in rows:
+        first_s[row.tenant] = min(row.arrived_s, first_s.get(row.tenant, math.inf))
+    longest = sorted(first_s, key=lambda tenant: (first_s[tenant], tenant))[:MAX_TENANTS]
 
     def wait_s(tenant: str) -> float | None:
         cost = queue.cost_before(tenant, math.inf) if rows else 0
@@ -39,11 +43,11 @@ def _lane(admission: Admission, model: str, now_s: float) -> dict[str, Any]:
     listed = [
         {
             "tenant": tenant,
-            "waiting": count,
-            "longest_s": round(max(now_s - row.arrived_s for row in rows if row.tenant == tenant), _DIGITS),
+            "waiting": tenants[tenant],
+            "longest_s": round(now_s - first_s[tenant], _DIGITS),
             "predicted_wait_s": wait_s(tenant),
         }
-        for tenant, count in tenants.items()
+        for tenant in longest
     ]
     return {
         "model": model,
@@ -52,7 +56,7 @@ def _lane(admission: Admission, model: str, now_s: float) -> dict[str, Any]:
         "tokens_per_s": round(rate.per_s, _DIGITS) if rate.per_s else None,
         "predicted_wait_s": wait_s(""),
         "classes": dict(sorted(Counter(row.slo for row in rows).items())),
-        "tenants": _longest(listed),
+        "tenants": listed,
     }
 
 
