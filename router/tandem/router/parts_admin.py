@@ -1,14 +1,14 @@
 """The admin port of a router of several processes: it asks their admin ports, and puts together what they say.
 
-Every process checks the admin key by itself. The routing policy and SLO classes are told to all of them; metrics,
-requests and status are added up; everything else any one of them can answer.
+Every process checks the admin key by itself. The routing policy and SLO classes are told to all of them, and again to
+one that starts later; metrics, requests and status are added up; everything else any one of them can answer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,16 +23,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tandem.core.errors import InvalidRequestError, TandemError, UnavailableError
+from tandem.core.errors import InvalidRequestError, StartupError, TandemError, UnavailableError
 from tandem.router.admission import view
 from tandem.router.http.errors import error_response
+from tandem.router.orders import POLICY_PATH, SLO_PATH, Orders
 
 ANSWER_S = 10.0
 _MAX_BODY_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 64 << 20
 _OF_WORKERS = "worker"
 """A metric with this label is what a worker reported: every process says the same of it."""
-_TO_ALL = ("/admin/v1/route/policy", "/admin/v1/slo")
+_TO_ALL = (POLICY_PATH, SLO_PATH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,16 @@ class Part:
     name: str
     admin: str
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request to a process; `target`: its path and query."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +69,70 @@ class _Answer:
         return Response(self.body, status_code=self.status, headers={"content-type": self.kind})
 
 
-def create_parts_admin(router: str, port: int, parts: Callable[[], Sequence[Part]]) -> Starlette:
-    """The application; `parts` are the processes that can be asked now."""
+def create_parts_admin(router: str, port: int, parts: Callable[[], Sequence[Part]], orders: Orders) -> Starlette:
+    """The application; `parts` are the processes that can be asked now, `orders` keeps what is told to all."""
 
     async def run(request: Request) -> Response:
         try:
-            return await _ask(request, router, port, list(parts()))
+            question = _Question(request.method, _target(request), _headers(request), await _body(request))
+            if request.method == "POST" and request.url.path in _TO_ALL:
+                return await _tell_all(question, request.url.path, parts, orders)
+            return await _ask(question, request.url.path, router, port, _some_of(parts()))
         except TandemError as error:
             return error_response(error)
 
     return Starlette(routes=[Route("/{path:path}", run, methods=["GET", "POST", "DELETE"])])
 
 
-async def _ask(request: Request, router: str, port: int, parts: Sequence[Part]) -> Response:
-    if not parts:
-        raise UnavailableError("no process of this router listens", todo="try again; look at its log if that goes on")
-    path, body = request.url.path, await _body(request)
-    is_for_all = path in _TO_ALL and request.method == "POST"
+async def replay(orders: Orders, part: Part, key: bytes) -> None:
+    """Tell a process that starts all that the others were told; StartupError if it does not take it. `key`: admin's."""
+    headers = {"authorization": f"Bearer {key.decode()}", "content-type": "application/json"}
+    for path, body in orders.every():
+        answer = await _fetch(part, _Question("POST", path, headers, body))
+        if not answer.is_good:
+            why = f"to {path} it answers {answer.status}"
+            raise StartupError(f"process {part.name} does not take what the other processes were told", why=why,
+                               todo="look at its log")  # fmt: skip
+
+
+async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence[Part]], orders: Orders) -> Response:
+    """Kept once any process accepts it: whoever does not answer now, or starts later, is to agree with that one."""
+    async with orders.lock:
+        every = _some_of(parts())
+        told = await asyncio.gather(*(_fetch(part, question) for part in every), return_exceptions=True)
+        if any(isinstance(one, _Answer) and one.is_good for one in told):
+            orders.keep(path, question.body)
+    answers: list[_Answer] = []
+    for one in told:
+        if isinstance(one, BaseException):
+            raise one
+        answers.append(one)
+    return next((answer for answer in answers if not answer.is_good), answers[0]).response()
+
+
+async def _ask(question: _Question, path: str, router: str, port: int, parts: Sequence[Part]) -> Response:
     together = {"/metrics": _metrics, "/admin/v1/requests": _requests, "/admin/v1/status": _status}.get(path)
-    asked = parts if is_for_all or together is not None else parts[:1]
-    answers = await asyncio.gather(*(_fetch(part, request, body) for part in asked))
+    asked = parts if together is not None else parts[:1]
+    answers = await asyncio.gather(*(_fetch(part, question) for part in asked))
     bad = next((answer for answer in answers if not answer.is_good), None)
     if bad is not None or together is None:
         return (bad or answers[0]).response()
     return Response(together(answers, router, port, asked), headers={"content-type": answers[0].kind})
+
+
+def _some_of(parts: Sequence[Part]) -> Sequence[Part]:
+    if not parts:
+        raise UnavailableError("no process of this router listens", todo="try again; look at its log if that goes on")
+    return parts
+
+
+def _target(request: Request) -> str:
+    return f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+
+
+def _headers(request: Request) -> dict[str, str]:
+    """Those that are passed on: what proves who asks, and what the body is."""
+    return {name: value for name in ("authorization", "content-type") if (value := request.headers.get(name))}
 
 
 async def _body(request: Request) -> bytes:
@@ -162,20 +213,17 @@ def added_up(texts: Sequence[str]) -> list[Metric]:
 # ---- asking -------------------------------------------------------------------------------------------------------
 
 
-async def _fetch(part: Part, request: Request, body: bytes) -> _Answer:
-    """Pass a request on, with what proves who asks."""
+async def _fetch(part: Part, question: _Question) -> _Answer:
+    """UnavailableError when there is no answer."""
     url = urlsplit(part.admin)
-    query = f"?{request.url.query}" if request.url.query else ""
-    head = [f"{request.method} {request.url.path}{query} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
-    for name in ("authorization", "content-type"):
-        if value := request.headers.get(name):
-            head.append(f"{name}: {value}")
-    head.append(f"Content-Length: {len(body)}")
+    head = [f"{question.method} {question.target} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
+    head += [f"{name}: {value}" for name, value in question.headers.items()]
+    head.append(f"Content-Length: {len(question.body)}")
     try:
         async with asyncio.timeout(ANSWER_S):
             reader, writer = await asyncio.open_connection(url.hostname, url.port)
             try:
-                writer.write("\r\n".join([*head, "\r\n"]).encode("latin-1") + body)
+                writer.write("\r\n".join([*head, "\r\n"]).encode("latin-1") + question.body)
                 return await _read(reader)
             finally:
                 writer.close()

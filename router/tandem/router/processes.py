@@ -18,9 +18,11 @@ from pathlib import Path
 
 from tandem.core import config_loader
 from tandem.core.config import RouterConfig
-from tandem.core.errors import ConfigError, StartupError
+from tandem.core.errors import ConfigError, StartupError, TandemError
 from tandem.core.logs import event
-from tandem.router.parts_admin import Part, create_parts_admin
+from tandem.router.admin import load_key
+from tandem.router.orders import Orders
+from tandem.router.parts_admin import Part, create_parts_admin, replay
 from tandem.router.ready import Ready, write_ready
 from tandem.router.servers import HttpServer, bind, port_after, port_of, reserve
 from tandem.router.stopping import AFTER_DRAIN_S, on_signal
@@ -57,7 +59,8 @@ async def run_processes(config: RouterConfig) -> int:
         listener = bind("127.0.0.1", port_after(wants.admin_port, grpc, grpc_wanted))
         stack.callback(listener.close)
         settings = dataclasses.replace(wants, port=http, grpc_port=grpc, admin_port=0)
-        every = [_Process(dataclasses.replace(config, settings=settings), number) for number in range(wants.processes)]
+        one, orders = dataclasses.replace(config, settings=settings), Orders()
+        every = [_Process(one, number, orders) for number in range(wants.processes)]
         stack.push_async_callback(_stop, every)
         stopping = asyncio.Event()
         on_signal(stopping.set)
@@ -66,15 +69,17 @@ async def run_processes(config: RouterConfig) -> int:
             await asyncio.gather(*(process.start() for process in every[1:]))
         except _RefusedError as error:
             return error.code
-        await _serve(config, every, listener, stopping)
+        await _serve(config, every, orders, listener, stopping)
     return 0
 
 
-async def _serve(config: RouterConfig, every: list[_Process], listener: socket.socket, stopping: asyncio.Event) -> None:
+async def _serve(
+    config: RouterConfig, every: list[_Process], orders: Orders, listener: socket.socket, stopping: asyncio.Event
+) -> None:
     def parts() -> list[Part]:
         return [process.part for process in every if process.part is not None]
 
-    admin = HttpServer(create_parts_admin(config.router_id, port_of(listener), parts), listener)
+    admin = HttpServer(create_parts_admin(config.router_id, port_of(listener), parts, orders), listener)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(admin.run()), *(group.create_task(process.keep()) for process in every)]
         async with asyncio.timeout(READY_S):
@@ -91,14 +96,16 @@ async def _serve(config: RouterConfig, every: list[_Process], listener: socket.s
 
 
 class _Process:
-    """One process: started, waited for, started again. `ready` is what it said once it listened."""
+    """One process: started, waited for, started again. `ready` is what it said once it listened; from then
+    on it is told orders with the others, and `orders` holds those that came before."""
 
-    def __init__(self, config: RouterConfig, number: int) -> None:
+    def __init__(self, config: RouterConfig, number: int, orders: Orders) -> None:
         folder, name = Path(config.ready_file).parent, f"{config.router_id}-{number}"
         self._ready_file, self._config_file = folder / f".{name}.ready.json", folder / f".{name}.json"
         self._config = dataclasses.replace(
             config, router_id=name, ready_file=str(self._ready_file), parent_pid=os.getpid()
         )
+        self._orders = orders
         self._child: asyncio.subprocess.Process | None = None
         self.name = name
         self.ready: Ready | None = None
@@ -127,7 +134,22 @@ class _Process:
             ) from None
         finally:
             ended.cancel()
-        self.ready = config_loader.load(self._ready_file, Ready)
+        await self._join(config_loader.load(self._ready_file, Ready))
+
+    async def _join(self, ready: Ready) -> None:
+        """Catch up with the orders, then be asked with the others. StartupError, and the process is ended, if not."""
+        async with self._orders.lock:
+            try:
+                part = Part(self.name, ready.admin, ready.pid)
+                await replay(self._orders, part, load_key(Path(self._config.admin_key_file)))
+            except TandemError as error:
+                assert self._child is not None
+                if self._child.returncode is None:
+                    self._child.kill()
+                raise StartupError(
+                    f"process {self.name} of the router cannot join the others", why=str(error)
+                ) from error
+            self.ready = ready
 
     async def keep(self) -> None:
         """Start it again whenever it ends, until cancelled."""

@@ -177,6 +177,16 @@ async def _one_dies(admin: Admin, url: str, victim: int, other: int) -> None:
     answers = [await complete(url) for _ in range(8)]
     assert {answer.status_code for answer in answers} == {200}, "new connections reach those that live"
     await until(is_back)
+    await _who_came_back_knows_it(admin, url)
+
+
+async def _who_came_back_knows_it(admin: Admin, url: str) -> None:
+    """What all were told before it started. It is the first one, which the parent asks what any of them can answer."""
+    classes = (await admin.http.get("/admin/v1/slo")).json()["classes"]
+    assert {"slo": "added", "ttft_s": 60.0, "itl_s": 0.0} in classes
+    assert (await admin.http.get("/admin/v1/route/policy")).json()["policy"] == "round_robin"
+    answers = [await complete(url, headers={"X-SLO-Class": "added"}) for _ in range(16)]
+    assert {answer.status_code for answer in answers} == {200}, "whichever process it is"
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from tandem.router.orders import POLICY_PATH, SLO_PATH, Orders
 from tandem.router.parts_admin import added_up
 
 
@@ -26,3 +27,12 @@ def test_samples_are_added_but_for_what_workers_reported() -> None:
     assert values["steps_total", "d0"] == 70, "both heard it from the worker"
     assert families["wait_seconds"].type == "histogram"
     assert families["requests"].documentation == "Requests."
+
+
+def test_the_last_order_for_each_thing_is_kept() -> None:
+    orders = Orders()
+    first, other, last = b'{"slo":"a","ttft_s":1}', b'{"slo":"b"}', b'{"slo":"a","ttft_s":2}'
+    for path, body in ((SLO_PATH, first), (POLICY_PATH, b'{"policy":"random"}'), (SLO_PATH, other), (SLO_PATH, last),
+                       (POLICY_PATH, b'{"policy":"cost"}')):  # fmt: skip
+        orders.keep(path, body)
+    assert sorted(orders.every()) == [(POLICY_PATH, b'{"policy":"cost"}'), (SLO_PATH, last), (SLO_PATH, other)]
