@@ -244,9 +244,10 @@ class Router:
                 task.cancel()  # first of all: another router goes on with them at once
             http.end_connections()
             await self._grpc.end_health()
-            busy = (lambda: http.busy, lambda: self._grpc.busy)
+            busy = (lambda: http.busy - parting.refusing, lambda: self._grpc.busy)
             await Drain(self.dispatcher, self.admission, busy, self._clock).run(self.config.settings.drain_s)
             await http.hear_the_last()
+            parting.hear_no_more()
             for server in (http, admin):
                 server.stop()
             await self._grpc.stop(grace_s=0.5)

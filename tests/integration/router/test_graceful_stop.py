@@ -269,6 +269,44 @@ def test_who_sends_much_while_it_stops_reads_why_it_is_refused(
     asyncio.run(run())
 
 
+def test_a_stop_does_not_wait_for_uploads_that_are_refused(
+    config: RouterConfig, redis_url: str, tmp_path: Path
+) -> None:
+    """One is begun after the other, and none ends."""
+
+    async def run() -> None:
+        async with served(config, redis_url, tmp_path, drain_s=600) as on, asyncio.TaskGroup() as group:
+            address = on.url.removeprefix("http://").rsplit(":", 1)
+            async with on.send() as answer:
+                await on.stop()
+                reader, writer = await begin_upload(address)
+                others = group.create_task(begin_uploads(address))
+                on.script.step_s = 0.0
+                assert (await events(answer))[-1] == "[DONE]"
+            assert (await asyncio.wait_for(reader.read(), PATIENCE_S)).startswith(b"HTTP/1.1 503 ")
+            assert await on.exit_code() == 0
+            others.cancel()
+            writer.close()
+
+    asyncio.run(run())
+
+
+async def begin_upload(address: list[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"POST /v1/files HTTP/1.1\r\nhost: tandem\r\ncontent-length: 1000\r\n\r\n.")
+    return reader, writer
+
+
+async def begin_uploads(address: list[str]) -> None:
+    """One a second until the port is closed."""
+    async with contextlib.AsyncExitStack() as stack:
+        with contextlib.suppress(OSError):
+            while True:
+                _, writer = await begin_upload(address)
+                stack.callback(writer.close)
+                await asyncio.sleep(1.0)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(
