@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -23,7 +23,7 @@ from tandem.core.clock import Clock
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.prefixindex.connection import OUTAGE, Backoff
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.speculation import Speculation
+from tandem.prefixindex.speculation import MAX_BLOCKS, PENDING_S, Speculation
 
 _log = logging.getLogger(__name__)
 
@@ -63,17 +63,21 @@ class News:
 
 
 class SharedSpeculation(Speculation):
-    """A `Speculation` that also knows what other routers of the cluster sent, while `run` runs; bounded as one.
+    """A `Speculation` that also knows what other routers of the cluster sent, while `run` runs; bounded as one:
+    what it heard goes first. The end of what it told is told, also of what it has no room for itself any more.
 
     `router` is this router's incarnation: what it said itself comes back to it, and is left out. `told` and `heard`
     count prompts that were sent.
     """
 
-    def __init__(self, redis: Redis, keys: Keys, clock: Clock, router: Incarnation) -> None:
-        super().__init__(clock)
+    def __init__(
+        self, redis: Redis, keys: Keys, clock: Clock, router: Incarnation, *, max_blocks: int = MAX_BLOCKS
+    ) -> None:
+        super().__init__(clock, max_blocks=max_blocks)
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._channel, self._router, self._clock = keys.sent_channel, router, clock
         self._untold: deque[News] = deque(maxlen=MAX_UNTOLD)
+        self._open: OrderedDict[tuple[str, WorkerId], float] = OrderedDict()  # told, not over; until when it matters
         self._is_urgent = asyncio.Event()
         self._is_alone = True
         self._probed_s = float("-inf")
@@ -89,6 +93,7 @@ class SharedSpeculation(Speculation):
         super().expect(request, worker, incarnation, hashes)
         if hashes and not self._may_be_silent():
             self._note(News(Kind.SENT, request, worker, incarnation, hashes[:MAX_TOLD_BLOCKS]))
+            self._remember((request, worker))
             self.told += 1
             self._is_urgent.set()
 
@@ -112,19 +117,26 @@ class SharedSpeculation(Speculation):
         if router == self._router:
             return
         for news in every:
-            request = f"{router}/{news.request}"
+            key = (f"{router}/{news.request}", news.worker)
             if news.kind is Kind.SENT:
                 self.heard += 1
-                super().expect(request, news.worker, news.incarnation, news.hashes)
+                self._expect(self._heard, key, news.incarnation, news.hashes)
             elif news.kind is Kind.SETTLED:
-                super().settle(request, news.worker)
+                self._settle(self._heard, key)
             else:
-                super().withdraw(request, news.worker)
+                self._withdraw(self._heard, key)
 
     def _over(self, kind: Kind, request: str, worker: WorkerId, was_pending: bool) -> bool:
-        if was_pending and not self._is_alone:
+        if self._open.pop((request, worker), None) is not None:
             self._note(News(kind, request, worker))
         return was_pending
+
+    def _remember(self, key: tuple[str, WorkerId]) -> None:
+        now_s = self._clock.now_s()
+        self._open[key] = now_s + PENDING_S
+        self._open.move_to_end(key)
+        while len(self._open) > MAX_BLOCKS or next(iter(self._open.values())) <= now_s:
+            self._open.popitem(last=False)
 
     def _note(self, news: News) -> None:
         if max(len(news.request.encode()), len(news.worker.encode())) <= _MAX_ID_BYTES:
@@ -151,6 +163,8 @@ class SharedSpeculation(Speculation):
                 await backoff.pause()
             else:
                 backoff.reset()
+                for news in batch if self._is_alone else ():
+                    self._open.pop((news.request, news.worker), None)  # nobody has heard it
 
     async def _wait_for_news(self) -> None:
         try:

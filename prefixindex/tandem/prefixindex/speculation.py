@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tandem.core.blockhash import BlockHash
@@ -40,8 +40,17 @@ class _Expected:
     ends_s: float
 
 
+@dataclass(slots=True, eq=False)
+class _Prompts:
+    """Those of one origin, oldest first."""
+
+    pending: OrderedDict[_Key, _Expected] = field(default_factory=OrderedDict)
+    settled: OrderedDict[_Key, _Expected] = field(default_factory=OrderedDict)
+
+
 class Speculation:
     """Bounded by `max_blocks` (those of requests that share a prefix count each time); past it the oldest go first.
+    What was only heard of (`_heard`) goes before anything of one's own (`_own`), and never instead of it.
 
     Of one worker in one incarnation, every block is there with all blocks before it, because whole prompts come and go.
     """
@@ -56,8 +65,7 @@ class Speculation:
     ) -> None:
         self._clock, self._max_blocks = clock, max_blocks
         self._pending_s, self._settled_s = pending_s, settled_s
-        self._pending: OrderedDict[_Key, _Expected] = OrderedDict()
-        self._settled: OrderedDict[_Key, _Expected] = OrderedDict()
+        self._own, self._heard = _Prompts(), _Prompts()
         self._counts: dict[Holder, Counter[BlockHash]] = {}
         self._blocks = 0
 
@@ -69,32 +77,15 @@ class Speculation:
     def expect(self, request: str, worker: WorkerId, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> None:
         """`worker` was sent a prompt with these blocks, from the first one on. Replaces what it was sent before for
         this request. O(blocks)."""
-        self._expire()
-        self._forget((request, worker))
-        hashes = hashes[: self._max_blocks]
-        if not hashes:
-            return
-        while self._blocks + len(hashes) > self._max_blocks:
-            self._drop((self._settled or self._pending).popitem(last=False)[1])
-        holder = (worker, incarnation)
-        self._pending[request, worker] = _Expected(holder, hashes, self._clock.now_s() + self._pending_s)
-        self._counts.setdefault(holder, Counter()).update(hashes)
-        self._blocks += len(hashes)
+        self._expect(self._own, (request, worker), incarnation, hashes)
 
     def settle(self, request: str, worker: WorkerId) -> bool:
         """`worker` has computed the prompt: its own events are on their way. False if that was not waited for."""
-        one = self._pending.pop((request, worker), None)
-        if one is not None:
-            ends_s = self._clock.now_s() + self._settled_s
-            self._settled[request, worker] = _Expected(one.holder, one.hashes, ends_s)
-        return one is not None
+        return self._settle(self._own, (request, worker))
 
     def withdraw(self, request: str, worker: WorkerId) -> bool:
         """`worker` will not compute the prompt. False, and nothing is done, if it has, or was never sent it."""
-        one = self._pending.pop((request, worker), None)
-        if one is not None:
-            self._drop(one)
-        return one is not None
+        return self._withdraw(self._own, (request, worker))
 
     def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[Holder, int]:
         """How many leading blocks of `hashes` each worker is expected to hold; those with none are left out.
@@ -110,23 +101,63 @@ class Speculation:
     def check_integrity(self) -> None:
         """Raise AssertionError when the counts are not those of the requests; slow, for tests."""
         counts: dict[Holder, Counter[BlockHash]] = {}
-        assert not self._pending.keys() & self._settled.keys(), "a request is pending and settled"
-        for one in (*self._pending.values(), *self._settled.values()):
-            counts.setdefault(one.holder, Counter()).update(one.hashes)
+        for prompts in (self._own, self._heard):
+            assert not prompts.pending.keys() & prompts.settled.keys(), "a request is pending and settled"
+            for one in (*prompts.pending.values(), *prompts.settled.values()):
+                counts.setdefault(one.holder, Counter()).update(one.hashes)
         assert counts == self._counts, "counted blocks are not those of the requests"
         assert self._blocks == sum(map(Counter.total, counts.values())) <= self._max_blocks, "the total is wrong"
 
+    def _expect(self, prompts: _Prompts, key: _Key, incarnation: Incarnation, hashes: Sequence[BlockHash]) -> None:
+        self._expire()
+        self._forget(prompts, key)
+        hashes = hashes[: self._max_blocks]
+        while hashes and self._blocks + len(hashes) > self._max_blocks:
+            if self._drop_oldest(self._heard):
+                continue
+            if prompts is self._heard:
+                hashes = hashes[: self._max_blocks - self._blocks]
+            else:
+                self._drop_oldest(self._own)
+        if not hashes:
+            return
+        holder = (key[1], incarnation)
+        prompts.pending[key] = _Expected(holder, hashes, self._clock.now_s() + self._pending_s)
+        self._counts.setdefault(holder, Counter()).update(hashes)
+        self._blocks += len(hashes)
+
+    def _settle(self, prompts: _Prompts, key: _Key) -> bool:
+        one = prompts.pending.pop(key, None)
+        if one is not None:
+            prompts.settled[key] = _Expected(one.holder, one.hashes, self._clock.now_s() + self._settled_s)
+        return one is not None
+
+    def _withdraw(self, prompts: _Prompts, key: _Key) -> bool:
+        one = prompts.pending.pop(key, None)
+        if one is not None:
+            self._drop(one)
+        return one is not None
+
     def _expire(self) -> None:
         now_s = self._clock.now_s()
-        for queue in (self._pending, self._settled):
-            while queue and next(iter(queue.values())).ends_s <= now_s:
-                self._drop(queue.popitem(last=False)[1])
+        for prompts in (self._own, self._heard):
+            for queue in (prompts.pending, prompts.settled):
+                while queue and next(iter(queue.values())).ends_s <= now_s:
+                    self._drop(queue.popitem(last=False)[1])
 
-    def _forget(self, key: _Key) -> None:
-        for queue in (self._pending, self._settled):
+    def _forget(self, prompts: _Prompts, key: _Key) -> None:
+        for queue in (prompts.pending, prompts.settled):
             one = queue.pop(key, None)
             if one is not None:
                 self._drop(one)
+
+    def _drop_oldest(self, prompts: _Prompts) -> bool:
+        """Of those that were computed, if there are any. False if there is no prompt."""
+        queue = prompts.settled or prompts.pending
+        if queue:
+            self._drop(queue.popitem(last=False)[1])
+            return True
+        return False
 
     def _drop(self, one: _Expected) -> None:
         counts = self._counts[one.holder]

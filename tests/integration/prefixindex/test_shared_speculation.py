@@ -52,6 +52,33 @@ def test_two_routers_know_what_either_sent(server: PrivateRedis, client: Any, un
     asyncio.run(scenario())
 
 
+def test_the_end_is_told_of_what_there_is_no_room_for_any_more(
+    server: PrivateRedis, client: Any, until: Any, running: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            clock = ManualClock()
+            one = SharedSpeculation(redis, KEYS, clock, Incarnation(1), max_blocks=4)
+            two = SharedSpeculation(redis, KEYS, ManualClock(), Incarnation(2))
+            full, other = [block(n) for n in range(10, 14)], WorkerId("w2")
+            async with running(one.run(), two.run()):
+                await until(lambda: _subscribers(redis, 2))
+
+                def is_heard() -> bool:
+                    if not two.blocks:
+                        probe(one, clock, "probe")
+                    return two.blocks > 0 and not one.is_alone
+
+                await until(is_heard)
+                one.expect("r", other, INCARNATION, HASHES)
+                await until(lambda: two.lookup(HASHES).get((other, INCARNATION)) == 3)
+                one.expect("full", W, INCARNATION, full)
+                assert not one.withdraw("r", other), "it was pushed out"
+                await until(lambda: (other, INCARNATION) not in two.lookup(HASHES))
+
+    asyncio.run(scenario())
+
+
 def test_whoever_is_alone_says_little(server: PrivateRedis, client: Any, until: Any, running: Any) -> None:
     async def scenario() -> None:
         async with client(server.url) as redis, client(server.url) as other:

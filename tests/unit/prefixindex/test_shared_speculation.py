@@ -14,8 +14,9 @@ from tandem.core.clock import ManualClock
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.sharedspeculation import Kind, News, SharedSpeculation, pack, unpack
+from tandem.prefixindex.speculation import MAX_BLOCKS, Speculation
 
-OTHER, W = Incarnation(7), WorkerId("w1")
+OTHER, W, V = Incarnation(7), WorkerId("w1"), WorkerId("w2")
 HASHES = [BlockHash(hashlib.sha256(b"%d" % n).digest()[:16]) for n in range(4)]
 SENT = News(Kind.SENT, "r1", W, Incarnation(5), HASHES)
 
@@ -26,9 +27,9 @@ every_news = st.lists(
 )
 
 
-def speculation() -> SharedSpeculation:
+def speculation(max_blocks: int = MAX_BLOCKS, clock: ManualClock | None = None) -> SharedSpeculation:
     redis: Any = None  # nothing is sent here
-    return SharedSpeculation(redis, Keys("test"), ManualClock(), Incarnation(3))
+    return SharedSpeculation(redis, Keys("test"), clock or ManualClock(), Incarnation(3), max_blocks=max_blocks)
 
 
 @given(incarnations, every_news)
@@ -76,3 +77,43 @@ def test_its_own_words_are_no_news() -> None:
     one = speculation()
     one.hear(pack(Incarnation(3), [SENT]))
     assert one.lookup(HASHES) == {}
+
+
+def test_what_is_heard_goes_before_what_was_sent_here() -> None:
+    one = speculation(max_blocks=6)
+    one.expect("r1", W, Incarnation(5), HASHES)
+    one.hear(pack(OTHER, [News(Kind.SENT, "r1", V, Incarnation(5), HASHES)]))
+    assert one.lookup(HASHES) == {(W, 5): 4, (V, 5): 2}, "as far as there is room"
+    one.expect("r2", W, Incarnation(5), HASHES[:1])
+    assert one.lookup(HASHES) == {(W, 5): 4}
+    one.expect("r3", W, Incarnation(5), HASHES[:1])
+    one.hear(pack(OTHER, [News(Kind.SENT, "r2", V, Incarnation(5), HASHES)]))
+    assert one.lookup(HASHES) == {(W, 5): 4}, "there is no room"
+    one.check_integrity()
+
+
+steps = st.tuples(
+    st.sampled_from([*Kind, None]), st.booleans(), st.sampled_from(["a", "b", "c"]), st.integers(1, len(HASHES))
+)
+
+
+@given(st.lists(steps, max_size=40))
+def test_what_was_sent_here_is_expected_as_if_nothing_was_heard(every: list[Any]) -> None:
+    clock = ManualClock()
+    shared, alone = speculation(max_blocks=9, clock=clock), Speculation(clock, max_blocks=9)
+    for kind, is_heard, request, blocks in every:
+        if kind is None:
+            clock.advance(0.4)
+        elif is_heard:
+            shared.hear(pack(OTHER, [News(kind, request, V, Incarnation(5), HASHES[:blocks])]))
+        else:
+            assert _did(shared, kind, request, blocks) == _did(alone, kind, request, blocks)
+        assert shared.lookup(HASHES).get((W, Incarnation(5))) == alone.lookup(HASHES).get((W, Incarnation(5)))
+        shared.check_integrity()
+
+
+def _did(speculation: Speculation, kind: Kind, request: str, blocks: int) -> bool:
+    if kind is Kind.SENT:
+        speculation.expect(request, W, Incarnation(5), HASHES[:blocks])
+        return True
+    return speculation.settle(request, W) if kind is Kind.SETTLED else speculation.withdraw(request, W)
