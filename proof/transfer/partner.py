@@ -109,14 +109,18 @@ class Partner:
             if message is END:
                 self.lost_s = self.lost_s or time.monotonic()
                 return
-            if message.HasField("load"):
-                self.load = message.load
-            elif message.HasField("audit"):
-                answer = self._audits.pop(message.audit.id, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(message.audit)
-            elif not message.HasField("pong") and not message.HasField("hello"):
-                self._on_message(self, message)
+            for one in message.batch.messages if message.HasField("batch") else (message,):
+                self._hear(one)
+
+    def _hear(self, message: w.WorkerMessage) -> None:
+        if message.HasField("load"):
+            self.load = message.load
+        elif message.HasField("audit"):
+            answer = self._audits.pop(message.audit.id, None)
+            if answer is not None and not answer.done():
+                answer.set_result(message.audit)
+        elif not message.HasField("pong") and not message.HasField("hello"):
+            self._on_message(self, message)
 
     async def _ping(self) -> None:
         sequence = 0

@@ -33,8 +33,12 @@ def serve(cluster: Cluster, requests: int = 6) -> None:
 
 def test_the_matrix_and_the_links_of_a_cluster() -> None:
     with running("--prefill", "2", *FLAGS) as cluster:
-        serve(cluster)
-        wait_for(lambda: len(net(cluster)["links"]) == 2, 30, "both links are reported")
+
+        def is_measured() -> bool:
+            serve(cluster)
+            return [link["bytes_per_s"] > 0 for link in net(cluster)["links"]] == [True, True]
+
+        wait_for(is_measured, 60, "both links are reported with what they carried")
         wait_for(lambda: len(net(cluster)["measured"]) == 3, 30, "the measurements came through Redis")
         found = net(cluster)
         assert {worker["role"] for worker in found["workers"]} == {"prefill", "decode"}

@@ -78,10 +78,11 @@ class RunningWorker:
             if message is END:
                 await self.messages.put(w.WorkerMessage())
                 return
-            if message.HasField("load"):
-                self.load = message.load
-            elif not message.HasField("pong") and not message.HasField("phase"):
-                await self.messages.put(message)
+            for one in message.batch.messages if message.HasField("batch") else (message,):
+                if one.HasField("load"):
+                    self.load = one.load
+                elif not one.HasField("pong") and not one.HasField("phase"):
+                    await self.messages.put(one)
 
     async def _ping(self) -> None:
         sequence = 0
