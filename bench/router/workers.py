@@ -38,6 +38,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 from tandem.workerhost.out_queue import OutQueue
 from tandem.workerhost.server import joined
+from tandem.workerhost.wire import each
 
 LOAD_S = 0.1
 PREFILL_S = 0.005
@@ -269,7 +270,7 @@ class _Servicer(w_grpc.WorkerServicer):
 
     async def _read(self, worker: Worker, requests: Any) -> None:
         async for message in requests:
-            for one in message.batch.messages if message.HasField("batch") else (message,):
+            for one in each(message):
                 self._take(worker, one)
 
     @staticmethod

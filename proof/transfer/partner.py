@@ -13,6 +13,7 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.router.wire import each
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tests.e2e.cluster import is_alive
@@ -109,7 +110,7 @@ class Partner:
             if message is END:
                 self.lost_s = self.lost_s or time.monotonic()
                 return
-            for one in message.batch.messages if message.HasField("batch") else (message,):
+            for one in each(message):
                 self._hear(one)
 
     def _hear(self, message: w.WorkerMessage) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
 from tandem.core.apikeys import Scope
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import ConfigError
@@ -23,7 +23,6 @@ _FILE_WIDTH = 200
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LIFETIME = re.compile(r"([0-9]{1,9})([smhd])")
 
-AsJson = Annotated[bool, typer.Option("--json", help="Everything, as JSON.")]
 
 app = typer.Typer(help="Keys of the API.", no_args_is_help=True, rich_markup_mode=None)
 

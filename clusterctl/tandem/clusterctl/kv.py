@@ -18,7 +18,7 @@ from rich.console import Console
 from tandem.clusterctl import audit_view
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.audit import Findings, find_unexplained
-from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import TandemError
 
@@ -43,7 +43,7 @@ def audit(
     state_dir: StateDirFlag = "",
     endpoint: Endpoint = "",
     admin_key_file: KeyFile = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    as_json: AsJson = False,
     repair: Annotated[
         bool, typer.Option(help="Release what nothing explains, where it is provably fenced; says what was released.")
     ] = False,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from tandem.clusterctl import net_view
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
 from tandem.core.config import DEFAULT_CLUSTER
 
 _FILE_WIDTH = 200
@@ -22,7 +20,7 @@ def net(
     state_dir: StateDirFlag = "",
     endpoint: Endpoint = "",
     admin_key_file: KeyFile = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show how fast KV travels: a matrix of hosts and transports as measured, and the links in use."""
     with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tandem.clusterctl import route_view
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import ConfigError
 
@@ -52,7 +52,7 @@ def explain(
     state_dir: StateDirFlag = "",
     endpoint: Endpoint = "",
     admin_key_file: KeyFile = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show where a prompt would go now, with the cost of every choice that was weighed. Nothing is sent."""
     body: dict[str, Any] = {"prompt": _prompt(prompt, tokens, file), "max_tokens": max_tokens}

@@ -8,10 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
 from tandem.core.config import DEFAULT_CLUSTER
-
-AsJson = Annotated[bool, typer.Option("--json", help="Everything, as JSON.")]
 
 app = typer.Typer(help="What requests are promised.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -37,18 +35,20 @@ def list_classes(
 @app.command("set")
 def set_class(
     wanted: Annotated[str, typer.Argument(metavar="CLASS", help="Its name; one that is not there is added.")],
-    ttft: Annotated[float, typer.Option(help="Seconds to the first token; 0 = not promised.")] = 0.0,
-    itl: Annotated[float, typer.Option(help="Seconds between two tokens; 0 = not promised.")] = 0.0,
+    ttft: Annotated[float | None, typer.Option(help="Seconds to the first token; 0 = not promised.")] = None,
+    itl: Annotated[float | None, typer.Option(help="Seconds between two tokens; 0 = not promised.")] = None,
     name: Name = DEFAULT_CLUSTER,
     state_dir: StateDirFlag = "",
     endpoint: Endpoint = "",
     admin_key_file: KeyFile = "",
     as_json: AsJson = False,
 ) -> None:
-    """Change what a class promises while requests run. After a restart the configured classes are back."""
-    body = {"slo": wanted, "ttft_s": ttft, "itl_s": itl}
+    """Change what a class promises while requests run; what is not given stays. After a restart the configured classes
+    are back."""
+    given = {key: seconds for key, seconds in (("ttft_s", ttft), ("itl_s", itl)) if seconds is not None}
     with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
-        _show(admin.set_slo(body), as_json=as_json)
+        known = next((row for row in admin.slo()["classes"] if row["slo"] == wanted), {"slo": wanted})
+        _show(admin.set_slo({**known, **given}), as_json=as_json)
 
 
 def _show(found: dict[str, Any], *, as_json: bool) -> None:

@@ -188,11 +188,8 @@ class WorkerLink:
                 raise _BrokenError("the worker ended the stream")
             self._heard_s = self._clock.now_s()
             self._listener.on_beat(self)
-            self._hear_all(message)
-
-    def _hear_all(self, message: w.WorkerMessage) -> None:
-        for one in message.batch.messages if message.HasField("batch") else (message,):
-            self._hear(one)
+            for one in wire.each(message):
+                self._hear(one)
 
     def _hear(self, message: w.WorkerMessage) -> None:
         listener, kind = self._listener, message.WhichOneof("kind")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tandem.core.errors import ConfigError
@@ -193,6 +193,11 @@ def submit(order: LegOrder) -> w.RouterMessage:
     for facts, tokens in order.sources:
         message.sources.append(w.PrefixSource(worker=_ref(facts), tokens=tokens))
     return w.RouterMessage(submit=message)
+
+
+def each(message: w.WorkerMessage) -> Iterable[w.WorkerMessage]:
+    """What a worker said at once, in order."""
+    return message.batch.messages if message.HasField("batch") else (message,)
 
 
 def next_of(unsent: deque[w.RouterMessage]) -> w.RouterMessage:

@@ -24,6 +24,7 @@ from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
+from tandem.workerhost.wire import each
 
 EOS = 1
 Answerer = Callable[[w.Submit, int], list[int]]
@@ -211,7 +212,7 @@ class _Servicer(w_grpc.WorkerServicer):
 
 async def _each(requests: Any) -> AsyncIterator[w.RouterMessage]:
     async for message in requests:
-        for one in message.batch.messages if message.HasField("batch") else (message,):
+        for one in each(message):
             yield one
 
 

@@ -19,6 +19,7 @@ from tandem.core.config_loader import dump
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.router.wire import each
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
@@ -78,7 +79,7 @@ class RunningWorker:
             if message is END:
                 await self.messages.put(w.WorkerMessage())
                 return
-            for one in message.batch.messages if message.HasField("batch") else (message,):
+            for one in each(message):
                 if one.HasField("load"):
                     self.load = one.load
                 elif not one.HasField("pong") and not one.HasField("phase"):

@@ -8,6 +8,7 @@ from collections import deque
 
 import pytest
 
+from tandem.core.ids import RequestId
 from tandem.core.lifecycle import Phase
 from tandem.core.sampling import SamplingParams
 from tandem.router import wire
@@ -52,7 +53,7 @@ def test_legs_carry_the_prompt_packed_and_batches_are_heard_in_order() -> None:
     async def run() -> None:
         stage, inbox = Stage("p", "d"), Inbox(1 << 20)
         work = Work(prompt=[3, 1, 4, 1, 5], sampling=SamplingParams(max_tokens=4), timeout_s=60.0)
-        with stage.dispatcher.fly("r", 0, work, inbox) as flight:  # type: ignore[arg-type]
+        with stage.dispatcher.fly(RequestId("r"), 0, work, inbox) as flight:
             for worker, leg in (("p", w.LEG_PREFILL), ("d", w.LEG_DECODE)):
                 (submit,) = stage.submitted(worker)
                 assert submit.leg == leg
@@ -60,17 +61,13 @@ def test_legs_carry_the_prompt_packed_and_batches_are_heard_in_order() -> None:
                 assert not submit.prompt
             link = stage.link("p")
             chunk = w.TokenChunk(request="r", attempt=1, tokens=[7])
-            link._hear_all(
-                w.WorkerMessage(
-                    batch=w.WorkerBatch(
-                        messages=[
-                            w.WorkerMessage(phase=w.RequestPhase(request="r", attempt=1, phase="queued")),
-                            w.WorkerMessage(phase=w.RequestPhase(request="r", attempt=1, phase="transfer")),
-                            w.WorkerMessage(tokens=w.StepTokens(chunks=[chunk])),
-                        ]
-                    )
-                )
-            )
+            said = [
+                w.WorkerMessage(phase=w.RequestPhase(request="r", attempt=1, phase="queued")),
+                w.WorkerMessage(phase=w.RequestPhase(request="r", attempt=1, phase="transfer")),
+                w.WorkerMessage(tokens=w.StepTokens(chunks=[chunk])),
+            ]
+            for one in wire.each(w.WorkerMessage(batch=w.WorkerBatch(messages=said))):
+                link._hear(one)
             assert flight.phase is Phase.TRANSFER
             assert [list(arrival.tokens) for arrival in await inbox.take()] == [[7]]
 

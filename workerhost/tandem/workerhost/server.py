@@ -18,6 +18,7 @@ from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.wire import each
 
 _log = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
@@ -100,7 +101,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 queue.put(w.WorkerMessage(failed=_refused(message.submit, error)))
 
         def handle_all(message: w.RouterMessage) -> None:
-            for one in message.batch.messages if message.HasField("batch") else (message,):
+            for one in each(message):
                 handle(one)
 
         event(_log, "router connected", router=router)

@@ -60,6 +60,11 @@ def sampling_from_wire(m: g.SamplingParams) -> SamplingParams:
     )
 
 
+def each(message: w.RouterMessage) -> Iterable[w.RouterMessage]:
+    """What a router said at once, in order."""
+    return message.batch.messages if message.HasField("batch") else (message,)
+
+
 def prompt_from_wire(m: w.Submit) -> tuple[int, ...]:
     """Raises InvalidRequestError for bytes that are no whole ids."""
     if not m.prompt_ids:
