@@ -6,9 +6,10 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,17 +39,46 @@ def machine() -> str:
     return f"{model}, {os.cpu_count()} cores, Python {platform.python_version()}"
 
 
+def commit() -> str:
+    """The commit that is checked out, short; "" outside a git repository."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    return found.stdout.strip()
+
+
 def publish(name: str, rows: Sequence[Row], out: Path | None) -> None:
     """Print the table and write the JSON, if a place for it was given."""
+    show(rows)
+    if out is not None:
+        write(name, rows, out)
+
+
+def show(rows: Sequence[Row]) -> None:
+    """Print the table."""
     width, names = max(len(row.case) for row in rows), max(len(row.metric) for row in rows)
     for row in rows:
         limit = "" if row.limit is None else f"   limit {row.limit:10.3f}   ratio {row.ratio or 0:.2f}"
         print(f"{row.case:{width}}  {row.metric:{names}} {row.value:10.3f} {row.unit:8}{limit}")
-    if out is not None:
-        commit = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
-        )
-        values = [{**asdict(row), "ratio": row.ratio} for row in rows]
-        record = {"name": name, "commit": commit.stdout.strip(), "machine": machine(), "rows": values}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def write(name: str, rows: Sequence[Row], out: Path, load: Mapping[str, Any] | None = None) -> None:
+    """Write the JSON, at once or not at all. `load`: what was measured under, for `kept`."""
+    values = [{**asdict(row), "ratio": row.ratio} for row in rows]
+    record = {"name": name, "commit": commit(), "machine": machine(), "rows": values}
+    if load is not None:
+        record["load"] = dict(load)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    draft.write_text(json.dumps(record, indent=1) + "\n")
+    draft.replace(out)
+
+
+def kept(out: Path | None, load: Mapping[str, Any]) -> list[Row]:
+    """The rows in `out` of a run that was stopped, if this commit measured them under the same load; else none."""
+    if out is None or not out.exists():
+        return []
+    record = json.loads(out.read_text())
+    if record.get("load") != load or record.get("commit") != commit():
+        return []
+    return [Row(**{field.name: row[field.name] for field in fields(Row)}) for row in record["rows"]]

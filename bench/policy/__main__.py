@@ -2,7 +2,7 @@
 
 Everything that decides is the product's own code; computing and wires are arithmetic (docs/simulator.md). `--scale`
 makes the trace arrive so many times as fast; `--share 0.85` looks for the highest rate that `--base` sustains, and
-takes that share of it.
+takes that share of it. Finished cases are in `--out` at once: the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.policy.policies import BASE, DEFAULT_CASES, POLICIES, QUEUES
-from bench.report import Row, publish
+from bench.report import Row, kept, show, write
 from tandem.cluster.simulator import calibration as calibrations
 from tandem.cluster.simulator import traces
 from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.capacity import highest_factor
+from tandem.cluster.simulator.capacity import MAX_WAITING, highest_factor
 from tandem.cluster.simulator.figures import Figures, figures
 from tandem.cluster.simulator.laboratory import Laboratory
 from tandem.cluster.simulator.setup import Setup
@@ -70,32 +72,33 @@ def main() -> int:
     try:
         calibration = calibrations.read(arguments.calibration) if arguments.calibration else Calibration()
         trace = traces.read(arguments.trace) if arguments.trace else made_up(arguments.made_up, arguments.seed)
+        if arguments.seconds:
+            trace = trace.first(arguments.seconds)
+        if arguments.share and len(trace.requests) * MAX_WAITING < 1:
+            why = f"{MAX_WAITING:.0%} of its {len(trace.requests)} requests may wait, and the last one always does"
+            raise ConfigError("the trace is too short to look for a rate", why=why, todo="take more --seconds of it")
         cases = {case: setup_of(case, arguments, calibration) for case in arguments.case}
         base = setup_of(arguments.base, arguments, calibration)
     except ConfigError as error:
         print(f"bench.policy: {error}", file=sys.stderr)
         return 2
-    if arguments.seconds:
-        trace = trace.first(arguments.seconds)
     print(
         f"{trace.name}: {len(trace.requests)} requests, {trace.rate:.2f}/s, ideal hit rate {trace.ideal_hit_rate():.3f}"
     )
     print(
         f"{calibration.name}; {arguments.prefill} prefill, {arguments.decode} decode, {arguments.mixed} mixed workers"
     )
-    rows = []
-    factor = arguments.scale
-    if arguments.share:
-        highest = highest_factor(lambda f: play(base, trace.scaled(f)).waiting_share, start=arguments.scale)
-        factor = highest * arguments.share
-        rows.append(Row(f"{arguments.base} sustains", "rate", highest * trace.rate, "1/s"))
-        print(
-            f"{arguments.base} sustains {highest:.3f} times the trace's rate; {arguments.share:g} of that is played",
-            flush=True,
-        )
-    rows.append(Row("played", "rate", factor * trace.rate, "1/s"))
-    rows.append(Row("played", "ideal hit rate", trace.ideal_hit_rate(), "share"))
+    load = _load(arguments, trace, calibration)
+    rows = kept(arguments.out, load)
+    if not rows:
+        rows = list(_played(arguments, trace, base))
+        _keep(rows, arguments.out, load)
+    factor = next(row.value for row in rows if (row.case, row.metric) == ("played", "rate")) / trace.rate
+    done = {row.case for row in rows}
     for case, setup in cases.items():
+        if case in done:
+            print(f"{case:24} is in {arguments.out} already")
+            continue
         started_s = time.monotonic()
         result = play(setup, trace.scaled(factor))
         rows += rows_of(case, result)
@@ -105,8 +108,36 @@ def main() -> int:
             f" (played in {time.monotonic() - started_s:.1f} s)",
             flush=True,
         )
-    publish("policy", rows, arguments.out)
+        _keep(rows, arguments.out, load)
+    show(rows)
     return 0
+
+
+def _keep(rows: Sequence[Row], out: Path | None, load: Mapping[str, Any]) -> None:
+    if out is not None:
+        write("policy", rows, out, load)
+
+
+def _played(arguments: argparse.Namespace, trace: Trace, base: Setup) -> Iterator[Row]:
+    """How fast the trace is played, and what `base` sustains, if that was asked for."""
+    factor = arguments.scale
+    if arguments.share:
+        highest = highest_factor(lambda f: play(base, trace.scaled(f)).waiting_share, start=arguments.scale)
+        factor = highest * arguments.share
+        yield Row(f"{arguments.base} sustains", "rate", highest * trace.rate, "1/s")
+        print(
+            f"{arguments.base} sustains {highest:.3f} times the trace's rate; {arguments.share:g} of that is played",
+            flush=True,
+        )
+    yield Row("played", "rate", factor * trace.rate, "1/s")
+    yield Row("played", "ideal hit rate", trace.ideal_hit_rate(), "share")
+
+
+def _load(arguments: argparse.Namespace, trace: Trace, calibration: Calibration) -> dict[str, Any]:
+    """What figures of one file have in common."""
+    names = ("seconds", "scale", "share", "base", "prefill", "decode", "mixed")
+    of_trace = {"trace": trace.name, "requests": len(trace.requests), "seed": arguments.seed}
+    return {**of_trace, "calibration": asdict(calibration), **{name: getattr(arguments, name) for name in names}}
 
 
 def _arguments() -> argparse.Namespace:
