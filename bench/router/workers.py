@@ -29,6 +29,7 @@ from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import PROTOCOL
 from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.streamversion import STREAM_VERSION
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import BEAT_S, WorkerLease
@@ -234,7 +235,7 @@ class Fabric:
             worker=worker.name, incarnation=worker.incarnation, role=worker.role, address=self.address,
             model="tandem-tiny", fingerprint=_FINGERPRINT, tp=1, block_tokens=BLOCK_TOKENS, kv_dtype="float32",
             max_model_len=32_768, vocab_size=4096, num_blocks=[BLOCKS], token_kv_bytes=8192, transports=["shm"],
-            protocol=PROTOCOL[0], eos_token_ids=[1], host="bench", profile=profile,
+            protocol=STREAM_VERSION, eos_token_ids=[1], host="bench", profile=profile,
         )  # fmt: skip
 
     def record(self, worker: Worker) -> WorkerRecord:

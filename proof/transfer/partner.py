@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.secret import METADATA_KEY, ClusterSecret
-from tandem.router.wire import each
+from tandem.router import wire as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tests.e2e.cluster import is_alive
@@ -45,9 +45,7 @@ class Partner:
         self._channel: Any = grpc.aio.insecure_channel(self.ref.address)
         stub: Any = worker_pb2_grpc.WorkerStub(self._channel)
         self._call: Any = stub.Stream(metadata=((METADATA_KEY, secret.rpc_token()),))
-        await self.send(
-            hello=w.RouterHello(router="proof", router_incarnation=1, worker_incarnation=self.ref.incarnation)
-        )
+        await self.send(hello=router_wire.hello("proof", 1, self.ref.incarnation).hello)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
 
     async def send(self, **kind: Any) -> None:
@@ -110,7 +108,7 @@ class Partner:
             if message is END:
                 self.lost_s = self.lost_s or time.monotonic()
                 return
-            for one in each(message):
+            for one in router_wire.each(message):
                 self._hear(one)
 
     def _hear(self, message: w.WorkerMessage) -> None:

@@ -6,10 +6,11 @@ hash(block i) = SHA-256(hash(block i-1) ‖ token ids as little-endian u32)[:16]
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
+
+from tandem.core import tokenids
 
 BlockHash = NewType("BlockHash", bytes)
 HASH_VERSION = 1
@@ -41,12 +42,12 @@ class HashRoot:
 
 def next_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
     """The hash of one full block of `tokens` behind `parent`."""
-    return BlockHash(hashlib.sha256(parent + _encode(tokens)).digest()[:HASH_BYTES])
+    return BlockHash(hashlib.sha256(parent + tokenids.pack(tokens)).digest()[:HASH_BYTES])
 
 
 def chain(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
     """Hashes of every *full* block of `tokens`, first to last; a partial tail block has none."""
-    data = memoryview(_encode(tokens))
+    data = memoryview(tokenids.pack(tokens))
     size = 4 * block_tokens
     hashes: list[BlockHash] = []
     parent = root
@@ -59,10 +60,3 @@ def chain(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> list[Blo
 def digest_xor(digest: int, block: BlockHash) -> int:
     """Fold one hash in or out of the order-free digest that heartbeats carry (the xor of all held hashes)."""
     return digest ^ int.from_bytes(block, "little")
-
-
-def _encode(tokens: Sequence[int]) -> bytes:
-    ids = array("I", tokens)
-    if ids.itemsize != 4:  # pragma: no cover - no supported platform
-        raise RuntimeError("array('I') is not 32 bits wide on this platform")
-    return ids.tobytes()

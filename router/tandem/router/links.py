@@ -22,6 +22,7 @@ from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY
+from tandem.core.streamversion import stream_refusal
 from tandem.router import wire
 from tandem.router.outstanding import Outstanding
 from tandem.router.wire import Load, PromptChunk, TokenChunk, UsedLink, WorkerFacts
@@ -176,6 +177,8 @@ class WorkerLink:
             raise _BrokenError(f"the worker's greeting is wrong: {error}") from error
         if facts.worker != self.where.worker or facts.incarnation != self.where.incarnation:
             raise _BrokenError(f"{facts.worker} in incarnation {facts.incarnation} answers at this address")
+        if why := stream_refusal(facts.protocol):
+            raise _BrokenError(why)
         self._heard_s = self._clock.now_s()
         self.facts, self.trouble = facts, ""
         event(_log, "worker connected", worker=self.worker, role=facts.role, incarnation=facts.incarnation)

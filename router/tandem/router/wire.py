@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tandem.core import tokenids
 from tandem.core.errors import ConfigError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import Incarnation, WorkerId
@@ -14,6 +14,7 @@ from tandem.core.lifecycle import FinishReason, RoleName
 from tandem.core.pairing import KVProfile
 from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueuedWork, QueueRules
 from tandem.core.sampling import SamplingParams
+from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
@@ -160,7 +161,10 @@ class LegOrder:
 
 
 def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.RouterMessage:
-    said = w.RouterHello(router=router, router_incarnation=router_incarnation, worker_incarnation=worker_incarnation)
+    said = w.RouterHello(
+        router=router, router_incarnation=router_incarnation, worker_incarnation=worker_incarnation,
+        protocol=STREAM_VERSION,
+    )  # fmt: skip
     return w.RouterMessage(hello=said)
 
 
@@ -181,7 +185,7 @@ def submit(order: LegOrder) -> w.RouterMessage:
         request=order.request,
         attempt=order.attempt,
         leg=order.leg,
-        prompt_ids=array("I", order.prompt).tobytes(),
+        prompt_ids=tokenids.pack(order.prompt),
         sampling=order.sampling,
         salt=order.salt,
         last_block_hash=order.last_block_hash,

@@ -21,6 +21,7 @@ from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import PROTOCOL
 from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.streamversion import STREAM_VERSION
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
@@ -86,6 +87,7 @@ class ScriptedWorker:
     block_tokens: int = 16
     max_model_len: int = 4096
     num_blocks: int = 512
+    protocol: int = STREAM_VERSION
 
     def __post_init__(self) -> None:
         self.incarnation: Incarnation = new_incarnation()
@@ -141,7 +143,7 @@ class ScriptedWorker:
             vocab_size=4096,
             num_blocks=[self.num_blocks],
             transports=["shm", "grpc"],
-            protocol=PROTOCOL[0],
+            protocol=self.protocol,
             eos_token_ids=[EOS],
             profile=w.KvProfile(
                 fingerprint=self.fingerprint,

@@ -7,6 +7,7 @@ import concurrent.futures
 import httpx
 
 from tandem.core.ids import WorkerId, new_incarnation
+from tandem.core.streamversion import STREAM_VERSION
 from tandem.router.links import WorkerLink
 from tests.integration.router.house import Build, House
 from tests.integration.router.scripted_worker import Script
@@ -28,6 +29,23 @@ def test_another_incarnation_at_the_address_is_refused(build: Build) -> None:
     house.wait(lambda: "answers at this address" in link_of(house).trouble)
     assert any("answers at this address" in line for line in httpx.get(f"{house.url}/readyz").json()["missing"])
     assert ask(house).status_code == 503
+    house.loop.call_soon_threadsafe(house.directory.changed)
+    house.wait_ready()
+    assert ask(house).status_code == 200
+
+
+def test_a_worker_of_another_release_is_refused_with_the_reason_until_it_is_updated(build: Build) -> None:
+    house = build(worker_wait_s=0.0)
+    house.wait_ready()
+    worker = house.workers["decode-0"]
+    worker.protocol = STREAM_VERSION + 1
+    house.call(worker.restart())
+    house.loop.call_soon_threadsafe(house.directory.changed)
+    house.wait(lambda: f"version {STREAM_VERSION + 1} there, {STREAM_VERSION} here" in link_of(house).trouble)
+    assert ask(house).status_code == 503
+    assert worker.submitted == []
+    worker.protocol = STREAM_VERSION
+    house.call(worker.restart())
     house.loop.call_soon_threadsafe(house.directory.changed)
     house.wait_ready()
     assert ask(house).status_code == 200

@@ -30,9 +30,6 @@ from tandem.workerhost.requests import RequestTable
 from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
 from tandem.workerhost.role import Shell
 from tandem.workerhost.steploop import StepLoop
-from tandem.workerhost.wire import PROTOCOL
-
-assert PROTOCOL == 2
 
 
 class Rank:

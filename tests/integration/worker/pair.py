@@ -19,7 +19,7 @@ from tandem.core.config_loader import dump
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router.wire import each
+from tandem.router import wire as router_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
@@ -52,8 +52,7 @@ class RunningWorker:
         channel: Any = grpc.aio.insecure_channel(self.ready["address"])
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
         self._call = stub.Stream(metadata=((METADATA_KEY, secret.rpc_token()),))
-        hello = w.RouterHello(router="test", router_incarnation=1, worker_incarnation=int(self.ready["incarnation"]))
-        await self._call.write(w.RouterMessage(hello=hello))
+        await self._call.write(router_wire.hello("test", 1, int(self.ready["incarnation"])))
         reader = tasks.create_task(self._read())
         pinger = tasks.create_task(self._ping())
         self._tasks = (reader, pinger, channel)
@@ -79,7 +78,7 @@ class RunningWorker:
             if message is END:
                 await self.messages.put(w.WorkerMessage())
                 return
-            for one in each(message):
+            for one in router_wire.each(message):
                 if one.HasField("load"):
                     self.load = one.load
                 elif not one.HasField("pong") and not one.HasField("phase"):

@@ -16,13 +16,13 @@ import grpc.aio
 
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.secret import ClusterSecret
+from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
 from tandem.workerhost.server import WorkerService
-from tandem.workerhost.wire import PROTOCOL
 from tests.integration.worker.loopback import Loopback, Rank
 
 
@@ -62,7 +62,7 @@ class RankWorker:
             vocab_size=engine.vocab_size,
             num_blocks=[ledger.num_blocks for ledger in engine.ledgers],
             transports=self.rank.shell.profile.transports,
-            protocol=PROTOCOL if isinstance(PROTOCOL, int) else PROTOCOL[0],
+            protocol=STREAM_VERSION,
             eos_token_ids=engine.eos_token_ids,
             profile=profile_to_wire(self.rank.shell.profile),
         )

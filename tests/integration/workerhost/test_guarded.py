@@ -12,6 +12,7 @@ import grpc.aio
 import pytest
 
 from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.router import wire as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
@@ -76,7 +77,7 @@ async def code_of(address: str, metadata: Any, *messages: w.RouterMessage) -> gr
 def test_only_members_get_in(metadata: Any, expected: grpc.StatusCode) -> None:
     async def run() -> grpc.StatusCode:
         async with serving(Backend()) as (_, address):
-            hello = w.RouterMessage(hello=w.RouterHello(router="r", worker_incarnation=77))
+            hello = router_wire.hello("r", 1, 77)
             if expected is grpc.StatusCode.UNAUTHENTICATED:
                 return await code_of(address, metadata)
             return await code_of(address, metadata, hello)
@@ -87,8 +88,9 @@ def test_only_members_get_in(metadata: Any, expected: grpc.StatusCode) -> None:
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        (w.RouterMessage(hello=w.RouterHello(router="r", worker_incarnation=1)), grpc.StatusCode.FAILED_PRECONDITION),
-        (w.RouterMessage(hello=w.RouterHello(router="")), grpc.StatusCode.INVALID_ARGUMENT),
+        (router_wire.hello("r", 1, 1), grpc.StatusCode.FAILED_PRECONDITION),
+        (router_wire.hello("", 1, 0), grpc.StatusCode.INVALID_ARGUMENT),
+        (w.RouterMessage(hello=w.RouterHello(router="old")), grpc.StatusCode.FAILED_PRECONDITION),
         (w.RouterMessage(ping=w.Ping()), grpc.StatusCode.INVALID_ARGUMENT),
     ],
 )
@@ -107,7 +109,7 @@ def test_a_router_that_leaves_is_reported() -> None:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
                 call = stub.Stream(metadata=call_metadata(SECRET))
-                await call.write(w.RouterMessage(hello=w.RouterHello(router="r7")))
+                await call.write(router_wire.hello("r7", 1, 0))
                 await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
                 kinds = [(await asyncio.wait_for(call.read(), 5)).WhichOneof("kind") for _ in range(3)]
                 assert kinds == ["hello", "load", "pong"]

@@ -14,6 +14,7 @@ import pytest
 
 from tandem.core.errors import RequestTooLargeError
 from tandem.core.pairing import PROTOCOL
+from tandem.router import wire as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
@@ -25,7 +26,7 @@ from tests.integration.workerhost.test_guarded import SECRET, Backend, serving
 
 
 def hello(router: str) -> w.RouterMessage:
-    return w.RouterMessage(hello=w.RouterHello(router=router))
+    return router_wire.hello(router, 1, 0)
 
 
 def submit(request: str) -> w.RouterMessage:

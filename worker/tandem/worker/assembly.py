@@ -11,6 +11,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.kvlayout import KVLayout
+from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
@@ -28,7 +29,6 @@ from tandem.workerhost.requests import RequestTable
 from tandem.workerhost.ring import RingPair, RingReader, RingWriter
 from tandem.workerhost.role import Shell
 from tandem.workerhost.transfer_ends import ReceivingEnd, SendingEnd
-from tandem.workerhost.wire import PROTOCOL
 
 TOMBSTONE_S = 5.0
 FOLLOWERS_TIMEOUT_S = 120.0
@@ -141,7 +141,7 @@ def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:
         num_blocks=[ledger.num_blocks for ledger in engine.ledgers],
         token_kv_bytes=KVLayout(groups=engine.layout.groups).token_bytes(),  # what a transfer moves, whatever the TP
         transports=shell.profile.transports,
-        protocol=PROTOCOL,
+        protocol=STREAM_VERSION,
         eos_token_ids=engine.eos_token_ids,
         pid=os.getppid(),
         profile=profile_to_wire(shell.profile),

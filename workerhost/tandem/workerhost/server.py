@@ -14,6 +14,7 @@ import grpc.aio
 from tandem.core import pairing
 from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.logs import event
+from tandem.core.streamversion import stream_refusal
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
@@ -79,9 +80,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if not first.HasField("hello") or not first.hello.router:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
         info = self._backend.info
-        expected = first.hello.worker_incarnation
-        if expected not in (0, info.incarnation):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this worker is now {info.incarnation}")
+        why = stream_refusal(first.hello.protocol)
+        if first.hello.worker_incarnation not in (0, info.incarnation):
+            why = f"this worker is now {info.incarnation}"
+        if why:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         router = first.hello.router
         queue: OutQueue[w.WorkerMessage] = OutQueue()
         if self._replace(self._routers, router, queue):  # the older stream's requests are over

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable
 
-from tandem.core import pairing
+from tandem.core import tokenids
 from tandem.core.errors import InvalidRequestError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import (
@@ -26,9 +25,6 @@ from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-
-PROTOCOL = pairing.PROTOCOL[0]
-"""Major version of the internal protocol; equal majors understand each other."""
 
 _FINISH_OUT = {
     None: g.FINISH_REASON_UNSPECIFIED,
@@ -69,9 +65,9 @@ def prompt_from_wire(m: w.Submit) -> tuple[int, ...]:
     """Raises InvalidRequestError for bytes that are no whole ids."""
     if not m.prompt_ids:
         return tuple(m.prompt)
-    if len(m.prompt_ids) % 4:
+    if len(m.prompt_ids) % tokenids.ID_BYTES:
         raise InvalidRequestError(f"prompt_ids has {len(m.prompt_ids)} bytes", why="an id has four", param="prompt_ids")
-    return tuple(array("I", m.prompt_ids))
+    return tuple(tokenids.unpack(m.prompt_ids))
 
 
 def choices_from_wire(states: Iterable[g.ChoiceState]) -> tuple[ChoiceState, ...]:

@@ -128,20 +128,24 @@ class RouterHello(_message.Message):
     ROUTER_FIELD_NUMBER: _builtins.int
     ROUTER_INCARNATION_FIELD_NUMBER: _builtins.int
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     router_incarnation: _builtins.int
     worker_incarnation: _builtins.int
     """The incarnation that the router believes it speaks to; 0 = any."""
+    protocol: _builtins.int
+    """Version of this stream; must be the worker's."""
     def __init__(
         self,
         *,
         router: _builtins.str = ...,
         router_incarnation: _builtins.int = ...,
         worker_incarnation: _builtins.int = ...,
+        protocol: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["router", b"router", "router_incarnation", b"router_incarnation", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol", "router", b"router", "router_incarnation", b"router_incarnation", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -770,6 +774,7 @@ class WorkerInfo(_message.Message):
     vocab_size: _builtins.int
     token_kv_bytes: _builtins.int
     protocol: _builtins.int
+    """Version of the stream to routers."""
     pid: _builtins.int
     host: _builtins.str
     """Which machine (and boot, and container) it is on; links are measured between hosts."""

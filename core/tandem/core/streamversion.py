@@ -1,0 +1,15 @@
+"""Which version of the stream between routers and workers is spoken (worker.proto: RouterMessage, WorkerMessage)."""
+
+from __future__ import annotations
+
+STREAM_VERSION = 3
+"""What the other end has to understand raises it; what it may ignore does not. 3: several messages at once, packed
+prompts."""
+
+
+def stream_refusal(theirs: int) -> str:
+    """Why the other end of a stream cannot be spoken to; "" if it can."""
+    if theirs == STREAM_VERSION:
+        return ""
+    versions = f"version {theirs} there, {STREAM_VERSION} here"
+    return f"routers and workers speak different versions of their stream: {versions}; update the older one"
