@@ -60,7 +60,7 @@ async def run_processes(config: RouterConfig) -> int:
         stack.callback(listener.close)
         settings = dataclasses.replace(wants, port=http, grpc_port=grpc, admin_port=0)
         one, orders = dataclasses.replace(config, settings=settings), Orders()
-        every = [_Process(one, number, orders) for number in range(wants.processes)]
+        every = [Process(one, number, orders) for number in range(wants.processes)]
         stack.push_async_callback(_stop, every)
         stopping = asyncio.Event()
         on_signal(stopping.set)
@@ -74,7 +74,7 @@ async def run_processes(config: RouterConfig) -> int:
 
 
 async def _serve(
-    config: RouterConfig, every: list[_Process], orders: Orders, listener: socket.socket, stopping: asyncio.Event
+    config: RouterConfig, every: list[Process], orders: Orders, listener: socket.socket, stopping: asyncio.Event
 ) -> None:
     def parts() -> list[Part]:
         return [process.part for process in every if process.part is not None]
@@ -95,7 +95,7 @@ async def _serve(
         admin.stop()
 
 
-class _Process:
+class Process:
     """One process: started, waited for, started again. `ready` is what it said once it listened; from then
     on it is told orders with the others, and `orders` holds those that came before."""
 
@@ -116,7 +116,7 @@ class _Process:
         return None if self.ready is None else Part(self.name, self.ready.admin, self.ready.pid)
 
     async def start(self) -> None:
-        """Start it and wait until it listens. StartupError or _RefusedError when it does not."""
+        """Start it and wait until it listens. StartupError, and it is ended, or _RefusedError when it does not."""
         self._ready_file.unlink(missing_ok=True)
         _write_private(self._config_file, config_loader.dump(self._config))
         command = (sys.executable, "-m", "tandem.router", "--config", str(self._config_file))
@@ -129,6 +129,7 @@ class _Process:
                         raise _RefusedError(ended.result())
                     await asyncio.wait([ended], timeout=_LOOK_S)
         except TimeoutError:
+            self._child.kill()  # so that it is started again: nobody waits for it any more
             raise StartupError(
                 f"process {self.name} of the router did not listen within {READY_S:g} s", todo="look at its log"
             ) from None
@@ -151,18 +152,22 @@ class _Process:
                 ) from error
             self.ready = ready
 
+    async def ended(self) -> int:
+        """Wait until it has ended, for its exit status."""
+        assert self._child is not None
+        return await self._child.wait()
+
     async def keep(self) -> None:
         """Start it again whenever it ends, until cancelled."""
         backoff_s = FIRST_BACKOFF_S
         while True:
-            assert self._child is not None
-            code = await self._child.wait()
+            code = await self.ended()
             self.ready = None
             event(_log, "process ended", logging.WARNING, process=self.name, code=code, again_in_s=backoff_s)
             await asyncio.sleep(backoff_s)
             try:
                 await self.start()
-            except (_RefusedError, StartupError) as error:
+            except (_RefusedError, StartupError, OSError) as error:  # the last: no memory, no room on the disk
                 event(_log, "process did not start", logging.ERROR, process=self.name, why=str(error))
                 backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
             else:
@@ -182,7 +187,7 @@ class _Process:
             path.unlink(missing_ok=True)
 
 
-async def _stop(every: list[_Process]) -> None:
+async def _stop(every: list[Process]) -> None:
     await asyncio.gather(*(process.stop() for process in every))
 
 

@@ -20,6 +20,7 @@ import httpx
 import pytest
 
 from tandem.core.config import RouterConfig, RouterSection, ServedModel
+from tandem.core.errors import StartupError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
@@ -27,6 +28,8 @@ from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.router import processes
+from tandem.router.orders import Orders
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, MODEL
@@ -71,6 +74,25 @@ async def worker(config: RouterConfig) -> AsyncIterator[ScriptedWorker]:
         beating.cancel()
         await one.stop()
         await redis.aclose()
+
+
+def test_a_process_that_does_not_get_to_listen_is_ended_so_that_it_can_be_started_again(
+    config: RouterConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "READY_S", 0.05)  # no interpreter starts in that
+
+    async def run() -> None:
+        late = processes.Process(config, 0, Orders())
+        with pytest.raises(StartupError, match="did not listen"):
+            await late.start()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await late.ended() == -signal.SIGKILL
+        monkeypatch.setattr(processes, "READY_S", PATIENCE_S)
+        await late.start()
+        assert late.part is not None
+        await late.stop()
+
+    asyncio.run(run())
 
 
 @asynccontextmanager
