@@ -65,7 +65,7 @@ def show(rows: Sequence[Row]) -> None:
 def write(name: str, rows: Sequence[Row], out: Path, load: Mapping[str, Any] | None = None) -> None:
     """Write the JSON, at once or not at all. `load`: what was measured under, for `kept`."""
     values = [{**asdict(row), "ratio": row.ratio} for row in rows]
-    record = {"name": name, "commit": commit(), "machine": machine(), "rows": values}
+    record: dict[str, Any] = {"name": name, "commit": commit(), "machine": machine(), "rows": values}
     if load is not None:
         record["load"] = dict(load)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,159 @@
+"""Changes the code in small ways and looks whether a test notices: transfer, ledger, scheduler, hashes, index, policy.
+
+A seeded sample of cosmic-ray's mutants of every target (`--sample` each; 0 = all). Each is put into a copy of the
+project, and the target's tests run there. Survivors that change no behaviour are named with the reason in
+harmless.json and do not count. Finished mutants are kept in --out for the commit and seed: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from typing import Any
+
+from bench.report import commit
+from proof.mutation.house import House, Outcome
+from proof.mutation.mutants import Mutant, mutants
+from proof.mutation.targets import ROOT, TARGETS, Target
+
+LEAST_SCORE = 0.85
+CUT = os.EX_TEMPFAIL
+_SURVIVED = "survived: "
+_HARMLESS = Path(__file__).with_name("harmless.json")
+
+
+def main() -> int:
+    arguments = _arguments()
+    record = _record(arguments.out, arguments.seed, arguments.sample)
+    until_s = time.monotonic() + arguments.budget_s
+    with tempfile.TemporaryDirectory(prefix="td-") as folder:
+        houses: SimpleQueue[House] = SimpleQueue()
+        for number in range(arguments.jobs):
+            houses.put(House(Path(folder) / str(number)))
+        for name in arguments.target or TARGETS:
+            entry = record["targets"].setdefault(name, {"mutants": 0, "tried": {}})
+            for key, outcome in _tried(TARGETS[name], entry, arguments, houses, until_s):
+                entry["tried"][key] = outcome
+                _save(record, arguments.out)
+            _show(name, entry)
+    is_cut = any(len(entry["tried"]) < entry["sampled"] for entry in record["targets"].values())
+    if is_cut:
+        print("cut by the budget: run it again to go on")
+        return CUT
+    worst = min(_score(entry) for entry in record["targets"].values())
+    print(f"lowest score {worst:.1%}, {LEAST_SCORE:.0%} are asked for")
+    return int(worst < LEAST_SCORE)
+
+
+def _tried(
+    target: Target, entry: dict[str, Any], arguments: argparse.Namespace, houses: SimpleQueue[House], until_s: float
+) -> Iterator[tuple[str, str]]:
+    """Key and outcome of every mutant: `failed`, `hung`, or `survived: ` and the change."""
+    found = mutants(ROOT, target.paths())
+    sample = _sample(found, arguments.sample, arguments.seed)
+    entry |= {"mutants": len(found), "sampled": len(sample)}
+    left = [mutant for mutant in sample if mutant.key not in entry["tried"]]
+    if not left:
+        return
+    first = houses.get()
+    normal_s = first.timed(target.tests)
+    houses.put(first)
+    print(f"{len(left)} mutants, {normal_s:.1f} s each at most where none is noticed", flush=True)
+
+    def run(mutant: Mutant) -> str:
+        code = (ROOT / mutant.file).read_text()
+        changed = mutant.source(code)
+        if changed is None:
+            raise RuntimeError(f"no mutant {mutant.key}")
+        house = houses.get()
+        try:
+            outcome = house.try_out(mutant.file, changed, target.tests, normal_s)
+        finally:
+            houses.put(house)
+        return f"{_SURVIVED}{change(code, changed)}" if outcome is Outcome.PASSED else outcome.value
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        waiting = iter(left)
+        running = {pool.submit(run, mutant): mutant for _, mutant in zip(range(arguments.jobs), waiting, strict=False)}
+        while running:
+            done = next(as_completed(running))
+            mutant = running.pop(done)
+            yield mutant.key, done.result()
+            if time.monotonic() < until_s and (following := next(waiting, None)):
+                running[pool.submit(run, following)] = following
+
+
+def change(before: str, after: str) -> str:
+    """The lines that differ, as `before → after`."""
+    lines = list(difflib.ndiff(before.splitlines(), after.splitlines()))
+    old, new = ([line[2:].strip() for line in lines if line.startswith(sign)] for sign in "-+")
+    return f"{' '.join(old)} → {' '.join(new)}"
+
+
+def _sample(found: Sequence[Mutant], count: int, seed: int) -> Sequence[Mutant]:
+    return Random(seed).sample(found, count) if 0 < count < len(found) else found
+
+
+def _score(entry: Mapping[str, Any]) -> float:
+    """Noticed ones among those that change behaviour."""
+    noticed = sum(not outcome.startswith(_SURVIVED) for outcome in entry["tried"].values())
+    return noticed / max(1, noticed + len(_survivors(entry)))
+
+
+def _survivors(entry: Mapping[str, Any]) -> dict[str, str]:
+    """Key → change, without the harmless ones."""
+    harmless = json.loads(_HARMLESS.read_text())
+    found = {key: outcome.removeprefix(_SURVIVED) for key, outcome in entry["tried"].items()}
+    return {
+        key: text
+        for key, text in found.items()
+        if text != entry["tried"][key] and text not in harmless.get(key.partition(":")[0], {})
+    }
+
+
+def _show(name: str, entry: Mapping[str, Any]) -> None:
+    tried, hung = len(entry["tried"]), sum(outcome == Outcome.HUNG for outcome in entry["tried"].values())
+    print(f"{name}: {entry['mutants']} mutants, {tried} tried ({hung} hung), score {_score(entry):.1%}")
+    for key, text in sorted(_survivors(entry).items()):
+        print(f"  survived  {key}: {text}")
+
+
+def _record(out: Path, seed: int, sample: int) -> dict[str, Any]:
+    about = {"name": "mutation", "commit": commit(), "seed": seed, "sample": sample}
+    record: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    return record if {key: record.get(key) for key in about} == about else {**about, "targets": {}}
+
+
+def _save(record: Mapping[str, Any], out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draft = out.with_name(f".{out.name}.{os.getpid()}")
+    draft.write_text(json.dumps(record, indent=1) + "\n")
+    draft.replace(out)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="proof.mutation", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "proof" / "mutation.json")
+    parser.add_argument("--target", choices=TARGETS, action="append", help="which ones; all without it")
+    parser.add_argument("--sample", type=int, default=150, help="mutants of each target; 0: all")
+    parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the project to work in")
+    parser.add_argument(
+        "--budget-s", type=float, default=36_000.0,
+        help=f"begin no further mutants after so many seconds; exit status {CUT} if some are left",
+    )  # fmt: skip
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The proof that changes code: which changes it makes, and what it takes for a test that noticed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proof.mutation.house import House, Outcome
+from proof.mutation.mutants import mutants
+from proof.mutation.targets import ROOT, TARGETS
+
+CODE = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Pair:
+    one: int | None = None
+
+def add(a: int | None, b: int) -> int | None:
+    if a == 1:
+        raise ValueError("a" + "b")
+    never = 2 * 3  # pragma: no cover
+    return a + b
+"""
+HASHES = "core/tandem/core/blockhash.py"
+TESTS = ("tests/unit/core/test_blockhash.py",)
+
+
+def test_only_what_can_change_behaviour_is_changed(tmp_path: Path) -> None:
+    (tmp_path / "code.py").write_text(CODE)
+    found = mutants(tmp_path, ["code.py"])
+    text = CODE.splitlines()
+    assert {text[mutant.line - 1].strip() for mutant in found} == {"if a == 1:", "return a + b"}
+    assert len({mutant.key for mutant in found}) == len(found)
+    for mutant in found:
+        changed = (mutant.source(CODE) or "").splitlines()
+        assert [n for n, line in enumerate(changed, 1) if line != text[n - 1]] == [mutant.line]
+
+
+def test_every_target_has_files_and_tests() -> None:
+    for target in TARGETS.values():
+        assert target.paths()
+        assert all((ROOT / test).exists() for test in target.tests)
+        assert all((ROOT / path).exists() for path in target.left_out)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    return House(tmp_path_factory.mktemp("mutation") / "copy")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "outcome"),
+    [
+        ("hashlib.sha256(parent +", "hashlib.sha256(b'' +", Outcome.FAILED),
+        ("    return hashes\n", "    return list(hashes)\n", Outcome.PASSED),
+    ],
+)
+def test_tests_of_the_copy_run_on_the_changed_code(house: House, before: str, after: str, outcome: Outcome) -> None:
+    code = (house.folder / HASHES).read_text()
+    assert before in code
+    assert house.try_out(HASHES, code.replace(before, after), TESTS, normal_s=60.0) is outcome
+    assert (house.folder / HASHES).read_text() == code
+    assert (ROOT / HASHES).read_text() == code
+
+
+def test_a_run_that_does_not_end_is_told_from_one_that_fails(house: House) -> None:
+    assert house.run(TESTS, timeout_s=0.01) is Outcome.HUNG
