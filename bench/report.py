@@ -68,9 +68,14 @@ def write(name: str, rows: Sequence[Row], out: Path, load: Mapping[str, Any] | N
     record: dict[str, Any] = {"name": name, "commit": commit(), "machine": machine(), "rows": values}
     if load is not None:
         record["load"] = dict(load)
+    replace_text(out, json.dumps(record, indent=1) + "\n")
+
+
+def replace_text(out: Path, text: str) -> None:
+    """Write a file at once or not at all; its folder is made."""
     out.parent.mkdir(parents=True, exist_ok=True)
     draft = out.with_name(f".{out.name}.{os.getpid()}")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
+    draft.write_text(text)
     draft.replace(out)
 
 

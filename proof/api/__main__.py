@@ -6,32 +6,29 @@ In slices with seeds of their own; finished slices are kept in --out, so a run t
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from bench.report import ROOT
 from proof.api.schemathesis_run import CHECKS, run
+from proof.record import CUT, Record, arguments_of
 from tests.e2e.cluster import Cluster, running
 
-ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "models" / "tandem-tiny"
 OUR_FAULT = ("internal", "unavailable", "worker_lost", "transfer_failed")
 """Outcomes that nothing excuses here: every worker lives."""
-CUT = os.EX_TEMPFAIL
-"""Exit status of a run that broke no promise and was cut by its budget: run it again to go on."""
 CONTEXT = 256
 """Tokens; short, so that answers without a limit leave time for more requests."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="proof.api", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "api.json")
+    parser = arguments_of("api", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the first slice")
     parser.add_argument("--seconds", type=int, default=600, help="of all slices together")
     parser.add_argument("--slice", type=int, default=120, help="seconds of one")
@@ -40,34 +37,34 @@ def main() -> int:
         help=f"begin no further slice after so many seconds; exit status {CUT} if some are left",
     )  # fmt: skip
     arguments = parser.parse_args()
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    about = {
-        "name": "api",
-        "first_seed": arguments.seed,
-        "checks": list(CHECKS),
-        "schemathesis": version("schemathesis"),
-    }
-    if {key: record.get(key) for key in about} != about:
-        record = {**about, "slices": []}
+    about = {"first_seed": arguments.seed, "checks": CHECKS, "schemathesis": version("schemathesis")}
+    record = Record(arguments.out, "api", about, is_fresh=arguments.fresh)
+    slices: list[dict[str, Any]] = record.content.setdefault("slices", [])
+    if _seconds(slices) < arguments.seconds and not _run(record, slices, arguments):
+        return 1
+    left_s = max(0, arguments.seconds - _seconds(slices))
+    print(f"{sum(one['cases'] for one in slices)} cases in {_seconds(slices)} of {arguments.seconds} s")
+    return record.verdict(len(slices), left=-(-left_s // arguments.slice))
+
+
+def _run(record: Record, slices: list[dict[str, Any]], arguments: argparse.Namespace) -> bool:
+    """Slices from where the record ends; False at the first broken promise."""
     with (
         tempfile.TemporaryDirectory(prefix="td-") as folder,
         running("--config", str(_config(Path(folder)))) as cluster,
     ):
         ends_s = time.monotonic() + arguments.budget_s
-        while (rest := arguments.seconds - _seconds(record)) > 0 and time.monotonic() < ends_s:
-            seed = arguments.seed + len(record["slices"])
-            if not _slice(cluster, record, seed, min(rest, arguments.slice)):
-                return 1
-            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    cases, seconds = sum(one["cases"] for one in record["slices"]), _seconds(record)
-    is_cut = seconds < arguments.seconds
-    left = "; cut by the budget: run it again to go on" if is_cut else ""
-    print(f"{cases} cases in {seconds} of {arguments.seconds} s, no broken promise{left}")
-    return CUT if is_cut else 0
+        while (rest := arguments.seconds - _seconds(slices)) > 0 and time.monotonic() < ends_s:
+            done = _slice(cluster, arguments.seed + len(slices), min(rest, arguments.slice))
+            if done is None:
+                return False
+            slices.append(done)
+            record.save()
+    return True
 
 
-def _slice(cluster: Cluster, record: dict[str, Any], seed: int, seconds: int) -> bool:
-    """Whether all went well; then it is in the record."""
+def _slice(cluster: Cluster, seed: int, seconds: int) -> dict[str, Any] | None:
+    """What was sent and what became of it; None if that breaks a promise."""
     before, began_s = _outcomes(cluster), time.monotonic()
     outcome = run(cluster.api, "--max-time", str(seconds), seed=seed, timeout_s=seconds + 120)
     after, took_s = _outcomes(cluster), time.monotonic() - began_s
@@ -75,13 +72,12 @@ def _slice(cluster: Cluster, record: dict[str, Any], seed: int, seconds: int) ->
     print(f"seed {seed}: {outcome.cases} cases in {took_s:.0f} s, generations by outcome: {counts}", flush=True)
     if not outcome.passed or any(counts.get(name, 0) for name in OUR_FAULT):
         print(outcome.report)
-        return False
-    record["slices"].append({"seed": seed, "seconds": seconds, "cases": outcome.cases, "outcomes": counts})
-    return True
+        return None
+    return {"seed": seed, "seconds": seconds, "cases": outcome.cases, "outcomes": counts}
 
 
-def _seconds(record: dict[str, Any]) -> int:
-    return sum(one["seconds"] for one in record["slices"])
+def _seconds(slices: Sequence[Mapping[str, Any]]) -> int:
+    return sum(one["seconds"] for one in slices)
 
 
 def _outcomes(cluster: Cluster) -> dict[str, float]:

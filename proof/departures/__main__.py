@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import statistics
@@ -10,39 +9,42 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
+from proof.record import Record, arguments_of
 from tests.chaos.departures import CLIENTS, simulated, wave
 
-ROOT = Path(__file__).parents[2]
 LONGEST_S = 1.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="proof.departures", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "departures.json")
+    parser = arguments_of("departures", __doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--waves", type=int, default=60)
     arguments = parser.parse_args()
-    rng, phases, free_s = random.Random(arguments.seed), Counter[str](), []
+    about = {"seed": arguments.seed, "waves": arguments.waves, "clients": CLIENTS * arguments.waves}
+    record = Record(arguments.out, "departures", about, is_fresh=arguments.fresh)
+    if not record.content:
+        record.content |= _run(arguments.seed, arguments.waves)
+        record.save()
+    print(json.dumps(record.content, indent=1))
+    is_late = record.content["free_after_s"]["longest"] > LONGEST_S
+    if is_late:
+        print(f"broken: something was held for longer than {LONGEST_S:g} s", file=sys.stderr)
+    return record.verdict(arguments.waves, broken=int(is_late))
+
+
+def _run(seed: int, waves: int) -> dict[str, Any]:
+    rng, phases, free_s = random.Random(seed), Counter[str](), []
     with tempfile.TemporaryDirectory(prefix="td-") as folder, simulated(Path(folder)) as cluster:
-        for _ in range(arguments.waves):
+        for _ in range(waves):
             one = wave(cluster, rng)
             phases += one.phases
             free_s.append(one.free_after_s)
-    record = {
-        "name": "departures",
-        "seed": arguments.seed,
-        "waves": len(free_s),
-        "clients": CLIENTS * len(free_s),
+    return {
         "left_in": dict(sorted(phases.items())),
         "free_after_s": {"median": round(statistics.median(free_s), 3), "longest": round(max(free_s), 3)},
     }
-    arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1))
-    if max(free_s) > LONGEST_S:
-        print(f"broken: something was held for longer than {LONGEST_S:g} s", file=sys.stderr)
-        return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ prefix hits, eight at once, and with three choices.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
 import tempfile
@@ -19,12 +17,13 @@ from typing import Any
 
 import torch
 
+from bench.report import ROOT
 from proof.exactness.compare import Verdict, compare
 from proof.exactness.reference import Reference
+from proof.record import Record, arguments_of
 from tests.integration.worker.loopback import Loopback
 from tools.random_model import RandomModel, make_random_model
 
-ROOT = Path(__file__).parents[2]
 BUNDLED = "tandem-tiny"
 FAMILIES = ("llama", "qwen2", "qwen3")
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 1024, 2047, 3000)
@@ -158,41 +157,44 @@ def _worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="proof.exactness", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "exactness.json")
+    parser = arguments_of("exactness", __doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slice", action="store_true", help="a few lengths and settings, as CI does")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lengths = SLICE_LENGTHS if arguments.slice else LENGTHS
-    done = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    if done.get("seed") != arguments.seed or done.get("lengths") != list(lengths):
-        done = {"name": "exactness", "seed": arguments.seed, "lengths": list(lengths), "cases": []}
-    finished = {tuple(entry["case"].values()) for entry in done["cases"]}
+    about = {"seed": arguments.seed, "lengths": lengths}
+    record = Record(arguments.out, "exactness", about, is_fresh=arguments.fresh)
+    done: list[dict[str, Any]] = record.content.setdefault("cases", [])
     print(f"seed {arguments.seed}, lengths {lengths}")
     with tempfile.TemporaryDirectory(prefix="td-models-") as under:
         references: dict[str, Reference] = {}
         for case in cases(arguments.slice):
-            if (case.model, case.transport, case.chunk_tokens) in finished:
+            if asdict(case) in [entry["case"] for entry in done]:
                 continue
             started = time.monotonic()
             folder = model_folder(case.model, arguments.seed, Path(under))
             if case.model not in references:
                 references[case.model] = Reference(folder)
-            reference = references[case.model]
-            verdicts = Run(case, folder, reference, arguments.seed, lengths).verdicts()
-            done["cases"].append({"case": asdict(case), "verdicts": {k: asdict(v) for k, v in verdicts.items()}})
-            arguments.out.write_text(json.dumps(done, indent=1) + "\n")
-            took = time.monotonic() - started
-            for name, v in verdicts.items():
-                exact = "exact" if v.is_exact else "NOT EXACT"
-                print(
-                    f"{case.model:12} {case.transport:5} chunk {case.chunk_tokens:<4} {name:14} {exact:9} "
-                    f"error {v.max_error:.1e}, {v.clear_tokens}/{v.tokens} clear, {v.unequal} unequal ({took:.0f} s)",
-                    flush=True,
-                )
-    verdicts_ = [Verdict(**v) for entry in done["cases"] for v in entry["verdicts"].values()]
-    return 0 if all(v.is_exact for v in verdicts_) else 1
+            verdicts = Run(case, folder, references[case.model], arguments.seed, lengths).verdicts()
+            done.append({"case": asdict(case), "verdicts": {k: asdict(v) for k, v in verdicts.items()}})
+            record.save()
+            _show(case, verdicts, time.monotonic() - started)
+    return record.verdict(len(done), broken=sum(not _is_exact(entry) for entry in done))
+
+
+def _show(case: Case, verdicts: dict[str, Verdict], took_s: float) -> None:
+    for name, v in verdicts.items():
+        exact = "exact" if v.is_exact else "NOT EXACT"
+        print(
+            f"{case.model:12} {case.transport:5} chunk {case.chunk_tokens:<4} {name:14} {exact:9} "
+            f"error {v.max_error:.1e}, {v.clear_tokens}/{v.tokens} clear, {v.unequal} unequal ({took_s:.0f} s)",
+            flush=True,
+        )
+
+
+def _is_exact(entry: dict[str, Any]) -> bool:
+    return all(Verdict(**verdict).is_exact for verdict in entry["verdicts"].values())
 
 
 if __name__ == "__main__":

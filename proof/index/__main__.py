@@ -8,8 +8,6 @@ Redis: they hit as one does, and any of them may be killed.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -19,24 +17,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from proof.record import Record, arguments_of
 from tandem.prefixindex.lease import LEASE_S
 from tests.chaos.index_scene import TROUBLES, IndexScene, index_scene
 from tests.chaos.router_scene import ROUTERS, router_scene
 
-ROOT = Path(__file__).parents[2]
 TROUBLES_A_SEED = 5
 THEN = (("stopped", "restore"), ("worker", "restore"))
 """After random troubles: whoever lapsed, or died, is in the dump that comes back."""
 FIRST_PAIRS, PAIRS, REQUESTS = 2, 10, 200
 """Hit rates of one router and of three, by turns; the first ones, while caches fill, do not count."""
 ALLOWED = 0.02
-Record = dict[str, Any]
+Found = dict[str, Any]
 
 
-def run_seed(seed: int, folder: Path) -> Record:
+def run_seed(seed: int, folder: Path) -> Found:
     """What happened; AssertionError if a promise was broken."""
     rng = random.Random(seed)
-    rounds: list[Record] = []
+    rounds: list[Found] = []
     with index_scene(folder, seed) as scene:
         some = [tuple(rng.sample(TROUBLES, rng.choice((1, 1, 2)))) for _ in range(TROUBLES_A_SEED)]
         for kinds in (*some, *THEN):
@@ -48,7 +46,7 @@ def run_seed(seed: int, folder: Path) -> Record:
         return {"answered": scene.answered, "failed": scene.failed, "lost_events": scene.lost, "rounds": rounds}
 
 
-def _calm(scene: IndexScene, seed: int, done: list[str]) -> Record:
+def _calm(scene: IndexScene, seed: int, done: list[str]) -> Found:
     """How the cluster found back from what was done to it; AssertionError as above."""
     calm = scene.calm()
     print(f"seed {seed}: {'; '.join(done)}: {calm}", flush=True)
@@ -57,7 +55,7 @@ def _calm(scene: IndexScene, seed: int, done: list[str]) -> Record:
     return {"trouble": done, **asdict(calm)}
 
 
-def run_routers(seed: int) -> Record:
+def run_routers(seed: int) -> Found:
     """Hit rates of one router and of three, and what was left after each was killed; AssertionError as above."""
     rates: dict[int, list[float]] = {1: [], ROUTERS: []}
     with router_scene() as scene:
@@ -75,40 +73,38 @@ def run_routers(seed: int) -> Record:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="proof.index", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "index.json")
+    parser = arguments_of("index", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=int, default=8, help="how many")
     parser.add_argument("--seconds", type=float, default=300, help="nothing new is begun that would end later")
     arguments = parser.parse_args()
-    record: Record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    if record.get("first_seed") != arguments.seed:
-        record = {"name": "index", "first_seed": arguments.seed, "seeds": {}}
+    record = Record(arguments.out, "index", {"first_seed": arguments.seed}, is_fresh=arguments.fresh)
+    seeds: dict[str, Found] = record.content.setdefault("seeds", {})
     wanted = [str(seed) for seed in range(arguments.seed, arguments.seed + arguments.seeds)]
+    todo = [seed for seed in wanted if seed not in seeds] + ["routers"] * ("routers" not in record.content)
     began_s, longest_s = time.monotonic(), 0.0
-    for part in [seed for seed in wanted if seed not in record["seeds"]] + ["routers"] * ("routers" not in record):
-        part_began_s = time.monotonic()
-        if part_began_s - began_s + longest_s > arguments.seconds:
-            print("the time is over; run it again for the rest")
-            break
+    while todo and (part_began_s := time.monotonic()) - began_s + longest_s <= arguments.seconds:
+        part = todo.pop(0)
         if part == "routers":
-            record["routers"] = run_routers(arguments.seed)
+            record.content["routers"] = run_routers(arguments.seed)
         else:
             with tempfile.TemporaryDirectory(prefix="td-") as folder:
-                record["seeds"][part] = run_seed(int(part), Path(folder))
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+                seeds[part] = run_seed(int(part), Path(folder))
+        record.save()
         took_s = time.monotonic() - part_began_s
         longest_s = max(longest_s, took_s)
         print(f"{part} done in {took_s:.0f} s", flush=True)
-    _summarise(list(record["seeds"].values()))
-    if "routers" in record:
-        _summarise_routers(record["routers"])
-    return 0
+    found = [seeds[seed] for seed in wanted if seed in seeds]
+    if found:
+        _summarise(found)
+    if "routers" in record.content:
+        _summarise_routers(record.content["routers"])
+    return record.verdict(len(found) + ("routers" in record.content), left=len(todo))
 
 
-def _summarise(seeds: list[Record]) -> None:
+def _summarise(seeds: list[Found]) -> None:
     rounds = [entry for seed in seeds for entry in seed["rounds"]]
-    print(f"{len(seeds):7} seeds, {len(rounds)} rounds of trouble, no broken promise")
+    print(f"{len(seeds):7} seeds, {len(rounds)} rounds of trouble")
     print(f"{sum(seed['answered'] for seed in seeds):7} answers, every one as undisturbed")
     print(f"{sum(seed['failed'] for seed in seeds):7} requests failed")
     print(f"{sum(seed['lost_events'] for seed in seeds):7} events lost")
@@ -119,7 +115,7 @@ def _summarise(seeds: list[Record]) -> None:
     print(f"{slowest:7.2f} s at most until the index equalled what workers hold, once they were connected")
 
 
-def _summarise_routers(routers: Record) -> None:
+def _summarise_routers(routers: Found) -> None:
     one, three = statistics.fmean(routers["one"]), statistics.fmean(routers["three"])
     print(f"{three:7.3f} of all prompt tokens were cached with three routers, {one:.3f} with one")
     hits, probes = (sum(left[key] for left in routers["killed"]) for key in ("hits", "probes"))

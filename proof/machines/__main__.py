@@ -2,35 +2,29 @@
 
 Walks through a cluster in memory (`cluster`) and over one pair of transfer ends (`frames`), one seed after the other
 for as long as --budget-s allows; finished seeds are kept in --out, so a run that was stopped goes on where it was. One
-seed alone: --part cluster --seed N --count 1.
+seed alone: --part cluster --seed N --count 1 --out FILE.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
-import os
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
+from proof.record import CUT, Record, arguments_of
 from tests.unit.protocol.frame_walk import frame_walk
 from tests.unit.protocol.walk import Walk
 
-ROOT = Path(__file__).parents[2]
 PARTS = ("cluster", "frames")
 EVENTS = {"cluster": 2000, "frames": 300}
 CHUNK = 20
 """Seeds between two lines of progress, and between two savings."""
-CUT = os.EX_TEMPFAIL
-"""Exit status of a run that broke no promise and was cut by its budget: run it again to go on."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="proof.machines", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "machines.json")
+    parser = arguments_of("machines", __doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="which walks; all without it")
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--count", type=int, default=2000, help="how many seeds of each part")
@@ -40,26 +34,22 @@ def main() -> int:
     )  # fmt: skip
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)  # every walk has failures on purpose
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    if record.get("first_seed") != arguments.seed or record.get("events") != EVENTS:
-        record = {"name": "machines", "first_seed": arguments.seed, "events": EVENTS, "parts": {}}
+    about = {"first_seed": arguments.seed, "events": EVENTS}
+    record = Record(arguments.out, "machines", about, is_fresh=arguments.fresh)
+    tallies: dict[str, dict[str, int]] = record.content.setdefault("parts", {})
     parts = arguments.part or PARTS
     for index, part in enumerate(parts):
-        left_s = arguments.budget_s / len(parts)
-        if not _run_part(part, record, arguments.seed, arguments.count, left_s, arguments.out):
+        if not _run_part(part, record, arguments.seed, arguments.count, arguments.budget_s / len(parts)):
             return 1
-        print(f"{index + 1} of {len(parts)} parts: {json.dumps(record['parts'][part])}")
-    is_cut = any(record["parts"][part].get("seeds", 0) < arguments.count for part in parts)
-    print("no broken promise; cut by the budget: run it again to go on" if is_cut else "no broken promise")
-    return CUT if is_cut else 0
+        print(f"{index + 1} of {len(parts)} parts: {json.dumps(tallies.get(part, {}))}")
+    seeds = [tallies.get(part, {}).get("seeds", 0) for part in parts]
+    return record.verdict(sum(seeds), left=sum(max(0, arguments.count - count) for count in seeds))
 
 
-def _run_part(
-    part: str, record: dict[str, dict[str, dict[str, int]]], first: int, count: int, limit_s: float, out: Path
-) -> bool:
+def _run_part(part: str, record: Record, first: int, count: int, limit_s: float) -> bool:
     """Seeds from where the record ends; False at the first broken promise."""
     begun_s = time.monotonic()
-    tally = Counter(record["parts"].get(part, {}))
+    tally = Counter(record.content["parts"].get(part, {}))
     while tally["seeds"] < count and time.monotonic() - begun_s < limit_s:
         for _ in range(min(CHUNK, count - tally["seeds"])):
             seed = first + tally["seeds"]
@@ -67,12 +57,12 @@ def _run_part(
                 tally.update(_walk(part, seed))
             except AssertionError as error:
                 print(f"seed {seed} of {part} breaks a promise: {error}", file=sys.stderr)
-                print(f"again: python -m proof.machines --part {part} --seed {seed} --count 1", file=sys.stderr)
+                options = f"--part {part} --seed {seed} --count 1 --fresh --out build/again.json"
+                print(f"again: python -m proof.machines {options}", file=sys.stderr)
                 return False
             tally["seeds"] += 1
-        record["parts"][part] = dict(sorted(tally.items()))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(record, indent=1) + "\n")
+        record.content["parts"][part] = dict(sorted(tally.items()))
+        record.save()
         print(f"{part}: {tally['seeds']} seeds in {time.monotonic() - begun_s:.0f} s", flush=True)
     return True
 

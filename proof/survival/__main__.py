@@ -8,22 +8,21 @@ stopped, or ran out of --seconds, goes on.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import sys
 import tempfile
 import time
 import zlib
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proof.record import Record, arguments_of
 from tests.chaos.strikes import CELLS, Cell, strike
 from tests.chaos.survivors import asked_calmly, check
 from tests.e2e.cluster import Cluster, running
 
-ROOT = Path(__file__).parents[2]
 STRUCK = """
 [pools]
 prefill = 2
@@ -69,7 +68,7 @@ def run_cell(struck: Cluster, calm: Cluster, engine: str, cell: Cell, seed: int)
     return {"requests": len(bodies), "struck": hit.phases, "reattempts": hit.reattempts, "took_s": took_s}
 
 
-def run(engine: str, todo: list[tuple[Cell, int]], record: dict[str, Any], out: Path, ends_s: float) -> None:
+def run(engine: str, todo: list[tuple[Cell, int]], record: Record, ends_s: float) -> None:
     """All cells of one engine that are still to do, while there is time."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="td-")))
@@ -82,8 +81,8 @@ def run(engine: str, todo: list[tuple[Cell, int]], record: dict[str, Any], out: 
             if time.monotonic() > ends_s:
                 return
             result = run_cell(clusters[0], clusters[1], engine, cell, seed)
-            record["cells"][_key(engine, cell, seed)] = result
-            out.write_text(json.dumps(record, indent=1) + "\n")
+            record.content["cells"][_key(engine, cell, seed)] = result
+            record.save()
             print(f"{_key(engine, cell, seed)}: {result}", flush=True)
 
 
@@ -92,37 +91,33 @@ def _key(engine: str, cell: Cell, seed: int) -> str:
 
 
 def main() -> int:
-    """0 if all of it is done."""
-    parser = argparse.ArgumentParser(prog="proof.survival", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "survival.json")
+    parser = arguments_of("survival", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--passes", type=int, default=1, help="how often the matrix is gone through")
     parser.add_argument("--engines", default="sim,model")
     parser.add_argument("--seconds", type=float, default=900.0, help="after which no cell is begun")
     arguments = parser.parse_args()
-    record: dict[str, Any] = {"name": "survival", "cells": {}}
-    if arguments.out.exists():
-        record = json.loads(arguments.out.read_text())
+    record = Record(arguments.out, "survival", {}, is_fresh=arguments.fresh)
+    cells: dict[str, dict[str, Any]] = record.content.setdefault("cells", {})
     seeds = range(arguments.seed, arguments.seed + arguments.passes)
-    engines = arguments.engines.split(",")
-    ends_s, is_done = time.monotonic() + arguments.seconds, True
-    for engine in engines:
+    wanted: list[str] = []
+    ends_s = time.monotonic() + arguments.seconds
+    for engine in arguments.engines.split(","):
         every = [(cell, seed) for seed in seeds for cell in CELLS]
-        todo = [(cell, seed) for cell, seed in every if _key(engine, cell, seed) not in record["cells"]]
-        if todo:
-            run(engine, todo, record, arguments.out, ends_s)
-        is_done = is_done and all(_key(engine, cell, seed) in record["cells"] for cell, seed in every)
-    _report(record["cells"])
-    print("all done" if is_done else "not done: run it again, it goes on where it was")
-    return 0 if is_done else 1
+        if todo := [(cell, seed) for cell, seed in every if _key(engine, cell, seed) not in cells]:
+            run(engine, todo, record, ends_s)
+        wanted += [_key(engine, cell, seed) for cell, seed in every]
+    done = [cells[key] for key in wanted if key in cells]
+    _report(done)
+    return record.verdict(len(done), left=len(wanted) - len(done))
 
 
-def _report(cells: dict[str, Any]) -> None:
-    requests = sum(cell["requests"] for cell in cells.values())
+def _report(cells: Sequence[Mapping[str, Any]]) -> None:
+    requests = sum(cell["requests"] for cell in cells)
     print(f"{len(cells):7} strikes, {requests} requests, every answer the undisturbed one")
     phases: Counter[str] = Counter()
     causes: Counter[str] = Counter()
-    for cell in cells.values():
+    for cell in cells:
         phases.update(cell["struck"])
         causes.update(cell["reattempts"])
     for phase, count in sorted(phases.items()):

@@ -17,39 +17,37 @@ import time
 from pathlib import Path
 from typing import Any
 
+from proof.record import CUT, arguments_of
 from proof.transfer.plan import TRANSFERS, matrix
 from proof.transfer.record import PARTS, Record
 from proof.transfer.rounds import run_strikes
 from proof.transfer.wire_pool import run_cases
 
-ROOT = Path(__file__).parents[2]
 COUNTS = {"wire": 24_000, "kills": 300, "stops": 300}
 SAVE_EVERY_S = 5.0
-CUT = os.EX_TEMPFAIL
-"""Exit status of a run that broke no promise and was cut by its budget: run it again to go on."""
 
 
 def main() -> int:
     arguments = _arguments()
     logging.disable(logging.ERROR)  # every case has failures on purpose
     os.environ["OMP_NUM_THREADS"] = "1"
-    record = Record(arguments.out, arguments.seed)
+    record = Record(arguments.out, arguments.seed, is_fresh=arguments.fresh)
     print(f"seed {arguments.seed}, results in {arguments.out}", flush=True)
     record.about |= {"cores": os.cpu_count(), "jobs": arguments.jobs, "pairs": arguments.pairs, "not_run": _not_run()}
     run = Run(record, arguments)
     if arguments.only:
         part, index = arguments.only.split("/", 1)
-        run.part(part, _indices(part, index))
+        wanted = {part: _indices(part, index)}
     else:
-        for part in arguments.part or PARTS:
-            run.part(part, range(_cases(part, arguments.count)))
-    record.save()
-    return _verdict(record, run)
+        wanted = {part: range(_cases(part, arguments.count)) for part in arguments.part or PARTS}
+    for part, indices in wanted.items():
+        run.part(part, indices)
+    _show(record.summary())
+    return record.verdict(wanted)
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="proof.transfer", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "transfer.json")
+    parser = arguments_of("transfer", __doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one; may be given several times")
     parser.add_argument("--count", type=int, default=0, help="transfers, or strikes, of each part")
@@ -135,24 +133,13 @@ class Run:
             print(f"{elapsed_s:6.0f} s  {part:6} {self._done}/{self._wanted}", flush=True)
 
 
-def _verdict(record: Record, run: Run) -> int:
-    summary = record.summary()
+def _show(summary: dict[str, Any]) -> None:
     print(f"matrix  {summary['matrix']}")
     print(f"wire    {summary['wire']}")
     for part in ("kills", "stops"):
         print(f"{part:7} {summary[part]}")
     for name, why in summary["not_run"].items():
         print(f"not run: {name}: {why}")
-    deviation = max(summary["matrix"]["largest_deviation"].values())
-    late = [words for part in ("kills", "stops") for words in summary[part]["late"]]
-    left_out = record.faults_left_out
-    for words in left_out:
-        print(f"a fault that never happened: {words}")
-    print(f"{len(record.violations)} broken promises, {len(late)} limits of time exceeded", end="")
-    print("; cut by the budget: run it again to go on" if run.is_cut else "")
-    if record.violations or late or left_out or deviation > 0.05:
-        return 1
-    return CUT if run.is_cut else 0
 
 
 if __name__ == "__main__":

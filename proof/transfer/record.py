@@ -1,37 +1,37 @@
-"""The results file: what is finished, so that a run that was stopped goes on, and what was found."""
+"""The results of the transfer proof: what is finished, and what was found."""
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from proof import record
 from proof.transfer.plan import TRANSPORTS, faults_of
 
 PARTS = ("matrix", "wire", "kills", "stops")
 FULL_LENGTH = 20_000
 """Transfers of the wire part, of which each fault takes some hundreds."""
+ALLOWED_DEVIATION = 0.05
+"""Of the bytes held and moved from what they have to be."""
 
 
 class Record:
-    """One entry a finished case, by part and index. Saved whole, by renaming."""
+    """One entry a finished case, by part and index."""
 
-    def __init__(self, path: Path, seed: int) -> None:
-        self._path, self.seed = path, seed
-        known = json.loads(path.read_text()) if path.exists() else {}
-        is_ours = known.get("name") == "transfer" and known.get("seed") == seed
+    def __init__(self, path: Path, seed: int, *, is_fresh: bool = False) -> None:
+        self.seed, self._file = seed, record.Record(path, "transfer", {"seed": seed}, is_fresh=is_fresh)
+        known = self._file.content
+        self.about: dict[str, Any] = known.get("about", {})
         self.entries: dict[str, dict[int, dict[str, Any]]] = {
-            part: {int(index): entry for index, entry in known.get(part, {}).items()} if is_ours else {}
-            for part in PARTS
+            part: {int(index): entry for index, entry in known.get(part, {}).items()} for part in PARTS
         }
-        self.about: dict[str, Any] = known.get("about", {}) if is_ours else {}
 
     def add(self, part: str, index: int, entry: dict[str, Any]) -> None:
         self.entries[part][index] = entry
 
-    def missing(self, part: str, indices: range) -> list[int]:
+    def missing(self, part: str, indices: Sequence[int]) -> list[int]:
         """Cases that were not run yet. What broke a promise stays on record until it is run alone, by name."""
         return [index for index in indices if index not in self.entries[part]]
 
@@ -46,16 +46,23 @@ class Record:
         return list(wire["never_hit"]) if wire["transfers"] >= FULL_LENGTH else []
 
     def save(self) -> None:
-        """Write it, one line an entry."""
-        lines = [f' "name": "transfer",\n "seed": {self.seed},\n "about": {json.dumps(self.about)}']
-        lines.append(f' "summary": {json.dumps(self.summary(), indent=1).replace(chr(10), chr(10) + " ")}')
-        for part, entries in self.entries.items():
-            rows = [f'  "{index}": {json.dumps(entries[index])}' for index in sorted(entries)]
-            lines.append(f' "{part}": {{\n' + ",\n".join(rows) + "\n }")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_suffix(".new")
-        new.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-        os.replace(new, self._path)
+        """Write it."""
+        self._file.content = {"about": self.about, "summary": self.summary()} | {
+            part: {str(index): entries[index] for index in sorted(entries)} for part, entries in self.entries.items()
+        }
+        self._file.save()
+
+    def verdict(self, wanted: Mapping[str, Sequence[int]]) -> int:
+        """Say what is broken among all that is on record, and what is left of the `wanted` cases; the exit status."""
+        summary = self.summary()
+        late = [words for part in ("kills", "stops") for words in summary[part]["late"]]
+        is_off = max(summary["matrix"]["largest_deviation"].values()) > ALLOWED_DEVIATION
+        for words in self.faults_left_out:
+            print(f"a fault that never happened: {words}")
+        print(f"{len(self.violations)} broken promises, {len(late)} limits of time exceeded")
+        broken = len(self.violations) + len(late) + len(self.faults_left_out) + is_off
+        left = sum(len(self.missing(part, indices)) for part, indices in wanted.items())
+        return self._file.verdict(sum(map(len, wanted.values())) - left, left=left, broken=broken)
 
     def summary(self) -> dict[str, Any]:
         """Everything in a few numbers."""
