@@ -40,11 +40,12 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out, short; "" outside a git repository."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    return found.stdout.strip()
+    """The commit that is checked out, short; "" outside a git repository, or without git."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def publish(name: str, rows: Sequence[Row], out: Path | None) -> None:
@@ -62,12 +63,10 @@ def show(rows: Sequence[Row]) -> None:
         print(f"{row.case:{width}}  {row.metric:{names}} {row.value:10.3f} {row.unit:8}{limit}")
 
 
-def write(name: str, rows: Sequence[Row], out: Path, load: Mapping[str, Any] | None = None) -> None:
-    """Write the JSON, at once or not at all. `load`: what was measured under, for `kept`."""
+def write(name: str, rows: Sequence[Row], out: Path, **more: Any) -> None:
+    """Write the JSON, at once or not at all. `more` is said beside it: the `load` for `kept`, or another `commit`."""
     values = [{**asdict(row), "ratio": row.ratio} for row in rows]
-    record: dict[str, Any] = {"name": name, "commit": commit(), "machine": machine(), "rows": values}
-    if load is not None:
-        record["load"] = dict(load)
+    record: dict[str, Any] = {"name": name, "commit": commit(), "machine": machine(), "rows": values, **more}
     replace_text(out, json.dumps(record, indent=1) + "\n")
 
 
@@ -86,4 +85,9 @@ def kept(out: Path | None, load: Mapping[str, Any]) -> list[Row]:
     record = json.loads(out.read_text())
     if record.get("load") != load or record.get("commit") != commit():
         return []
+    return rows_in(record)
+
+
+def rows_in(record: Mapping[str, Any]) -> list[Row]:
+    """Of a file that `write` made."""
     return [Row(**{field.name: row[field.name] for field in fields(Row)}) for row in record["rows"]]

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.manual_seed(0)
     device = torch.device("cpu" if options.rehearse else "cuda")
     report = Report.open(options.out, machine.describe(device), commit=options.commit, fresh=options.fresh)
-    print(f"{report.machine} commit {report.commit}")
+    print(f"{report.device} commit {report.commit}")
     deadline = time.monotonic() + options.budget_s if options.budget_s else None
     for part in ("machine", *options.part):
         if not _run_part(part, report, device, options.rehearse, deadline):
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     report.save()
     failures = report.failures()
     for row in failures:
-        print(f"WRONG: {row['case']}: {row['metric']} {row['value']:.3g}, tolerance {row['limit']:.3g}")
+        print(f"WRONG: {row.case}: {row.metric} {row.value:.3g}, tolerance {row.limit:.3g}")
     print(f"{len(report.done)} cases done, {len(failures)} wrong, in {options.out}")
     return 1 if failures else 0
 

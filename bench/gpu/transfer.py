@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from bench.gpu.machine import seconds
-from bench.gpu.report import ROOT, Report
+from bench.gpu.report import Report
 from bench.gpu.transfer_pools import G0, RECEIVER, SECRET, SPEC, as_json, device_pool, ticket
+from bench.report import ROOT
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Rank, WorkerId
 from tandem.kernels.payload_checksum import payload_checksum

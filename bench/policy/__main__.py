@@ -115,7 +115,7 @@ def main() -> int:
 
 def _keep(rows: Sequence[Row], out: Path | None, load: Mapping[str, Any]) -> None:
     if out is not None:
-        write("policy", rows, out, load)
+        write("policy", rows, out, load=dict(load))
 
 
 def _played(arguments: argparse.Namespace, trace: Trace, base: Setup) -> Iterator[Row]:
