@@ -48,11 +48,11 @@ def commit() -> str:
         return ""
 
 
-def publish(name: str, rows: Sequence[Row], out: Path | None) -> None:
-    """Print the table and write the JSON, if a place for it was given."""
+def publish(name: str, rows: Sequence[Row], out: Path | None, **more: Any) -> None:
+    """Print the table and write the JSON, with `more` as in `write`, if a place for it was given."""
     show(rows)
     if out is not None:
-        write(name, rows, out)
+        write(name, rows, out, **more)
 
 
 def show(rows: Sequence[Row]) -> None:

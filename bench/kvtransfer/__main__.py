@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import pages
 from bench.kvtransfer import checksum, codecs, handoff, itl, links, transports
 from bench.report import Row, publish
 
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in arguments.part or PARTS:
         print(f"part {name}", flush=True)
         rows += parts[name]()
-    publish("kvtransfer", rows, arguments.out)
+    publish("kvtransfer", rows, arguments.out, text=pages.digest())
     return 0
 
 

@@ -1,6 +1,6 @@
 """What a lossy hand-over costs in logits: the KV of a prompt goes through a codec, the text after it is scored.
 
-The bundled model reads ordinary English (this project's own docs), float32 throughout; a model of random weights would
+The bundled model reads ordinary English (`bench.pages`), float32 throughout; a model of random weights would
 say nothing here, for it has learnt no text that a codec could spoil. Scored is every token of the continuation, each
 after exact tokens before it, with the prompt's KV as the receiver would have it. Exact KV gives the baseline.
 """
@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from bench import pages
 from bench.report import ROOT, Row
 from tandem.engine.runner import ModelRunner, SeqSlice, StepBatch
 from tandem.kernels import kv_wire
@@ -28,8 +29,7 @@ Lossy = Callable[[memoryview, int], None]
 def run() -> list[Row]:
     """KL divergence, largest difference of a log-probability, agreement of the best token."""
     torch.set_num_threads(1)
-    text = "\n".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
-    ids = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+    ids = Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).encode(pages.text(), add_special_tokens=False).ids
     size = PROMPT + SCORED
     passages = [ids[place * size : (place + 1) * size] for place in range(min(PASSAGES, len(ids) // size))]
     return _model("tandem-tiny", BUNDLED, passages)

@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.report import ROOT, Row, publish
+from bench import pages
+from bench.report import Row, publish
 from bench.router.client import Answer, Due, Load, request
 from bench.router.house import MODEL, House, running
 from tandem.router.tokenizer import Tokenizer
@@ -29,15 +30,11 @@ WARM_S = 1.5
 
 @dataclass(slots=True)
 class Prompts:
-    """Makes prompts; no two share their first block. Text is the project's own, cut at word ends."""
+    """Makes prompts; no two share their first block. Text is that of `bench.pages`, cut at word ends."""
 
     dice: Random
     tokenizer: Tokenizer = field(default_factory=lambda: Tokenizer.load(MODEL))
-    words: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for page in sorted((ROOT / "docs").glob("*.md")):
-            self.words += page.read_text().split()
+    words: list[str] = field(default_factory=lambda: pages.text().split())
 
     def ids(self, tokens: int) -> list[int]:
         return [self.dice.randrange(300, 4000) for _ in range(tokens)]
@@ -249,7 +246,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="*", choices=every, default=every, help="some of the cases")
     parser.add_argument("--scale", type=float, default=1.0, help="how much longer to measure")
     arguments = parser.parse_args(argv)
-    publish("router", measure(arguments.only, arguments.scale), arguments.out)
+    publish("router", measure(arguments.only, arguments.scale), arguments.out, text=pages.digest())
     return 0
 
 
