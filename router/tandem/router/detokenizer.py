@@ -13,6 +13,10 @@ Decode = Callable[[Sequence[int]], str]
 _BROKEN = "\ufffd"
 _WINDOW = 8
 """Every token decodes the window again, so it is short."""
+_CHARACTER = 4
+"""No character has more bytes, so none has more tokens."""
+_BROKEN_WINDOW = 16
+"""Bytes that are no text, one a token, are cut off here; a text of them alone would never end at a character."""
 
 
 class IncrementalDetokenizer:
@@ -38,8 +42,11 @@ class IncrementalDetokenizer:
         self._window.extend(tokens)
         text = self._decode(self._window)
         if text.endswith(_BROKEN):
-            # Only the last replacement can still become a character: those before it are wrong for good.
-            return self._give(text[:-1])
+            pending = _pending(text)
+            delta = self._give(text[: len(text) - pending])
+            if len(self._window) - self._boundary > _BROKEN_WINDOW:
+                self._cut(text, pending)
+            return delta
         delta = self._give(text)
         if len(self._window) > _WINDOW:
             self._slide()
@@ -61,16 +68,37 @@ class IncrementalDetokenizer:
             self._window = self._window[self._boundary :]
             self._given = len(self._decode(self._window))
 
+    def _cut(self, text: str, pending: int) -> None:
+        """Forget all but the last tokens of a text that ends in bytes which are none (yet).
+
+        What is kept has to decode as it does behind the rest. Where no place is like that, the window grows a little
+        more, and is cut all the same: the last of the broken bytes may come out otherwise then.
+        """
+        for count in range(_CHARACTER, _BROKEN_WINDOW):
+            head, tail = self._decode(self._window[:-count]), self._decode(self._window[-count:])
+            if len(tail) >= pending and head + tail == text:
+                break
+        else:
+            if len(self._window) - self._boundary <= 2 * _BROKEN_WINDOW:
+                return
+            tail = self._decode(self._window[-count:])
+        self._window, self._boundary = self._window[-count:], 0
+        self._given = max(0, len(tail) - pending)
+
+
+def _pending(text: str) -> int:
+    """How many replacements at the end may still become a character: decoders write one for each of its bytes, or one
+    for all; the fourth byte would have completed it."""
+    return min(_CHARACTER - 1, len(text) - len(text.rstrip(_BROKEN)))
+
 
 class StopMatcher:
     """Cuts text before the first stop string, or behind it; text that may be the beginning of one is held back."""
 
     def __init__(self, stops: Sequence[str], *, is_included: bool = False) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
+        self._stops = [_Stop(stop) for stop in stops if stop]
         self._is_included = is_included
         self._held = ""
-        self._free = 0
-        """Characters at the beginning of the held text in which a stop string may not end."""
         self.is_stopped = False
 
     def add(self, text: str, *, may_stop: bool = True) -> str:
@@ -82,16 +110,15 @@ class StopMatcher:
             return text
         if self.is_stopped:
             return ""
-        text = self._held + text
-        free = self._free if may_stop else len(text)
-        found = [(at, at + len(stop)) for stop in self._stops if (at := self._find(text, stop, free)) >= 0]
+        ends = [(stop, stop.read(text)) for stop in self._stops]
+        before, text = len(self._held), self._held + text
+        found = [(before + end - len(stop.text), before + end) for stop, end in ends if end and may_stop]
         if found:
             self.is_stopped, self._held = True, ""
             start, end = min(found)
             return text[:end] if self._is_included else text[:start]
-        keep = max(_overlap(text, stop) for stop in self._stops)
+        keep = max(stop.length for stop in self._stops)
         self._held = text[len(text) - keep :]
-        self._free = max(0, free - (len(text) - keep))
         return text[: len(text) - keep]
 
     def finish(self) -> str:
@@ -99,15 +126,40 @@ class StopMatcher:
         text, self._held = self._held, ""
         return "" if self.is_stopped else text
 
-    @staticmethod
-    def _find(text: str, stop: str, free: int) -> int:
-        """Where `stop` first stands in `text` so that it ends beyond its first `free` characters; -1 = nowhere."""
-        return text.find(stop, max(0, free - len(stop) + 1))
 
+class _Stop:
+    """One stop string, and how much of its beginning the text read so far ends with (Knuth, Morris, Pratt 1977).
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest proper beginning of `stop` that `text` ends with."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+    A character costs about one comparison, however much is held back.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.length = 0
+        self._borders = [0, 0]
+        """By length of a beginning: the longest shorter one that it ends with. Known as far as it was needed."""
+
+    def read(self, text: str) -> int:
+        """Where in `text` it first ends; 0 = nowhere."""
+        end, at, count = 0, 0, len(text)
+        while at < count:
+            if not self.length:
+                at = text.find(self.text[0], at)
+                if at < 0:
+                    break
+            self.length = self._after(self.length, text[at])
+            at += 1
+            if self.length == len(self.text):
+                end = end or at
+                self.length = self._borders[self.length]
+        return end
+
+    def _after(self, length: int, character: str) -> int:
+        while length and self.text[length] != character:
+            length = self._borders[length]
+        if self.text[length] != character:
+            return 0
+        length += 1
+        if length == len(self._borders):
+            self._borders.append(self._after(self._borders[-1], character))
+        return length

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -52,6 +53,52 @@ def test_broken_bytes_end_up_like_decoding_at_once(data: bytes, rng: random.Rand
     detokenizer = IncrementalDetokenizer(as_bytes)
     shown = "".join(detokenizer.add(list(part)) for part in in_parts(data, rng)) + detokenizer.finish()
     assert shown == as_bytes(data)
+
+
+def as_fallback_bytes(tokens: Sequence[int]) -> str:
+    """As decoders of sentencepiece models: a run of bytes that is not text as a whole is one replacement a byte."""
+    try:
+        return bytes(tokens).decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(tokens)
+
+
+def test_a_character_is_whole_where_each_of_its_bytes_is_a_replacement_until_then() -> None:
+    detokenizer = IncrementalDetokenizer(as_fallback_bytes)
+    assert "".join(detokenizer.add([byte]) for byte in "🎉".encode()) == "🎉"
+
+
+class Counted:
+    """A decoder, and the most tokens that it was given at once."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self.most, self._decode = 0, decode
+
+    def __call__(self, tokens: Sequence[int]) -> str:
+        self.most = max(self.most, len(tokens))
+        return self._decode(tokens)
+
+
+@pytest.mark.parametrize("decode", [as_bytes, as_fallback_bytes])
+@pytest.mark.parametrize("data", [b"\x80", b"\xf0\x9f\x8e", b"\xe2\x82", b"\xc3\xf0\x9f"], ids=bytes.hex)
+def test_bytes_that_are_no_text_do_not_pile_up(decode: Callable[[Sequence[int]], str], data: bytes) -> None:
+    counted = Counted(decode)
+    detokenizer = IncrementalDetokenizer(counted)
+    tokens = list(data * 300)
+    shown = "".join(detokenizer.add([token]) for token in tokens)
+    assert counted.most < 50
+    assert len(decode(tokens)) - 3 <= len(shown) <= len(decode(tokens))
+    assert shown + detokenizer.finish() == decode(tokens)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from([0x80, 0xC3, 0xE2, 0x82, 0xF0, 0x9F, 0x8E, 0x41]), min_size=60, max_size=400))
+def test_long_broken_texts_end_up_like_decoding_at_once(tokens: list[int]) -> None:
+    counted = Counted(as_bytes)
+    detokenizer = IncrementalDetokenizer(counted)
+    shown = "".join(detokenizer.add([token]) for token in tokens) + detokenizer.finish()
+    assert shown == as_bytes(tokens)
+    assert counted.most < 50
 
 
 def test_real_tokens(tokenizer: Tokenizer) -> None:
@@ -133,6 +180,26 @@ def test_stop_strings_count_only_beyond_the_first_characters(
         assert shown == text[:first]
     else:
         assert shown == text[: min(start for end, start in ends if end == first)]
+
+
+class CountedText(str):
+    """A stop string that counts how often a character of it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at: Any) -> str:
+        CountedText.looks += 1
+        return super().__getitem__(at)
+
+
+def test_what_is_held_back_is_not_compared_again() -> None:
+    CountedText.looks = 0
+    matcher = StopMatcher([CountedText("a" * 1000 + "b")])
+    shown = "".join(matcher.add("a") for _ in range(5000))
+    assert shown == "a" * 4000
+    assert CountedText.looks < 10 * 5000
+    assert matcher.add("b") == ""
+    assert matcher.is_stopped
 
 
 def test_a_stop_string_is_a_part_of_the_text_if_it_is_asked_for() -> None:
