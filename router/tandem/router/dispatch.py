@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from tandem.core.clock import Clock
-from tandem.core.errors import DeadlineError, TandemError, UnavailableError, WorkerLostError
+from tandem.core.errors import DeadlineError, InternalError, TandemError, UnavailableError, WorkerLostError
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import Phase
 from tandem.core.logs import event
@@ -34,7 +35,8 @@ from tandem.router.workers import WorkerTable
 _log = logging.getLogger(__name__)
 SWEEP_S = 1.0
 SPACING_S = 0.002
-"""Between re-attempts of requests that one worker lost: planning all of them at once would stop the event loop."""
+"""Between attempts of requests that one worker lost, or that waited for one: planning all of them at once would stop
+the event loop."""
 
 
 class DispatchMeter(Protocol):
@@ -58,6 +60,9 @@ class Dispatcher:
         self._flights: dict[RequestId, Flight] = {}
         self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
         """Flights between two attempts, or before the first, and what wakes them."""
+        self._roused: deque[RequestId] = deque()
+        """Of those that waited when the last worker came, the ones that have not been tried since."""
+        self._rousing: asyncio.TimerHandle | None = None
         self.on_link_up: Callable[[], None] = lambda: None
         self.on_proven: Callable[[tuple[tuple[str, int], ...]], None] = lambda pair: None
         """Told the workers, with incarnations, that just answered a request of more than one token together."""
@@ -72,6 +77,11 @@ class Dispatcher:
     def waiting(self) -> int:
         """Flights that no worker has now."""
         return len(self._waiting)
+
+    def stranded(self, model: str) -> int:
+        """Flights of this model that no worker has had yet: nobody could serve them when they came."""
+        waiting = (self._flights[request] for request in self._waiting)
+        return sum(flight.work.model == model and not flight.history.failures for flight in waiting)
 
     @contextmanager
     def fly(
@@ -177,6 +187,20 @@ class Dispatcher:
             self._start(flight)
         except TandemError as error:
             self._give_up(flight, "no_worker", error)
+        except Exception as error:  # noqa: BLE001 - it would wait for its deadline
+            _log.exception("request %s could not be sent off", flight.id)
+            self._fail(flight, InternalError("the router failed", why=type(error).__name__, todo="report this"))
+
+    def _rouse(self) -> None:
+        """Try the next one that waited for a worker, and the others one by one after it."""
+        self._rousing = None
+        while self._roused:
+            request = self._roused.popleft()
+            if request in self._waiting:
+                self._try(self._flights[request])
+                break
+        if self._roused:
+            self._rousing = asyncio.get_running_loop().call_later(SPACING_S, self._rouse)
 
     def _failed(self, flight: Flight, failure: Failure | None, error: TandemError, delay_s: float = 0.0) -> None:
         """The current attempt is over; another follows unless `error` is the request's own fault (no `failure`)."""
@@ -329,8 +353,9 @@ class Dispatcher:
         self._table.note_up(link)
         if link.facts is not None:
             self._survival.absentees.came(link.facts)
-        for request in list(self._waiting):
-            self._try(self._flights[request])
+        self._roused = deque(self._waiting)
+        if self._rousing is None:
+            self._rouse()
         self.on_link_up()
 
     def on_beat(self, link: WorkerLink) -> None:

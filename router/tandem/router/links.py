@@ -160,6 +160,9 @@ class WorkerLink:
                     call.cancel()
         except* (grpc.RpcError, _BrokenError, TimeoutError, asyncio.InvalidStateError) as errors:
             why = _explain(errors)
+        except* Exception as errors:  # noqa: BLE001 - of ours: the other workers' streams go on
+            _log.exception("the stream of worker %s ended by an error of this router", self.worker)
+            why = f"this router failed: {_explain(errors)}"
         finally:
             was_up = self._close(why)
         return was_up
@@ -247,8 +250,14 @@ class WorkerLink:
                 asked.set_exception(WorkerLostError(f"worker {self.worker} was lost", why=why, todo="ask again"))
         if was_up:
             event(_log, "worker lost", logging.WARNING, worker=self.worker, why=why)
-            self._listener.on_lost(self, why)
+            self._lose(why)
         return was_up
+
+    def _lose(self, why: str) -> None:
+        try:
+            self._listener.on_lost(self, why)
+        except Exception:  # noqa: BLE001 - the next session begins all the same
+            _log.exception("the loss of worker %s was not dealt with whole", self.worker)
 
 
 class _BrokenError(Exception):

@@ -300,6 +300,7 @@ class Router:
             lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
             self.metrics,
             order=lambda: next((link.load.queue_rules for link in self.table.usable()), QueueRules()),
+            stranded=self.dispatcher.stranded,
         )
 
     def _check_in_time(self, work: Work, plan: Plan) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Sequence
 
 import httpx
+import pytest
 
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.router.links import WorkerLink
+from tandem.router.wire import TokenChunk
 from tests.integration.router.house import Build, House
 from tests.integration.router.scripted_worker import Script
 from tests.integration.router.test_faults import ask
@@ -49,6 +52,29 @@ def test_a_worker_of_another_release_is_refused_with_the_reason_until_it_is_upda
     house.loop.call_soon_threadsafe(house.directory.changed)
     house.wait_ready()
     assert ask(house).status_code == 200
+
+
+def test_an_error_in_what_a_worker_said_costs_its_stream_alone(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = build(prefill=1, decode=2)
+    house.wait_ready()
+    dispatcher = house.router.dispatcher
+    broken: list[str] = []
+    on_tokens = dispatcher.on_tokens
+
+    def hear(link: WorkerLink, chunks: Sequence[TokenChunk]) -> None:
+        if not broken and link.worker.startswith("decode"):
+            broken.append(link.worker)
+            raise RuntimeError("a bug")
+        on_tokens(link, chunks)
+
+    monkeypatch.setattr(dispatcher, "on_tokens", hear)
+    answer = ask(house)
+    assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 8)
+    (worker,) = broken
+    others = [name for name in house.workers if name != worker]
+    assert [house.workers[name].streams for name in others] == [1, 1]
+    house.wait(lambda: house.workers[worker].streams == 2)
+    house.wait_ready()
 
 
 def test_new_incarnation_in_the_registry_gets_the_requests_of_the_old_one(build: Build) -> None:

@@ -8,6 +8,7 @@ anybody waits.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,14 @@ from typing import Protocol
 
 from tandem.core.clock import Clock
 from tandem.core.config import AdmissionSection
-from tandem.core.errors import CapacityError, DeadlineError, TandemError
+from tandem.core.errors import CapacityError, DeadlineError, InternalError, TandemError
 from tandem.core.prefill_queue import QueueRules
 from tandem.router.admission.drain import MEMORY_S, DrainRate
 from tandem.router.admission.fairqueue import FairQueue, Waiting
 from tandem.router.admission.room import SHORTER, Need
 from tandem.router.admission.terms import Terms
 
+_log = logging.getLogger(__name__)
 POLL_S = 0.005
 ANSWER_TOKENS = 128
 """How long an answer is taken to be, if it may be so long."""
@@ -31,6 +33,8 @@ MARGIN = 0.9
 """Of a promised time to the first token, what waiting and computing may take as predicted."""
 _LEAST_S, _MOST_S = 0.1, 60.0
 """What a client is told to wait, at least and at most."""
+_STRANDED_S = 1.0
+"""What a client is told to wait where nobody knows when a worker will come."""
 CREDIT_TOKENS = 4096
 """So much may a tenant's short requests take before their turn, while a long one of another finds no room."""
 _PASSING = 4
@@ -80,7 +84,7 @@ class _Lane:
 
 class Admission:
     """`has_room(model, need)` looks at the workers; `order` says how they sort prompts; `on_waiting` is called when the
-    first one begins to wait."""
+    first one begins to wait. `stranded(model)`: how many were let in and wait for a worker to come at all."""
 
     def __init__(
         self,
@@ -90,9 +94,10 @@ class Admission:
         meter: AdmissionMeter,
         on_waiting: Callable[[], None] = lambda: None,
         order: Callable[[], QueueRules] = QueueRules,
+        stranded: Callable[[str], int] = lambda model: 0,
     ) -> None:
         self._rules, self._clock, self._has_room, self._meter = rules, clock, has_room, meter
-        self._order, self.on_waiting = order, on_waiting
+        self._order, self.on_waiting, self._stranded = order, on_waiting, stranded
         self._lanes: dict[str, _Lane] = {}
 
     @property
@@ -116,6 +121,7 @@ class Admission:
         `compute_s` says how long its prompt takes, when that is needed. Raises CapacityError if it cannot wait, and
         what `grant` raises if that is called at once.
         """
+        self._check_stranded(arrived.model)
         lane = self._lanes.get(arrived.model)
         if (lane is None or not len(lane.queue)) and self._has_room(arrived.model, arrived.need):
             grant()
@@ -175,6 +181,9 @@ class Admission:
                     first.grant()
                 except TandemError as error:
                     first.refuse(error)
+                except Exception as error:  # noqa: BLE001 - it would wait for ever
+                    _log.exception("a request whose turn had come could not be sent off")
+                    first.refuse(InternalError("the router failed", why=type(error).__name__, todo="report this"))
                 else:
                     lane.rate.sent(first.cost)
                     self._meter.waited(now_s - first.queued_s)
@@ -229,6 +238,15 @@ class Admission:
             grant=grant,
             refuse=refuse,
         )
+
+    def _check_stranded(self, model: str) -> None:
+        """CapacityError when as many as may wait have gone through here and found no worker at all."""
+        if self._stranded(model) >= self._rules.max_waiting:
+            self._meter.refused("full")
+            raise CapacityError(
+                "too many requests wait", why="no worker can serve them now", todo="send it again later",
+                retry_after_s=_STRANDED_S,
+            )  # fmt: skip
 
     def _check_wait(self, lane: _Lane, place: Place) -> None:
         """CapacityError when it would be gone before its turn comes."""

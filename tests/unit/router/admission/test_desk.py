@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
-from tandem.core.errors import CapacityError, DeadlineError, TandemError, UnavailableError
+from tandem.core.errors import CapacityError, DeadlineError, InternalError, TandemError, UnavailableError
 from tandem.router.admission.desk import MARGIN, Admission, Arrived, Place
 from tandem.router.admission.room import Need
 from tandem.router.admission.terms import Terms
@@ -40,9 +40,11 @@ class Hall:
         self.sent: list[str] = []
         self.errors: dict[str, TandemError] = {}
         self.started = 0
+        self.stranded: dict[str, int] = {}
         self.admission = Admission(
-            AdmissionSection(**rules), self.clock, self._has_room, self.counts, on_waiting=self._on_waiting
-        )
+            AdmissionSection(**rules), self.clock, self._has_room, self.counts, on_waiting=self._on_waiting,
+            stranded=lambda model: self.stranded.get(model, 0),
+        )  # fmt: skip
 
     def _has_room(self, model: str, need: Need) -> bool:
         return self.room > 0 or self.has_room_for(need)
@@ -50,7 +52,7 @@ class Hall:
     def _on_waiting(self) -> None:
         self.started += 1
 
-    def grant(self, name: str, error: TandemError | None) -> Callable[[], None]:
+    def grant(self, name: str, error: Exception | None) -> Callable[[], None]:
         def run() -> None:
             if error is not None:
                 raise error
@@ -61,7 +63,7 @@ class Hall:
 
     def enter(
         self, name: str, *, tenant: str = "a", cost: int = 100, compute_s: float = 0.1, ttft_s: float = math.inf,
-        timeout_s: float = 600.0, priority: int = 0, model: str = "", error: TandemError | None = None,
+        timeout_s: float = 600.0, priority: int = 0, model: str = "", error: Exception | None = None,
     ) -> Place | None:  # fmt: skip
         now_s = self.clock.now_s()
         arrived = Arrived(
@@ -129,6 +131,25 @@ def test_a_failure_to_send_is_told_to_its_client_and_the_next_one_goes() -> None
     hall.pass_time(0.1, room=1)
     assert isinstance(hall.errors["bad"], UnavailableError)
     assert hall.sent == ["good"]
+
+
+def test_an_error_of_our_own_is_told_to_its_client_too_and_the_next_one_goes() -> None:
+    hall = Hall()
+    hall.enter("bad", error=RuntimeError("a bug"))
+    hall.enter("good")
+    hall.pass_time(0.1, room=1)
+    assert isinstance(hall.errors["bad"], InternalError)
+    assert hall.sent == ["good"]
+
+
+def test_while_no_worker_is_there_no_more_are_let_in_than_may_wait() -> None:
+    hall = Hall(room=9, max_waiting=2)
+    hall.stranded = {"m": 1, "n": 2}
+    assert hall.enter("first", model="m") is None
+    with pytest.raises(CapacityError, match="no worker can serve them") as refused:
+        hall.enter("second", model="n")
+    assert refused.value.retry_after_s == 1.0
+    assert (hall.sent, hall.counts.reasons) == (["first"], ["full"])
 
 
 def test_short_prompts_and_urgent_ones_come_first_within_a_tenant() -> None:
