@@ -65,13 +65,8 @@ class Budgets:
         """A request that was charged has ended: it counts as what it `used`, or, not served, as nothing."""
         if self._of(tenant) is None:
             return
-        before = self._due.get(tenant, Charge(requests=0, tokens=0))
-        self._due[tenant] = Charge(
-            requests=before.requests - (not is_served),
-            tokens=before.tokens + (used if is_served else 0) - charged,
-            is_asked=False,
-        )
-        self._has_due.set()
+        tokens = (used if is_served else 0) - charged
+        self._owe(tenant, Charge(requests=-(not is_served), tokens=tokens, is_asked=False))
 
     async def run(self) -> None:
         """Settle in the background until cancelled; what Redis did not take is kept for later."""
@@ -86,8 +81,20 @@ class Budgets:
         due, self._due = self._due, {}
         for tenant, charge in due.items():
             budget = self._of(tenant)
-            if budget is not None:
-                await self._spend(tenant, budget, charge)
+            if budget is None:
+                continue
+            local = self._local.get(tenant)
+            if local is not None:  # it may have been charged here
+                local.spend(charge, self._clock.now_s())
+            if self._books is not None and await self._ask(tenant, budget, charge) is None:
+                self._owe(tenant, charge)
+
+    def _owe(self, tenant: str, charge: Charge) -> None:
+        """Have it settled with what else is due."""
+        before = self._due.get(tenant, Charge(requests=0, tokens=0))
+        requests, tokens = before.requests + charge.requests, before.tokens + charge.tokens
+        self._due[tenant] = Charge(requests=requests, tokens=tokens, is_asked=False)
+        self._has_due.set()
 
     def _of(self, tenant: str) -> BudgetSection | None:
         budget = self._budgets.get(tenant, self._budgets.get(EVERYBODY))
@@ -95,17 +102,24 @@ class Budgets:
         return budget if is_bounded else None
 
     async def _spend(self, tenant: str, budget: BudgetSection, charge: Charge) -> float:
-        now_s = self._clock.now_s()
-        if self._books is not None and now_s >= self._away_until_s:
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    wait_s = await self._books.spend(tenant, budget, charge)
-            except (UnavailableError, TimeoutError):
-                self._away_until_s = now_s + AWAY_S
-            else:
-                self._local.pop(tenant, None)
-                return wait_s
-        local = self._local.get(tenant)
+        wait_s = await self._ask(tenant, budget, charge)
+        if wait_s is not None:
+            return wait_s
+        now_s, local = self._clock.now_s(), self._local.get(tenant)
         if local is None:
             local = self._local[tenant] = LocalBucket(budget, now_s)
         return local.spend(charge, now_s)
+
+    async def _ask(self, tenant: str, budget: BudgetSection, charge: Charge) -> float | None:
+        """What Redis says; None = it is away."""
+        now_s = self._clock.now_s()
+        if self._books is None or now_s < self._away_until_s:
+            return None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                wait_s = await self._books.spend(tenant, budget, charge)
+        except (UnavailableError, TimeoutError):
+            self._away_until_s = now_s + AWAY_S
+            return None
+        self._local.pop(tenant, None)
+        return wait_s

@@ -122,6 +122,46 @@ def test_without_redis_a_router_keeps_its_own_books_and_asks_again_later(failure
     run(act)
 
 
+def test_what_redis_did_not_take_is_settled_there_once_it_is_back() -> None:
+    async def act() -> None:
+        books = Books()
+        budgets, clock, _ = made(books, acme=TOKENS)
+        for _ in range(3):
+            await budgets.spend("acme", 100)
+        books.failure, books.charges = UnavailableError("gone"), []
+        budgets.settle("acme", charged=100, used=10, is_served=True)
+        await budgets.flush()
+        budgets.settle("acme", charged=100, used=0, is_served=False)
+        await budgets.flush()
+        assert len(books.charges) == 1, "it is left alone for a while"
+        books.failure, books.charges = None, []
+        clock.advance(AWAY_S)
+        await budgets.spend("acme", 7)
+        budgets.settle("acme", charged=100, used=20, is_served=True)
+        await budgets.flush()
+        await budgets.flush()
+        assert books.charges == [
+            ("acme", Charge(requests=1, tokens=7)),
+            ("acme", Charge(requests=-1, tokens=-270, is_asked=False)),
+        ]
+
+    run(act)
+
+
+def test_without_redis_what_is_given_back_is_there_again() -> None:
+    async def act() -> None:
+        budgets, _, _ = made(None, acme=SIXTY)
+        for _ in range(int(BURST_S)):
+            await budgets.spend("acme", 1)
+        budgets.settle("acme", charged=1, used=0, is_served=False)
+        await budgets.flush()
+        await budgets.spend("acme", 1)
+        with pytest.raises(RateLimitError):
+            await budgets.spend("acme", 1)
+
+    run(act)
+
+
 def test_a_bucket_of_tokens_lets_a_long_request_leave_a_debt() -> None:
     bucket = LocalBucket(TOKENS, 0.0)
     assert bucket.spend(Charge(requests=1, tokens=3000), 0.0) == 0
