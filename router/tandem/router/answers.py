@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from tandem.core.clock import Clock
-from tandem.core.errors import CancelledError, InternalError, TandemError
+from tandem.core.errors import CancelledError, DeadlineError, InternalError, InvalidRequestError, TandemError
 from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
@@ -27,6 +27,9 @@ from tandem.router.requests import Arrival, Flight, Inbox, Work
 from tandem.router.tokenizer import Tokenizer
 
 LAST_WORDS_S = 2.0
+_LEAST_S = 0.001
+"""So much time has whatever is sent off."""
+_OWN_ENDS = (CancelledError, DeadlineError, InvalidRequestError)
 
 
 @dataclass(slots=True)
@@ -111,7 +114,7 @@ class Answer:
         try:
             place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail)
         except BaseException:
-            self._settle()
+            self._settle(is_served=False)
             raise
         if place is not None:
             self._place = place
@@ -119,12 +122,12 @@ class Answer:
         return self
 
     def _fly(self) -> None:
-        """Send everything off."""
+        """Send everything off, with what is left of its time since it arrived."""
         now_s = self._sent_s = self._desk.clock.now_s()
         with ExitStack() as stack:
             for slot, work in enumerate(self._works):
-                if self._place is not None:
-                    work = replace(work, timeout_s=max(0.001, self._place.deadline_s - now_s))
+                left_s = self._settings.received_s + work.timeout_s - now_s
+                work = replace(work, timeout_s=max(_LEAST_S, left_s))
                 request = RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
                 self._flights.append(stack.enter_context(self._desk.dispatcher.fly(request, slot, work, self._inbox)))
             self._stack.enter_context(stack.pop_all())
@@ -144,12 +147,17 @@ class Answer:
             model=first.model,
         )
 
-    def _settle(self) -> None:
+    @property
+    def _is_served(self) -> bool:
+        """Whether it counts: something of it reached the client, or it ended for a reason of the client's own."""
+        is_own = self._error is None or isinstance(self._error, _OWN_ENDS)
+        return bool(self._flights) and (is_own or self.usage.completion_tokens > 0)
+
+    def _settle(self, *, is_served: bool) -> None:
         """What was charged for it before is known now."""
         usage, tenant = self.usage, self._works[0].terms.tenant
         if not IS_BACKGROUND.get():
             used = usage.prompt_tokens + usage.completion_tokens
-            is_served = bool(self._flights)
             self._desk.budgets.settle(tenant, charged=cost_of(self._works), used=used, is_served=is_served)
 
     def _compute_s(self) -> float:
@@ -166,7 +174,7 @@ class Answer:
             self._error = self._error or CancelledError("the request was cancelled")
             self._inbox.fail(self._error, is_urgent=True)
         self._stack.close()
-        self._settle()
+        self._settle(is_served=self._is_served)
         self._measure()
 
     @property

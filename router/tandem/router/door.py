@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
-from tandem.core.errors import TandemError
+from tandem.core.errors import DeadlineError, TandemError
 from tandem.router.admission.gate import Gate
 from tandem.router.admission.terms import Classes, Terms
 from tandem.router.answers import AnswerDesk, AnswerSettings, cost_of
@@ -42,10 +43,19 @@ class Door:
         terms = self.classes.terms(ask.caller, ask.wish)
         if IS_BACKGROUND.get():  # nobody waits for its first token
             terms = Terms(tenant=terms.tenant, timeout_s=terms.timeout_s)
-        works = await self.reader.read(ask)
+        works = await self._in_time(self.reader.read(ask), received_s, terms.timeout_s)
         if not IS_BACKGROUND.get():
             await self.desk.budgets.spend(terms.tenant, cost_of(works))
         return [replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s) for work in works]
+
+    async def _in_time(self, reading: Awaitable[list[Work]], received_s: float, timeout_s: float) -> list[Work]:
+        """DeadlineError if the prompt is not tokenised in the time that its whole answer has."""
+        try:
+            async with asyncio.timeout(received_s + timeout_s - self.clock.now_s()):
+                return await reading
+        except TimeoutError:
+            why = f"its prompt was not tokenised within {timeout_s:g} s"
+            raise DeadlineError("no answer in the time that was given", why=why, todo="try later") from None
 
     def answer_settings(self, ask: Ask, received_s: float) -> AnswerSettings:
         return AnswerSettings(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from tandem.clusterctl import slo
 from tandem.core.config import AdmissionSection, SloSection
+from tandem.router.tokenizer import LONG_TEXT_CHARS
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, Build, House
@@ -274,3 +276,18 @@ def test_slo_classes_change_while_requests_run(build: Build) -> None:
         answer = httpx.post(slo_url, headers=headers, json=wrong)
         assert answer.status_code == 400, wrong
         assert answer.json()["error"]["param"]
+
+
+def test_a_deadline_holds_while_the_prompt_is_tokenised(build: Build) -> None:
+    house = build()
+    house.wait_ready()
+    go_on = threading.Event()
+    thread = house.router.door.models.find("tiny").tokenizer._thread
+    standing = thread.submit(go_on.wait, 60.0)
+    try:
+        answer = post(house, {"X-Request-Timeout": "0.2"}, prompt="Hi " * LONG_TEXT_CHARS)
+        assert not standing.done()
+    finally:
+        go_on.set()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert not house.workers["prefill-0"].submitted
