@@ -30,7 +30,11 @@ class ChildProcess:
         self._exited: asyncio.Future[int] = self._loop.create_future()
         # While the exited leader is not reaped, its process id cannot belong to anybody else.
         self._pidfd = os.pidfd_open(process.pid)
-        self._loop.add_reader(self._pidfd, self._on_exit)
+        try:
+            self._loop.add_reader(self._pidfd, self._on_exit)
+        except OSError:
+            os.close(self._pidfd)
+            raise
 
     @classmethod
     def start(cls, command: Sequence[str], *, variables: Mapping[str, str], log_file: Path) -> ChildProcess:
@@ -45,7 +49,11 @@ class ChildProcess:
                 env=dict(variables),
                 process_group=0,  # Ctrl-C is the launcher's; no session: the scheduler would share cores by session
             )
-            return cls(process, log_file, log.tell())
+            try:
+                return cls(process, log_file, log.tell())
+            except OSError:  # out of descriptors or memory: it would run on, and nobody would own it
+                _discard(process)
+                raise
 
     @property
     def pid(self) -> int:
@@ -119,6 +127,14 @@ class ChildProcess:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
+    def end_reason(self, code: int) -> str:
+        """One line on why it ended with `code`, for people."""
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        last = self.last_line()
+        return (
+            f"{how}; its last line: {last[:300]} (log: {self._log_file})" if last else f"{how} (log: {self._log_file})"
+        )
+
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -135,3 +151,10 @@ class ChildProcess:
         os.close(self._pidfd)
         if not self._exited.done():
             self._exited.set_result(code)
+
+
+def _discard(process: subprocess.Popen[bytes]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()

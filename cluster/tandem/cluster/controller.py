@@ -57,7 +57,6 @@ class Slot:
     start_at_s: float = 0.0
     started_at_s: float = 0.0
     was_ready: bool = False
-    is_wanted: bool = True
 
 
 class Controller:
@@ -149,7 +148,14 @@ class Controller:
         self._events.record(EventKind.STOPPING, slot.worker_id, reason)
         task = asyncio.create_task(self._launcher.stop(slot.worker_id, grace_s=grace_s))
         self._stops[slot.worker_id] = task
-        task.add_done_callback(lambda _: self._stops.pop(slot.worker_id, None))
+        task.add_done_callback(lambda ended: self._note_stopped(slot, ended))
+
+    def _note_stopped(self, slot: Slot, ended: asyncio.Task[None]) -> None:
+        """Say so when not even SIGKILL ends a worker (a driver that hangs). Once it does end, all goes on."""
+        self._stops.pop(slot.worker_id, None)
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None:
+            self._events.record(EventKind.GAVE_UP, slot.worker_id, f"stopping it failed: {error}")
 
     def _note_desired(self, state: DesiredState) -> None:
         pools = ", ".join(f"{pool.name} {pool.count}" for pool in state.pools)

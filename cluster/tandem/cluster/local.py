@@ -54,8 +54,8 @@ class LocalLauncher:
     async def start_worker(self, spec: WorkerSpec) -> None:
         worker_id = spec.worker_id
         assert worker_id not in self._children, f"{worker_id} runs already"
-        path = self._held.write_config(worker_id, spec.config)
         try:
+            path = self._held.write_config(worker_id, spec.config)
             child = ChildProcess.start(
                 [*self._command, "--config", str(path)],
                 variables=self._environment.for_child(threads=spec.threads),
@@ -77,10 +77,6 @@ class LocalLauncher:
         while True:
             yield await self._reports.get()
 
-    def pids(self) -> dict[WorkerId, int]:
-        """Process ids of the running workers' leaders."""
-        return {worker_id: child.pid for worker_id, child in self._children.items()}
-
     async def _follow(self, worker_id: WorkerId, child: ChildProcess) -> None:
         """Report what the worker says until it is gone; the last report is always WorkerExited."""
         fatal = ""
@@ -95,18 +91,11 @@ class LocalLauncher:
                 elif "fatal" in said:
                     fatal = " ".join(str(said["fatal"]).split())
             code = await child.wait()
-            reason = fatal or exit_reason(code, child, self._held.state.log_file(worker_id))
+            reason = fatal or child.end_reason(code)
             self._reports.put_nowait(WorkerExited(worker_id, reason))
         finally:
             child.kill()
             del self._children[worker_id], self._followers[worker_id]
-
-
-def exit_reason(code: int, child: ChildProcess, log_file: object) -> str:
-    """One line on why a child ended, for people."""
-    how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-    last = child.last_line()
-    return f"{how}; its last line: {last[:300]} (log: {log_file})" if last else f"{how} (log: {log_file})"
 
 
 def _parse(line: str) -> dict[str, Any]:

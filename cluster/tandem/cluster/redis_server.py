@@ -21,10 +21,6 @@ class ClusterRedis:
     def __init__(self, url: str, server: PrivateRedis | None, start: Callable[[int], PrivateRedis] | None) -> None:
         self.url, self._server, self._start = url, server, start
 
-    @property
-    def is_private(self) -> bool:
-        return self._server is not None
-
     async def keep(self, on_restart: Callable[[str], None]) -> None:
         """Watch over a private server until cancelled; `on_restart` gets one line whenever it had to act."""
         while True:
@@ -38,8 +34,8 @@ class ClusterRedis:
                 assert self._start is not None
                 self._server = self._start(server.port)
                 on_restart(f"answers again, process {self._server.pid}")
-            except StartupError as error:
-                on_restart(error.message)
+            except (StartupError, OSError) as error:  # the latter: no room on the disk, no memory
+                on_restart(error.message if isinstance(error, StartupError) else f"it could not be started: {error}")
                 await asyncio.sleep(_RETRY_S)
 
     def stop(self) -> None:

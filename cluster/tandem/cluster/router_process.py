@@ -12,7 +12,6 @@ from pathlib import Path
 from tandem.cluster.backoff import RestartBackoff
 from tandem.cluster.child_process import ChildProcess
 from tandem.cluster.environment import Environment
-from tandem.cluster.local import exit_reason
 from tandem.cluster.state_dir import HeldState
 from tandem.core import config_loader
 from tandem.core.clock import Clock
@@ -52,6 +51,7 @@ class RouterProcess:
     ) -> None:
         self._config, self._held, self._environment = config, held, environment
         self._events, self._command = events, tuple(command)
+        self._ready_file = Path(config.ready_file)
         self._backoff = RestartBackoff(clock)
         self._child: ChildProcess | None = None
         self._ready: asyncio.Future[RouterAddresses] = asyncio.get_running_loop().create_future()
@@ -79,35 +79,37 @@ class RouterProcess:
 
     async def _run_once(self) -> str:
         """One life of the process; returns why it ended."""
-        name, ready_file = self._config.router_id, Path(self._config.ready_file)
-        _forget(ready_file)
-        log_file = self._held.state.log_file(name)
-        self._events.record(EventKind.STARTED, name, "after it died" if self._ready.done() else "the cluster starts")
-        path = self._held.write_config(name, self._config)
+        why = "after it died" if self._ready.done() else "the cluster starts"
+        self._events.record(EventKind.STARTED, self._config.router_id, why)
         try:
-            child = ChildProcess.start(
-                [*self._command, "--config", str(path)],
-                variables=self._environment.for_child(threads=1),
-                log_file=log_file,
-            )
+            self._child = child = self._start()
         except OSError as error:
             return f"it could not be started: {error}"
-        self._child = child
         output = asyncio.create_task(_drain(child))
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                while child.is_running and not _is_there(ready_file):
+                while child.is_running and not _is_there(self._ready_file):
                     await child.wait_at_most(_POLL_S)
             if child.is_running:
-                self._note_ready(config_loader.load(ready_file, RouterAddresses))
+                self._note_ready(config_loader.load(self._ready_file, RouterAddresses))
             code = await child.wait()
-        except (TimeoutError, ConfigError) as error:
-            child.kill()
-            await child.wait()
-            return f"it did not say where it listens within {READY_TIMEOUT_S:g} s: {error}"
+        except TimeoutError:
+            return await _ended(child, f"it did not say where it listens within {READY_TIMEOUT_S:g} s")
+        except ConfigError as error:
+            return await _ended(child, f"where it listens cannot be read: {error.message}")
         finally:
             output.cancel()
-        return _router_error(code, child) or exit_reason(code, child, log_file)
+        return _router_error(code, child) or child.end_reason(code)
+
+    def _start(self) -> ChildProcess:
+        name = self._config.router_id
+        self._ready_file.unlink(missing_ok=True)
+        path = self._held.write_config(name, self._config)
+        return ChildProcess.start(
+            [*self._command, "--config", str(path)],
+            variables=self._environment.for_child(threads=1),
+            log_file=self._held.state.log_file(name),
+        )
 
     def _note_ready(self, addresses: RouterAddresses) -> None:
         self._backoff.ready()
@@ -123,12 +125,15 @@ class RouterProcess:
             self._config = dataclasses.replace(self._config, settings=settings)
 
 
-def _forget(ready_file: Path) -> None:
-    ready_file.unlink(missing_ok=True)
+def _is_there(path: Path) -> bool:
+    return path.is_file()
 
 
-def _is_there(ready_file: Path) -> bool:
-    return ready_file.is_file()
+async def _ended(child: ChildProcess, why: str) -> str:
+    """`why`, once it is killed."""
+    child.kill()
+    await child.wait()
+    return why
 
 
 async def _drain(child: ChildProcess) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,12 +68,12 @@ def test_reports_progress_then_ready_then_the_orderly_end(held: HeldState, envir
         async with LocalLauncher(held, environment, command=FAKE_WORKER) as launcher:
             ready = await _ready(launcher)
             assert ready.details["omp"] == "3"
-            assert launcher.pids() == {W: ready.details["pid"]}
+            assert psutil.pid_exists(ready.details["pid"])
             await launcher.stop(W, grace_s=10)
             exited = await _next(launcher)
             assert isinstance(exited, WorkerExited)
             assert "exit code 0" in exited.reason
-            assert launcher.pids() == {}
+            assert not psutil.pid_exists(ready.details["pid"])
         log = held.state.log_file(W).read_text()
         assert "this line is no JSON" in log
 
@@ -109,6 +111,43 @@ def test_a_program_that_does_not_exist_is_an_exit(held: HeldState, environment: 
             assert "No such file" in exited.reason
 
     asyncio.run(run())
+
+
+def test_what_keeps_a_process_from_starting_is_an_exit(
+    held: HeldState, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with LocalLauncher(held, environment, command=FAKE_WORKER) as launcher:
+            with monkeypatch.context() as broken:
+                broken.setattr(sys, "executable", "/no/such/python")
+                await launcher.start_worker(_spec())
+            shutil.rmtree(held.state.config_dir)
+            await launcher.start_worker(_spec())
+            for what in ("/no/such/python", str(held.state.config_dir)):
+                exited = await _next(launcher)
+                assert isinstance(exited, WorkerExited)
+                assert "it could not be started: " in exited.reason
+                assert what in exited.reason
+
+    asyncio.run(run())
+
+
+def test_a_process_that_cannot_be_watched_does_not_run_on(held: HeldState, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptors ran out after it was started: nobody would own it."""
+    seen: list[int] = []
+
+    def refuse(pid: int) -> int:
+        seen.append(pid)
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def run() -> None:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
+        with pytest.raises(OSError, match="too many open files"):
+            ChildProcess.start(sleeper, variables=dict(os.environ), log_file=held.state.log_file("sleeper"))
+
+    asyncio.run(run())
+    assert [psutil.pid_exists(pid) for pid in seen] == [False]
 
 
 def test_when_the_leader_dies_its_group_dies(

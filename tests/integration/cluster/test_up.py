@@ -224,6 +224,29 @@ def test_a_dead_private_redis_is_started_again(start: Callable[..., Up]) -> None
 
 
 @pytest.mark.parametrize(
+    ("program", "folder"), [("fake_worker", "config"), ("fake_router", "config"), ("redis-server", "redis")]
+)
+def test_what_cannot_be_restarted_for_want_of_its_folder_ends_nothing(
+    start: Callable[..., Up], tmp_path: Path, program: str, folder: str
+) -> None:
+    """As with a full disk: nothing can be written for it. It is tried again until it works."""
+    up = start("--mixed", "1")
+    up.wait_for("curl")
+    place, aside = tmp_path / "tandem" / folder, tmp_path / "aside"
+    place.rename(aside)
+    place.touch()
+    (before,) = up.member(program)
+    before.kill()
+    up.wait_for("it could not be started: ")
+    up.wait_for("it could not be started: ")
+    place.unlink()
+    aside.rename(place)
+    up.wait_for("answers again" if program == "redis-server" else "ready: it")
+    assert up.ctl("down")[0] == 0
+    assert up.end() == (0, "")
+
+
+@pytest.mark.parametrize(
     ("worker", "router", "message"),
     [
         (

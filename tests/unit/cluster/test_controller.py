@@ -24,6 +24,7 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.started: list[WorkerId] = []
         self.stopped: list[WorkerId] = []
+        self.stuck = False
         self.reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
 
     async def start_worker(self, spec: WorkerSpec) -> None:
@@ -31,6 +32,8 @@ class FakeLauncher:
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
         self.stopped.append(worker_id)
+        if self.stuck:
+            raise TimeoutError("process 7 does not end although it was killed")
         self.reports.put_nowait(WorkerExited(worker_id, "exit code 0"))
 
     async def watch(self) -> AsyncIterator[WorkerReport]:
@@ -277,6 +280,27 @@ def test_a_restart_that_hangs_is_killed_and_tried_again() -> None:
         h.want(prefill=1)
         await _settle()
         assert h.launcher.started.count(P0) == 3
+
+    play(scene)
+
+
+def test_a_stop_that_fails_is_told_and_goes_on_once_the_worker_has_ended() -> None:
+    async def scene(h: Harness) -> None:
+        h.want(prefill=2)
+        await _settle()
+        h.ready(P0)
+        h.ready(P1)
+        h.launcher.stuck = True
+        h.want(prefill=1)
+        await _settle()
+        why = "stopping it failed: process 7 does not end although it was killed"
+        assert h.events.of(EventKind.GAVE_UP) == [f"prefill-1: {why}"]
+        h.want(prefill=2)
+        await _settle()
+        assert h.launcher.started.count(P1) == 1, "the old one still runs"
+        h.dies(P1)
+        await _settle()
+        assert h.launcher.started.count(P1) == 2
 
     play(scene)
 
