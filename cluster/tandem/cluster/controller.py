@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from tandem.cluster.backoff import RestartBackoff
 from tandem.cluster.launcher import Launcher, WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
 from tandem.core.clock import Clock
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import StartupError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
+from tandem.core.restarts import RestartBackoff
 
 STOP_GRACE_S = 10.0
 START_TIMEOUT_S = 300.0

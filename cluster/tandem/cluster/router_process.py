@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cluster.backoff import RestartBackoff
 from tandem.cluster.child_process import ChildProcess
 from tandem.cluster.environment import Environment
 from tandem.cluster.state_dir import HeldState
@@ -18,6 +17,7 @@ from tandem.core.clock import Clock
 from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.events import EventKind, EventSink
+from tandem.core.restarts import RestartBackoff
 
 ROUTER_COMMAND = (sys.executable, "-m", "tandem.router")
 READY_TIMEOUT_S = 60.0

@@ -17,9 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tandem.core import config_loader
+from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, StartupError, TandemError
 from tandem.core.logs import event
+from tandem.core.restarts import RestartBackoff
 from tandem.router.admin import load_key
 from tandem.router.orders import Orders
 from tandem.router.parts_admin import Part, create_parts_admin, replay
@@ -30,8 +32,6 @@ from tandem.router.stopping import AFTER_DRAIN_S, on_signal
 _log = logging.getLogger(__name__)
 MAX_PROCESSES = 256
 READY_S = 60.0
-FIRST_BACKOFF_S = 0.5
-LAST_BACKOFF_S = 10.0
 _LOOK_S = 0.02
 
 
@@ -59,8 +59,8 @@ async def run_processes(config: RouterConfig) -> int:
         listener = bind("127.0.0.1", port_after(wants.admin_port, grpc, grpc_wanted))
         stack.callback(listener.close)
         settings = dataclasses.replace(wants, port=http, grpc_port=grpc, admin_port=0)
-        one, orders = dataclasses.replace(config, settings=settings), Orders()
-        every = [Process(one, number, orders) for number in range(wants.processes)]
+        one, orders, clock = dataclasses.replace(config, settings=settings), Orders(), MonotonicClock()
+        every = [Process(one, number, orders, clock) for number in range(wants.processes)]
         stack.push_async_callback(_stop, every)
         stopping = asyncio.Event()
         on_signal(stopping.set)
@@ -99,13 +99,13 @@ class Process:
     """One process: started, waited for, started again. `ready` is what it said once it listened; from then
     on it is told orders with the others, and `orders` holds those that came before."""
 
-    def __init__(self, config: RouterConfig, number: int, orders: Orders) -> None:
+    def __init__(self, config: RouterConfig, number: int, orders: Orders, clock: Clock) -> None:
         folder, name = Path(config.ready_file).parent, f"{config.router_id}-{number}"
         self._ready_file, self._config_file = folder / f".{name}.ready.json", folder / f".{name}.json"
         self._config = dataclasses.replace(
             config, router_id=name, ready_file=str(self._ready_file), parent_pid=os.getpid()
         )
-        self._orders = orders
+        self._orders, self._backoff = orders, RestartBackoff(clock)
         self._child: asyncio.subprocess.Process | None = None
         self.name = name
         self.ready: Ready | None = None
@@ -151,6 +151,7 @@ class Process:
                     f"process {self.name} of the router cannot join the others", why=str(error)
                 ) from error
             self.ready = ready
+        self._backoff.ready()
 
     async def ended(self) -> int:
         """Wait until it has ended, for its exit status."""
@@ -159,19 +160,16 @@ class Process:
 
     async def keep(self) -> None:
         """Start it again whenever it ends, until cancelled."""
-        backoff_s = FIRST_BACKOFF_S
         while True:
             code = await self.ended()
             self.ready = None
-            event(_log, "process ended", logging.WARNING, process=self.name, code=code, again_in_s=backoff_s)
-            await asyncio.sleep(backoff_s)
+            delay_s = self._backoff.died()
+            event(_log, "process ended", logging.WARNING, process=self.name, code=code, again_in_s=delay_s)
+            await asyncio.sleep(delay_s)
             try:
                 await self.start()
             except (_RefusedError, StartupError, OSError) as error:  # the last: no memory, no room on the disk
                 event(_log, "process did not start", logging.ERROR, process=self.name, why=str(error))
-                backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
-            else:
-                backoff_s = FIRST_BACKOFF_S
 
     async def stop(self) -> None:
         """SIGTERM, so that its streams finish; SIGKILL if it does not end."""

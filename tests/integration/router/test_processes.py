@@ -19,6 +19,7 @@ import grpc.aio
 import httpx
 import pytest
 
+from tandem.core.clock import MonotonicClock
 from tandem.core.config import RouterConfig, RouterSection, ServedModel
 from tandem.core.errors import StartupError
 from tandem.core.ids import WorkerId
@@ -82,7 +83,7 @@ def test_a_process_that_does_not_get_to_listen_is_ended_so_that_it_can_be_starte
     monkeypatch.setattr(processes, "READY_S", 0.05)  # no interpreter starts in that
 
     async def run() -> None:
-        late = processes.Process(config, 0, Orders())
+        late = processes.Process(config, 0, Orders(), MonotonicClock())
         with pytest.raises(StartupError, match="did not listen"):
             await late.start()
         async with asyncio.timeout(PATIENCE_S):
