@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tandem.core.addresses import host_port
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
 Record = Mapping[str, Any]
@@ -38,8 +39,8 @@ def _summary(status: Record) -> dict[str, str]:
         "router": f"{_text(router.get('id'))}, {_text(router.get('in_flight'))} in flight",
         "waiting": _waiting(status.get("admission") or {}),
         "refused": _counts((status.get("admission") or {}).get("refused")),
-        "HTTP": f"{host}:{_text(router.get('http'))}",
-        "gRPC": f"{host}:{_text(router.get('grpc'))}",
+        "HTTP": host_port(host, _text(router.get("http"))),
+        "gRPC": host_port(host, _text(router.get("grpc"))),
     }
     if status.get("registry_trouble"):
         lines["registry"] = _text(status["registry_trouble"])

@@ -15,6 +15,7 @@ import orjson
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from tandem.core.addresses import host_port
 from tandem.core.apikeys import Scope
 from tandem.core.errors import STATUS, CancelledError, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.ids import new_request_id
@@ -68,7 +69,7 @@ class GrpcDoor:
         if port and not self._is_shared:
             bind(host, port).close()  # gRPC would complain on stderr in its own words
         try:
-            bound = self._add_port(f"{host}:{port}")
+            bound = self._add_port(host_port(host, port))
         except RuntimeError as error:
             why = "it is in use or may not be used"
             raise StartupError(

@@ -20,6 +20,7 @@ import uvloop
 from fastapi import FastAPI
 
 from tandem.core import logs
+from tandem.core.addresses import host_port
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import RouterConfig
 from tandem.core.config_loader import load
@@ -354,8 +355,8 @@ async def _run(config: RouterConfig) -> int:
         record = RouterRecord(
             router=RouterId(config.router_id),
             incarnation=incarnation,
-            http_address=f"{config.settings.host}:{ports['http']}",
-            grpc_address=f"{config.settings.host}:{ports['grpc']}",
+            http_address=host_port(config.settings.host, ports["http"]),
+            grpc_address=host_port(config.settings.host, ports["grpc"]),
             admin_address=f"127.0.0.1:{ports['admin']}",
             pid=os.getpid(),
         )

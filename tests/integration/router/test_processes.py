@@ -238,6 +238,26 @@ def test_what_keeps_a_process_from_starting_is_said_once(config: RouterConfig) -
     assert "tokenizer.json" in words
 
 
+def test_an_ipv6_address(config: RouterConfig) -> None:
+    asyncio.run(_ipv6(with_settings(config, host="::1")))
+
+
+async def _ipv6(config: RouterConfig) -> None:
+    """It stands in brackets wherever a port follows it: in what launchers are told, and for gRPC."""
+    async with worker(config), running(config) as (_, ready):
+        assert ready["http"].startswith("http://[::1]:")
+
+        async def is_ready() -> bool:
+            async with httpx.AsyncClient(trust_env=False) as http:
+                return (await http.get(f"{ready['http']}/readyz")).status_code == 200
+
+        await until(is_ready)
+        assert (await complete(ready["http"])).json()["usage"]["completion_tokens"] == 4
+        async with grpc.aio.insecure_channel(ready["grpc"]) as channel:
+            call: Any = i_grpc.InferenceStub(channel).Generate(i.GenerateRequest(model="tiny", text="Hi"))
+            assert [one async for one in call]
+
+
 def test_tls(config: RouterConfig) -> None:
     asyncio.run(_tls(with_settings(config, tls_cert=str(TLS / "cert.pem"), tls_key=str(TLS / "key.pem"))))
 
