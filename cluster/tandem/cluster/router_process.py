@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cluster.child_process import ChildProcess
@@ -18,22 +17,11 @@ from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.restarts import RestartBackoff
+from tandem.router.ready import Ready
 
 ROUTER_COMMAND = (sys.executable, "-m", "tandem.router")
 READY_TIMEOUT_S = 60.0
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterAddresses:
-    """What a router writes once its sockets listen."""
-
-    http: str
-    grpc: str
-    admin: str
-    pid: int
-    is_open: bool = False
-    """Whether it lets requests in that have no API key."""
 
 
 class RouterProcess:
@@ -54,9 +42,9 @@ class RouterProcess:
         self._ready_file = Path(config.ready_file)
         self._backoff = RestartBackoff(clock)
         self._child: ChildProcess | None = None
-        self._ready: asyncio.Future[RouterAddresses] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
 
-    async def wait_ready(self) -> RouterAddresses:
+    async def wait_ready(self) -> Ready:
         """Where it listens, once it does."""
         return await asyncio.shield(self._ready)
 
@@ -91,7 +79,7 @@ class RouterProcess:
                 while child.is_running and not _is_there(self._ready_file):
                     await child.wait_at_most(_POLL_S)
             if child.is_running:
-                self._note_ready(config_loader.load(self._ready_file, RouterAddresses))
+                self._note_ready(config_loader.load(self._ready_file, Ready))
             code = await child.wait()
         except TimeoutError:
             return await _ended(child, f"it did not say where it listens within {READY_TIMEOUT_S:g} s")
@@ -111,7 +99,7 @@ class RouterProcess:
             log_file=self._held.state.log_file(name),
         )
 
-    def _note_ready(self, addresses: RouterAddresses) -> None:
+    def _note_ready(self, addresses: Ready) -> None:
         self._backoff.ready()
         self._events.record(EventKind.READY, self._config.router_id, f"it listens at {addresses.http}")
         if not self._ready.done():

@@ -19,7 +19,7 @@ from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
 from tandem.cluster.local import LocalLauncher
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.resolve import ResolvedCluster
-from tandem.cluster.router_process import RouterAddresses, RouterProcess
+from tandem.cluster.router_process import RouterProcess
 from tandem.cluster.signals import EXIT_KILLED, Signals
 from tandem.cluster.state_dir import Context, HeldState
 from tandem.core.clock import MonotonicClock
@@ -31,6 +31,7 @@ from tandem.core.ids import WorkerId
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
+from tandem.router.ready import Ready
 
 ROUTER_GRACE_S = 10.0
 """What a router gets beyond its own `drain_s`: last words, and giving back what it holds."""
@@ -214,7 +215,7 @@ class RunningCluster:
         )
         return WorkerSpec(config=config, threads=config.settings.threads)
 
-    def _context(self, addresses: RouterAddresses) -> Context:
+    def _context(self, addresses: Ready) -> Context:
         return Context(
             name=self._name,
             pid=os.getpid(),
@@ -232,7 +233,7 @@ class RunningCluster:
         if isinstance(report, WorkerProgress):
             self._say(report.worker_id, report.text)
 
-    def _show_addresses(self, addresses: RouterAddresses) -> None:
+    def _show_addresses(self, addresses: Ready) -> None:
         name = self._resolved.served_names[0]
         body = (
             f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is a list?"}}], "max_tokens": 48}}'
@@ -247,7 +248,7 @@ class RunningCluster:
         self._say("", f"curl -s {url} {key}-H 'Content-Type: application/json' -d '{body}'")
 
 
-def _access(addresses: RouterAddresses, anonymous: Anonymous) -> str:
+def _access(addresses: Ready, anonymous: Anonymous) -> str:
     """Who is let in, in words."""
     if not addresses.is_open:
         return "access needs an API key; `clusterctl key create` makes one"

@@ -22,7 +22,8 @@ from types import TracebackType
 
 from tandem.core import config_loader
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
-from tandem.core.secret import ClusterSecret, write_private
+from tandem.core.files import write_private
+from tandem.core.secret import ClusterSecret
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _LOG_KEPT_BYTES = 8 * 1024 * 1024

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from pathlib import Path
 
 from tandem.core.errors import ConfigError
+from tandem.core.files import write_private
 
 NONCE_BYTES = 32
 ANSWER_BYTES = 32
@@ -72,14 +72,3 @@ class ClusterSecret:
 
     def _mac(self, message: bytes) -> bytes:
         return hmac.new(self._value, message, hashlib.sha256).digest()
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Write `data` to `path` with mode 0600 from the first byte, replacing what was there in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

@@ -20,6 +20,7 @@ from tandem.core import config_loader
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, StartupError, TandemError
+from tandem.core.files import write_private
 from tandem.core.logs import event
 from tandem.core.restarts import RestartBackoff
 from tandem.router.admin import load_key
@@ -118,7 +119,7 @@ class Process:
     async def start(self) -> None:
         """Start it and wait until it listens. StartupError, and it is ended, or _RefusedError when it does not."""
         self._ready_file.unlink(missing_ok=True)
-        _write_private(self._config_file, config_loader.dump(self._config))
+        write_private(self._config_file, config_loader.dump(self._config))
         command = (sys.executable, "-m", "tandem.router", "--config", str(self._config_file))
         self._child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
         ended = asyncio.create_task(self._child.wait())
@@ -197,10 +198,3 @@ def _held(host: str, port: int) -> Iterator[int]:
         yield port_of(held)
     finally:
         held.close()
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """It may hold a password of Redis."""
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)

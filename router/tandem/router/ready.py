@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tandem.core import logs
+from tandem.core import config_loader, logs
+from tandem.core.files import write_private
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +25,5 @@ class Ready:
 
 def write_ready(path: Path, ready: Ready) -> None:
     """Write it, all at once."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(ready)) + "\n")
-    temporary.replace(path)
+    write_private(path, config_loader.dump(ready))
     logs.event(_log, "listening", **asdict(ready))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tandem.core import config_loader
 from tandem.core.config import RouterConfig
-from tandem.core.secret import write_private
+from tandem.core.files import write_private
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
@@ -76,7 +76,7 @@ def main() -> int:
     Handler.ready_status = 503 if options.unready else 200
     server = ThreadingHTTPServer(("127.0.0.1", Handler.config.settings.port), Handler)
     url = f"http://127.0.0.1:{server.server_port}"
-    addresses = {"http": url, "grpc": "127.0.0.1:1", "admin": url, "pid": os.getpid()}
+    addresses = {"http": url, "grpc": "127.0.0.1:1", "admin": url, "pid": os.getpid(), "is_open": True}
     write_private(Path(Handler.config.ready_file), json.dumps(addresses).encode())
     server.serve_forever()
     return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tandem.core.errors import ConfigError
-from tandem.core.secret import ANSWER_BYTES, ClusterSecret, write_private
+from tandem.core.secret import ANSWER_BYTES, ClusterSecret
 
 SECRET = ClusterSecret(b"0123456789abcdef")
 
@@ -20,15 +20,6 @@ def test_saved_and_loaded_with_mode_0600(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert ClusterSecret.load(path).rpc_token() == secret.rpc_token()
     assert [p.name for p in tmp_path.iterdir()] == ["secret"]
-
-
-def test_write_private_replaces_in_one_step(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-    path.chmod(0o644)
-    write_private(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_missing_or_short_is_a_config_error(tmp_path: Path) -> None:
