@@ -17,6 +17,7 @@ from tandem.cluster.environment import Environment
 from tandem.cluster.event_log import EventLog
 from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
 from tandem.cluster.local import LocalLauncher
+from tandem.cluster.program import called
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.resolve import ResolvedCluster
 from tandem.cluster.router_process import RouterProcess
@@ -138,7 +139,7 @@ class RunningCluster:
                     group.create_task(self._announce(controller, router, events, ready_timeout_s)),
                 ]
                 await working
-                self._say("up", "stopping, as `clusterctl down` asked")
+                self._say("up", "stopping, as `down` asked")
                 for task in others:
                     task.cancel()
         except BaseExceptionGroup as failures:
@@ -251,10 +252,10 @@ class RunningCluster:
 def _access(addresses: Ready, anonymous: Anonymous) -> str:
     """Who is let in, in words."""
     if not addresses.is_open:
-        return "access needs an API key; `clusterctl key create` makes one"
+        return f"access needs an API key; `{called()} key create --tenant NAME` makes one"
     if anonymous is Anonymous.ALWAYS:
         return "access for everybody, with --anonymous always"
-    return "access for everybody on this machine; the first `clusterctl key create` ends that"
+    return f"access for everybody on this machine; the first `{called()} key create --tenant NAME` ends that"
 
 
 async def _save(store: DesiredStateStore, pools: tuple[Pool, ...]) -> None:

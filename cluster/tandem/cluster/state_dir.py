@@ -16,10 +16,12 @@ import re
 import secrets
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from tandem.cluster.program import called
 from tandem.core import config_loader
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
 from tandem.core.files import write_private
@@ -27,6 +29,7 @@ from tandem.core.secret import ClusterSecret
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 _LOG_KEPT_BYTES = 8 * 1024 * 1024
+_TRIES, _PAUSE_S = 5, 0.04
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,38 +59,51 @@ class StateDir:
         self.config_dir, self.log_dir, self.redis_dir, self.files_dir = (
             self.path / part for part in ("config", "logs", "redis", "files")
         )
-        self._sockets_file = self.path / "sockets"
+        self.sockets_file, self._lock_file = self.path / "sockets", self.path / "lock"
 
     def hold(self) -> HeldState:
         """Take the lock for as long as the result is open; StartupError when another `up` has it."""
         try:
             for folder in (self.path, self.config_dir, self.log_dir):
                 folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise StartupError(
-                f"cannot use the state directory {self.path}",
-                why=error.strerror or str(error),
-                todo="Choose another with --state-dir",
-            ) from error
+            raise self._unusable(error) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+            self._take(lock)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
             os.close(lock)
-            raise StartupError(
-                f"cluster {self.name!r} is running already",
-                why=f"process {owner} holds {self.path / 'lock'}",
-                todo=f"Stop it with `clusterctl down --name {self.name}`, or start another with --name",
-            ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+            raise self._unusable(error) from error
+        except StartupError:
+            os.close(lock)
+            raise
         return HeldState(self, lock)
+
+    def _take(self, lock: int) -> None:
+        """Whoever asks whether it is held (`is_held`) has it for a moment, so one refusal is none."""
+        for _ in range(_TRIES):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(_PAUSE_S)
+        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        raise StartupError(
+            f"cluster {self.name!r} is running already",
+            why=f"process {owner} holds {self._lock_file}",
+            todo=f"Stop it with `{called()} down --name {self.name}`, or start another with --name",
+        )
+
+    def _unusable(self, error: OSError) -> StartupError:
+        why, todo = error.strerror or str(error), "Choose another with --state-dir"
+        return StartupError(f"cannot use the state directory {self.path}", why=why, todo=todo)
 
     def is_held(self) -> bool:
         """Whether an `up` of this name runs now."""
         try:
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return False
         try:
@@ -99,25 +115,21 @@ class StateDir:
         return False
 
     def read_context(self) -> Context:
-        """Where the running cluster listens; UnavailableError when none is known."""
-        if self.context_file.is_file():
-            return config_loader.load(self.context_file, Context)
-        if self.is_held():
+        """Where the running cluster listens; UnavailableError when none is running, or not yet listening."""
+        if not self.is_held():  # whatever a killed `up` left here
+            raise UnavailableError(
+                f"no cluster {self.name!r} is running here",
+                why=f"nobody holds {self._lock_file}",
+                todo=f"Start one with `{called()} up`, or say where it is with --endpoint and --admin-key-file",
+            )
+        if not self.context_file.is_file():
             raise UnavailableError(
                 f"cluster {self.name!r} is still starting", todo="Try again in a moment, or stop it with Ctrl-C"
             )
-        raise UnavailableError(
-            f"no cluster {self.name!r} is running here",
-            why=f"there is no {self.context_file}",
-            todo="Start one with `clusterctl up`, or say where it is with --endpoint and --admin-key-file",
-        )
+        return config_loader.load(self.context_file, Context)
 
     def log_file(self, member: str) -> Path:
         return self.log_dir / f"{member}.log"
-
-    @property
-    def sockets_file(self) -> Path:
-        return self._sockets_file
 
 
 class HeldState:

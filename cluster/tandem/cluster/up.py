@@ -54,6 +54,12 @@ def up(config: ClusterConfig, environment: Environment, progress: Progress, opti
     signals = Signals()
     try:
         _up(config, environment, progress, options or UpOptions(), signals)
+    except OSError as error:
+        raise StartupError(
+            f"cannot use {error.filename}" if error.filename else "the cluster cannot run",
+            why=error.strerror or str(error),
+            todo="Make room, or choose another place with --state-dir",
+        ) from error
     finally:
         signals.cease()
 
@@ -115,7 +121,7 @@ def _logging_to(path: Path, level: str) -> Iterator[None]:
         stream = path.open("a", encoding="utf-8")
     except OSError as error:
         raise StartupError(f"cannot write {path}", why=error.strerror or str(error)) from error
-    with stream:
+    try:
         try:
             logs.setup("up", level=level, stream=stream)
         except ValueError as error:
@@ -125,3 +131,6 @@ def _logging_to(path: Path, level: str) -> Iterator[None]:
         finally:
             root.handlers[:] = handlers
             root.setLevel(before)
+    finally:
+        with contextlib.suppress(OSError):  # it says what the log could not take
+            stream.close()

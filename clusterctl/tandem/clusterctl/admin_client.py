@@ -30,27 +30,31 @@ class AdminClient:
 
     def __init__(self, endpoint: str, key_file: Path, *, is_gone: Callable[[], bool] | None = None) -> None:
         try:
-            key = key_file.read_text().strip()
-        except OSError as error:
+            key = key_file.read_bytes().strip().decode("ascii")
+        except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"cannot read the admin key {key_file}",
-                why=error.strerror or str(error),
+                why=(error.strerror or str(error)) if isinstance(error, OSError) else "it holds no key",
                 todo="Check --admin-key-file",
             ) from error
         self.endpoint, self._is_gone = endpoint.rstrip("/"), is_gone
-        self._http = httpx.Client(
-            base_url=self.endpoint, headers={"Authorization": f"Bearer {key}"}, timeout=_TIMEOUT_S, trust_env=False
-        )
+        headers = {"Authorization": f"Bearer {key}"}
+        try:
+            self._http = httpx.Client(base_url=self.endpoint, headers=headers, timeout=_TIMEOUT_S, trust_env=False)
+        except httpx.InvalidURL as error:
+            raise ConfigError(
+                f"--endpoint is {endpoint!r}", why=str(error), todo="Write it like http://127.0.0.1:8002"
+            ) from error
 
     @classmethod
     def find(cls, *, endpoint: str, admin_key_file: str, name: str, state_dir: str) -> AdminClient:
         """By `endpoint` and `admin_key_file` if given, else by the context file of cluster `name`."""
         state = find_state(name, state_dir)
+        given = Path(admin_key_file).expanduser() if admin_key_file else None
         if endpoint:
-            return cls(endpoint, Path(admin_key_file).expanduser() if admin_key_file else state.admin_key_file)
+            return cls(endpoint, given or state.admin_key_file)
         context = state.read_context()
-        key_file = Path(admin_key_file).expanduser() if admin_key_file else Path(context.admin_key_file)
-        return cls(context.admin, key_file, is_gone=lambda: not state.is_held())
+        return cls(context.admin, given or Path(context.admin_key_file), is_gone=lambda: not state.is_held())
 
     def __enter__(self) -> AdminClient:
         return self
@@ -62,10 +66,7 @@ class AdminClient:
 
     def status(self) -> dict[str, Any]:
         """What the cluster says about itself."""
-        answer = self._call("GET", "/admin/v1/status").json()
-        if not isinstance(answer, dict):
-            raise InternalError(f"{self.endpoint} does not answer like an admin port")
-        return answer
+        return self._record("GET", "/admin/v1/status", "cluster")
 
     def audit(self) -> dict[str, Any]:
         """One look at every worker's KV ledger."""
@@ -110,13 +111,19 @@ class AdminClient:
 
     def revoke_key(self, key_id: str) -> dict[str, Any]:
         """Revoke a key by its id; `is_revoked` is false if there was none."""
-        return self._record("DELETE", f"/admin/v1/keys/{quote(key_id, safe='')}", "is_revoked")
+        name = quote(key_id, safe="", errors="surrogateescape")
+        return self._record("DELETE", f"/admin/v1/keys/{name}", "is_revoked")
 
     def _record(self, method: str, path: str, key: str, body: object = None) -> dict[str, Any]:
-        answer = self._call(method, path, body).json()
-        if not isinstance(answer, dict) or key not in answer:
-            raise InternalError(f"{self.endpoint} does not answer {path} like an admin port")
-        return answer
+        """What it answers, which has `key` in it; InternalError if not."""
+        answer = self._call(method, path, body)
+        try:
+            found = answer.json()
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or key not in found:
+            raise InternalError(f"{self.endpoint} does not answer {path} like an admin port", todo="Check --endpoint")
+        return found
 
     def down(self) -> None:
         """Ask the whole cluster to stop; returns once the request is accepted."""
@@ -154,7 +161,9 @@ class AdminClient:
                 why=str(error) or type(error).__name__,
                 todo="Check that it runs, or say where it is with --endpoint",
             ) from error
-        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        except UnicodeEncodeError as error:  # the command line was not
+            raise ConfigError("cannot send what was given", why="it is no UTF-8 text") from error
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise AuthError(f"{self.endpoint} refuses the admin key", todo="Name its key with --admin-key-file")
         if answer.is_error:
             raise _error_of(answer)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tandem.cluster.program import called
 from tandem.clusterctl.audit import Findings
 
 Record = Mapping[str, Any]
@@ -82,7 +83,7 @@ def _verdict(findings: Findings) -> str:
     if findings.look["unanswered"]:
         return "not everybody could be asked"
     if not findings.look["workers"]:
-        return "nobody reported: no worker is connected to the router. `clusterctl status` shows what it waits for"
+        return f"nobody reported: no worker is connected to the router. `{called()} status` shows what it waits for"
     return f"all {held} holds of blocks are explained"
 
 

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tandem.cluster.program import called
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
 from tandem.core.apikeys import Scope
@@ -80,7 +81,7 @@ def show(
     if as_json:
         print(json.dumps(found, indent=2))
     elif not found["keys"]:
-        print("no key yet; create one with `clusterctl key create --tenant NAME`")
+        print(f"no key yet; create one with `{called()} key create --tenant NAME`")
     else:
         Console(width=None if sys.stdout.isatty() else _FILE_WIDTH).print(_table(found["keys"]))
 

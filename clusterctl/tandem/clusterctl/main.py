@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tandem.clusterctl import key, kv, net, route, slo, status_view
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.flags import Endpoint, KeyFile, Name, StateDirFlag
+from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
 from tandem.clusterctl.up_flags import UpFlags
 from tandem.core.config import DEFAULT_CLUSTER, Anonymous, Disaggregation
 from tandem.core.errors import ConfigError, StartupError, TandemError, UnavailableError
@@ -180,14 +180,12 @@ def status(
     state_dir: StateDirFlag = "",
     endpoint: Endpoint = "",
     admin_key_file: KeyFile = "",
-    output: Annotated[str, typer.Option("--output", "-o", help="table or json.")] = "table",
+    as_json: AsJson = False,
 ) -> None:
     """Show what runs."""
-    if output not in ("table", "json"):
-        raise typer.BadParameter(f"{output!r} is neither table nor json", param_hint="--output")
     with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
         found = admin.status()
-    if output == "json":
+    if as_json:
         print(json.dumps(found, indent=2))
     else:
         status_view.show(found, Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
@@ -225,6 +223,10 @@ def main() -> None:
     except TandemError as error:
         print(f"clusterctl: {error.message}", file=sys.stderr)
         sys.exit(EXIT_STARTUP if isinstance(error, StartupError) else EXIT_FAILED)
+    except OSError as error:
+        what = f"cannot use {error.filename}: " if error.filename else ""
+        print(f"clusterctl: {what}{error.strerror or error}.", file=sys.stderr)
+        sys.exit(EXIT_FAILED)
 
 
 if __name__ == "__main__":

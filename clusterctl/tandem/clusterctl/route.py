@@ -77,7 +77,9 @@ def _prompt(text: str, tokens: str, file: Path | None) -> str | list[int]:
             raise ConfigError(f"--tokens is {tokens[:40]!r}", why="it must be token ids, such as 17,4,256") from None
     try:
         if file is not None:
-            return file.read_text()
-        return sys.stdin.read() if text == "-" else text
-    except (OSError, UnicodeDecodeError) as error:
+            return file.read_text(encoding="utf-8")
+        return sys.stdin.buffer.read().decode() if text == "-" else text
+    except OSError as error:
         raise ConfigError("cannot read the prompt", why=str(error), todo="check --file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("cannot read the prompt", why="it is no UTF-8 text", todo="convert it") from error

@@ -1,4 +1,4 @@
-"""A cluster's status for people: what matters of it on one screen. All of it is in `status -o json`."""
+"""A cluster's status for people: what matters of it on one screen. All of it is in `status --json`."""
 
 from __future__ import annotations
 

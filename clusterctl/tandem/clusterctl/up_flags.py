@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tandem.core import config_loader
 from tandem.core.config import Anonymous, ClusterConfig, Disaggregation
+from tandem.core.errors import ConfigError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
 Section = TypeVar("Section")
@@ -63,6 +64,7 @@ class UpFlags:
 
     def to_config(self) -> ClusterConfig:
         """The file's configuration, or the defaults, with these flags over it; raises ConfigError."""
+        _check_text(self)
         base = config_loader.load(self.config, ClusterConfig) if self.config else ClusterConfig()
         config = _over(base, name=self.name, state_dir=self.state_dir, log_level=self.log_level)
         return dataclasses.replace(
@@ -125,6 +127,18 @@ class UpFlags:
         if self.wire_codec_below == "always":
             return ALWAYS_BYTES_PER_S
         return _size(self.wire_codec_below, "--wire-codec-below")
+
+
+def _check_text(flags: UpFlags) -> None:
+    """Configurations are handed over as UTF-8; bytes of the command line that are not come as lone surrogates."""
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        for text in value if isinstance(value, tuple) else (value,):
+            try:
+                str(text).encode()
+            except UnicodeEncodeError as error:
+                flag = f"--{field.name.replace('_', '-')}"
+                raise ConfigError(f"{flag} is {str(text)!r}", why="that is no UTF-8 text") from error
 
 
 def _absolute(path: str | None) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 def setup(component: str, *, level: str = "INFO", as_json: bool = False, stream: TextIO | None = None) -> None:
     """Send the root logger's records to `stream` (stderr by default), each marked with `component`."""
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Handler(stream or sys.stderr)
     handler.setFormatter(_Formatter(component, as_json))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -21,6 +21,14 @@ def setup(component: str, *, level: str = "INFO", as_json: bool = False, stream:
 def event(logger: logging.Logger, name: str, level: int = logging.INFO, **fields: Any) -> None:
     """Log an event by `name` with machine-readable fields."""
     logger.log(level, name, extra={"fields": fields})
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Loses what a full disk or a closed terminal does not take, instead of telling so on stderr each time."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - as logging calls it
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 class _Formatter(logging.Formatter):

@@ -149,7 +149,7 @@ def test_runs_until_ctrl_c_and_cleans_up(start: Callable[..., Up], tmp_path: Pat
 def test_status_and_down(start: Callable[..., Up], until: Until) -> None:
     up = start("--name", "mine", "--mixed", "1")
     up.wait_for("curl")
-    code, out, _ = up.ctl("status", "--name", "mine", "-o", "json")
+    code, out, _ = up.ctl("status", "--name", "mine", "--json")
     assert (code, json.loads(out)["cluster"]) == (0, "mine")
     code, out, _ = up.ctl("status", "--name", "mine")
     assert code == 0

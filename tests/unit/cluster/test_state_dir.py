@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tandem.cluster.environment import Environment
+from tandem.cluster.program import called
 from tandem.cluster.state_dir import Context, StateDir
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
 
@@ -76,6 +80,44 @@ def test_context_is_there_only_while_the_cluster_runs(tmp_path: Path) -> None:
         held.write_context(CONTEXT)
         assert state.read_context() == CONTEXT
     assert not state.context_file.exists()
+
+
+def test_what_a_killed_run_left_is_no_running_cluster(tmp_path: Path) -> None:
+    state = StateDir(tmp_path, "a")
+    with state.hold() as held:
+        held.write_context(CONTEXT)
+        kept = state.context_file.read_bytes()
+    state.context_file.write_bytes(kept)
+    with pytest.raises(UnavailableError, match="no cluster 'a' is running here"):
+        state.read_context()
+
+
+def test_somebody_who_asks_whether_it_runs_keeps_nobody_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = StateDir(tmp_path, "a")
+    with state.hold():
+        pass
+    with (state.path / "lock").open("r+") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)  # as `is_held` does for a moment
+        monkeypatch.setattr(time, "sleep", lambda seconds: fcntl.flock(asking, fcntl.LOCK_UN))
+        with state.hold():
+            assert state.is_held()
+
+
+def test_messages_name_the_program_as_it_was_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "bin" / "clusterctl"
+    program.parent.mkdir()
+    program.write_text("")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setattr(sys, "argv", [str(program)])
+    with pytest.raises(UnavailableError, match=f"Start one with `{program} up`"):
+        StateDir(tmp_path, "a").read_context()
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert called() == "clusterctl"
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "__main__.py")])
+    assert called() == "clusterctl"
 
 
 def test_configurations_are_private(tmp_path: Path) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 from rich.console import Console
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl import status_view
+from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.up_flags import UpFlags
 from tandem.core.config import ClusterConfig, Disaggregation
-from tandem.core.errors import ConfigError
+from tandem.core.errors import ConfigError, PermissionDeniedError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
@@ -80,7 +84,19 @@ def test_a_bad_size_names_its_flag() -> None:
         (["up", "--log-level", "LOUD"], 2, "--log-level is 'LOUD'"),
         (["up", "--name", "a/b"], 2, "cannot be a cluster's name"),
         (["status", "--endpoint", "http://127.0.0.1:9"], 2, "cannot read the admin key"),
+        (
+            ["status", "--endpoint", "http://127.0.0.1:9", "--admin-key-file", "/bin/sh"],
+            2,
+            "it holds no key",
+        ),
         (["status", "--endpoint", "nonsense", "--admin-key-file", "/dev/null"], 1, "no cluster answers at nonsense"),
+        (["down", "--endpoint", "http://::1:8002", "--admin-key-file", "/dev/null"], 2, "--endpoint is 'http://::1:"),
+        (["up", "--model", "\udcff"], 2, "--model is '\\udcff': that is no UTF-8 text"),
+        (
+            ["route", "explain", "\udcff", "--endpoint", "http://127.0.0.1:9", "--admin-key-file", "/dev/null"],
+            2,
+            "cannot send what was given: it is no UTF-8 text",
+        ),
     ],
 )
 def test_mistakes_are_one_line(
@@ -94,7 +110,35 @@ def test_mistakes_are_one_line(
     assert len(error.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [["up", "--porrt", "3"], ["status", "-o", "xml"], ["up", "--prefill", "two"]])
+def test_a_full_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setenv("TANDEM_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "fsync", full)
+    assert run(monkeypatch, "up", "--engine", "sim", "--port", "0") == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "clusterctl: the cluster cannot run: No space left on device. "
+        "Make room, or choose another place with --state-dir.\n"
+    )
+
+
+def test_what_the_admin_port_refuses_is_said_in_its_own_words(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("some-key")
+    why = "the API key tdk-1 may not do this: it lacks the scope admin. Use one that has it."
+    body = {"error": {"code": "insufficient_permissions", "message": why}}
+    with AdminClient("http://admin", tmp_path / "key") as admin:
+        admin._http = httpx.Client(
+            base_url="http://admin", transport=httpx.MockTransport(lambda request: httpx.Response(403, json=body))
+        )
+        with pytest.raises(PermissionDeniedError, match="it lacks the scope admin"):
+            admin.status()
+
+
+@pytest.mark.parametrize("arguments", [["up", "--porrt", "3"], ["status", "--xml"], ["up", "--prefill", "two"]])
 def test_wrong_usage_ends_with_2(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     assert run(monkeypatch, *arguments) == 2
 

@@ -58,7 +58,7 @@ def test_one_prompt_from_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert route._prompt("a text", "", None) == "a text"
     assert route._prompt("", "17, 4,256", None) == [17, 4, 256]
     assert route._prompt("", "", file) == "from a file"
-    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
     assert route._prompt("-", "", None) == "from a pipe"
     for wrong in (("", "", None), ("a", "1", None), ("a", "", file)):
         with pytest.raises(ConfigError, match="give one prompt"):
@@ -67,3 +67,8 @@ def test_one_prompt_from_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         route._prompt("", "one,two", None)
     with pytest.raises(ConfigError, match="cannot read the prompt"):
         route._prompt("", "", tmp_path / "none")
+    file.write_bytes(b"\xff")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
+    for odd in (("", "", file), ("-", "", None)):
+        with pytest.raises(ConfigError, match="cannot read the prompt: it is no UTF-8 text"):
+            route._prompt(*odd)
