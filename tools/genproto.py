@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,23 +25,38 @@ def generate(out: Path) -> None:
     subprocess.run([*command, *protos], check=True, cwd=SOURCES, env=env)
 
 
+def differing(fresh: Path, stubs: Path) -> tuple[list[str], list[str]]:
+    """Names that `stubs` lacks or has with another content, and those that nothing generates any more."""
+    names = {str(path.relative_to(fresh)) for path in fresh.rglob("*.py*")}
+    there = {str(path.relative_to(stubs)) for path in stubs.rglob("*_pb2*.py*") if "__pycache__" not in path.parts}
+    _, changed, missing = filecmp.cmpfiles(fresh, stubs, sorted(names), shallow=False)
+    return sorted([*changed, *missing]), sorted(there - names)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare only, change nothing")
-    if not parser.parse_args().check:
-        STUBS.mkdir(exist_ok=True)
-        generate(STUBS)
-        return 0
+    is_checking = parser.parse_args().check
     with tempfile.TemporaryDirectory() as folder:
         fresh = Path(folder)
         generate(fresh)
-        names = sorted(str(p.relative_to(fresh)) for p in fresh.rglob("*.py*"))
-        committed = sorted(str(p.relative_to(STUBS)) for p in STUBS.rglob("*_pb2*.py*") if "__pycache__" not in str(p))
-        _, differing, missing = filecmp.cmpfiles(fresh, STUBS, names, shallow=False)
-        stale = sorted(set(differing) | set(missing) | (set(committed) - set(names)))
-    if stale:
-        print("protogen/ is not what proto/ generates; run `make proto`:", *stale, sep="\n  ", file=sys.stderr)
-    return 1 if stale else 0
+        stale, orphaned = differing(fresh, STUBS)
+        if not is_checking:
+            sync(fresh, STUBS, stale, orphaned)
+            return 0
+    if stale or orphaned:
+        names = "\n  ".join(stale + orphaned)
+        sys.stderr.write(f"protogen/ is not what proto/ generates; run `make proto`:\n  {names}\n")
+    return 1 if stale or orphaned else 0
+
+
+def sync(fresh: Path, stubs: Path, stale: list[str], orphaned: list[str]) -> None:
+    """Make `stubs` what `differing` compared it with."""
+    for name in stale:
+        (stubs / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(fresh / name, stubs / name)
+    for name in orphaned:
+        (stubs / name).unlink()
 
 
 if __name__ == "__main__":
