@@ -1,0 +1,119 @@
+"""What every page names exists: commands of `clusterctl` and their flags, make targets, programs, paths, links."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from tandem.clusterctl.main import app
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted(
+    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md"),
+     *(ROOT / "proof").rglob("*.md"), *(ROOT / "models").rglob("*.md")]
+)  # fmt: skip
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"))
+PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)(?::[\w.]+)?`")
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Pieces that speak of one thing: a paragraph, a list, one row of a table."""
+    for piece in text.split("\n\n"):
+        rows = piece.splitlines()
+        yield from rows if rows and rows[0].startswith("|") else [piece]
+
+
+def commands(text: str, program: str) -> Iterator[list[str]]:
+    """Arguments of `program` wherever it is called: between backticks, or on a line of its own."""
+    called = text.replace("\\\n", " ")
+    inline = re.findall(rf"(?<!`)`(?:\.venv/bin/)?{program} ([^`]+)`(?!`)", called)
+    lines = re.findall(rf"^ *(?:\.venv/bin/)?{program} (.+)$", called, flags=re.MULTILINE)
+    for arguments in inline + [line for line in lines if "`" not in line]:
+        words = shlex.split(arguments.replace("\n", " "), comments=True)
+        yield [word for word in words if word not in ("…", "|")]
+
+
+def follow(words: list[str]) -> tuple[Any, list[str]]:
+    """The command of `clusterctl` that `words` lead to, and what is left of them."""
+    found: Any = typer.main.get_command(app)
+    while words and hasattr(found, "commands"):
+        assert words[0] in found.commands, f"clusterctl has no {' '.join(words)}"
+        found, words = found.commands[words[0]], words[1:]
+    return found, words
+
+
+def options(command: Any) -> set[str]:
+    """Flags of a command, and of those below it."""
+    own = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    below = getattr(command, "commands", {}).values()
+    return own.union({"--help", "-h"}, *map(options, below))
+
+
+def flags(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+
+
+@cache
+def program_flags() -> frozenset[str]:
+    """Of benchmarks, proofs and tools."""
+    files = [file for folder in ("bench", "proof", "tools") for file in (ROOT / folder).rglob("*.py")]
+    return frozenset(flag for file in files for flag in re.findall(r'"(--[a-z-]+)"', file.read_text()))
+
+
+@each_page
+def test_commands_and_flags_are_real(page: Path) -> None:
+    up, _ = follow(["up"])
+    for piece in paragraphs(page.read_text()):
+        allowed = options(up)
+        for words in commands(piece, "clusterctl"):
+            command, rest = follow(words)
+            assert flags(rest) <= options(command), f"clusterctl {' '.join(words)}"
+            allowed |= options(command)
+        if page.name != "CHANGELOG.md":  # which says each thing of one release in one list
+            alone = {flag for flag in re.findall(r"`(--[a-z-]+)[^`]*`", piece) if not flag.endswith("-")}
+            assert alone <= allowed | program_flags(), piece
+
+
+@each_page
+def test_make_targets_and_programs_are_real(page: Path) -> None:
+    for words in commands(page.read_text(), "make"):
+        assert words[0] in TARGETS, words
+        given = dict(word.split("=", 1) for word in words[1:])
+        assert set(given) <= {"ARGS", "NAME", "OUT", "PYTHON"}, words
+        if words[0] in ("bench", "proof"):
+            for name in given.get("NAME", "").split("|"):
+                assert name in ("", "…") or (ROOT / words[0] / name / "__main__.py").is_file(), words
+        if words[0] == "serve":
+            assert flags(shlex.split(given.get("ARGS", ""))) <= options(follow(["up"])[0]), words
+
+
+@each_page
+def test_paths_are_real(page: Path) -> None:
+    text = page.read_text()
+    assert [path for path in PATH.findall(text) if not (ROOT / path).exists()] == []
+    assert re.findall(r"`(test_\w+\.py)", text) == [], "say in which folder"
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_what_is_looked_for_is_found() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert len(list(commands(text, "clusterctl"))) > 20
+    assert len(list(commands(text, "make"))) > 20
+    assert len(set(PATH.findall(text))) > 80
+    with pytest.raises(AssertionError, match="clusterctl has no statsu"):
+        follow(["statsu"])
