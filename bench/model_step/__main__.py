@@ -1,6 +1,6 @@
 """Single steps of the model runner beside transformers: decode at several batch sizes, and a prefill.
 
-Thread CPU time on one thread, so that a busy machine disturbs it little; median and best of the repetitions, in ms.
+Thread CPU time on one thread, so that a busy machine disturbs it little; median of the repetitions, in ms.
 """
 
 from __future__ import annotations

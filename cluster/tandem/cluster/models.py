@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cluster.bundled import bundled_model
+from tandem.cluster.worker_settings import effective
 from tandem.core.config import ClusterConfig, Disaggregation, ModelSection, PoolSection, ServedModel
 from tandem.core.desired import Pool
 from tandem.core.errors import ConfigError, ModelError
@@ -95,7 +96,7 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
                 dtype=section.dtype,
                 max_model_len=section.max_model_len,
                 counts=counts,
-                pools=_pools(source, counts, number),
+                pools=_pools(config, source, counts, number),
             )
         )
     _check_names(models)
@@ -111,10 +112,17 @@ def _name(field: str, number: int) -> str:
     return f"models[{number - 1}].{field}" if number else _FLAGS[field]
 
 
-def _pools(source: ModelSource, counts: dict[RoleName, int], number: int) -> tuple[Pool, ...]:
+def _pools(config: ClusterConfig, source: ModelSource, counts: dict[RoleName, int], number: int) -> tuple[Pool, ...]:
     suffix = f"-m{number + 1}" if number else ""
     return tuple(
-        Pool(name=f"{role}{suffix}", model=source.name, role=role, count=count, revision=source.commit)
+        Pool(
+            name=f"{role}{suffix}",
+            model=source.name,
+            role=role,
+            count=count,
+            revision=source.commit,
+            tp=effective(config, role).tp,
+        )
         for role, count in counts.items()
         if count
     )

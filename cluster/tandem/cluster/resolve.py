@@ -15,7 +15,6 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.lifecycle import RoleName
 from tandem.engine.model_config import read_model_config
-from tandem.engine.model_source import ModelSource
 
 _HIGHEST_PORT = 65535
 
@@ -29,11 +28,6 @@ class ResolvedCluster:
     router: RouterSection
     workers: dict[RoleName, WorkerSection]
     """What workers of each role are set to."""
-
-    @property
-    def model(self) -> ModelSource:
-        """The first of them."""
-        return self.models[0].source
 
     @property
     def served_names(self) -> tuple[str, ...]:

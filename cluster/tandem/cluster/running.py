@@ -259,10 +259,9 @@ def _access(addresses: Ready, anonymous: Anonymous) -> str:
 
 
 async def _save(store: DesiredStateStore, pools: tuple[Pool, ...]) -> None:
-    """Make `pools` the desired state, whatever stood there from an earlier run."""
+    """Make `pools` the desired state, whatever stood there from an earlier run, perhaps of another release."""
     for _ in range(_SAVE_TRIES):
-        current = await store.load()
-        version = current.version if current is not None else 0
+        version = await store.version()
         if await store.save(DesiredState(version=version + 1, pools=pools), version):
             return
     raise StartupError("cannot write the desired state", why="somebody else keeps changing it", todo="Try again")

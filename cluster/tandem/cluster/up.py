@@ -17,7 +17,7 @@ from typing import Protocol
 from tandem.cluster.environment import Environment
 from tandem.cluster.local import WORKER_COMMAND
 from tandem.cluster.redis_server import open_redis
-from tandem.cluster.resolve import ResolvedCluster, check_ports, resolve
+from tandem.cluster.resolve import ResolvedCluster, check_ports, resolve, resolve_ports
 from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.running import RunningCluster
 from tandem.cluster.signals import Signals
@@ -93,11 +93,11 @@ def _up(
 
 
 def _check(config: ClusterConfig, environment: Environment, progress: Progress) -> ResolvedCluster:
+    check_ports(resolve_ports(config.router))  # before a model is fetched, which may take long
     for model in (config.model, *config.models):
         if model.path and not Path(model.path).expanduser().is_dir():
             progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
-    check_ports(resolved.router)
     for found in resolved.models:
         progress.say("model", f"{found.source.name} in {found.source.path}")
     pools = ", ".join(_pool_text(pool, resolved.workers[pool.role]) for pool in resolved.pools)

@@ -1,4 +1,4 @@
-"""What a cluster did and why: one record for every action of a controller, kept bounded and shown to operators."""
+"""What a cluster did and why: one record for every action of a controller, logged, told by `up` and kept bounded."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ return 1
 
 
 class DesiredStateStore:
-    """Reads and writes it. `load` and `save` raise UnavailableError when Redis does not answer."""
+    """Reads and writes it. Except for `watch` all raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
@@ -46,6 +46,13 @@ class DesiredStateStore:
         except OUTAGE as error:
             raise no_answer(error) from error
         return None if text is None else from_json(text)
+
+    async def version(self) -> int:
+        """That of the state, also of one that `load` cannot read; 0 = none was ever saved."""
+        try:
+            return int(await self._redis.hget(self._keys.desired, "version") or 0)
+        except OUTAGE as error:
+            raise no_answer(error) from error
 
     async def save(self, state: DesiredState, expected_version: int) -> bool:
         """Write `state` if version `expected_version` stands there (0 = none yet); False = somebody was faster.

@@ -48,6 +48,21 @@ def test_what_cannot_serve_or_skips_a_version_is_refused(server: PrivateRedis, c
     asyncio.run(scenario())
 
 
+def test_what_another_release_wrote_can_be_replaced(server: PrivateRedis, client: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = DesiredStateStore(redis, KEYS)
+            assert await store.version() == 0
+            await redis.hset(KEYS.desired, mapping={"version": 7, "state": '{"version": 7, "moons": []}'})
+            with pytest.raises(ConfigError, match="cannot be read"):
+                await store.load()
+            assert await store.version() == 7
+            assert await store.save(replace(FIRST, version=8), 7)
+            assert await store.load() == replace(FIRST, version=8)
+
+    asyncio.run(scenario())
+
+
 def test_watchers_see_changes_through_restarts(server: PrivateRedis, client: Any, until: Any, running: Any) -> None:
     async def scenario() -> None:
         async with client(server.url) as redis:

@@ -40,7 +40,7 @@ def _counts(config: ClusterConfig) -> dict[str, int]:
 
 def test_defaults_are_the_bundled_model_and_one_pair() -> None:
     resolved = resolve(ClusterConfig(), ENVIRONMENT)
-    assert resolved.model.path == bundled_model()
+    assert resolved.models[0].source.path == bundled_model()
     assert resolved.served_names == ("tandem-tiny",)
     assert _counts(ClusterConfig()) == {"prefill": 1, "decode": 1}
     assert {role: settings.threads for role, settings in resolved.workers.items()} == dict.fromkeys(RoleName, 4)
@@ -69,7 +69,9 @@ def test_roles_differ_where_they_are_told_to_and_share_the_rest() -> None:
         prefill=RoleSection(tp=2, kv_memory_bytes=1 << 30),
         decode=RoleSection(block_tokens=8, kv_dtype="bfloat16", transport="grpc", device="cpu"),
     )
-    workers = resolve(config, ENVIRONMENT).workers
+    resolved = resolve(config, ENVIRONMENT)
+    assert {pool.role: pool.tp for pool in resolved.pools} == {RoleName.PREFILL: 2, RoleName.DECODE: 1}
+    workers = resolved.workers
     prefill, decode = workers[RoleName.PREFILL], workers[RoleName.DECODE]
     assert (prefill.tp, prefill.block_tokens, prefill.kv_dtype, prefill.kv_memory_bytes) == (2, 32, "float32", 1 << 30)
     assert (decode.tp, decode.block_tokens, decode.kv_dtype, decode.transport) == (1, 8, "bfloat16", "grpc")

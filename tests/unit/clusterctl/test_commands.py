@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -124,6 +125,16 @@ def test_a_full_disk_is_one_line(
         "clusterctl: the cluster cannot run: No space left on device. "
         "Make room, or choose another place with --state-dir.\n"
     )
+
+
+def test_a_taken_port_is_found_before_a_model_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TANDEM_STATE_DIR", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run(monkeypatch, "up", "--port", str(port), "--grpc-port", "0", "--model", "no/such-model") == 2
+    assert f"port {port} on 127.0.0.1 is taken" in capsys.readouterr().err
 
 
 def test_what_the_admin_port_refuses_is_said_in_its_own_words(tmp_path: Path) -> None:
