@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +27,7 @@ from redis.retry import Retry
 from tandem.core.errors import StartupError
 
 _HOST = "127.0.0.1"
+ANSWER_TIMEOUT_S = 15.0
 _PORT_TRIES = 8
 _POLL_S = 0.02
 
@@ -63,6 +66,18 @@ def find_server() -> Path:
     )
 
 
+class Answer(Enum):
+    """What a server says that was started. LOADING: it reads its data, which takes as long as there is much of it."""
+
+    NONE = auto()
+    LOADING = auto()
+    READY = auto()
+
+
+class PortTakenError(StartupError):
+    """Another process listens on the port."""
+
+
 class PrivateRedis:
     """A running server. `start` makes one, `stop` ends it; also a context manager that stops on exit."""
 
@@ -77,38 +92,59 @@ class PrivateRedis:
         password: str,
         port: int = 0,
         *,
-        timeout_s: float = 15.0,
+        timeout_s: float = ANSWER_TIMEOUT_S,
         server: Path | None = None,
+        on_loading: Callable[[], object] = lambda: None,
     ) -> PrivateRedis:
-        """Start a server over the data in `directory` (made if missing) and return once it answers PING.
+        """Start a server over the data in `directory` (made if missing) and return once it is ready.
 
-        `port` 0 = any free one. Blocks for at most about `timeout_s`. The server gets SIGTERM when the *thread* that
-        called this ends (as the kernel has it), so call it from a thread that lives as long as the server should.
-        Raises StartupError: no server binary, folder in use, port taken, not answering in time.
+        `port` 0 = any free one. Blocks until the server was silent for `timeout_s`; one that loads its data is not, and
+        `on_loading` is told. The server gets SIGTERM when the *thread* that called this ends (as the kernel has it), so
+        call it from a thread that lives as long as the server should. Raises OSError or StartupError: no server binary,
+        folder in use, port taken, not answering in time.
         """
+        for _ in range(1 if port else _PORT_TRIES):
+            started = cls.spawn(directory, password, port or _free_port(), server=server, patience_s=timeout_s)
+            try:
+                started._await_ready(timeout_s, on_loading)
+                return started
+            except PortTakenError:
+                if port:
+                    raise
+        raise StartupError("found no free port for Redis", why=f"{_PORT_TRIES} tries were taken by others")
+
+    @classmethod
+    def spawn(
+        cls, directory: Path | str, password: str, port: int, *, server: Path | None = None, patience_s: float = 0.0
+    ) -> PrivateRedis:
+        """As `start`, but returns at once: see `answer`. `patience_s`: for another server to leave the folder."""
         binary = server or find_server()
         folder = Path(directory).resolve()
-        deadline = time.monotonic() + timeout_s
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
-        lock = _lock(folder, deadline)
+        lock = _lock(folder, time.monotonic() + patience_s)
         try:
             if (log := folder / "redis.log").exists():
                 log.replace(folder / "redis.log.old")
-            for _ in range(1 if port else _PORT_TRIES):
-                chosen = port or _free_port()
-                started = cls(_spawn(binary, folder, chosen, password, lock), folder, chosen, password)
-                if started._await_answer(deadline):
-                    return started
+            return cls(_spawn(binary, folder, port, password, lock), folder, port, password)
         finally:
             os.close(lock)  # the server holds its own copy
-        if port:
-            raise StartupError(
-                f"port {port} is taken",
-                why="another process listens there",
-                todo="give another Redis port, or 0 for any",
-            )
-        raise StartupError("found no free port for Redis", why=f"{_PORT_TRIES} tries were taken by others")
+
+    def answer(self) -> Answer:
+        """What *this* server says now; may take two seconds. StartupError when it has ended, PortTakenError by that."""
+        if not self.is_alive():
+            tail = _tail(self.log_file)
+            if "Address already in use" in tail or "bind: " in tail:
+                raise PortTakenError(
+                    f"port {self.port} is taken",
+                    why="another process listens there",
+                    todo="give another Redis port, or 0 for any",
+                )
+            raise StartupError("Redis ended at once", why=tail.strip().splitlines()[-1] if tail.strip() else "no log")
+        said = _ask(self.port, self._password)
+        if said.get("process_id") != self.pid:
+            return Answer.NONE
+        return Answer.LOADING if said.get("loading") else Answer.READY
 
     @property
     def url(self) -> str:
@@ -144,19 +180,23 @@ class PrivateRedis:
     def __repr__(self) -> str:
         return f"PrivateRedis(pid={self.pid}, port={self.port}, directory={str(self.directory)!r})"
 
-    def _await_answer(self, deadline: float) -> bool:
-        """True once *this* server answers; False when its port was taken. Ends the process if not True."""
+    def silence(self) -> StartupError:
+        """What to say when it gives no answer in time."""
+        return StartupError("Redis does not answer in time", todo=f"look into {self.log_file}")
+
+    def _await_ready(self, timeout_s: float, on_loading: Callable[[], object]) -> None:
+        """Return once it is ready. Ends the process if that does not come: after `timeout_s` without an answer."""
+        deadline_s, is_loading = time.monotonic() + timeout_s, False
         try:
-            while time.monotonic() < deadline:
-                if not self.is_alive():
-                    tail = _tail(self.log_file)
-                    if "Address already in use" in tail or "bind: " in tail:
-                        return False
-                    raise StartupError("Redis ended at once", why=tail.strip().splitlines()[-1] if tail else "no log")
-                if _answering_pid(self.port, self._password) == self.pid:
-                    return True
+            while (answer := self.answer()) is not Answer.READY:
+                if answer is Answer.LOADING:
+                    if not is_loading:
+                        is_loading = True
+                        on_loading()
+                    deadline_s = time.monotonic() + timeout_s
+                elif time.monotonic() > deadline_s:
+                    raise self.silence()
                 time.sleep(_POLL_S)
-            raise StartupError("Redis does not answer in time", todo=f"look into {self.log_file}")
         except BaseException:
             _end(self._process, 1.0)
             raise
@@ -239,8 +279,8 @@ def _quoted(text: str) -> str:
     return '"' + "".join(f"\\x{byte:02x}" for byte in text.encode()) + '"'
 
 
-def _answering_pid(port: int, password: str) -> int | None:
-    """Process id of the server that accepts our password there, or None."""
+def _ask(port: int, password: str) -> dict[str, Any]:
+    """What the server there that accepts our password says about itself; {} if there is none."""
     with redis.Redis(
         host=_HOST,
         port=port,
@@ -251,11 +291,11 @@ def _answering_pid(port: int, password: str) -> int | None:
         retry=Retry(NoBackoff(), 0),
     ) as client:
         try:
-            client.ping()
-            info: Any = client.info("server")
-            return int(info["process_id"])
+            server: Any = client.info("server")  # also while it loads, when it answers little else
+            persistence: Any = client.info("persistence")
+            return {**server, **persistence}
         except (redis.RedisError, OSError):
-            return None
+            return {}
 
 
 def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
@@ -265,7 +305,10 @@ def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
-    process.wait(5.0)
+    try:
+        process.wait(5.0)
+    except subprocess.TimeoutExpired as error:
+        raise StartupError(f"Redis, process {process.pid}, does not end although it was killed") from error
 
 
 def _tail(path: Path, size_bytes: int = 4096) -> str:

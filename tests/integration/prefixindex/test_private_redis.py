@@ -117,6 +117,32 @@ def test_a_port_lost_in_a_race_is_tried_again(tmp_path: Path, monkeypatch: pytes
             assert command(server.url, "PING") is True
 
 
+def test_a_server_that_loads_its_data_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long that takes, for time-outs are for those that say nothing. Loading is slow here by a setting."""
+    with PrivateRedis.start(tmp_path / "d", "pw") as server:
+        asyncio.run(_fill(server.url, 8192))
+    settings, now_s = private_redis._settings, time.monotonic
+    monkeypatch.setattr(private_redis, "_settings", lambda *of: settings(*of) + "key-load-delay 300\n")
+    told: list[str] = []
+
+    def later() -> None:
+        told.append("loading")
+        monkeypatch.setattr(time, "monotonic", lambda: now_s() + 1000)
+
+    with PrivateRedis.start(tmp_path / "d", "pw", on_loading=later) as server:
+        assert told == ["loading"]
+        assert command(server.url, "DBSIZE") == 8192
+
+
+async def _fill(url: str, keys: int) -> None:
+    redis: Any = await connect(url)
+    async with redis.pipeline(transaction=False) as pipe:
+        for key in range(keys):
+            pipe.set(key, "x")
+        await pipe.execute()
+    await redis.aclose()
+
+
 def test_a_broken_binary_is_named(tmp_path: Path) -> None:
     broken = tmp_path / "redis-server"
     broken.write_text("#!/bin/sh\necho no such luck\nexit 3\n")
