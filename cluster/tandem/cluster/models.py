@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cluster.bundled import bundled_model
+from tandem.cluster.flag_names import name_of
 from tandem.cluster.worker_settings import effective
 from tandem.core.config import ClusterConfig, Disaggregation, ModelSection, PoolSection, ServedModel
 from tandem.core.desired import Pool
@@ -19,9 +20,6 @@ from tandem.engine.model_source import ModelSource, resolve_model, weight_files
 _DTYPES = ("auto", *DTYPES)
 _SHORTEST_CONTEXT = 16
 """Tokens; the requests with which workers and routers try themselves out have to fit."""
-_FLAGS = {"dtype": "--dtype", "max_model_len": "--max-model-len", "served_names": "--served-model-name",
-          "prefill": "--prefill", "decode": "--decode", "mixed": "--mixed",
-          "chat_template": "--chat-template"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,8 @@ def _sections(config: ClusterConfig) -> list[tuple[ModelSection, PoolSection]]:
 
 def _name(field: str, number: int) -> str:
     """How people set `field` of a model: by flag for the first, in the file for further ones."""
-    return f"models[{number - 1}].{field}" if number else _FLAGS[field]
+    section = "pools" if field in tuple(RoleName) else "model"
+    return f"models[{number - 1}].{field}" if number else name_of(f"{section}.{field}")
 
 
 def _pools(config: ClusterConfig, source: ModelSource, counts: dict[RoleName, int], number: int) -> tuple[Pool, ...]:

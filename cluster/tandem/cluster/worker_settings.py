@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tandem.cluster.flag_names import name_of
 from tandem.core.config import ENGINES, ClusterConfig, RoleSection, SimSection, WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
@@ -32,33 +33,11 @@ _LEAST = {
     "max_sequences": 1,
     "layer_group": 0,
 }
-_FLAGS = {
-    "engine": "--engine",
-    "device": "--device",
-    "transport": "--transport",
-    "threads": "--threads",
-    "tp": "--tp",
-    "kv_dtype": "--kv-dtype",
-    "block_tokens": "--block-tokens",
-    "kv_memory_bytes": "--kv-memory",
-}
-_ROLE_FLAGS = ("tp", "kv_dtype", "block_tokens", "kv_memory_bytes")
-"""Fields for which `up` has a flag of its own for the prefill and the decode role."""
 
 
 def role_section(config: ClusterConfig, role: RoleName) -> RoleSection:
     """The overrides for workers of `role`."""
     return {RoleName.PREFILL: config.prefill, RoleName.DECODE: config.decode, RoleName.MIXED: config.mixed}[role]
-
-
-def name_of(field: str, role: RoleName | None = None) -> str:
-    """How people set `field`: the flag if there is one, else its place in the configuration file."""
-    flag = _FLAGS.get(field)
-    if role is None:
-        return flag or f"worker.{field}"
-    if flag and field in _ROLE_FLAGS and role is not RoleName.MIXED:
-        return f"--{role}-{flag[2:]}"
-    return f"{role}.{field}"
 
 
 def check_workers(config: ClusterConfig) -> None:
@@ -100,7 +79,7 @@ def check_fit(config: ClusterConfig, counts: Mapping[RoleName, int], model: Mode
         if why:
             is_given = role_section(config, role).tp is not None
             raise ConfigError(
-                f"{name_of('tp', role if is_given else None)} {tp} does not fit the model ({model.architecture})",
+                f"{_name('tp', role if is_given else None)} {tp} does not fit the model ({model.architecture})",
                 why=why,
                 todo=f"Use one of {', '.join(map(str, fitting_tp(model)))}",
             )
@@ -118,7 +97,7 @@ def check_transports(config: ClusterConfig, counts: Mapping[RoleName, int]) -> N
         if wanted == AUTO:
             why += f", and auto takes none but {', '.join(_AUTOMATIC)}"
             todo = f"Use --transport {listened[0]}, or leave worker.transports out"
-        name = name_of("transport", role if is_given else None)
+        name = _name("transport", role if is_given else None)
         raise ConfigError(f"{name} is {wanted!r}, and no worker would listen on that", why=why, todo=todo)
 
 
@@ -135,6 +114,11 @@ def share_out(config: ClusterConfig, counts: Mapping[RoleName, int], cores: int)
     return {
         role: dataclasses.replace(s, threads=s.threads or share, transports=listened) for role, s in sections.items()
     }
+
+
+def _name(field: str, role: RoleName | None) -> str:
+    """How people set `field` of all workers (None), or of those of `role` alone."""
+    return name_of(f"{role or 'worker'}.{field}")
 
 
 def _check_sim(sim: SimSection) -> None:
@@ -160,6 +144,6 @@ def _check_values(values: Mapping[str, Any], role: RoleName | None) -> None:
     for field, value in values.items():
         allowed, least = _CHOICES.get(field), _LEAST.get(field)
         if allowed is not None and value not in allowed:
-            raise ConfigError(f"{name_of(field, role)} is {value!r}", todo=f"Use one of {', '.join(allowed)}")
+            raise ConfigError(f"{_name(field, role)} is {value!r}", todo=f"Use one of {', '.join(allowed)}")
         if least is not None and value < least:
-            raise ConfigError(f"{name_of(field, role)} is {value}", todo=f"Use {least} or more")
+            raise ConfigError(f"{_name(field, role)} is {value}", todo=f"Use {least} or more")

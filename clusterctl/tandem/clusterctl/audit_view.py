@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from tandem.cluster.program import called
+from tandem.clusterctl import page
 from tandem.clusterctl.audit import Findings
-
-Record = Mapping[str, Any]
+from tandem.clusterctl.page import Record, say
 
 
 def show(findings: Findings, console: Console) -> None:
@@ -19,22 +18,22 @@ def show(findings: Findings, console: Console) -> None:
     if look["workers"]:
         console.print(_totals(look["workers"]))
     for missing in look["unanswered"]:
-        _say(console, f"not asked: {missing['worker']}: {missing['why']}")
+        say(console, f"not asked: {missing['worker']}: {missing['why']}")
     for worker in look["workers"]:
         index = worker.get("index", {"is_equal": True})
         if not index["is_equal"]:
             counts = f"holds {index['held_blocks']} cached blocks, the router knows of {index['known_blocks']}"
-            _say(console, f"index: {worker['worker']} {counts} (it catches up within a lease)")
+            say(console, f"index: {worker['worker']} {counts} (it catches up within a lease)")
     unknown = [hold for hold in look["holds"] if hold["verdict"] == "unknown"]
     for hold in unknown:
-        _say(console, f"not known: {_hold(hold)}: {hold['why']}")
+        say(console, f"not known: {_hold(hold)}: {hold['why']}")
     for hold in findings.unexplained:
-        _say(console, f"unexplained: {_hold(hold)}: {hold['why']}{_fence(hold)}")
+        say(console, f"unexplained: {_hold(hold)}: {hold['why']}{_fence(hold)}")
     for hold in findings.released:
-        _say(console, f"released: {_name(hold)}, blocks {ranges(hold['blocks'])}")
+        say(console, f"released: {_name(hold)}, blocks {ranges(hold['blocks'])}")
     for hold in findings.refused:
-        _say(console, f"not released: {_name(hold)}: {hold['why']}")
-    _say(console, _verdict(findings))
+        say(console, f"not released: {_name(hold)}: {hold['why']}")
+    say(console, _verdict(findings))
 
 
 def ranges(blocks: Iterable[int]) -> str:
@@ -49,15 +48,12 @@ def ranges(blocks: Iterable[int]) -> str:
 
 
 def _totals(workers: Sequence[Record]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("WORKER", "ROLE", "GROUP"):
-        table.add_column(column, no_wrap=True)
-    for column in ("BLOCKS", "FREE", "CACHED", "REQUEST", "PUSHING", "RESERVED"):
-        table.add_column(column, justify="right")
+    names, counts = ("WORKER", "ROLE", "GROUP"), ("BLOCKS", "FREE", "CACHED", "REQUEST", "PUSHING", "RESERVED")
+    table = page.table(*names, *counts, right=counts, fixed=names)
     for worker in workers:
         for group in worker["groups"]:
-            counts = [str(group[key]) for key in ("total", "free", "cached", "request", "pushing", "reserved")]
-            table.add_row(worker["worker"], worker["role"], str(group["group"]), *counts)
+            held = [str(group[key]) for key in ("total", "free", "cached", "request", "pushing", "reserved")]
+            table.add_row(worker["worker"], worker["role"], str(group["group"]), *held)
     return table
 
 
@@ -85,7 +81,3 @@ def _verdict(findings: Findings) -> str:
     if not findings.look["workers"]:
         return f"nobody reported: no worker is connected to the router. `{called()} status` shows what it waits for"
     return f"all {held} holds of blocks are explained"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

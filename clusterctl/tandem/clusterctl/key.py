@@ -6,21 +6,19 @@ import json
 import re
 import sys
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tandem.cluster.program import called
-from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
+from tandem.clusterctl import page
+from tandem.clusterctl.flags import AsJson, Where, on_cluster
+from tandem.clusterctl.page import Record, say
 from tandem.core.apikeys import Scope
-from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import ConfigError
 
 EXIT_UNKNOWN = 1
-_FILE_WIDTH = 200
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LIFETIME = re.compile(r"([0-9]{1,9})([smhd])")
 
@@ -34,7 +32,9 @@ def key() -> None:
 
 
 @app.command()
+@on_cluster
 def create(
+    where: Where,
     tenant: Annotated[str, typer.Option(help="Whose requests they are: its share, its budgets, its cached blocks.")],
     scope: Annotated[
         list[Scope] | None, typer.Option(help="What it opens; may be given several times. Without it, infer.")
@@ -43,10 +43,6 @@ def create(
     slo: Annotated[str, typer.Option(help="SLO class of its requests; without it they may choose.")] = "",
     priority: Annotated[int, typer.Option(help="The most urgent priority it may ask for; lower is sooner.")] = 0,
     label: Annotated[str, typer.Option(help="What people call it.")] = "",
-    name: Name = DEFAULT_CLUSTER,
-    state_dir: StateDirFlag = "",
-    endpoint: Endpoint = "",
-    admin_key_file: KeyFile = "",
     as_json: AsJson = False,
 ) -> None:
     """Create a key and print it, this one time: what is kept cannot be turned back into the key."""
@@ -58,7 +54,7 @@ def create(
         "priority": priority,
         "name": label,
     }
-    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
+    with where.client() as admin:
         made = admin.create_key(wish)
     if as_json:
         print(json.dumps(made, indent=2))
@@ -68,34 +64,21 @@ def create(
 
 
 @app.command("list")
-def show(
-    name: Name = DEFAULT_CLUSTER,
-    state_dir: StateDirFlag = "",
-    endpoint: Endpoint = "",
-    admin_key_file: KeyFile = "",
-    as_json: AsJson = False,
-) -> None:
+@on_cluster
+def show(where: Where, as_json: AsJson = False) -> None:
     """List keys, by the part of them that may be shown."""
-    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
-        found = admin.keys()
-    if as_json:
-        print(json.dumps(found, indent=2))
-    elif not found["keys"]:
-        print(f"no key yet; create one with `{called()} key create --tenant NAME`")
-    else:
-        Console(width=None if sys.stdout.isatty() else _FILE_WIDTH).print(_table(found["keys"]))
+    with where.client() as admin:
+        page.show(admin.keys(), _show, as_json=as_json)
 
 
 @app.command()
+@on_cluster
 def revoke(
+    where: Where,
     key_id: Annotated[str, typer.Argument(help="Such as tdk-0123456789ab.", metavar="KEY")],
-    name: Name = DEFAULT_CLUSTER,
-    state_dir: StateDirFlag = "",
-    endpoint: Endpoint = "",
-    admin_key_file: KeyFile = "",
 ) -> None:
     """Revoke a key; every router lets it in no more within moments. Ends with 1 if there is no such key."""
-    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
+    with where.client() as admin:
         done = admin.revoke_key(key_id)
     if not done["is_revoked"]:
         print(f"clusterctl: there is no key {done['id']}.", file=sys.stderr)
@@ -113,11 +96,13 @@ def lifetime_s(text: str) -> int:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
-def _table(keys: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("KEY", "TENANT", "SCOPES", "CREATED", "EXPIRES", "SLO", "PRIORITY", "LABEL"):
-        table.add_column(column, no_wrap=column != "LABEL")
-    for one in keys:
+def _show(found: Record, console: Console) -> None:
+    if not found["keys"]:
+        say(console, f"no key yet; create one with `{called()} key create --tenant NAME`")
+        return
+    columns = ("KEY", "TENANT", "SCOPES", "CREATED", "EXPIRES", "SLO", "PRIORITY")
+    table = page.table(*columns, "LABEL", fixed=columns)
+    for one in found["keys"]:
         expires = _day(one["expires_s"]) if one["expires_s"] else "never"
         table.add_row(
             one["id"],
@@ -129,7 +114,7 @@ def _table(keys: list[dict[str, Any]]) -> Table:
             str(one["priority"]),
             one["name"] or "–",
         )
-    return table
+    console.print(table)
 
 
 def _day(seconds: float) -> str:

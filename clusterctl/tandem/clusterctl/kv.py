@@ -13,13 +13,11 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from tandem.clusterctl import audit_view
+from tandem.clusterctl import audit_view, page
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.audit import Findings, find_unexplained
-from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
-from tandem.core.config import DEFAULT_CLUSTER
+from tandem.clusterctl.flags import AsJson, Where, on_cluster
 from tandem.core.errors import TandemError
 
 EXIT_UNEXPLAINED = 1
@@ -27,7 +25,6 @@ EXIT_UNANSWERED = 2
 EXIT_NOBODY = 3
 WAIT_S = 3.0
 """A lease and a margin: whatever was on its way at the first look has arrived, or has been fenced, at the second."""
-_FILE_WIDTH = 200
 
 app = typer.Typer(help="Look after KV blocks.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -38,11 +35,9 @@ def kv() -> None:
 
 
 @app.command()
+@on_cluster
 def audit(
-    name: Name = DEFAULT_CLUSTER,
-    state_dir: StateDirFlag = "",
-    endpoint: Endpoint = "",
-    admin_key_file: KeyFile = "",
+    where: Where,
     as_json: AsJson = False,
     repair: Annotated[
         bool, typer.Option(help="Release what nothing explains, where it is provably fenced; says what was released.")
@@ -56,9 +51,7 @@ def audit(
     if not wait >= 0:
         raise typer.BadParameter(f"{wait:g} is less than 0", param_hint="--wait")
     try:
-        with AdminClient.find(
-            endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir
-        ) as admin:
+        with where.client() as admin:
             findings = run(admin, wait, is_repairing=repair)
     except TandemError as error:
         print(f"clusterctl: {error.message}", file=sys.stderr)
@@ -66,7 +59,7 @@ def audit(
     if as_json:
         print(json.dumps(findings.as_json(), indent=2))
     else:
-        audit_view.show(findings, Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
+        audit_view.show(findings, page.console())
     raise typer.Exit(exit_code(findings))
 
 

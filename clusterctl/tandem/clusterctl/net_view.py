@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from tandem.clusterctl import page
+from tandem.clusterctl.page import Record, say
 from tandem.core.linkspeed import rate
 
-Record = Mapping[str, Any]
 USED = "*"
 
 
@@ -18,7 +18,7 @@ def show(net: Record, console: Console) -> None:
     """Print what the admin port says."""
     measured, links = net.get("measured") or [], net.get("links") or []
     if not measured and not links:
-        _say(console, "no link was measured yet: a link is measured when KV first travels over it")
+        say(console, "no link was measured yet: a link is measured when KV first travels over it")
         return
     every = [*measured, *links]
     names = short_names(host for row in every for host in (row["from_host"], row["to_host"]))
@@ -26,13 +26,13 @@ def show(net: Record, console: Console) -> None:
     for row in measured:
         if row["failure"]:
             way = f"{names[row['from_host']]} to {names[row['to_host']]}"
-            _say(console, f"failed: {row['transport']} from {way}, to {row['peer']}, {_ago(row)}: {row['failure']}")
-    _say(console, f"{USED} in use")
-    _say(console, "")
+            say(console, f"failed: {row['transport']} from {way}, to {row['peer']}, {_ago(row)}: {row['failure']}")
+    say(console, f"{USED} in use")
+    say(console, "")
     console.print(_links(links))
     for link in links:
         for why in link["unused"]:
-            _say(console, f"warning: {_ends(link)} goes over {link['transport']}: {why}")
+            say(console, f"warning: {_ends(link)} goes over {link['transport']}: {why}")
 
 
 def short_names(hosts: Iterable[str]) -> dict[str, str]:
@@ -55,7 +55,7 @@ def _matrix(measured: Sequence[Record], names: Mapping[str, str]) -> Table:
             pair.setdefault(row["transport"], "failed")
         else:
             pair[row["transport"]] = _cell(row)
-    table = _table("FROM", "TO", *transports)
+    table = page.table("FROM", "TO", *transports, fixed=("FROM", "TO", *transports))
     for (from_host, to_host), by_transport in sorted(cells.items()):
         table.add_row(from_host, to_host, *(by_transport.get(name, "–") for name in transports))
     return table
@@ -67,18 +67,12 @@ def _cell(row: Record) -> str:
 
 
 def _links(links: Sequence[Record]) -> Table:
-    table = _table("LINK", "TRANSPORT", "MEASURED", "ACHIEVED", "STALLS", "WHY")
+    columns = ("LINK", "TRANSPORT", "MEASURED", "ACHIEVED", "STALLS")
+    table = page.table(*columns, "WHY", fixed=columns)
     for link in links:
         measured, achieved = rate(link["bytes_per_s"]), rate(link["achieved_bytes_per_s"])
         transport = link["transport"] or "dialling"
         table.add_row(_ends(link), transport, measured, achieved, str(link["stalls"]), link["reason"])
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, no_wrap=column != "WHY")
     return table
 
 
@@ -89,7 +83,3 @@ def _ends(link: Record) -> str:
 def _ago(row: Record) -> str:
     seconds = float(row["age_s"])
     return f"{seconds:.0f} s ago" if seconds < 120 else f"{seconds / 60:.0f} min ago"
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tandem.clusterctl import route_view
-from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.flags import AsJson, Endpoint, KeyFile, Name, StateDirFlag
-from tandem.core.config import DEFAULT_CLUSTER
+from tandem.clusterctl import page, route_view
+from tandem.clusterctl.flags import AsJson, Where, on_cluster
 from tandem.core.errors import ConfigError
-
-_FILE_WIDTH = 200
 
 app = typer.Typer(help="How requests are routed.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -27,43 +21,35 @@ def route() -> None:
 
 
 @app.command()
+@on_cluster
 def policy(
+    where: Where,
     wanted: Annotated[str, typer.Argument(metavar="[NAME]", help="Route by this policy from now on.")] = "",
-    name: Name = DEFAULT_CLUSTER,
-    state_dir: StateDirFlag = "",
-    endpoint: Endpoint = "",
-    admin_key_file: KeyFile = "",
 ) -> None:
     """Show the routing policy, or change it while requests run. After a restart the configured one is back."""
-    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
+    with where.client() as admin:
         found = admin.set_policy(wanted) if wanted else admin.policy()
     others = [other for other in found["policies"] if other != found["policy"]]
     print(found["policy"] if wanted else f"{found['policy']} (others: {', '.join(others)})")
 
 
 @app.command()
+@on_cluster
 def explain(
+    where: Where,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from the standard input.")] = "",
     tokens: Annotated[str, typer.Option(help="Token ids instead of a text, such as 17,4,256.")] = "",
     file: Annotated[Path | None, typer.Option(help="A file with the prompt instead.")] = None,
     model: Annotated[str, typer.Option(help="Which served model; without it, the first.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Longest answer that is asked for.")] = 16,
-    name: Name = DEFAULT_CLUSTER,
-    state_dir: StateDirFlag = "",
-    endpoint: Endpoint = "",
-    admin_key_file: KeyFile = "",
     as_json: AsJson = False,
 ) -> None:
     """Show where a prompt would go now, with the cost of every choice that was weighed. Nothing is sent."""
     body: dict[str, Any] = {"prompt": _prompt(prompt, tokens, file), "max_tokens": max_tokens}
     if model:
         body["model"] = model
-    with AdminClient.find(endpoint=endpoint, admin_key_file=admin_key_file, name=name, state_dir=state_dir) as admin:
-        found = admin.explain(body)
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        route_view.show(found, Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
+    with where.client() as admin:
+        page.show(admin.explain(body), route_view.show, as_json=as_json)
 
 
 def _prompt(text: str, tokens: str, file: Path | None) -> str | list[int]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rich.console import Console
 from rich.table import Table
 
-Record = Mapping[str, Any]
+from tandem.clusterctl import page
+from tandem.clusterctl.page import Record, say
+
 _PARTS = ("queue_s", "compute_s", "move_s", "room_s", "decode_s", "others_s", "reuse_s")
 
 
@@ -24,7 +23,7 @@ def show(found: Record, console: Console) -> None:
     if found.get("sources"):
         lines["fetched"] = ", ".join(f"{one['tokens']} tokens from {one['worker']}" for one in found["sources"])
     for name, value in lines.items():
-        console.print(f"{name:<8} {value}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name:<8} {value}")
     console.print()
     console.print(_options(found["options"]))
     console.print()
@@ -34,8 +33,10 @@ def show(found: Record, console: Console) -> None:
 def _options(options: list[Record]) -> Table:
     """In milliseconds where the policy knows seconds, else its bare scores."""
     has_cost = any("cost" in option for option in options)
-    table = _table(("PREFILL", "DECODE"), [part[:-2].upper() for part in _PARTS] if has_cost else [])
-    table.add_column("TOTAL, ms" if has_cost else "SCORE", justify="right")
+    figures = [*(part[:-2].upper() for part in _PARTS), "TOTAL, ms"] if has_cost else ["SCORE"]
+    table = page.table("PREFILL", "DECODE")
+    for figure in figures:  # of which one is called DECODE as well
+        table.add_column(figure, justify="right")
     for option in options:
         cost = option.get("cost") or {}
         parts = [_ms(cost.get(part)) for part in _PARTS] if has_cost else []
@@ -45,9 +46,8 @@ def _options(options: list[Record]) -> Table:
 
 
 def _workers(workers: list[Record]) -> Table:
-    table = _table(
-        ("WORKER", "ROLE"), ("QUEUED", "IN FLIGHT", "DECODING", "HELD", "FREE BLOCKS", "TOKENS/S", "STEP, ms")
-    )
+    figures = ("QUEUED", "IN FLIGHT", "DECODING", "HELD", "FREE BLOCKS", "TOKENS/S", "STEP, ms")
+    table = page.table("WORKER", "ROLE", *figures, right=figures)
     for one in workers:
         table.add_row(
             one["worker"],
@@ -60,15 +60,6 @@ def _workers(workers: list[Record]) -> Table:
             f"{one['prefill_tokens_per_s']:.0f}" if one["prefill_tokens_per_s"] else "–",
             _ms(one["decode_step_s"]) if one["decode_step_s"] else "–",
         )
-    return table
-
-
-def _table(names: tuple[str, ...], figures: list[str] | tuple[str, ...]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for name in names:
-        table.add_column(name)
-    for name in figures:
-        table.add_column(name, justify="right")
     return table
 
 

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from tandem.clusterctl import page
+from tandem.clusterctl.page import Record, say
 from tandem.core.addresses import host_port
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
-Record = Mapping[str, Any]
 _SHOWN_PAIRS = 4
 
 
 def show(status: Record, console: Console) -> None:
     """Print `status` as the admin port gives it; what a younger or older router does not say is a dash."""
     for name, value in _summary(status).items():
-        console.print(f"{name:<15} {value}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name:<15} {value}")
     console.print(_workers(status.get("workers") or []))
     console.print(_kv(status.get("workers") or []))
     for text in (*_paired(status.get("pairs") or []), *map(_refused, status.get("refused_pairs") or [])):
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+        say(console, text)
 
 
 def _summary(status: Record) -> dict[str, str]:
@@ -70,12 +70,10 @@ def _counts(counts: Mapping[str, int] | None) -> str:
 
 
 def _workers(workers: list[Record]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     has_models = len({worker.get("model") for worker in workers if worker.get("model")}) > 1
-    for column in ("WORKER", "ROLE", *(["MODEL"] if has_models else []), "STATE", "ADDRESS", "PID"):
-        table.add_column(column, no_wrap=column != "STATE")
-    for column in ("RUNNING", "QUEUED", "KV IN USE", "CACHED", "BLOCKS"):
-        table.add_column(column, justify="right")
+    names, place = ("WORKER", "ROLE", *(["MODEL"] if has_models else [])), ("ADDRESS", "PID")
+    figures = ("RUNNING", "QUEUED", "KV IN USE", "CACHED", "BLOCKS")
+    table = page.table(*names, "STATE", *place, *figures, right=figures, fixed=(*names, *place))
     for worker in workers:
         groups = worker.get("blocks") or []
         total, free, cached = (sum(int(group.get(key, 0)) for group in groups) for key in ("total", "free", "cached"))
@@ -97,9 +95,8 @@ def _workers(workers: list[Record]) -> Table:
 
 def _kv(workers: list[Record]) -> Table:
     """What decides who pairs with whom, and in which form blocks travel."""
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    for column in ("KV OF", "TP", "BLOCK TOKENS", "DTYPE", "PROTOCOL", "TRANSPORTS", "CODECS", "WIRE CODEC"):
-        table.add_column(column, justify="right" if column in ("TP", "BLOCK TOKENS") else "left")
+    columns = ("KV OF", "TP", "BLOCK TOKENS", "DTYPE", "PROTOCOL", "TRANSPORTS", "CODECS", "WIRE CODEC")
+    table = page.table(*columns, right=("TP", "BLOCK TOKENS"))
     for worker in workers:
         if "tp" in worker:
             table.add_row(

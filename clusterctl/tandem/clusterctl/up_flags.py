@@ -5,152 +5,148 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
+import typer
+
+from tandem.cluster.flag_names import FLAGS
 from tandem.core import config_loader
 from tandem.core.config import Anonymous, ClusterConfig, Disaggregation
 from tandem.core.errors import ConfigError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
-Section = TypeVar("Section")
+_SIZES = ("--kv-memory", "--prefill-kv-memory", "--decode-kv-memory")
+_FILES = ("--tls-cert", "--tls-key")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpFlags:
-    """What was given on the command line; None = not given."""
+    """What was given on the command line; None = not given. Each flag's place in the configuration: flag_names.py."""
 
-    config: Path | None = None
-    name: str | None = None
-    state_dir: str | None = None
-    log_level: str | None = None
-    model: str | None = None
-    revision: str | None = None
-    served_model_name: tuple[str, ...] | None = None
-    chat_template: str | None = None
-    dtype: str | None = None
-    max_model_len: int | None = None
-    prefill: int | None = None
-    decode: int | None = None
-    mixed: int | None = None
-    engine: str | None = None
-    device: str | None = None
-    kv_memory: str | None = None
-    block_tokens: int | None = None
-    deterministic: bool | None = None
-    transport: str | None = None
-    threads: int | None = None
-    tp: int | None = None
-    prefill_tp: int | None = None
-    decode_tp: int | None = None
-    kv_dtype: str | None = None
-    prefill_kv_dtype: str | None = None
-    decode_kv_dtype: str | None = None
-    prefill_block_tokens: int | None = None
-    decode_block_tokens: int | None = None
-    prefill_kv_memory: str | None = None
-    decode_kv_memory: str | None = None
-    wire_codec: str | None = None
-    wire_codec_below: str | None = None
-    host: str | None = None
-    port: int | None = None
-    grpc_port: int | None = None
-    admin_port: int | None = None
-    processes: int | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    anonymous: Anonymous | None = None
-    disaggregation: Disaggregation | None = None
-    redis: str | None = None
+    model: Annotated[str | None, typer.Option(help="Model folder or hub id. Without it, the bundled model.")] = None
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name of the model in the API; may be given several times.")
+    ] = None
+    chat_template: Annotated[
+        str | None, typer.Option(help="Jinja file to use in place of the model's chat template.")
+    ] = None
+    prefill: Annotated[int | None, typer.Option(help="Number of prefill workers.")] = None
+    decode: Annotated[int | None, typer.Option(help="Number of decode workers.")] = None
+    mixed: Annotated[int | None, typer.Option(help="Number of workers that do both.")] = None
+    disaggregation: Annotated[
+        Disaggregation | None, typer.Option(help="When answers cross from a prefill to a decode worker.")
+    ] = None
+    host: Annotated[str | None, typer.Option(help="Address that the API listens on.")] = None
+    port: Annotated[int | None, typer.Option(help="Port of the HTTP API; 0 = any free one.")] = None
+    grpc_port: Annotated[int | None, typer.Option(help="Port of the gRPC API. Without it, the one after --port.")] = (
+        None
+    )
+    admin_port: Annotated[int | None, typer.Option(help="Admin port. Without it, the one after the gRPC port.")] = None
+    processes: Annotated[
+        int | None, typer.Option(help="Processes of the router, which share its ports; one a core is enough.")
+    ] = None
+    tls_cert: Annotated[
+        str | None, typer.Option(help="Certificate of the API, with its chain, as PEM. Then it speaks TLS alone.")
+    ] = None
+    tls_key: Annotated[str | None, typer.Option(help="The certificate's private key, as PEM.")] = None
+    anonymous: Annotated[
+        Anonymous | None,
+        typer.Option(
+            help="When requests without an API key are let in: loopback (there, and no key yet), always, never."
+        ),
+    ] = None
+    redis: Annotated[str | None, typer.Option(help="Redis URL. Without it, a private server is started.")] = None
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None
+    max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None
+    kv_memory: Annotated[str | None, typer.Option(help="Memory for KV of each worker, such as 256MiB.")] = None
+    prefill_kv_memory: Annotated[str | None, typer.Option(help="--kv-memory of prefill workers.")] = None
+    decode_kv_memory: Annotated[str | None, typer.Option(help="--kv-memory of decode workers.")] = None
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV block.")] = None
+    prefill_block_tokens: Annotated[int | None, typer.Option(help="--block-tokens of prefill workers.")] = None
+    decode_block_tokens: Annotated[
+        int | None, typer.Option(help="--block-tokens of decode workers; KV is re-blocked on its way.")
+    ] = None
+    kv_dtype: Annotated[
+        str | None, typer.Option(help="Type of stored KV: auto (as --dtype), float32, bfloat16 or float16.")
+    ] = None
+    prefill_kv_dtype: Annotated[str | None, typer.Option(help="--kv-dtype of prefill workers.")] = None
+    decode_kv_dtype: Annotated[
+        str | None, typer.Option(help="--kv-dtype of decode workers; KV is converted on its way.")
+    ] = None
+    tp: Annotated[
+        int | None, typer.Option(help="Tensor parallelism: processes of one worker that share the model.")
+    ] = None
+    prefill_tp: Annotated[int | None, typer.Option(help="--tp of prefill workers.")] = None
+    decode_tp: Annotated[int | None, typer.Option(help="--tp of decode workers.")] = None
+    wire_codec: Annotated[
+        str | None, typer.Option(help="Compress KV on slow links: int8, fp8 or none. Answers may change slightly.")
+    ] = None
+    wire_codec_below: Annotated[
+        str | None, typer.Option(help="A link measured below this many bytes/s is slow, such as 125MB; or always.")
+    ] = None
+    deterministic: Annotated[
+        bool | None,
+        typer.Option("--deterministic/--no-deterministic", help="Answers independent of batches (fp32, CPU)."),
+    ] = None
+    transport: Annotated[
+        str | None,
+        typer.Option(help="How KV travels: auto, or one of cuda_ipc, shm, tcp, grpc, gloo, cpu_ipc, nccl."),
+    ] = None
+    engine: Annotated[
+        str | None, typer.Option(help="model, or sim: KV by arithmetic, without weights; for trials and tests.")
+    ] = None
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None
+    threads: Annotated[
+        int | None, typer.Option(help="Compute threads of a rank; 0 = cores / ranks of all workers.")
+    ] = None
+    name: Annotated[str | None, typer.Option(help="Name of the cluster; several can run side by side.")] = None
+    state_dir: Annotated[str | None, typer.Option(help="Where state is kept [env: TANDEM_STATE_DIR].")] = None
+    log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None
+    config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags win over it.")] = None
+    timeout: Annotated[float, typer.Option(help="Seconds after which a start that hangs is given up.")] = 300.0
 
     def to_config(self) -> ClusterConfig:
         """The file's configuration, or the defaults, with these flags over it; raises ConfigError."""
-        _check_text(self)
-        base = config_loader.load(self.config, ClusterConfig) if self.config else ClusterConfig()
-        config = _over(base, name=self.name, state_dir=self.state_dir, log_level=self.log_level)
-        return dataclasses.replace(
-            config,
-            model=_over(
-                base.model,
-                path=self.model,
-                revision=self.revision,
-                served_names=self.served_model_name,
-                chat_template=self.chat_template,
-                dtype=self.dtype,
-                max_model_len=self.max_model_len,
-            ),
-            pools=_over(base.pools, prefill=self.prefill, decode=self.decode, mixed=self.mixed),
-            worker=_over(
-                base.worker,
-                engine=self.engine,
-                device=self.device,
-                kv_memory_bytes=_size(self.kv_memory, "--kv-memory"),
-                block_tokens=self.block_tokens,
-                tp=self.tp,
-                kv_dtype=self.kv_dtype,
-                wire_codec="" if self.wire_codec == "none" else self.wire_codec,
-                wire_codec_below_bytes_per_s=self._codec_below(),
-                is_deterministic=self.deterministic,
-                transport=self.transport,
-                threads=self.threads,
-            ),
-            prefill=_over(
-                base.prefill,
-                tp=self.prefill_tp,
-                kv_dtype=self.prefill_kv_dtype,
-                block_tokens=self.prefill_block_tokens,
-                kv_memory_bytes=_size(self.prefill_kv_memory, "--prefill-kv-memory"),
-            ),
-            decode=_over(
-                base.decode,
-                tp=self.decode_tp,
-                kv_dtype=self.decode_kv_dtype,
-                block_tokens=self.decode_block_tokens,
-                kv_memory_bytes=_size(self.decode_kv_memory, "--decode-kv-memory"),
-            ),
-            router=_over(
-                base.router,
-                host=self.host,
-                port=self.port,
-                grpc_port=self.grpc_port,
-                admin_port=self.admin_port,
-                processes=self.processes,
-                tls_cert=_absolute(self.tls_cert),
-                tls_key=_absolute(self.tls_key),
-                anonymous=self.anonymous,
-                disaggregation=self.disaggregation,
-            ),
-            redis=_over(base.redis, url=self.redis),
-        )
-
-    def _codec_below(self) -> float | None:
-        """Bytes a second."""
-        if self.wire_codec_below == "always":
-            return ALWAYS_BYTES_PER_S
-        return _size(self.wire_codec_below, "--wire-codec-below")
+        given = {_flag(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
+        _check_text(given)
+        config = config_loader.load(self.config, ClusterConfig) if self.config else ClusterConfig()
+        for flag, setting in FLAGS.items():
+            if given[flag] not in (None, []):
+                config = _with(config, setting, _value(flag, given[flag]))
+        return config
 
 
-def _check_text(flags: UpFlags) -> None:
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _with(config: ClusterConfig, setting: str, value: Any) -> ClusterConfig:
+    """A copy of `config` with another value for `setting`, such as "router.port"."""
+    section, _, field = setting.rpartition(".")
+    if section:
+        field, value = section, dataclasses.replace(getattr(config, section), **{field: value})
+    return dataclasses.replace(config, **{field: value})
+
+
+def _value(flag: str, given: Any) -> Any:
+    """What was given, as the configuration has it."""
+    if flag in _FILES and given:  # they are named from here; the router may run elsewhere
+        return str(Path(given).expanduser().absolute())
+    if flag == "--wire-codec-below" and given == "always":
+        return ALWAYS_BYTES_PER_S
+    if flag in (*_SIZES, "--wire-codec-below"):
+        return config_loader.parse_size(given, field=flag)
+    if flag == "--wire-codec" and given == "none":
+        return ""
+    return tuple(given) if isinstance(given, list) else given
+
+
+def _check_text(given: dict[str, Any]) -> None:
     """Configurations are handed over as UTF-8; bytes of the command line that are not come as lone surrogates."""
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
-        for text in value if isinstance(value, tuple) else (value,):
+    for flag, value in given.items():
+        for text in value if isinstance(value, list) else (value,):
             try:
                 str(text).encode()
             except UnicodeEncodeError as error:
-                flag = f"--{field.name.replace('_', '-')}"
                 raise ConfigError(f"{flag} is {str(text)!r}", why="that is no UTF-8 text") from error
-
-
-def _absolute(path: str | None) -> str | None:
-    """Flags name files from where they are given; the router may run elsewhere."""
-    return str(Path(path).expanduser().absolute()) if path else path
-
-
-def _size(text: str | None, flag: str) -> int | None:
-    return None if text is None else config_loader.parse_size(text, field=flag)
-
-
-def _over(section: Section, **given: Any) -> Section:
-    """A copy of `section` with the fields that are not None."""
-    changes = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(section, **changes)  # type: ignore[type-var]

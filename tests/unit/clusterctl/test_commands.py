@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import io
 import os
@@ -13,6 +14,7 @@ import httpx
 import pytest
 from rich.console import Console
 
+from tandem.cluster.flag_names import FLAGS
 from tandem.clusterctl import main as program
 from tandem.clusterctl import status_view
 from tandem.clusterctl.admin_client import AdminClient
@@ -38,7 +40,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     file.write_text('name = "f"\n[router]\nport = 7000\nhost = "::1"\n[worker]\nis_deterministic = true\n')
     flags = UpFlags(
-        config=file, port=0, deterministic=False, kv_memory="64MiB", served_model_name=("a", "b"),
+        config=file, port=0, deterministic=False, kv_memory="64MiB", served_model_name=["a", "b"],
         disaggregation=Disaggregation.ALWAYS, prefill=2, engine="sim",
     )  # fmt: skip
     config = flags.to_config()
@@ -63,6 +65,17 @@ def test_roles_have_flags_of_their_own() -> None:
     assert (config.worker.wire_codec, config.worker.wire_codec_below_bytes_per_s) == ("int8", ALWAYS_BYTES_PER_S)
     slow = UpFlags(wire_codec="none", wire_codec_below="125MB").to_config().worker
     assert (slow.wire_codec, slow.wire_codec_below_bytes_per_s) == ("", 125e6)
+
+
+def test_every_flag_of_a_setting_gives_one_that_exists() -> None:
+    flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(UpFlags)}
+    assert flags - set(FLAGS) == {"--config", "--timeout"}
+    assert set(FLAGS) <= flags
+    assert len(set(FLAGS.values())) == len(FLAGS)
+    for setting in FLAGS.values():
+        value: object = ClusterConfig()
+        for name in setting.split("."):
+            value = getattr(value, name)
 
 
 def test_a_bad_size_names_its_flag() -> None:
