@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cluster.bundled import bundled_model
+from tandem.core.parentdeath import tied
 from tests.e2e.cluster import Cluster, running, wait_for
 
 BODY = {
@@ -47,7 +47,7 @@ def another_worker(cluster: Cluster, like: str, name: str, folder: Path, **chang
     config = json.loads(next(cluster.folder.rglob(f"{like}.json")).read_text())
     file = folder / f"{name}.json"
     file.write_text(json.dumps({**config, "worker_id": name, **changes}))
-    command = [sys.executable, "-m", "tandem.worker", "--config", str(file), "--parent", str(os.getpid())]
+    command = tied([sys.executable, "-m", "tandem.worker", "--config", str(file)])
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
     try:

@@ -7,10 +7,11 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from tandem.core.parentdeath import tied
 
 _MAX_LINE_BYTES = 256 * 1024
 _KILL_WAIT_S = 5.0
@@ -39,10 +40,9 @@ class ChildProcess:
     @classmethod
     def start(cls, command: Sequence[str], *, variables: Mapping[str, str], log_file: Path) -> ChildProcess:
         """Start `command` with the environment `variables`; OSError if the system cannot."""
-        guarded = [sys.executable, "-m", "tandem.cluster.guarded", str(os.getpid()), *command]
         with log_file.open("ab") as log:
             process = subprocess.Popen(
-                guarded,
+                tied(command),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -281,8 +281,8 @@ class RouterConfig:
     admin_key_file: str
     ready_file: str
     """Written (atomically, JSON with the actual ports) once the sockets listen."""
-    parent_pid: int = 0
-    """Of the router's parent, if this is one of several processes that share ports; 0 = it is the only one."""
+    is_part: bool = False
+    """Whether this is one of several processes that share ports, and has a parent that looks after them."""
     log_level: str = "INFO"
     settings: RouterSection = field(default_factory=RouterSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)

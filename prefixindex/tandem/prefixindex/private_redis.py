@@ -9,9 +9,9 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from enum import Enum, auto
@@ -25,25 +25,12 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tandem.core.errors import StartupError
+from tandem.core.parentdeath import tied
 
 _HOST = "127.0.0.1"
 ANSWER_TIMEOUT_S = 15.0
 _PORT_TRIES = 8
 _POLL_S = 0.02
-
-# Runs in the child before the server replaces it: ask the kernel for SIGTERM when the parent goes (1 is
-# PR_SET_PDEATHSIG, 15 SIGTERM; it survives exec), then make sure that the parent did not go meanwhile. Not a
-# `preexec_fn`, which is unsafe in processes with threads.
-_TETHER = """
-import ctypes, os, sys
-try:
-    ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
-except AttributeError:
-    pass
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def find_server() -> Path:
@@ -233,7 +220,7 @@ def _spawn(binary: Path, folder: Path, port: int, password: str, lock: int) -> s
     log = os.open(folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(
-            [sys.executable, "-ISEc", _TETHER, str(os.getpid()), str(binary), "-"],
+            tied([str(binary), "-"], signal.SIGTERM),
             stdin=settings,
             stdout=log,
             stderr=log,

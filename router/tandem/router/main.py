@@ -27,7 +27,6 @@ from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
-from tandem.core.parentdeath import die_with_parent
 from tandem.core.prefill_queue import QueueRules
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.budget_store import BudgetStore
@@ -185,7 +184,7 @@ class Router:
         self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
         self._on_down = surroundings.on_down
         self._storage = surroundings.storage
-        self._is_part = config.parent_pid != 0
+        self._is_part = config.is_part
         self._tls = TlsFiles.of(config.settings.tls_cert, config.settings.tls_key)
         self._grpc = GrpcDoor(self.door, is_shared=self._is_part, tls=self._tls)
         self._listeners: list[socket.socket] = []
@@ -316,10 +315,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path: Path = parser.parse_args(arguments).config
     try:
         config = load(path, RouterConfig)
-        if config.parent_pid:
-            die_with_parent(config.parent_pid)
         logs.setup("router", level=config.log_level)
-        is_parent = config.settings.processes != 1 and not config.parent_pid
+        is_parent = config.settings.processes != 1 and not config.is_part
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_processes(config) if is_parent else _run(config))
     except StartupError as error:
@@ -351,7 +348,7 @@ async def _run(config: RouterConfig) -> int:
         router.metrics.add(IndexCollector(replica))
         stack.push_async_callback(router.close)
         ports = await router.start()
-        on_signal(router.stop, second_ends=not config.parent_pid)
+        on_signal(router.stop, second_ends=not config.is_part)
         record = RouterRecord(
             router=RouterId(config.router_id),
             incarnation=incarnation,

@@ -22,6 +22,7 @@ from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, StartupError, TandemError
 from tandem.core.files import write_private
 from tandem.core.logs import event
+from tandem.core.parentdeath import tied
 from tandem.core.restarts import RestartBackoff
 from tandem.router.admin import load_key
 from tandem.router.orders import Orders
@@ -103,9 +104,7 @@ class Process:
     def __init__(self, config: RouterConfig, number: int, orders: Orders, clock: Clock) -> None:
         folder, name = Path(config.ready_file).parent, f"{config.router_id}-{number}"
         self._ready_file, self._config_file = folder / f".{name}.ready.json", folder / f".{name}.json"
-        self._config = dataclasses.replace(
-            config, router_id=name, ready_file=str(self._ready_file), parent_pid=os.getpid()
-        )
+        self._config = dataclasses.replace(config, router_id=name, ready_file=str(self._ready_file), is_part=True)
         self._orders, self._backoff = orders, RestartBackoff(clock)
         self._child: asyncio.subprocess.Process | None = None
         self.name = name
@@ -120,7 +119,7 @@ class Process:
         """Start it and wait until it listens. StartupError, and it is ended, or _RefusedError when it does not."""
         self._ready_file.unlink(missing_ok=True)
         write_private(self._config_file, config_loader.dump(self._config))
-        command = (sys.executable, "-m", "tandem.router", "--config", str(self._config_file))
+        command = tied([sys.executable, "-m", "tandem.router", "--config", str(self._config_file)])
         self._child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
         ended = asyncio.create_task(self._child.wait())
         try:

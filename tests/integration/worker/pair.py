@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ import grpc.aio
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
 from tandem.core.lifecycle import RoleName
+from tandem.core.parentdeath import tied
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.router import wire as router_wire
@@ -125,11 +125,7 @@ async def start_worker(
     file.write_bytes(dump(config))
     log = (folder / f"{name}.log").open("wb")
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "tandem.worker",
-        f"--config={file}",
-        f"--parent={os.getpid()}",
+        *tied([sys.executable, "-m", "tandem.worker", f"--config={file}"]),
         stdout=asyncio.subprocess.PIPE,
         stderr=log,
         stdin=asyncio.subprocess.DEVNULL,

@@ -22,7 +22,6 @@ from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.garbage import keep_loaded
 from tandem.core.logs import setup
-from tandem.core.parentdeath import die_with_parent
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.host import WorkerHost
 
@@ -34,10 +33,7 @@ EXIT_LOST = 1
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--parent", type=int, default=0, help="die when this process, the parent, dies")
     arguments = parser.parse_args()
-    if arguments.parent:
-        die_with_parent(arguments.parent)
     try:
         config = load(arguments.config, WorkerConfig)
         setup(config.worker_id, level=config.log_level)
