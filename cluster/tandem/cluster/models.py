@@ -45,23 +45,18 @@ class ResolvedModel:
 
 
 def check_models(config: ClusterConfig) -> None:
-    """Raise ConfigError for what is wrong with `[model]`, `[pools]` or `[[models]]` on its face."""
-    for number, (section, pools) in enumerate(_sections(config)):
+    """Raise ConfigError for what is wrong with `[model]` or `[[models]]` on its face."""
+    for number, (section, _) in enumerate(_sections(config)):
         if section.dtype not in _DTYPES:
             what = f"{_name('dtype', number)} is {section.dtype!r}"
             raise ConfigError(what, todo=f"Use one of {', '.join(_DTYPES)}")
         length, name = section.max_model_len, _name("max_model_len", number)
-        if length < 0:
-            raise ConfigError(f"{name} is {length}", todo="Use 0 or more")
         if 0 < length < _SHORTEST_CONTEXT:
             todo = f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows"
             raise ConfigError(f"{name} is {length}", todo=todo)
         if "" in section.served_names:
             what = f"{_name('served_names', number)} is empty"
             raise ConfigError(what, todo="Give the name that requests will carry")
-        for role in RoleName:
-            if getattr(pools, role) < 0:
-                raise ConfigError(f"{_name(role, number)} is {getattr(pools, role)}", todo="Use 0 or more workers")
 
 
 def counts_of(pools: PoolSection) -> dict[RoleName, int]:
@@ -107,8 +102,7 @@ def _sections(config: ClusterConfig) -> list[tuple[ModelSection, PoolSection]]:
 
 def _name(field: str, number: int) -> str:
     """How people set `field` of a model: by flag for the first, in the file for further ones."""
-    section = "pools" if field in tuple(RoleName) else "model"
-    return f"models[{number - 1}].{field}" if number else name_of(f"{section}.{field}")
+    return f"models[{number - 1}].{field}" if number else name_of(f"model.{field}")
 
 
 def _pools(config: ClusterConfig, source: ModelSource, counts: dict[RoleName, int], number: int) -> tuple[Pool, ...]:

@@ -8,8 +8,10 @@ import socket
 from dataclasses import dataclass
 
 from tandem.cluster.environment import Environment
+from tandem.cluster.flag_names import name_of
 from tandem.cluster.models import ResolvedModel, check_models, resolve_models, total
 from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
+from tandem.core.bounds import out_of_bounds
 from tandem.core.config import ClusterConfig, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, StartupError
@@ -113,38 +115,10 @@ def _following(port: int) -> int:
 
 
 def _check_settings(config: ClusterConfig) -> None:
+    for place, value, bound in out_of_bounds(config):
+        raise ConfigError(f"{name_of(place)} is {value}", todo=f"Use {bound}")
     check_models(config)
     check_workers(config)
-    least = (
-        ("router.drain_s", config.router.drain_s, 0),
-        ("router.max_body_bytes", config.router.max_body_bytes, 1),
-        ("router.index_memory_bytes", config.router.index_memory_bytes, 1024 * 1024),
-        ("store.response_expiry_s", config.store.response_expiry_s, 1),
-        ("store.file_expiry_s", config.store.file_expiry_s, 3600),
-        ("store.max_file_bytes", config.store.max_file_bytes, 1),
-        ("store.max_batch_requests", config.store.max_batch_requests, 1),
-        ("store.batch_requests_at_once", config.store.batch_requests_at_once, 1),
-        ("admission.max_waiting", config.admission.max_waiting, 1),
-        ("admission.quantum_tokens", config.admission.quantum_tokens, 1),
-        ("admission.saved_tokens", config.admission.saved_tokens, 0),
-        ("admission.worker_queue_s", config.admission.worker_queue_s, 0),
-        ("admission.worker_queue_requests", config.admission.worker_queue_requests, 1),
-        *((f"slo.{name}.ttft_s", one.ttft_s, 0) for name, one in config.slo.items()),
-        *((f"slo.{name}.itl_s", one.itl_s, 0) for name, one in config.slo.items()),
-        *((f"budget.{name}.requests_per_minute", one.requests_per_minute, 0) for name, one in config.budget.items()),
-        *((f"budget.{name}.tokens_per_minute", one.tokens_per_minute, 0) for name, one in config.budget.items()),
-        ("router.max_attempts", config.router.max_attempts, 1),
-        ("router.retry_burst", config.router.retry_burst, 0),
-        ("router.retry_ratio", config.router.retry_ratio, 0),
-        ("router.retry_per_s", config.router.retry_per_s, 0),
-        ("router.worker_wait_s", config.router.worker_wait_s, 0),
-        ("router.stall_s", config.router.stall_s, 0),
-        ("router.breaker_failures", config.router.breaker_failures, 0),
-        ("router.breaker_open_s", config.router.breaker_open_s, 0),
-    )
-    for name, value_given, smallest in least:
-        if not value_given >= smallest:  # also NaN
-            raise ConfigError(f"{name} is {value_given}", todo=f"Use {smallest} or more")
     if config.admission.default_slo and config.admission.default_slo not in config.slo:
         raise ConfigError(
             f"admission.default_slo is {config.admission.default_slo!r}",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from tandem.cluster.flag_names import name_of
-from tandem.core.config import ENGINES, ClusterConfig, RoleSection, SimSection, WorkerSection
+from tandem.core.config import ENGINES, ClusterConfig, RoleSection, WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import ALWAYS_BYTES_PER_S, CODECS
@@ -23,16 +22,6 @@ _CHOICES = {
     "transport": (AUTO, *TRANSPORTS),
     "kv_dtype": ("auto", *DTYPES),
 }
-_LEAST = {
-    "tp": 1,
-    "threads": 0,
-    "block_tokens": 1,
-    "kv_memory_bytes": 1,
-    "max_step_tokens": 1,
-    "chunk_tokens": 1,
-    "max_sequences": 1,
-    "layer_group": 0,
-}
 
 
 def role_section(config: ClusterConfig, role: RoleName) -> RoleSection:
@@ -42,11 +31,10 @@ def role_section(config: ClusterConfig, role: RoleName) -> RoleSection:
 
 def check_workers(config: ClusterConfig) -> None:
     """Raise ConfigError for a value that no worker can have, under the name that it was given by."""
-    _check_values({field: getattr(config.worker, field) for field in (*_CHOICES, *_LEAST)}, None)
+    _check_values({field: getattr(config.worker, field) for field in _CHOICES}, None)
     for role in RoleName:
         _check_values(_given(role_section(config, role)), role)
     worker = config.worker
-    _check_sim(worker.sim)
     for name in worker.transports:
         if name not in TRANSPORTS:
             raise ConfigError(f"worker.transports is {name!r}", todo=f"Use one of {', '.join(TRANSPORTS)}")
@@ -55,12 +43,6 @@ def check_workers(config: ClusterConfig) -> None:
             f"--wire-codec is {worker.wire_codec!r}",
             why="no such codec is known",
             todo=f"Use one of none, {', '.join(CODECS)}",
-        )
-    if not worker.wire_codec_below_bytes_per_s >= 0:
-        raise ConfigError(
-            f"--wire-codec-below is {worker.wire_codec_below_bytes_per_s:g}",
-            why="it is a speed in bytes a second",
-            todo="Use 0 or more, such as 125MB, or always",
         )
 
 
@@ -121,13 +103,6 @@ def _name(field: str, role: RoleName | None) -> str:
     return name_of(f"{role or 'worker'}.{field}")
 
 
-def _check_sim(sim: SimSection) -> None:
-    for field in dataclasses.fields(sim):
-        value = getattr(sim, field.name)
-        if not 0 <= value < math.inf:
-            raise ConfigError(f"worker.sim.{field.name} is {value}", todo="Use 0 (as fast as it can) or more")
-
-
 def _pushed_over(config: ClusterConfig, role: RoleName) -> set[str]:
     """The transports of which workers of `role` would take one."""
     wanted = effective(config, role).transport
@@ -142,8 +117,6 @@ def _given(section: RoleSection) -> dict[str, Any]:
 
 def _check_values(values: Mapping[str, Any], role: RoleName | None) -> None:
     for field, value in values.items():
-        allowed, least = _CHOICES.get(field), _LEAST.get(field)
+        allowed = _CHOICES.get(field)
         if allowed is not None and value not in allowed:
             raise ConfigError(f"{_name(field, role)} is {value!r}", todo=f"Use one of {', '.join(allowed)}")
-        if least is not None and value < least:
-            raise ConfigError(f"{_name(field, role)} is {value}", todo=f"Use {least} or more")

@@ -6,11 +6,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
+from tandem.core.bounds import Bound
 from tandem.core.lifecycle import RoleName
 
+Count = Annotated[int, Bound(0)]
+Some = Annotated[int, Bound(1)]
+Amount = Annotated[float, Bound(0)]
 DEFAULT_CLUSTER = "tandem"
 DEFAULT_PORT = 8000
 ENGINES = ("model", "sim")
@@ -56,7 +62,7 @@ class ModelSection:
     revision: str = ""
     served_names: tuple[str, ...] = ()
     dtype: str = "auto"
-    max_model_len: int = 0
+    max_model_len: Count = 0
     chat_template: str = ""
 
 
@@ -64,18 +70,18 @@ class ModelSection:
 class PoolSection:
     """`[pools]`: how many workers of each role compute `[model]`."""
 
-    prefill: int = 0
-    decode: int = 0
-    mixed: int = 0
+    prefill: Count = 0
+    decode: Count = 0
+    mixed: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FurtherModelSection(ModelSection):
     """`[[models]]`: a model beside `[model]`, with workers of its own. All three counts 0 = one pair."""
 
-    prefill: int = 0
-    decode: int = 0
-    mixed: int = 0
+    prefill: Count = 0
+    decode: Count = 0
+    mixed: Count = 0
 
     @property
     def pools(self) -> PoolSection:
@@ -86,9 +92,9 @@ class FurtherModelSection(ModelSection):
 class SimSection:
     """`[worker.sim]`: how long the simulated engine takes. 0 = as fast as it can."""
 
-    prefill_tokens_per_s: float = 0.0
-    decode_step_s: float = 0.0
-    decode_sequence_s: float = 0.0
+    prefill_tokens_per_s: Amount = 0.0
+    decode_step_s: Amount = 0.0
+    decode_sequence_s: Amount = 0.0
     """Added to a decode step for every sequence in it."""
 
 
@@ -96,11 +102,11 @@ class SimSection:
 class RoleSection:
     """`[prefill]`, `[decode]`, `[mixed]`: what workers of one role do differently from `[worker]`; None = the same."""
 
-    tp: int | None = None
-    block_tokens: int | None = None
+    tp: Some | None = None
+    block_tokens: Some | None = None
     kv_dtype: str | None = None
-    kv_memory_bytes: int | None = None
-    threads: int | None = None
+    kv_memory_bytes: Some | None = None
+    threads: Count | None = None
     device: str | None = None
     transport: str | None = None
 
@@ -115,26 +121,26 @@ class WorkerSection:
     """
 
     engine: str = "model"
-    tp: int = 1
+    tp: Some = 1
     kv_dtype: str = "auto"
     wire_codec: str = ""
-    wire_codec_below_bytes_per_s: float = 125e6
+    wire_codec_below_bytes_per_s: Annotated[float, Bound(0, math.inf)] = 125e6
     transports: tuple[str, ...] = ()
     sim: SimSection = field(default_factory=SimSection)
     device: str = "auto"
-    kv_memory_bytes: int = 256 * 1024 * 1024
-    block_tokens: int = 16
+    kv_memory_bytes: Some = 256 * 1024 * 1024
+    block_tokens: Some = 16
     is_deterministic: bool = False
-    threads: int = 0
-    max_step_tokens: int = 512
-    chunk_tokens: int = 512
-    max_step_s: float = 0.2
-    max_sequences: int = 64
-    queue_stretch: float = 10.0
-    queue_max_overtake_s: float = 60.0
-    layer_group: int = 0
+    threads: Count = 0
+    max_step_tokens: Some = 512
+    chunk_tokens: Some = 512
+    max_step_s: Annotated[float, Bound(0, is_above=True)] = 0.2
+    max_sequences: Some = 64
+    queue_stretch: Amount = 10.0
+    queue_max_overtake_s: Amount = 60.0
+    layer_group: Count = 0
     transport: str = "auto"
-    step_watchdog_s: float = 60.0
+    step_watchdog_s: Annotated[float, Bound(1)] = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,47 +149,47 @@ class RouterSection:
     `processes` share the ports. `tls_cert` and `tls_key` are PEM files."""
 
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    grpc_port: int = -1
-    admin_port: int = -1
-    processes: int = 1
+    port: Annotated[int, Bound(0, 65535)] = DEFAULT_PORT
+    grpc_port: Annotated[int, Bound(-1, 65535)] = -1
+    admin_port: Annotated[int, Bound(-1, 65535)] = -1
+    processes: Annotated[int, Bound(1, 256)] = 1
     tls_cert: str = ""
     tls_key: str = ""
     anonymous: Anonymous = Anonymous.LOOPBACK
     disaggregation: Disaggregation = Disaggregation.AUTO
     policy: PolicyName = PolicyName.COST
-    max_body_bytes: int = 4 * 1024 * 1024
-    request_timeout_s: float = 600.0
-    drain_s: float = 10.0
-    slow_reader_backlog_bytes: int = 4 * 1024 * 1024
-    index_memory_bytes: int = 512 * 1024 * 1024
-    max_attempts: int = 4
-    retry_burst: int = 1000
-    retry_ratio: float = 0.2
-    retry_per_s: float = 10.0
-    worker_wait_s: float = 10.0
-    stall_s: float = 30.0
-    breaker_failures: int = 5
-    breaker_open_s: float = 5.0
+    max_body_bytes: Some = 4 * 1024 * 1024
+    request_timeout_s: Annotated[float, Bound(0, is_above=True)] = 600.0
+    drain_s: Amount = 10.0
+    slow_reader_backlog_bytes: Some = 4 * 1024 * 1024
+    index_memory_bytes: Annotated[int, Bound(1024 * 1024)] = 512 * 1024 * 1024
+    max_attempts: Some = 4
+    retry_burst: Count = 1000
+    retry_ratio: Amount = 0.2
+    retry_per_s: Amount = 10.0
+    worker_wait_s: Amount = 10.0
+    stall_s: Amount = 30.0
+    breaker_failures: Count = 5
+    breaker_open_s: Amount = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SloSection:
     """`[slo.<class>]`: what requests of one class are promised; 0 = nothing."""
 
-    ttft_s: float = 0.0
-    itl_s: float = 0.0
+    ttft_s: Amount = 0.0
+    itl_s: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSection:
     """`[admission]`: who waits in a router, and for what. See docs/tenants.md."""
 
-    max_waiting: int = 1024
-    quantum_tokens: int = 64
-    saved_tokens: int = 2048
-    worker_queue_s: float = 0.05
-    worker_queue_requests: int = 2
+    max_waiting: Some = 1024
+    quantum_tokens: Some = 64
+    saved_tokens: Count = 2048
+    worker_queue_s: Amount = 0.05
+    worker_queue_requests: Some = 2
     default_slo: str = ""
 
 
@@ -191,8 +197,8 @@ class AdmissionSection:
 class BudgetSection:
     """`[budget.<tenant>]`: what a tenant may ask for; 0 = as much as it likes. `[budget."*"]`: every other tenant."""
 
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
+    requests_per_minute: Count = 0
+    tokens_per_minute: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +214,11 @@ class StoreSection:
     """`[store]`: what clients leave with the cluster. `dir`: shared by all routers; "" = a folder beside its state."""
 
     dir: str = ""
-    response_expiry_s: float = 7 * 86_400.0
-    file_expiry_s: float = 30 * 86_400.0
-    max_file_bytes: int = 200 * 1024 * 1024
-    max_batch_requests: int = 50_000
-    batch_requests_at_once: int = 8
+    response_expiry_s: Annotated[float, Bound(1)] = 7 * 86_400.0
+    file_expiry_s: Annotated[float, Bound(3600)] = 30 * 86_400.0
+    max_file_bytes: Some = 200 * 1024 * 1024
+    max_batch_requests: Some = 50_000
+    batch_requests_at_once: Some = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
