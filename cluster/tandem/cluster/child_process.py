@@ -64,11 +64,15 @@ class ChildProcess:
         return not self._exited.done()
 
     async def lines(self) -> AsyncIterator[str]:
-        """Lines of standard output until it closes; each is also appended to the log file."""
+        """Lines of standard output until it closes, each also appended to the log file. OSError: it cannot be read."""
         assert self._process.stdout is not None
         reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await self._loop.connect_read_pipe(lambda: protocol, self._process.stdout)
+        try:
+            transport, _ = await self._loop.connect_read_pipe(lambda: protocol, self._process.stdout)
+        except OSError:
+            self._process.stdout.close()
+            raise
         # A grandchild that left the group could keep the pipe open for ever.
         self._exited.add_done_callback(lambda _: self._loop.call_later(_LATE_OUTPUT_S, transport.close))
         try:

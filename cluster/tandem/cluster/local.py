@@ -81,21 +81,27 @@ class LocalLauncher:
         """Report what the worker says until it is gone; the last report is always WorkerExited."""
         fatal = ""
         try:
-            async for line in child.lines():
-                said = _parse(line)
-                if "progress" in said:
-                    self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
-                elif "ready" in said:
-                    details = said["ready"] if isinstance(said["ready"], dict) else {}
-                    self._reports.put_nowait(WorkerReady(worker_id, details))
-                elif "fatal" in said:
-                    fatal = " ".join(str(said["fatal"]).split())
+            try:
+                async for line in child.lines():
+                    fatal = self._hear(worker_id, _parse(line)) or fatal
+            except OSError as error:  # no memory for watching its output
+                fatal = f"its output cannot be read: {error}"
+                child.kill()
             code = await child.wait()
             reason = fatal or child.end_reason(code)
             self._reports.put_nowait(WorkerExited(worker_id, reason))
         finally:
             child.kill()
             del self._children[worker_id], self._followers[worker_id]
+
+    def _hear(self, worker_id: WorkerId, said: dict[str, Any]) -> str:
+        """Pass on what it says; returns why it ends, if it says that."""
+        if "progress" in said:
+            self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
+        elif "ready" in said:
+            details = said["ready"] if isinstance(said["ready"], dict) else {}
+            self._reports.put_nowait(WorkerReady(worker_id, details))
+        return " ".join(str(said.get("fatal", "")).split())
 
 
 def _parse(line: str) -> dict[str, Any]:

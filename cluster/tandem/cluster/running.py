@@ -121,9 +121,11 @@ class RunningCluster:
                 await self._serve(controller, router, events, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
-                await router.stop(grace_s=self._router_grace_s, hurry=self._hurry)
-                await controller.shutdown()
-                await events.flush()
+                try:
+                    await router.stop(grace_s=self._router_grace_s, hurry=self._hurry)
+                finally:
+                    await controller.shutdown()
+                    await events.flush()
 
     async def _serve(
         self, controller: Controller, router: RouterProcess, events: EventLog, ready_timeout_s: float

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from tandem.core.desired import Pool
 from tandem.core.errors import StartupError
 
 READY_TIMEOUT_S = 300.0
+_NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Progress(Protocol):
@@ -58,7 +60,7 @@ def up(config: ClusterConfig, environment: Environment, progress: Progress, opti
         raise StartupError(
             f"cannot use {error.filename}" if error.filename else "the cluster cannot run",
             why=error.strerror or str(error),
-            todo="Make room, or choose another place with --state-dir",
+            todo="Make room, or choose another place with --state-dir" if error.errno in _NO_PLACE else "",
         ) from error
     finally:
         signals.cease()

@@ -26,9 +26,7 @@ class Where:
 
     name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER
     state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
-    endpoint: Annotated[str, typer.Option(help="Admin port of a cluster elsewhere, such as http://127.0.0.1:8002.")] = (
-        ""
-    )
+    endpoint: Annotated[str, typer.Option(help="Admin port of a cluster elsewhere, like http://127.0.0.1:8002.")] = ""
     admin_key_file: Annotated[str, typer.Option(help="File with the admin key.")] = ""
 
     def client(self) -> AdminClient:

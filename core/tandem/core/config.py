@@ -15,7 +15,7 @@ from tandem.core.bounds import Bound
 from tandem.core.lifecycle import RoleName
 
 Count = Annotated[int, Bound(0)]
-Some = Annotated[int, Bound(1)]
+Positive = Annotated[int, Bound(1)]
 Amount = Annotated[float, Bound(0)]
 DEFAULT_CLUSTER = "tandem"
 DEFAULT_PORT = 8000
@@ -102,10 +102,10 @@ class SimSection:
 class RoleSection:
     """`[prefill]`, `[decode]`, `[mixed]`: what workers of one role do differently from `[worker]`; None = the same."""
 
-    tp: Some | None = None
-    block_tokens: Some | None = None
+    tp: Positive | None = None
+    block_tokens: Positive | None = None
     kv_dtype: str | None = None
-    kv_memory_bytes: Some | None = None
+    kv_memory_bytes: Positive | None = None
     threads: Count | None = None
     device: str | None = None
     transport: str | None = None
@@ -121,21 +121,21 @@ class WorkerSection:
     """
 
     engine: str = "model"
-    tp: Some = 1
+    tp: Positive = 1
     kv_dtype: str = "auto"
     wire_codec: str = ""
     wire_codec_below_bytes_per_s: Annotated[float, Bound(0, math.inf)] = 125e6
     transports: tuple[str, ...] = ()
     sim: SimSection = field(default_factory=SimSection)
     device: str = "auto"
-    kv_memory_bytes: Some = 256 * 1024 * 1024
-    block_tokens: Some = 16
+    kv_memory_bytes: Positive = 256 * 1024 * 1024
+    block_tokens: Positive = 16
     is_deterministic: bool = False
     threads: Count = 0
-    max_step_tokens: Some = 512
-    chunk_tokens: Some = 512
+    max_step_tokens: Positive = 512
+    chunk_tokens: Positive = 512
     max_step_s: Annotated[float, Bound(0, is_above=True)] = 0.2
-    max_sequences: Some = 64
+    max_sequences: Positive = 64
     queue_stretch: Amount = 10.0
     queue_max_overtake_s: Amount = 60.0
     layer_group: Count = 0
@@ -158,12 +158,12 @@ class RouterSection:
     anonymous: Anonymous = Anonymous.LOOPBACK
     disaggregation: Disaggregation = Disaggregation.AUTO
     policy: PolicyName = PolicyName.COST
-    max_body_bytes: Some = 4 * 1024 * 1024
+    max_body_bytes: Positive = 4 * 1024 * 1024
     request_timeout_s: Annotated[float, Bound(0, is_above=True)] = 600.0
     drain_s: Amount = 10.0
-    slow_reader_backlog_bytes: Some = 4 * 1024 * 1024
+    slow_reader_backlog_bytes: Positive = 4 * 1024 * 1024
     index_memory_bytes: Annotated[int, Bound(1024 * 1024)] = 512 * 1024 * 1024
-    max_attempts: Some = 4
+    max_attempts: Positive = 4
     retry_burst: Count = 1000
     retry_ratio: Amount = 0.2
     retry_per_s: Amount = 10.0
@@ -185,11 +185,11 @@ class SloSection:
 class AdmissionSection:
     """`[admission]`: who waits in a router, and for what. See docs/tenants.md."""
 
-    max_waiting: Some = 1024
-    quantum_tokens: Some = 64
+    max_waiting: Positive = 1024
+    quantum_tokens: Positive = 64
     saved_tokens: Count = 2048
     worker_queue_s: Amount = 0.05
-    worker_queue_requests: Some = 2
+    worker_queue_requests: Positive = 2
     default_slo: str = ""
 
 
@@ -216,9 +216,9 @@ class StoreSection:
     dir: str = ""
     response_expiry_s: Annotated[float, Bound(1)] = 7 * 86_400.0
     file_expiry_s: Annotated[float, Bound(3600)] = 30 * 86_400.0
-    max_file_bytes: Some = 200 * 1024 * 1024
-    max_batch_requests: Some = 50_000
-    batch_requests_at_once: Some = 8
+    max_file_bytes: Positive = 200 * 1024 * 1024
+    max_batch_requests: Positive = 50_000
+    batch_requests_at_once: Positive = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -150,6 +150,23 @@ def test_a_process_that_cannot_be_watched_does_not_run_on(held: HeldState, monke
     assert [psutil.pid_exists(pid) for pid in seen] == [False]
 
 
+def test_a_worker_whose_output_cannot_be_read_is_ended(
+    held: HeldState, environment: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "no room for watching it")
+
+    async def run() -> None:
+        async with LocalLauncher(held, environment, command=FAKE_WORKER) as launcher:
+            monkeypatch.setattr(asyncio.get_running_loop(), "connect_read_pipe", refuse)
+            await launcher.start_worker(_spec())
+            exited = await _next(launcher)
+            assert isinstance(exited, WorkerExited)
+            assert "its output cannot be read: " in exited.reason
+
+    asyncio.run(run())
+
+
 def test_when_the_leader_dies_its_group_dies(
     held: HeldState, environment: Environment, until: Callable[[Callable[[], object]], None]
 ) -> None:

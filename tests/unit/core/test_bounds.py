@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
@@ -43,7 +43,9 @@ def test_every_number_in_every_section_is_named_by_its_place() -> None:
 
 
 def test_every_number_has_a_bound() -> None:
-    open_ended, waiting, seen = [], [ClusterConfig], set()
+    open_ended: list[str] = []
+    waiting: list[type[Any]] = [ClusterConfig]
+    seen: set[type[Any]] = set()
     while waiting:
         section = waiting.pop()
         if section in seen:
@@ -51,7 +53,7 @@ def test_every_number_has_a_bound() -> None:
         seen.add(section)
         for name, kind in get_type_hints(section, include_extras=True).items():
             parts = (kind, *get_args(kind))
-            waiting += [part for part in parts if dataclasses.is_dataclass(part)]
+            waiting += [part for part in parts if isinstance(part, type) and dataclasses.is_dataclass(part)]
             plain = get_type_hints(section)[name]
             if {int, float} & {plain, *get_args(plain)} and bound_of(kind) is None:
                 open_ended.append(f"{section.__name__}.{name}")

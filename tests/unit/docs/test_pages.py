@@ -22,24 +22,29 @@ PAGES = sorted(
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"))
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)(?::[\w.]+)?`")
+CODE = "\N{SYMBOL FOR START OF TEXT}"
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def paragraphs(text: str) -> Iterator[str]:
-    """Pieces that speak of one thing: a paragraph, a list, one row of a table."""
-    for piece in text.split("\n\n"):
-        rows = piece.splitlines()
-        yield from rows if rows and rows[0].startswith("|") else [piece]
-
-
 def commands(text: str, program: str) -> Iterator[list[str]]:
-    """Arguments of `program` wherever it is called: between backticks, or on a line of its own."""
-    called = text.replace("\\\n", " ")
-    inline = re.findall(rf"(?<!`)`(?:\.venv/bin/)?{program} ([^`]+)`(?!`)", called)
-    lines = re.findall(rf"^ *(?:\.venv/bin/)?{program} (.+)$", called, flags=re.MULTILINE)
-    for arguments in inline + [line for line in lines if "`" not in line]:
+    """Arguments of `program` wherever it is called: between backticks, or on a line of code."""
+    inline = re.findall(rf"(?<!`)`(?:\.venv/bin/)?{program} ([^`]+)`(?!`)", text)
+    code = re.findall(rf"^{CODE}(?:\.venv/bin/)?{program} (.+)$", text, flags=re.MULTILINE)
+    for arguments in inline + code:
         words = shlex.split(arguments.replace("\n", " "), comments=True)
         yield [word for word in words if word not in ("…", "|")]
+
+
+@cache
+def read(page: Path) -> str:
+    """The page with every line of code behind a mark: those between fences, and those indented by four."""
+    lines, is_fenced = [], False
+    for line in page.read_text().replace("\\\n", " ").splitlines():
+        is_fence = line.startswith("```")
+        is_fenced ^= is_fence
+        is_code = not is_fence and (is_fenced or line.startswith("    "))
+        lines.append(CODE + line.strip() if is_code else line)
+    return "\n".join(lines)
 
 
 def follow(words: list[str]) -> tuple[Any, list[str]]:
@@ -72,20 +77,20 @@ def program_flags() -> frozenset[str]:
 @each_page
 def test_commands_and_flags_are_real(page: Path) -> None:
     up, _ = follow(["up"])
-    for piece in paragraphs(page.read_text()):
+    for section in read(page).split("\n#"):  # flags that stand alone are of a command that it names
         allowed = options(up)
-        for words in commands(piece, "clusterctl"):
+        for words in commands(section, "clusterctl"):
             command, rest = follow(words)
             assert flags(rest) <= options(command), f"clusterctl {' '.join(words)}"
             allowed |= options(command)
         if page.name != "CHANGELOG.md":  # which says each thing of one release in one list
-            alone = {flag for flag in re.findall(r"`(--[a-z-]+)[^`]*`", piece) if not flag.endswith("-")}
-            assert alone <= allowed | program_flags(), piece
+            alone = {flag for flag in re.findall(r"`(--[a-z-]+)[^`]*`", section) if not flag.endswith("-")}
+            assert alone <= allowed | program_flags(), section
 
 
 @each_page
 def test_make_targets_and_programs_are_real(page: Path) -> None:
-    for words in commands(page.read_text(), "make"):
+    for words in commands(read(page), "make"):
         assert words[0] in TARGETS, words
         given = dict(word.split("=", 1) for word in words[1:])
         assert set(given) <= {"ARGS", "NAME", "OUT", "PYTHON"}, words
@@ -111,7 +116,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_what_is_looked_for_is_found() -> None:
-    text = "".join(page.read_text() for page in PAGES)
+    text = "\n".join(map(read, PAGES))
     assert len(list(commands(text, "clusterctl"))) > 20
     assert len(list(commands(text, "make"))) > 20
     assert len(set(PATH.findall(text))) > 80
