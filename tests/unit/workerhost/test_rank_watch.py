@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.workerhost.pulse import Pulse
-from tandem.workerhost.rank_watch import SILENT_LOOKS, RankWatch
+from tandem.workerhost.rank_watch import SILENT_LOOKS, WATCH_EVERY_S, RankWatch
 
 
 @pytest.fixture
@@ -37,28 +37,29 @@ def test_a_machine_that_was_suspended_is_no_false_alarm(pulses: list[Pulse]) -> 
 
 def test_the_longest_step_is_named(pulses: list[Pulse]) -> None:
     watch = RankWatch(pulses)
-    assert watch.step_s(10.0)[1] == 0.0
-    pulses[1].begin_step(4.0)
-    assert watch.step_s(10.0) == (1, 6.0)
-    pulses[0].begin_step(1.0)
-    assert watch.step_s(10.0) == (0, 9.0)
-    pulses[0].end_step()
-    assert watch.step_s(10.0) == (1, 6.0)
+    pulses[1].begin_step()
+    for look in range(4):
+        watch.look()
+        assert watch.step_s()[1] == look * WATCH_EVERY_S
+    pulses[0].begin_step()
+    watch.look()
+    assert watch.step_s() == (1, 4 * WATCH_EVERY_S)
+    pulses[1].end_step()
+    pulses[1].begin_step()  # another one
+    watch.look()
+    assert watch.step_s() == (0, WATCH_EVERY_S)
+    for pulse in pulses:
+        pulse.end_step()
+    watch.look()
+    assert watch.step_s()[1] == 0.0
 
 
-class EndingPulse(Pulse):
-    """Whose step ends as soon as somebody has looked at it."""
-
-    @property
-    def step_started_s(self) -> float:
-        started_s = super().step_started_s
-        self.end_step()
-        return started_s
-
-
-def test_a_step_that_ends_during_the_look_is_no_step_since_the_boot() -> None:
-    pulse = EndingPulse.create("test-ending")
-    pulse.begin_step(7000.0)
-    assert RankWatch([pulse]).step_s(7001.0) == (0, 1.0)
-    assert RankWatch([pulse]).step_s(7001.0) == (0, 0.0)
-    pulse.close()
+def test_a_machine_that_was_suspended_inside_a_step_is_no_false_alarm(pulses: list[Pulse]) -> None:
+    """Host and ranks are stopped for longer than any step may take, and go on together, the host first."""
+    watch = RankWatch(pulses)
+    pulses[0].tick(100.0)
+    pulses[0].begin_step()
+    watch.look()
+    pulses[1].tick(100_000.0)  # the clock has gone on
+    assert watch.look() == []
+    assert watch.step_s() == (0, WATCH_EVERY_S)

@@ -156,7 +156,7 @@ class Follower:
 
     def _step(self, command: Step) -> None:
         """Rank 0 holds the lease when it begins a step; the step is finished even if it lapses meanwhile."""
-        self._pulse.begin_step(self._clock.now_s())
+        self._pulse.begin_step()
         try:
             self._runner.step(command.batch, (), self._on_layers if command.has_hook else None)
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,8 +178,7 @@ class WorkerHost:
             raise
 
     async def _watch_pulse(self) -> None:
-        """Beat only while every rank ticks. A rank that has stopped ends the worker, and so does a step past its limit:
-        a stuck engine.
+        """A rank that has stopped ends the worker and its beats, and so does a step past its limit: a stuck engine.
 
         The streams of this process would go on, so that nobody else could tell: ending them is how peers and routers
         know of a stopped rank in time, a single one too.
@@ -189,8 +187,7 @@ class WorkerHost:
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
             silent = self._ranks.watch.look()
-            slowest, in_step_s = self._ranks.watch.step_s(time.monotonic())
-            self._membership.is_alive = not silent and in_step_s < limit_s
+            slowest, in_step_s = self._ranks.watch.step_s()
             if silent:
                 raise WorkerLostError(f"rank {silent[0]} has stopped", why="it does not tick", todo=START_AGAIN)
             if in_step_s > limit_s:

@@ -1,6 +1,6 @@
 """One page of shared memory a rank: the rank's pulse, and the lease that the host holds for it.
 
-The rank writes when it last ticked, how many steps it has begun and since when the present one runs. The host writes
+The rank writes when it last ticked, how many steps it has begun and which of them is in progress. The host writes
 until when the rank may push, publish and send, and as which incarnation. Each field is one aligned 8-byte store, so a
 reader never sees half.
 """
@@ -11,9 +11,9 @@ import mmap
 import os
 import struct
 
-_DOUBLE = struct.Struct("<d")
-_U64 = struct.Struct("<Q")
-_TICK, _STEPS, _STEP_STARTED, _LEASE, _INCARNATION = 0, 8, 16, 64, 72
+_DOUBLE = struct.Struct("d")  # native: one store, where another byte order would be packed byte by byte
+_U64 = struct.Struct("Q")
+_TICK, _STEPS, _STEP, _LEASE, _INCARNATION = 0, 8, 16, 64, 72
 PAGE_BYTES = 4096
 
 
@@ -34,12 +34,13 @@ class Pulse:
         """The rank is alive (written by a thread that runs beside long steps)."""
         _DOUBLE.pack_into(self._map, _TICK, now_s)
 
-    def begin_step(self, now_s: float) -> None:
-        _U64.pack_into(self._map, _STEPS, self.steps + 1)
-        _DOUBLE.pack_into(self._map, _STEP_STARTED, now_s)
+    def begin_step(self) -> None:
+        step: int = _U64.unpack_from(self._map, _STEPS)[0] + 1
+        _U64.pack_into(self._map, _STEPS, step)
+        _U64.pack_into(self._map, _STEP, step)
 
     def end_step(self) -> None:
-        _DOUBLE.pack_into(self._map, _STEP_STARTED, 0.0)
+        _U64.pack_into(self._map, _STEP, 0)
 
     def grant(self, until_s: float, incarnation: int = 0) -> None:
         """The host holds the lease until then, as this incarnation."""
@@ -51,14 +52,10 @@ class Pulse:
         return self._double(_TICK)
 
     @property
-    def steps(self) -> int:
-        count: int = _U64.unpack_from(self._map, _STEPS)[0]
-        return count
-
-    @property
-    def step_started_s(self) -> float:
-        """When the step in progress began; 0 between steps."""
-        return self._double(_STEP_STARTED)
+    def step(self) -> int:
+        """The number, from 1, of the step in progress; 0 between steps."""
+        number: int = _U64.unpack_from(self._map, _STEP)[0]
+        return number
 
     @property
     def lease_until_s(self) -> float:

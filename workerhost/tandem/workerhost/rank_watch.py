@@ -1,6 +1,7 @@
-"""Whether ranks still tick, counted in the host's own looks at their pulses.
+"""Whether ranks still tick and how long their steps run, counted in the host's own looks at their pulses.
 
-No clock: a machine that was suspended, host and ranks together, costs one look and is no false alarm.
+No clock: a machine that was suspended, host and ranks together, costs one look and is no false alarm, also in the
+middle of a step.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ class RankWatch:
         self._pulses = tuple(pulses)
         self._ticked_s = [pulse.ticked_s for pulse in pulses]
         self._silent = [0] * len(self._pulses)
+        self._step = [pulse.step for pulse in pulses]
+        self._stepping = [0] * len(self._pulses)
 
     def look(self) -> list[int]:
         """The ranks that have not ticked for SILENT_LOOKS looks."""
         for rank, pulse in enumerate(self._pulses):
-            ticked_s = pulse.ticked_s
+            ticked_s, step = pulse.ticked_s, pulse.step
             self._silent[rank] = self._silent[rank] + 1 if ticked_s == self._ticked_s[rank] else 0
-            self._ticked_s[rank] = ticked_s
+            self._stepping[rank] = self._stepping[rank] + 1 if step and step == self._step[rank] else 0
+            self._ticked_s[rank], self._step[rank] = ticked_s, step
         return [rank for rank, looks in enumerate(self._silent) if looks >= SILENT_LOOKS]
 
-    def step_s(self, now_s: float) -> tuple[int, float]:
-        """The rank whose step in progress has run longest, and for how long (0 between steps)."""
-        started_s = [pulse.step_started_s for pulse in self._pulses]  # once: a step may end between two readings
-        running = [now_s - began_s if began_s else 0.0 for began_s in started_s]
-        rank = max(range(len(running)), key=running.__getitem__)
-        return rank, running[rank]
+    def step_s(self) -> tuple[int, float]:
+        """The rank that has been in the same step for most looks, and how long these took (0: another step, or none,
+        at the latest look)."""
+        rank = max(range(len(self._stepping)), key=self._stepping.__getitem__)
+        return rank, self._stepping[rank] * WATCH_EVERY_S

@@ -280,8 +280,7 @@ class StepLoop:
 
     def _step(self) -> bool:
         """Run one step; False if there was nothing that could run."""
-        clock = self._shell.clock
-        self._pulse.begin_step(clock.now_s())
+        self._pulse.begin_step()
         try:
             result = self._shell.engine.step(self._hook)
         finally:
