@@ -17,7 +17,9 @@ from tandem.core.ids import GroupId, Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.membership import Membership
 
@@ -25,8 +27,8 @@ from tandem.workerhost.membership import Membership
 class Watched:
     """A membership with its callbacks recorded, on a clock that only the test moves."""
 
-    def __init__(self, url: str) -> None:
-        self.clock = ManualClock(100.0)
+    def __init__(self, url: str, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock(100.0)
         self.leases: list[float] = []
         self.renewed: list[Incarnation] = []
         config = WorkerConfig(
@@ -37,9 +39,9 @@ class Watched:
 
 
 @asynccontextmanager
-async def joined(folder: Path) -> AsyncIterator[tuple[Watched, Incarnation, Redis]]:
+async def joined(folder: Path, clock: ManualClock | None = None) -> AsyncIterator[tuple[Watched, Incarnation, Redis]]:
     with PrivateRedis.start(folder, "a-test-password") as server:
-        watched = Watched(server.url)
+        watched = Watched(server.url, clock)
         observer = await connect(server.url)
         incarnation = await watched.membership.join(w.WorkerInfo(worker="w0", role="decode", num_blocks=[4]))
         task = asyncio.create_task(watched.membership.run())
@@ -88,11 +90,9 @@ def test_a_lost_registry_entry(tmp_path: Path, has_lapsed: bool, keeps_incarnati
 
     async def run() -> None:
         async with joined(tmp_path) as (watched, incarnation, redis):
-            watched.membership.is_alive = False
             if has_lapsed:
                 watched.clock.advance(10.0)
             await redis.flushall()
-            watched.membership.is_alive = True
             async with asyncio.timeout(10):
                 while not await registered(redis):
                     await asyncio.sleep(0.01)
@@ -107,9 +107,7 @@ def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
 
     async def run() -> None:
         async with joined(tmp_path) as (watched, incarnation, redis):
-            watched.membership.is_alive = False
             watched.clock.advance(2.6)
-            watched.membership.is_alive = True
             granted = list(watched.leases)
             watched.membership.acknowledged()
             assert watched.leases == granted
@@ -119,12 +117,46 @@ def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_no_pulse_no_beat(tmp_path: Path) -> None:
+def test_a_lease_counts_from_the_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis lets the key expire 2.5 s after it took the beat, however long its answer lies in a socket."""
+    clock = ManualClock(100.0)
+    beat = WorkerLease.beat
+
+    async def late(lease: WorkerLease, seq: int, count: int, digest: int) -> bool:
+        is_held = await beat(lease, seq, count, digest)
+        clock.advance(2.0)
+        return is_held
+
+    monkeypatch.setattr(WorkerLease, "beat", late)
+
     async def run() -> None:
-        async with joined(tmp_path) as (watched, _, _redis):
-            watched.membership.is_alive = False
-            granted = list(watched.leases)
-            watched.membership.acknowledged()
-            assert watched.leases == granted
+        async with joined(tmp_path, clock) as (watched, incarnation, _):
+            await eventually(lambda: bool(watched.renewed))
+            assert watched.leases[:3] == [102.5, 102.5, 106.5]  # the second beat's answer came after the lapse
+            assert watched.renewed[0] != incarnation
+
+    asyncio.run(run())
+
+
+def test_a_lease_that_lapses_while_it_is_registered_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(100.0)
+    register = WorkerLease.register
+    asked: list[Incarnation] = []
+
+    async def late(lease: WorkerLease, record: WorkerRecord) -> None:
+        asked.append(record.incarnation)
+        await register(lease, record)
+        if len(asked) == 2:
+            clock.advance(2.6)
+
+    monkeypatch.setattr(WorkerLease, "register", late)
+
+    async def run() -> None:
+        async with joined(tmp_path, clock) as (watched, incarnation, redis):
+            await redis.flushall()
+            await eventually(lambda: bool(watched.renewed))
+            assert asked == [incarnation, incarnation, watched.renewed[0]]
+            assert watched.renewed[0] != incarnation
+            assert await registered(redis) == watched.renewed[0]
 
     asyncio.run(run())

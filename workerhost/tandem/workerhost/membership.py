@@ -1,7 +1,7 @@
 """The worker's place in the cluster: registration, beats, lease, and the block events that it publishes.
 
-The lease runs until 2.5 s after the last acknowledgement, by Redis or by a router. Losing it for certain means a new
-incarnation: everything under the old one is void.
+The lease runs until 2.5 s after a router was last heard, or a beat that Redis took was sent (not answered: Redis counts
+from when it came). Losing it for certain means a new incarnation: everything under the old one is void.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAVE_TIMEOUT_S = 1.0
 
 
 class Membership:
-    """`join` once, then `run` until `leave`. `is_alive` is set by whoever watches the ranks: no pulse, no beat."""
+    """`join` once, then `run` until `leave`."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class Membership:
         on_new_incarnation: Callable[[Incarnation], None],
         clock: Clock | None = None,
     ) -> None:
-        self.is_alive = True
         self._config = config
         self._on_lease, self._on_new_incarnation = on_lease, on_new_incarnation
         self._clock = clock or MonotonicClock()
@@ -57,7 +56,8 @@ class Membership:
         self._redis = await connect(self._config.redis_url)
         self._lease = WorkerLease(self._redis, self._keys)
         self._info.CopyFrom(info)
-        incarnation = await self._register(new_incarnation())
+        incarnation = new_incarnation()
+        self._grant(await self._register(incarnation))
         self._publisher = BlockEventPublisher(self._redis, self._keys, WorkerId(info.worker), incarnation)
         self._publisher.offer(self._early)
         return incarnation
@@ -68,8 +68,8 @@ class Membership:
         Too late after a lapse: what is heard then may have waited in a socket while we stood still, and others have
         given us up meanwhile. Only registering anew helps.
         """
-        if self.is_alive and not self.has_lapsed:
-            self._grant()
+        if not self.has_lapsed:
+            self._grant(self._clock.now_s())
 
     @property
     def redis(self) -> Redis:
@@ -127,38 +127,45 @@ class Membership:
         assert self._lease is not None
         assert self._publisher is not None
         while True:
-            if self.is_alive:
-                position = self._publisher.position
-                try:
-                    if self.has_lapsed or not await self._lease.beat(*position):
-                        await self._rejoin()
-                    else:
-                        self.acknowledged()
-                except UnavailableError as error:
-                    event(_log, "beat not acknowledged", logging.WARNING, error=error)
+            position = self._publisher.position
+            asked_s = self._clock.now_s()
+            try:
+                if self.has_lapsed or not await self._lease.beat(*position):
+                    await self._rejoin()
+                elif not self.has_lapsed:
+                    self._grant(asked_s)
+            except UnavailableError as error:
+                event(_log, "beat not acknowledged", logging.WARNING, error=error)
             await asyncio.sleep(BEAT_S)
 
     async def _rejoin(self) -> None:
-        """The lease lapsed, or the registry does not know this incarnation. If it never lapsed by our own clock (a
-        router went on acknowledging, or Redis lost its data between two beats), nothing was fenced: register the same
-        one again."""
+        """The lease lapsed, or the registry does not know this incarnation. If it never lapses by our own clock, not
+        even while we register (a router went on acknowledging, or Redis lost its data between two beats), nothing was
+        fenced: register the same one again."""
         assert self._publisher is not None
-        has_lapsed = self.has_lapsed
-        incarnation = new_incarnation() if has_lapsed else Incarnation(self._info.incarnation)
-        await self._register(incarnation)
+        if not self.has_lapsed:
+            asked_s = await self._register(Incarnation(self._info.incarnation))
+            if not self.has_lapsed:
+                self._publisher.renew(self.incarnation)
+                self._grant(asked_s)
+                return
+        incarnation = new_incarnation()
+        asked_s = await self._register(incarnation)
         self._publisher.renew(incarnation)
-        if has_lapsed:
-            self._on_new_incarnation(incarnation)
+        self._grant(asked_s)
+        self._on_new_incarnation(incarnation)
 
-    async def _register(self, incarnation: Incarnation) -> Incarnation:
+    async def _register(self, incarnation: Incarnation) -> float:
+        """Register and return when that was asked for; the caller takes the lease from then on."""
         assert self._lease is not None
         self._info.incarnation = incarnation
+        asked_s = self._clock.now_s()
         await self._lease.register(_record(self._info))
-        self._grant()
-        return incarnation
+        return asked_s
 
-    def _grant(self) -> None:
-        self._until_s = self._clock.now_s() + LEASE_S
+    def _grant(self, heard_s: float) -> None:
+        """Hold the lease from `heard_s` on, unless it was held from a later moment on already."""
+        self._until_s = max(self._until_s, heard_s + LEASE_S)
         self._on_lease(self._until_s)
 
 
