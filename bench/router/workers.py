@@ -38,7 +38,7 @@ from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.server import joined
+from tandem.workerhost.streams import joined
 from tandem.workerhost.wire import each
 
 LOAD_S = 0.1

@@ -89,7 +89,8 @@ def test_only_members_get_in(metadata: Any, expected: grpc.StatusCode) -> None:
     ("message", "expected"),
     [
         (router_wire.hello("r", 1, 1), grpc.StatusCode.FAILED_PRECONDITION),
-        (router_wire.hello("", 1, 0), grpc.StatusCode.INVALID_ARGUMENT),
+        (router_wire.hello("r", 1, 0), grpc.StatusCode.FAILED_PRECONDITION),
+        (router_wire.hello("", 1, 77), grpc.StatusCode.INVALID_ARGUMENT),
         (w.RouterMessage(hello=w.RouterHello(router="old")), grpc.StatusCode.FAILED_PRECONDITION),
         (w.RouterMessage(ping=w.Ping()), grpc.StatusCode.INVALID_ARGUMENT),
     ],
@@ -109,7 +110,7 @@ def test_a_router_that_leaves_is_reported() -> None:
             async with grpc.aio.insecure_channel(address) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
                 call = stub.Stream(metadata=call_metadata(SECRET))
-                await call.write(router_wire.hello("r7", 1, 0))
+                await call.write(router_wire.hello("r7", 1, 77))
                 await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
                 kinds = [(await asyncio.wait_for(call.read(), 5)).WhichOneof("kind") for _ in range(3)]
                 assert kinds == ["hello", "load", "pong"]
@@ -133,7 +134,7 @@ def test_peers_talk_both_ways_and_hear_of_the_end() -> None:
             assert service.answer_peer("p0", answer)
             back = await asyncio.wait_for(sender.got.get(), 5)
             assert (back.peer.worker, back.peer.message) == ("d0", answer)
-            channels.close_all()
+            channels.close()
             for backend, other in ((receiver, "p0"), (sender, "d0")):
                 gone = await asyncio.wait_for(backend.got.get(), 5)
                 assert gone.peer_gone.worker == other

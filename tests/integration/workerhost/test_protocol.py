@@ -104,7 +104,7 @@ async def dialled(major: int, minor: int) -> e.HostToRank:
             to = e.ToPeer(worker="d0", incarnation=5, address=f"127.0.0.1:{port}", message=asked)
             assert channels.send(to)
             heard = await asyncio.wait_for(backend.got.get(), 10)
-            channels.close_all()
+            channels.close()
     finally:
         await server.stop(None)
     return heard

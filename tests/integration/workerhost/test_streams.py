@@ -18,15 +18,16 @@ from tandem.router import wire as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tandem.workerhost import rank_process, server
+from tandem.workerhost import rank_process, streams
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_process import RankProcess
+from tandem.workerhost.server import WorkerService
 from tests.integration.workerhost.test_guarded import SECRET, Backend, serving
 
 
 def hello(router: str) -> w.RouterMessage:
-    return router_wire.hello(router, 1, 0)
+    return router_wire.hello(router, 1, 77)
 
 
 def submit(request: str) -> w.RouterMessage:
@@ -88,7 +89,7 @@ def test_a_peer_that_never_answers_does_not_hold_up_the_end() -> None:
                 assert channels.send(to)
                 while incarnation == 1 and not writers:  # the other one is not even begun
                     await asyncio.sleep(0.01)
-            channels.close_all()
+            channels.close()
             assert not channels.send(to)
             closed_s = time.monotonic()
         took_s = time.monotonic() - closed_s
@@ -105,7 +106,7 @@ def test_a_peer_that_never_answers_does_not_hold_up_the_end() -> None:
 
 def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pings still come, but what it should get fills every buffer on the way."""
-    monkeypatch.setattr(server, "IDLE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(streams, "IDLE_TIMEOUT_S", 0.5)
 
     async def run() -> None:
         backend = Backend()
@@ -121,6 +122,65 @@ def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
                     break
             assert backend.got.get_nowait().router_gone.router == "r"
             call.cancel()
+
+    asyncio.run(run())
+
+
+class Deaf(WorkerService):
+    """A peer that says hello and pings, and reads nothing."""
+
+    async def Peer(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+        await anext(requests)
+        mine = w.PeerHello(worker="d0", incarnation=77, peer_incarnation=5, protocol=PROTOCOL[0])
+        await context.write(w.PeerMessage(hello=mine))
+        while True:
+            await asyncio.sleep(0.05)
+            await context.write(w.PeerMessage(ping=w.Ping()))
+
+
+def test_a_peer_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "IDLE_TIMEOUT_S", 1.0)
+
+    async def run() -> e.PeerGone:
+        backend, deaf = Backend("p0", 5), grpc.aio.server()
+        worker_pb2_grpc.add_WorkerServicer_to_server(Deaf(Backend()), deaf)
+        address = f"127.0.0.1:{deaf.add_insecure_port('127.0.0.1:0')}"
+        await deaf.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                channels = PeerChannels(backend, SECRET, tasks)
+                failed = w.PeerMessage(failed=w.TransferFailed(request="x" * 1_000_000))
+                to = e.ToPeer(worker="d0", incarnation=77, address=address, message=failed)
+                for _ in range(30):
+                    assert channels.send(to)
+                gone = (await asyncio.wait_for(backend.got.get(), 30)).peer_gone
+                channels.close()
+                return gone
+        finally:
+            await deaf.stop(None)
+
+    gone = asyncio.run(run())
+    assert (gone.worker, gone.incarnation, gone.reason) == ("d0", 77, "it took nothing for 1 s")
+
+
+def test_nobody_is_dialled_once_the_channels_are_closed() -> None:
+    """What a rank says while the worker stops opens no channel, which nobody would close any more."""
+
+    async def run() -> None:
+        far, near = Backend(), Backend("p0", 5)
+        async with serving(far) as (_, address):
+            failed = w.PeerMessage(failed=w.TransferFailed(request="x"))
+            to = e.ToPeer(worker="d0", incarnation=77, address=address, message=failed)
+            async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+                channels = PeerChannels(near, SECRET, tasks)
+                for drop in (channels.drop_all, channels.close):
+                    assert channels.send(to)
+                    assert (await far.got.get()).WhichOneof("kind") == "peer"
+                    drop()
+                    assert (await near.got.get()).peer_gone.worker == "d0"
+                    assert (await far.got.get()).WhichOneof("kind") == "peer_gone"
+                assert not channels.send(to)
+            assert not channels.send(to)
 
     asyncio.run(run())
 
@@ -144,7 +204,7 @@ def test_what_a_peer_says_and_the_rank_cannot_take_ends_its_channel_alone() -> N
             while not service.answer_peer("p0", ticket):
                 await asyncio.sleep(0.01)
             gone = (await asyncio.wait_for(backend.got.get(), 5)).peer_gone
-            channels.close_all()
+            channels.close()
             return gone
 
     gone = asyncio.run(run())

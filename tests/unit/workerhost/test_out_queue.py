@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost import out_queue, server
+from tandem.workerhost import out_queue, streams
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.server import joined
+from tandem.workerhost.streams import joined
 
 
 def phase(request: str) -> w.WorkerMessage:
@@ -86,7 +86,7 @@ def test_several_messages_become_one_in_order() -> None:
 
 def test_a_batch_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     said = [tokens("x" * 100) for _ in range(5)]
-    monkeypatch.setattr(server, "BATCH_BYTES", said[0].ByteSize())
+    monkeypatch.setattr(streams, "BATCH_BYTES", said[0].ByteSize())
     sent = list(joined(said))
     assert [len(message.batch.messages) for message in sent] == [2, 2, 0]
     assert [one for message in sent for one in (message.batch.messages or [message])] == said

@@ -54,6 +54,7 @@ class WorkerHost:
         self._ready: asyncio.Future[e.RankReady] | None = None
         self._info = w.WorkerInfo()
         self._stop = asyncio.Event()
+        self._is_hung_up = False
 
     @property
     def info(self) -> w.WorkerInfo:
@@ -78,13 +79,13 @@ class WorkerHost:
             async with asyncio.TaskGroup() as tasks:
                 death = tasks.create_task(self._watch_death())
                 life = tasks.create_task(self._live(tasks, server, on_ready))
-                await self._stop.wait()
-                for task in (death, life):
-                    task.cancel()
-                await self._membership.leave()
-                self._service.close_all()
-                if self._peers is not None:
-                    self._peers.close_all()
+                try:
+                    await self._stop.wait()
+                    for task in (death, life):
+                        task.cancel()
+                    await self._membership.leave()
+                finally:  # before the group waits for its tasks: a channel that is dialled now would never end
+                    self._hang_up()
                 await server.stop(SERVER_GRACE_S)
                 is_serving = self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
                 await self._ranks.stop(STOP_TIMEOUT_S if is_serving else 0.0)
@@ -94,6 +95,12 @@ class WorkerHost:
             await self._ranks.wait()
             self._ranks.close()
             await self._membership.close()
+
+    def _hang_up(self) -> None:
+        self._is_hung_up = True
+        self._service.close_all()
+        if self._peers is not None:
+            self._peers.close()
 
     async def _live(
         self, tasks: asyncio.TaskGroup, server: grpc.aio.Server, on_ready: Callable[[w.WorkerInfo], None]
@@ -161,7 +168,8 @@ class WorkerHost:
     def _to_peer(self, to: e.ToPeer) -> None:
         if not to.address and self._service.answer_peer(to.worker, to.message):
             return
-        if self._peers is None or not self._peers.send(to):
+        is_sent = self._peers is not None and self._peers.send(to)
+        if not is_sent and not self._is_hung_up:
             reason = "there is no control channel to it"
             self.to_rank(
                 e.HostToRank(peer_gone=e.PeerGone(worker=to.worker, incarnation=to.incarnation, reason=reason))
@@ -205,5 +213,5 @@ class WorkerHost:
         self._info.incarnation = incarnation
         self._service.close_all()
         if self._peers is not None:
-            self._peers.close_all()
+            self._peers.drop_all()
         self.to_rank(e.HostToRank(incarnation=e.NewIncarnation(incarnation=incarnation)))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Generic, TypeVar
 
+from tandem.core.logs import event
+
+_log = logging.getLogger(__name__)
 Out = TypeVar("Out")
 MAX_QUEUED = 20_000
 PATIENCE_S = 0.01
@@ -12,9 +16,10 @@ PATIENCE_S = 0.01
 
 
 class OutQueue(Generic[Out]):
-    """Filled by the event loop, drained by one writer."""
+    """Filled by the event loop, drained by one writer. `reader`: who reads the stream, for the log."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: str = "") -> None:
+        self._reader = reader
         self._queued: list[Out] = []
         self._is_due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -28,6 +33,7 @@ class OutQueue(Generic[Out]):
         if self._is_closed:
             return False
         if len(self._queued) >= MAX_QUEUED:
+            event(_log, "stream does not drain", logging.WARNING, reader=self._reader)
             self.close()
             return False
         self._queued.append(message)

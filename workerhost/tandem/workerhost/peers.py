@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from tandem.core.errors import RequestTooLargeError
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import engine_pb2 as e
@@ -18,19 +18,19 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.server import (
+from tandem.workerhost.server import Backend
+from tandem.workerhost.streams import (
+    CLOSED,
     HELLO_TIMEOUT_S,
-    IDLE_TIMEOUT_S,
-    Backend,
     from_peer,
     hello_refusal,
     peer_hello,
+    run_stream,
+    told,
 )
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
-CLOSED = "its control channel closed"
-END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 CHANNEL_OPTIONS = (("grpc.enable_retries", 0), ("grpc.max_receive_message_length", 64 * 1024 * 1024))
 
 
@@ -41,24 +41,30 @@ class PeerChannels:
         self._backend, self._secret, self._tasks = backend, secret, tasks
         self._channels: dict[tuple[str, int], OutQueue[w.PeerMessage]] = {}
         self._runs: dict[tuple[str, int], asyncio.Task[str]] = {}
+        self._is_closed = False
 
     def send(self, to: e.ToPeer) -> bool:
-        """Send to a peer that this worker dialled, or dials now if `to` has an address; False if neither."""
+        """Send to a peer that this worker dialled, or dials now if `to` has an address; False if neither, or closed."""
         key = (to.worker, to.incarnation)
         queue = self._channels.get(key)
         if queue is None:
-            if not to.address:
+            if not to.address or self._is_closed:
                 return False
-            queue = self._channels[key] = OutQueue()
+            queue = self._channels[key] = OutQueue(to.worker)
             run = self._runs[key] = self._tasks.create_task(self._run(key, to.address, queue))
             run.add_done_callback(functools.partial(self._ended, key))
         return queue.put(to.message)
 
-    def close_all(self) -> None:
+    def drop_all(self) -> None:
         """End every channel, also those that still wait for an answer to their hello; their tasks end by themselves."""
         for key, run in self._runs.items():
             self._channels[key].close()
             run.cancel()
+
+    def close(self) -> None:
+        """The same for good: whoever is spoken to from now on is not dialled."""
+        self._is_closed = True
+        self.drop_all()
 
     async def _run(self, key: tuple[str, int], address: str, queue: OutQueue[w.PeerMessage]) -> str:
         """Dial and talk until the channel ends; returns why it did."""
@@ -67,13 +73,17 @@ class PeerChannels:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
                 call = stub.Peer(metadata=call_metadata(self._secret))
-                return await self._talk(call, worker, incarnation, queue)
+                incoming = aiter(call)
+                if why := await self._greet(call, incoming, incarnation):
+                    return why
+                async with asyncio.TaskGroup() as group:
+                    pings = group.create_task(self._ping(queue))
+                    try:
+                        return await run_stream(incoming, self._hear(worker, incarnation), queue, call)
+                    finally:
+                        pings.cancel()
         except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
-        except TimeoutError:
-            return f"it said nothing for {IDLE_TIMEOUT_S:g} s"
-        except (RequestTooLargeError, BufferError) as error:  # the rank did not get what the peer said
-            return str(error)
+            return told(error)
 
     def _ended(self, key: tuple[str, int], run: asyncio.Task[str]) -> None:
         """However it ended, even cancelled before it began: forget the channel, and tell."""
@@ -85,40 +95,26 @@ class PeerChannels:
         gone = e.PeerGone(worker=worker, incarnation=incarnation, reason=reason)
         self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
-    async def _talk(self, call: Any, worker: str, incarnation: int, queue: OutQueue[w.PeerMessage]) -> str:
-        """Until the channel ends; returns why it did."""
+    async def _greet(self, call: Any, incoming: AsyncIterator[w.PeerMessage], incarnation: int) -> str:
+        """Exchange hellos; why the peer cannot be spoken to, "" if it can.
+
+        Nothing more is written before the answer: a write into a refused call would hide why it was refused.
+        """
         hello = peer_hello(self._backend.info, incarnation)
         try:
-            await asyncio.wait_for(call.write(w.PeerMessage(hello=hello)), HELLO_TIMEOUT_S)
-            # Nothing more is written before the answer: a write into a refused call would hide why it was refused.
-            answer = await asyncio.wait_for(call.read(), HELLO_TIMEOUT_S)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await call.write(w.PeerMessage(hello=hello))
+                answer = await anext(incoming, None)
         except TimeoutError:
             return f"it did not answer a hello within {HELLO_TIMEOUT_S:g} s"
-        if answer is END:
-            return CLOSED
-        if why := hello_refusal(answer.hello):
-            return why
-        writer = asyncio.ensure_future(self._write(call, queue))
-        pinger = asyncio.ensure_future(self._ping(queue))
-        try:
-            while True:
-                message = await asyncio.wait_for(call.read(), IDLE_TIMEOUT_S)
-                if message is END:
-                    return CLOSED
-                if message.HasField("ping"):
-                    continue
-                self._backend.to_rank(from_peer(worker, incarnation, message))
-        finally:
-            writer.cancel()
-            pinger.cancel()
-            await asyncio.gather(writer, pinger, return_exceptions=True)
+        return CLOSED if answer is None else hello_refusal(answer.hello)
 
-    @staticmethod
-    async def _write(call: Any, queue: OutQueue[w.PeerMessage]) -> None:
-        while messages := await queue.take():
-            for message in messages:
-                await call.write(message)
-        call.cancel()
+    def _hear(self, worker: str, incarnation: int) -> Callable[[w.PeerMessage], None]:
+        def handle(message: w.PeerMessage) -> None:
+            if not message.HasField("ping"):
+                self._backend.to_rank(from_peer(worker, incarnation, message))
+
+        return handle
 
     @staticmethod
     async def _ping(queue: OutQueue[w.PeerMessage]) -> None:

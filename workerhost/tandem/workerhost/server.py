@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import grpc
 import grpc.aio
 
-from tandem.core import pairing
 from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.logs import event
 from tandem.core.streamversion import stream_refusal
@@ -19,15 +17,10 @@ from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, from_peer, hello_refusal, joined, peer_hello, run_stream
 from tandem.workerhost.wire import each
 
 _log = logging.getLogger(__name__)
-HELLO_TIMEOUT_S = 5.0
-IDLE_TIMEOUT_S = 2.5
-"""Both ends of every stream say something at least every 0.5 s; silence for this long means a dead peer. A stop has to
-be known, and what it held given back, with room left of 3 s."""
-BATCH_BYTES = 256 * 1024
-"""Past so much, the next message is another one."""
 
 
 class Backend(Protocol):
@@ -54,8 +47,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def to_router(self, router: str, message: w.WorkerMessage) -> None:
         """Send to a router, if it is connected; its requests end when it is not, so nothing waits for it."""
         queue = self._routers.get(router)
-        if queue is not None and not queue.put(message, may_wait=message.HasField("phase")):
-            event(_log, "router stream does not drain", logging.WARNING, router=router)
+        if queue is not None:
+            queue.put(message, may_wait=message.HasField("phase"))
 
     def broadcast_load(self, load: w.LoadReport) -> None:
         """A new load report for every router."""
@@ -81,12 +74,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
         info = self._backend.info
         why = stream_refusal(first.hello.protocol)
-        if first.hello.worker_incarnation not in (0, info.incarnation):
+        if first.hello.worker_incarnation != info.incarnation:
             why = f"this worker is now {info.incarnation}"
         if why:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         router = first.hello.router
-        queue: OutQueue[w.WorkerMessage] = OutQueue()
+        queue: OutQueue[w.WorkerMessage] = OutQueue(router)
         if self._replace(self._routers, router, queue):  # the older stream's requests are over
             self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
         queue.put(w.WorkerMessage(load=self._last_load))
@@ -108,14 +101,18 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 handle(one)
 
         event(_log, "router connected", router=router)
+        why = CLOSED
         try:
-            await context.write(w.WorkerMessage(hello=w.WorkerHello(info=info)))
-            await run_stream(requests, handle_all, queue, context, joined)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                await context.write(w.WorkerMessage(hello=w.WorkerHello(info=info)))
+            why = await run_stream(requests, handle_all, queue, context, joined)
+        except TimeoutError:
+            why = f"it did not take a hello within {HELLO_TIMEOUT_S:g} s"
         finally:
             if self._routers.get(router) is queue:
                 del self._routers[router]
                 self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
-                event(_log, "router gone", router=router)
+                event(_log, "router gone", router=router, reason=why)
 
     async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> None:  # type: ignore[override]  # noqa: N802
         first = await _hello(requests, context)
@@ -129,7 +126,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if why:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         peer = hello.worker
-        queue: OutQueue[w.PeerMessage] = OutQueue()
+        queue: OutQueue[w.PeerMessage] = OutQueue(peer)
         if self._replace(self._peers, peer, queue):  # its transfers went with the older channel
             gone = e.PeerGone(worker=peer, reason="it opened another control channel")
             self._backend.to_rank(e.HostToRank(peer_gone=gone))
@@ -141,12 +138,13 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             elif self._peers.get(peer) is queue:
                 self._backend.to_rank(from_peer(peer, hello.incarnation, message))
 
+        why = CLOSED
         try:
-            await run_stream(requests, handle, queue, context)
+            why = await run_stream(requests, handle, queue, context)
         finally:
             if self._peers.get(peer) is queue:
                 del self._peers[peer]
-                gone = e.PeerGone(worker=peer, incarnation=hello.incarnation, reason="its control channel closed")
+                gone = e.PeerGone(worker=peer, incarnation=hello.incarnation, reason=why)
                 self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
     @staticmethod
@@ -157,76 +155,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if older is not None:
             older.close()
         return older is not None
-
-
-def peer_hello(info: w.WorkerInfo, peer_incarnation: int) -> w.PeerHello:
-    """How this worker opens, or answers on, a control channel with that incarnation of the peer."""
-    return w.PeerHello(
-        worker=info.worker,
-        incarnation=info.incarnation,
-        peer_incarnation=peer_incarnation,
-        protocol=pairing.PROTOCOL[0],
-        protocol_minor=pairing.PROTOCOL[1],
-    )
-
-
-def hello_refusal(hello: w.PeerHello) -> str:
-    """Why a peer that says this cannot be spoken to; "" if it can, in the smaller of both minor versions."""
-    return pairing.protocol_refusal((hello.protocol, hello.protocol_minor), pairing.PROTOCOL)
-
-
-def from_peer(worker: str, incarnation: int, message: w.PeerMessage) -> e.HostToRank:
-    """A peer's message as rank 0 gets it, stamped with the time of its arrival."""
-    stamped = e.FromPeer(worker=worker, incarnation=incarnation, message=message, received_s=time.monotonic())
-    return e.HostToRank(peer=stamped)
-
-
-def joined(messages: Iterable[w.WorkerMessage]) -> Iterator[w.WorkerMessage]:
-    """The same in fewer messages: each costs both ends more than what most of them say."""
-    batch, size = w.WorkerMessage(), 0
-    for message in messages:
-        batch.batch.messages.append(message)
-        size += message.ByteSize()
-        if size > BATCH_BYTES:
-            yield _unwrapped(batch)
-            batch, size = w.WorkerMessage(), 0
-    if size:
-        yield _unwrapped(batch)
-
-
-def _unwrapped(message: w.WorkerMessage) -> w.WorkerMessage:
-    return message.batch.messages[0] if len(message.batch.messages) == 1 else message
-
-
-async def run_stream(
-    incoming: AsyncIterator[Any],
-    handle: Callable[[Any], None],
-    queue: OutQueue[Any],
-    context: Any,
-    join: Callable[[Iterable[Any]], Iterable[Any]] = iter,
-) -> None:
-    """Read into `handle` and write from `queue`, as `join` puts it, until either end leaves or falls silent."""
-
-    async def read() -> None:
-        try:
-            while True:
-                handle(await asyncio.wait_for(anext(incoming), IDLE_TIMEOUT_S))
-        except (StopAsyncIteration, TimeoutError, grpc.aio.AioRpcError):
-            return
-        finally:
-            queue.close()
-
-    async with asyncio.TaskGroup() as group:
-        reader = group.create_task(read())
-        try:
-            while messages := await queue.take():
-                for message in join(messages):
-                    async with asyncio.timeout(IDLE_TIMEOUT_S):  # who reads nothing is as good as dead
-                        await context.write(message)
-        except TimeoutError:
-            event(_log, "stream does not drain", logging.WARNING)
-        finally:
-            reader.cancel()
 
 
 def _refused(submit: w.Submit, error: TandemError) -> w.RequestFailed:
