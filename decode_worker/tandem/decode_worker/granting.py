@@ -1,6 +1,7 @@
 """Who gets a ticket, and what is done for the head of the queue when blocks are short (docs/adr/0005).
 
 no room ──▶ tickets that nobody pushes to are revoked ──▶ the youngest running requests are preempted ──▶ wait
+no turn among the choices that run at once ──▶ tickets that nobody pushes to are revoked ──▶ wait
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Granting:
             waiting[asked.peer] -= 1
             self._tickets.granted(key)
             self._grant(asked, tracked, transfer, room)
+        self._shell.engine.reserve_choices(self._reservations.choices)
         self._tickets.tell_waiting()
 
     def _is_over_quota(self, asked: Asked, tracked: Tracked) -> bool:
@@ -64,6 +66,9 @@ class Granting:
         preempted_s = engine.oldest_preempted_s
         if engine.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
             return None  # what comes free is theirs first
+        while not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, self._reservations.choices):
+            if not self._revoke_unused():
+                return None  # once admitted it would get no token until somebody else has ended
         room = self._reserve(tracked, transfer)
         while room is None and self._revoke_unused():
             room = self._reserve(tracked, transfer)

@@ -66,6 +66,11 @@ class Reservations:
     def all(self) -> list[Reservation]:
         return list(self._by_key.values())
 
+    @property
+    def choices(self) -> int:
+        """How many are to run once they are admitted."""
+        return sum(r.tracked.engine_request.sampling.n for r in self._by_key.values())
+
     def blocks_of(self, peer: WorkerId, groups: int) -> list[int]:
         """Blocks of each KV group that a peer's reservations have, pinned prefix hits among them."""
         mine = [r for r in self._by_key.values() if r.peer == peer]

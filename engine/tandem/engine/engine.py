@@ -90,6 +90,16 @@ class Engine:
         """Blocks a group that running choices may need soon: one each. Nobody else should take the last of these."""
         return self._scheduler.running_sequences
 
+    def has_turn_for(self, choices: int, arrival_s: float, reserved: int) -> bool:
+        """Whether so many choices of a request that arrived then can run besides those that run, wait here and came
+        before, or are `reserved` (see `reserve_choices`): never more than `max_sequences` at once."""
+        self.reserve_choices(reserved)
+        return self._scheduler.has_turn_for(choices, arrival_s)
+
+    def reserve_choices(self, count: int) -> None:
+        """So many choices, in all, are to come by `add_prefilled`: requests that are admitted leave them room."""
+        self._scheduler.reserved_sequences = count
+
     def make_way(self, arrival_s: float, needs: AbstractSequence[int]) -> list[str]:
         """Preempt requests younger than `arrival_s`, youngest first, until each group has `needs[i]` blocks
         available beyond `growth_blocks`. Returns their keys; [] and nothing changed if that cannot be.

@@ -66,6 +66,8 @@ class Scheduler:
         self._blocked: tuple[str, int] | None = None  # who found too few blocks, and how many there were
         self.is_starved = False
         """Whether the oldest running request found no block to grow into when the latest step was planned."""
+        self.reserved_sequences = 0
+        """Choices that are to run here once their prompts' KV has come: whoever is admitted leaves them room."""
 
     @property
     def has_work(self) -> bool:
@@ -85,6 +87,12 @@ class Scheduler:
     def running_sequences(self) -> int:
         """Choices that grow by a token a step."""
         return sum(len(state.live) for state in self._running)
+
+    def has_turn_for(self, choices: int, arrival_s: float) -> bool:
+        """Whether so many choices more can run, besides those that run, are reserved, or wait here and came before."""
+        older = sum(len(state.live) for state in self._waiting if state.age[0] <= arrival_s)
+        ahead = self.running_sequences + self.reserved_sequences + older
+        return not ahead or ahead + choices <= self._config.max_sequences
 
     def states(self) -> list[RequestState]:
         """Every request that is waiting, running or parked."""
@@ -243,8 +251,9 @@ class Scheduler:
 
     def _admit(self, state: RequestState, plan: StepPlan) -> bool:
         """Move a waiting request to the running ones if there is room for all tokens it knows."""
-        running = sum(len(other.live) for other in self._running)
-        if self._running and running + len(state.live) > self._config.max_sequences:
+        running = self.running_sequences
+        taken = running + self.reserved_sequences
+        if taken and taken + len(state.live) > self._config.max_sequences:
             return False
         mark = (state.request.key, min(ledger.available for ledger in self._space.ledgers))
         if self._running and mark == self._blocked:

@@ -1,7 +1,8 @@
 """One decode worker and a crowd of prefill workers that are only what they say and push: who gets a ticket, and when.
 
 Promises: a ticket only for what was announced and asked for; in the order of asking, save for peers that have their
-share while others wait; taken back only if nothing came for it for a while; and in the end everybody is served.
+share while others wait; no more than can run at once; taken back only if nothing came for it for a while; and in the
+end everybody is served.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.unit.protocol.rank import Worker
 
 PEERS = ("p0", "p1", "p2")
 SHARE = 4
+MAX_SEQUENCES = 8
 TURN_S = 0.25
 MAX_TURNS = 600
 
@@ -66,7 +68,7 @@ class Crowd:
         self.shape = layout()
         self.worker = Worker(
             "d0", RoleName.DECODE, Incarnation(9), shape=self.shape, blocks=blocks, network=self._network,
-            clock=self.clock, max_sequences=8,
+            clock=self.clock, max_sequences=MAX_SEQUENCES,
         )  # fmt: skip
         self._blocks, self._max_tokens = blocks, max_tokens
         self._intake = self.worker.receiver._intake
@@ -172,6 +174,8 @@ class Crowd:
             elif message.HasField("router"):
                 self._told(message.router.message)
         self._judge(before, granted, has_revoked=self.revoked > revoked)
+        running = self.worker.engine.growth_blocks  # a block for each choice
+        assert running <= MAX_SEQUENCES, f"{running} choices run, and some of them get no token"
         self.worker.note_states()
         self.worker.check()
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.unit.protocol.budget import budget
-from tests.unit.protocol.crowd import PEERS, Crowd, Wish
+from tests.unit.protocol.crowd import MAX_SEQUENCES, PEERS, Crowd, Wish
 
 TOKENS = st.sampled_from([3, 8, 12, 20, 28])
 WHICH = st.integers(0, 20)
@@ -70,3 +70,14 @@ class Tickets(RuleBasedStateMachine):
 
 def test_every_crowd_is_served() -> None:
     run_state_machine_as_test(Tickets, settings=budget(examples=100, steps=40))
+
+
+def test_no_more_are_admitted_than_get_a_token_a_step() -> None:
+    """Blocks for all of them, but not turns: the others wait for tickets, and once admitted for nothing."""
+    crowd = Crowd(blocks=200, max_tokens=12)
+    for number in range(3 * MAX_SEQUENCES):
+        crowd.wish(PEERS[number % len(PEERS)], 3)
+    granted = [wish for wish in crowd.wishes.values() if wish.ticket is not None]
+    assert len(granted) == MAX_SEQUENCES
+    crowd.settle()
+    crowd.close()

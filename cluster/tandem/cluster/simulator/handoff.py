@@ -198,6 +198,9 @@ class DecodeSide(WholeSide):
         preempted_s = scheduler.oldest_preempted_s
         if scheduler.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
             return False
+        scheduler.reserved_sequences = len(self._reserved)
+        if not scheduler.has_turn_for(1, arrival_s):
+            return False
         if self._reserve(flight):
             return True
         victims = scheduler.make_way(arrival_s, [self._needs(flight)])
