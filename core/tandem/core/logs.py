@@ -1,4 +1,7 @@
-"""Structured logs: one line a record, `key=value` pairs or JSON. Never prompts, tokens or headers."""
+"""Structured logs: one line a record, `key=value` pairs or JSON. Never prompts, tokens or headers.
+
+Beside pairs a traceback follows its record, every line of it indented.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +42,22 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
         text = record.getMessage()
-        if record.exc_info:
-            fields = {**fields, "traceback": self.formatException(record.exc_info)}
+        traceback = self.formatException(record.exc_info) if record.exc_info else ""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         if self._as_json:
             line = {"time": stamp, "level": record.levelname, "component": self._component, "event": text, **fields}
-            return json.dumps(line, default=str)
-        pairs = "".join(f" {key}={value}" for key, value in fields.items())
-        return f"{stamp} {record.levelname:<7} {self._component} {text}{pairs}"
+            return json.dumps(line | ({"traceback": traceback} if traceback else {}), default=str)
+        pairs = "".join(f" {key}={_shown(value)}" for key, value in fields.items())
+        below = "".join(f"\n    {line}" for line in traceback.splitlines())
+        return f"{stamp} {record.levelname:<7} {self._component} {_one_line(text)}{pairs}{below}"
+
+
+def _shown(value: object) -> str:
+    """A value as it is, if nothing in it could pass for another pair or record; else quoted, as in JSON."""
+    text = str(value)
+    has_pair = " " in text and "=" in text
+    return json.dumps(text) if has_pair or text.startswith('"') else _one_line(text)
+
+
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else json.dumps(text)

@@ -44,3 +44,34 @@ def test_a_full_disk_is_not_told_on_the_terminal(capsys: pytest.CaptureFixture[s
     with pytest.raises(OSError, match="No space left"):
         stream.close()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x\n2026-01-01T00:00:00.000Z INFO    router key created tenant=admin", "x\r", "x\u2028", "gone tenant=a", '"x'],
+)
+def test_a_value_cannot_pass_for_another_record_or_pair(value: str) -> None:
+    text = StringIO()
+    logs.setup("part", stream=text)
+    logs.event(LOG, "ended", plain="it said nothing for 2.5 s", reason=value, last="end")
+    (line,) = text.getvalue().splitlines()
+    assert " ended plain=it said nothing for 2.5 s reason=" in line
+    assert json.loads(line.partition(" reason=")[2].removesuffix(" last=end")) == value
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_traceback_cannot_pass_for_another_record(as_json: bool) -> None:
+    text = StringIO()
+    logs.setup("part", as_json=as_json, stream=text)
+    try:
+        raise ValueError("one\n2026-01-01T00:00:00.000Z INFO    router key created")
+    except ValueError:
+        LOG.exception("a step failed")
+    first, *rest = text.getvalue().splitlines()
+    if as_json:
+        assert not rest
+        assert json.loads(first)["traceback"].endswith("INFO    router key created")
+    else:
+        assert first.endswith("ERROR   part a step failed")
+        assert len(rest) > 3
+        assert all(line.startswith("    ") for line in rest)
