@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandem.core.apikeys import KeyWish, Scope, draw, id_of
@@ -34,6 +34,7 @@ def test_no_two_keys_are_alike() -> None:
 
 
 @given(at=st.integers(0, 200), place=st.integers(0, 10**6), new=st.characters())
+@example(at=0, place=0, new="\ud800")
 def test_any_other_text_does_not_open(at: int, place: int, new: str) -> None:
     text, key = draw(WISH, at)
     place %= len(text)
