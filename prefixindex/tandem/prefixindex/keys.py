@@ -143,7 +143,12 @@ class Keys:
         return f"tandem:{self.cluster}:wake:desired"
 
 
+def is_name(name: str) -> bool:
+    """Whether `name` can stand in a key."""
+    return _NAME.fullmatch(name) is not None
+
+
 def _check(what: str, name: str) -> str:
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ConfigError(f"{what} {name!r} cannot be used", todo="use 1 to 128 letters, digits, dots, dashes or _")
     return name

@@ -1,7 +1,8 @@
 """Who is in the cluster, as a watcher sees it: the list is read again and again, lapses are judged on its own clock.
 
 A missing key is no lapse by itself, and neither is an outage of Redis: a member is gone when it said so, when another
-incarnation took its place, or when no path brought a new beat of it for one lease time.
+incarnation took its place, or when no path brought a new beat of it for one lease time. What cannot be read, of another
+version or not ours at all, is nobody.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from redis.asyncio import Redis
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.prefixindex.connection import OUTAGE, Backoff
-from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.keys import Keys, Member, is_name
 from tandem.prefixindex.lease import BEAT_S, LEASE_S, NO_INCARNATION, RouterLease, WorkerLease
 from tandem.prefixindex.records import RouterRecord, WorkerRecord
 from tandem.prefixindex.wakeup import Wakeups
@@ -132,6 +133,8 @@ class LeaseBook(Generic[I, R]):
             return False
         try:
             record = self._decode(row.record)
+            if (record.member, record.incarnation) != (member, row.incarnation):
+                raise ValueError(f"a record of {record.member!r}, incarnation {record.incarnation}")
         except ValueError as error:
             self._end(member, row.incarnation, row.beat)
             _log.warning("unreadable registration", extra={"fields": {"member": member, "why": str(error)}})
@@ -181,6 +184,7 @@ class _LeaseWatcher(Generic[I, R]):
         self._book: LeaseBook[I, R] = LeaseBook(decode, lease_s)
         self._wakeups = Wakeups(redis, keys.registry_channel(kind))
         self._missing: dict[I, float] = {}
+        self._unreadable: set[str] = set()
         self._heard_s: float | None = None
 
     @property
@@ -227,9 +231,11 @@ class _LeaseWatcher(Generic[I, R]):
             await self._wakeups.wait(relist_s)
 
     async def _list(self) -> dict[I, LeaseRow | None]:
-        members: list[I] = [self._id(raw) for raw in await self._redis.smembers(self._keys.members(self._kind))]
-        known = set(members)
-        members += [member for member in self._book.records if member not in known]
+        """Every member that is named or lives; None for one without a lease, or with one that cannot be read."""
+        found = await self._redis.smembers(self._keys.members(self._kind))
+        named = {raw: self._id(raw) for raw in found}
+        unreadable = {repr(raw) for raw, member in named.items() if member is None}
+        members = list({*self._book.records, *(member for member in named.values() if member is not None)})
         rows: dict[I, LeaseRow | None] = {}
         for start in range(0, len(members), _BATCH):
             batch = members[start : start + _BATCH]
@@ -237,8 +243,22 @@ class _LeaseWatcher(Generic[I, R]):
                 for member in batch:
                     key = self._keys.lease(self._kind, member)
                     pipeline.hmget(key, "incarnation", "beat", "record")
-                rows.update(zip(batch, map(_row, await pipeline.execute()), strict=True))
+                leases = await pipeline.execute()
+            for member, values in zip(batch, leases, strict=True):
+                try:
+                    rows[member] = _row(values)
+                except ValueError:
+                    rows[member] = None
+                    unreadable.add(member)
+        self._note_unreadable(unreadable)
         return rows
+
+    def _note_unreadable(self, members: set[str]) -> None:
+        """Log those that were not there the last time."""
+        new = members - self._unreadable
+        self._unreadable = members
+        if new:
+            _log.warning("unreadable leases", extra={"fields": {"kind": self._kind, "members": sorted(new)[:10]}})
 
     async def _forget(self, rows: Mapping[I, LeaseRow | None]) -> None:
         """Drop ids from the set whose key is missing for a minute; should one return, its next beat adds it again."""
@@ -253,8 +273,10 @@ class _LeaseWatcher(Generic[I, R]):
                 return  # next time
             _log.info("forgot members", extra={"fields": {"kind": self._kind, "members": len(old)}})
 
-    def _id(self, raw: bytes) -> I:
-        return raw.decode()  # type: ignore[return-value] # ids are str at run time
+    def _id(self, raw: bytes) -> I | None:
+        """None if it is no id of anybody's: no lease can have such a key."""
+        name = raw.decode(errors="replace")
+        return name if is_name(name) else None  # type: ignore[return-value] # ids are str at run time
 
 
 class RegistryWatcher(_LeaseWatcher[WorkerId, WorkerRecord]):
@@ -272,6 +294,7 @@ class RouterWatcher(_LeaseWatcher[RouterId, RouterRecord]):
 
 
 def _row(values: Iterable[bytes | None]) -> LeaseRow | None:
+    """None without a lease. Raises ValueError for one that cannot be read."""
     incarnation, beat, record = values
     if incarnation is None:
         return None

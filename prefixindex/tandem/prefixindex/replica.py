@@ -36,10 +36,14 @@ _FIRST_DELAY_S, _LAST_DELAY_S = 0.05, 5.0
 
 @dataclass(slots=True)
 class ReplicaCounters:
-    """Cumulative since construction; `reads` are whole sets read, `rereads` those among them after the first."""
+    """Cumulative since construction; `reads` are whole sets read, `rereads` those among them after the first.
+
+    `unreadable`: entries and heartbeats that are not of this form, of a worker of another version or not ours at all.
+    """
 
     gaps: int = 0
     mismatches: int = 0
+    unreadable: int = 0
     reads: int = 0
     rereads: int = 0
     events: int = 0
@@ -185,7 +189,8 @@ class IndexReplica:
         follower.at = Position(_sequence(last[0][0]) if last else 0, len(blocks), digest)
         follower.must_read, follower.behind_at = False, -1
         if last and last[0][1].get(b"k") != follower.at.check():
-            self._distrust(follower, is_gap=False)
+            self.counters.mismatches += 1
+            self._distrust(follower)
 
     def _show(self, follower: _Follower, bit: int) -> None:
         if follower.bit is not None:
@@ -193,10 +198,8 @@ class IndexReplica:
         self._table.go_live(bit, follower.worker)
         follower.bit = bit
 
-    def _distrust(self, follower: _Follower, *, is_gap: bool) -> None:
+    def _distrust(self, follower: _Follower) -> None:
         """Something was missed: read the whole set again, soon at first, then ever later until a check succeeds."""
-        self.counters.gaps += is_gap
-        self.counters.mismatches += not is_gap
         follower.must_read = True
         follower.read_at_s = self._clock.now_s() + follower.delay_s
         follower.delay_s = min(_LAST_DELAY_S, follower.delay_s * 2)
@@ -227,23 +230,30 @@ class IndexReplica:
         self._changed.clear()
 
     def _apply(self, follower: _Follower, seq: int, fields: Mapping[bytes, bytes]) -> None:
-        stored, removed = fields[b"s"], fields[b"r"]
-        if fields[b"m"] == b"reset":
+        entry = _entry(fields)
+        if entry is None:
+            self.counters.unreadable += 1
+            self._distrust(follower)
+            return
+        if entry.is_reset:
             self._show(follower, self._table.open_slot())
             blocks, digest = 0, 0
         elif seq == follower.at.seq + 1:
             _, blocks, digest = follower.at
         else:
-            self._distrust(follower, is_gap=True)
+            self.counters.gaps += 1
+            self._distrust(follower)
             return
+        stored, removed = entry.stored, entry.removed
         assert follower.bit is not None
         self._table.remove(follower.bit, members(removed))
         self._table.add(follower.bit, members(stored))
         digest = fold(fold(digest, _pieces(stored)), _pieces(removed))
         follower.at = Position(seq, blocks + (len(stored) - len(removed)) // MEMBER_BYTES, digest)
         self.counters.events += 1
-        if fields[b"k"] != follower.at.check():
-            self._distrust(follower, is_gap=False)
+        if entry.check != follower.at.check():
+            self.counters.mismatches += 1
+            self._distrust(follower)
 
     # ---- heartbeats
 
@@ -256,19 +266,57 @@ class IndexReplica:
                 key = self._keys.lease(Member.WORKER, follower.worker)
                 pipeline.hmget(key, "incarnation", "seq", "count", "digest")
             rows = await pipeline.execute()
-        for follower, (incarnation, seq, count, digest) in zip(followers, rows, strict=True):
-            if incarnation is not None and int(incarnation) == follower.incarnation:
-                self._compare(follower, Position(int(seq), int(count), int(digest, 16)))
+        for follower, (incarnation, *values) in zip(followers, rows, strict=True):
+            if incarnation != b"%d" % follower.incarnation:
+                continue
+            said = _position(values)
+            if said is None:
+                self.counters.unreadable += 1
+            else:
+                self._compare(follower, said)
 
     def _compare(self, follower: _Follower, said: Position) -> None:
         if said == follower.at:
             follower.delay_s, follower.behind_at = _FIRST_DELAY_S, -1
         elif said.seq == follower.at.seq:
-            self._distrust(follower, is_gap=False)
+            self.counters.mismatches += 1
+            self._distrust(follower)
         elif said.seq > follower.at.seq:
             if follower.behind_at == follower.at.seq:  # no step further since the last check
-                self._distrust(follower, is_gap=True)
+                self.counters.gaps += 1
+                self._distrust(follower)
             follower.behind_at = follower.at.seq
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One entry of a stream; `stored` and `removed` are whole members."""
+
+    is_reset: bool
+    stored: bytes
+    removed: bytes
+    check: bytes
+
+
+def _entry(fields: Mapping[bytes, bytes]) -> _Entry | None:
+    """None if it is not of this form."""
+    mode, stored, removed, check = (fields.get(name) for name in (b"m", b"s", b"r", b"k"))
+    if mode not in (b"reset", b"append") or stored is None or removed is None or check is None:
+        return None
+    if len(stored) % MEMBER_BYTES or len(removed) % MEMBER_BYTES:
+        return None
+    return _Entry(mode == b"reset", stored, removed, check)
+
+
+def _position(values: Sequence[bytes | None]) -> Position | None:
+    """What a heartbeat says was published last; None if that cannot be read."""
+    seq, count, digest = values
+    if seq is None or count is None or digest is None:
+        return None
+    try:
+        return Position(int(seq), int(count), int(digest, 16))
+    except ValueError:
+        return None
 
 
 def _sequence(entry_id: bytes) -> int:

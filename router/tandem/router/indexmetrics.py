@@ -27,6 +27,6 @@ class IndexCollector(Collector):
         yield CounterMetricFamily(names.INDEX_EVICTED, "Blocks forgotten for want of memory.", value=replica.evicted)
         yield CounterMetricFamily(names.INDEX_ENTRIES, "Entries of workers' streams applied.", value=counters.events)
         trouble = CounterMetricFamily(names.INDEX_TROUBLE, "What went wrong in following.", labels=["kind"])
-        for kind in ("gaps", "mismatches", "rereads", "outages"):
+        for kind in ("gaps", "mismatches", "unreadable", "rereads", "outages"):
             trouble.add_metric([kind], getattr(counters, kind))
         yield trouble

@@ -10,8 +10,8 @@ import pytest
 
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId, new_incarnation
-from tandem.prefixindex.events import BlockChange, BlockEvent
-from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.events import MEMBER_BYTES, BlockChange, BlockEvent
+from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.prefixindex.publisher import BlockEventPublisher
 from tandem.prefixindex.replica import IndexReplica
@@ -141,6 +141,68 @@ def test_an_entry_that_contradicts_its_check_is_not_trusted(
                 await redis.xadd(KEYS.events(worker.id, worker.incarnation), forged, id="2-0")
                 await until(lambda: replica.counters.mismatches > 0 and replica.counters.rereads > 0)
                 await until(lambda: replica.holdings(worker.id) == worker.truth)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        {"other": "fields"},
+        {"m": "append", "s": b"", "r": b""},
+        {"m": "append", "s": b"\0" * (MEMBER_BYTES + 1), "r": b"", "k": "2:0"},
+        {"m": "append", "s": b"", "r": b"\0", "k": "1:0"},
+        {"m": "merge", "s": b"", "r": b"", "k": "1:0"},
+    ],
+    ids=["other fields", "no check", "half a member stored", "half a member removed", "unknown mode"],
+)
+def test_what_is_no_entry_is_survived(
+    strange: dict[str, Any], server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            worker = hosted_worker(redis, KEYS, "w1", lease_s=60)
+            replica = IndexReplica(redis, KEYS)
+            await worker.register()
+            worker.store(1)
+            replica.set_workers({worker.id: worker.incarnation})
+            async with running(worker.publisher.run()):
+                await until(lambda: worker.publisher.is_idle)
+            for key in (KEYS.events(worker.id, worker.incarnation), KEYS.blocks(worker.id, worker.incarnation)):
+                await redis.persist(key)
+            async with running(replica.run()):
+                await until(lambda: replica.holdings(worker.id) == worker.truth)
+                await redis.xadd(KEYS.events(worker.id, worker.incarnation), strange, id="2-0")
+                await until(lambda: replica.counters.unreadable > 0 and replica.counters.rereads > 0)
+                assert replica.holdings(worker.id) == worker.truth
+                async with running(worker.publisher.run()):  # finds the stream elsewhere and publishes again
+                    worker.store(2)
+                    await until(lambda: replica.holdings(worker.id) == worker.truth)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("rubbish", [{"seq": "many"}, {"count": ""}, {"digest": "no number"}, {}])
+def test_a_heartbeat_that_cannot_be_read_is_survived(
+    rubbish: dict[str, str], server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            worker = hosted_worker(redis, KEYS, "w1", lease_s=60)
+            replica = IndexReplica(redis, KEYS, check_s=0.05)
+            await worker.register()
+            worker.store(1)
+            replica.set_workers({worker.id: worker.incarnation})
+            async with running(worker.publisher.run(), replica.run()):
+                await until(lambda: replica.holdings(worker.id) == worker.truth)
+                if rubbish:
+                    await redis.hset(KEYS.lease(Member.WORKER, worker.id), mapping=rubbish)
+                else:
+                    await redis.hdel(KEYS.lease(Member.WORKER, worker.id), "seq", "count", "digest")
+                await until(lambda: replica.counters.unreadable > 0)
+                worker.store(2)
+                await until(lambda: replica.holdings(worker.id) == worker.truth)
+                assert replica.counters.rereads == 0
 
     asyncio.run(scenario())
 

@@ -169,6 +169,31 @@ def test_an_outage_and_an_empty_redis_are_no_lapse(server: PrivateRedis, client:
     asyncio.run(scenario())
 
 
+def test_what_is_no_member_is_nobody(server: PrivateRedis, client: Any, until: Any, running: Any) -> None:
+    async def scenario() -> None:
+        def lease_of(name: str) -> str:
+            return KEYS.lease(Member.WORKER, name)
+
+        async with client(server.url) as redis:
+            lease, watcher = WorkerLease(redis, KEYS, lease_s=60), RegistryWatcher(redis, KEYS, lease_s=60)
+            await redis.sadd(KEYS.members(Member.WORKER), "no id", b"\xff", "", "x" * 200, "w2", "w3", "w4")
+            await redis.hset(lease_of("w2"), mapping={"incarnation": "many", "beat": 1, "record": "{}"})
+            await redis.hset(lease_of("w3"), mapping={"incarnation": 7, "beat": "never", "record": "{}"})
+            await redis.hset(lease_of("w4"), mapping={"incarnation": 7, "beat": 1, "record": "[]"})
+            async with running(watcher.run(lambda _: None, relist_s=0.05)):
+                await until(lambda: not watcher.is_stale)
+                await lease.register(mine := record())
+                await until(lambda: watcher.records == {"w1": mine})
+                await redis.hset(LEASE_KEY, "beat", "rubbish")  # and now this one
+                await until(lambda: watcher._unreadable >= {"w1", "w2", "w3"})
+                assert watcher.records == {"w1": mine}
+                await lease.register(again := record())
+                await lease.beat(0, 0, 0)
+                await until(lambda: watcher.records == {"w1": again})
+
+    asyncio.run(scenario())
+
+
 def test_routers_are_watched_by_the_same_rules(server: PrivateRedis, client: Any, until: Any, running: Any) -> None:
     async def scenario() -> None:
         async with client(server.url) as redis:

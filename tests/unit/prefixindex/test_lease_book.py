@@ -132,6 +132,14 @@ def test_whoever_leaves_is_gone_at_once(book: LeaseBook[WorkerId, WorkerRecord])
     assert book.records == {}
 
 
+def test_a_record_of_somebody_else_is_nobody(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
+    other = WorkerId("w2")
+    elsewhere = row(1), LeaseRow(12, 1, to_json(replace(RECORD, worker=other)).encode())
+    for beat, strange in enumerate(elsewhere):
+        assert not book.apply({W: row(2 + beat), other: strange}, 0.1)
+        assert book.records == {W: RECORD}
+
+
 def test_an_unreadable_record_is_nobody(book: LeaseBook[WorkerId, WorkerRecord]) -> None:
     other = WorkerId("w2")
     assert not book.apply({W: row(2), other: LeaseRow(7, 1, b'{"worker": "w2"}')}, 0.1)
