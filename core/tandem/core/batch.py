@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from types import NoneType
 from typing import Any
 
 
@@ -96,7 +97,7 @@ def to_json(record: FileRecord | BatchRecord) -> str:
 
 
 def file_from_json(text: bytes | str) -> FileRecord:
-    """The record; ValueError when it is none. Unknown fields are left out."""
+    """The record; ValueError when it is none, or a field has the wrong type. Unknown fields are left out."""
     try:
         return FileRecord(**_known(FileRecord, text))
     except TypeError as error:
@@ -104,7 +105,7 @@ def file_from_json(text: bytes | str) -> FileRecord:
 
 
 def batch_from_json(text: bytes | str) -> BatchRecord:
-    """The record; ValueError when it is none. Unknown fields are left out."""
+    """The record; ValueError when it is none, or a field has the wrong type. Unknown fields are left out."""
     try:
         values = _known(BatchRecord, text)
         values["status"] = BatchStatus(values["status"])
@@ -118,5 +119,20 @@ def _known(kind: type[FileRecord] | type[BatchRecord], text: bytes | str) -> dic
     raw = json.loads(text)
     if not isinstance(raw, dict):
         raise ValueError("no JSON object")
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in raw.items() if name in names}
+    values = {field.name: raw[field.name] for field in fields(kind) if field.name in raw}
+    for field in fields(kind):
+        types = _TYPES.get(str(field.type))
+        if types is not None and field.name in values and type(values[field.name]) not in types:
+            raise ValueError(f"{field.name} is not {field.type}")
+    return values
+
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "str | None": (str, NoneType),
+    "int | None": (int, NoneType),
+    "Mapping[str, str] | None": (dict, NoneType),
+}
+"""In JSON, by the annotation as written; the others are made, and so checked, by their readers."""

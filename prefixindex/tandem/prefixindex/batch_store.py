@@ -67,7 +67,7 @@ class BatchStore:
             records=keys.batches,
             due=keys.batches_due,
             listing=keys.tenant_batches,
-            tenant_of=lambda text: _record(text).tenant,
+            parse=lambda text: batch_from_json(text.partition(b" ")[2]),
         )
         self._script: Any = redis.register_script(_SAVE)
 
@@ -103,22 +103,18 @@ class BatchStore:
         return saved
 
     async def load(self, batch: str) -> BatchRecord | None:
-        """The batch, or None when there is none of that id."""
-        try:
-            text = await self._redis.hget(self._keys.batches, batch)
-        except OUTAGE as error:
-            raise no_answer(error) from error
-        return None if text is None else _record(text)
+        """The batch, or None when there is none of that id that can be read."""
+        return await self._shelf.load(batch)
 
     async def list(self, tenant: str, *, after: str | None, limit: int) -> tuple[Sequence[BatchRecord], bool]:
         """At most `limit` batches after the one of id `after`, newest first; and whether there are more."""
         start = await self._shelf.place_after(tenant, after, is_ascending=False)
         try:
-            ids = await self._redis.zrange(self._keys.tenant_batches(tenant), start, start + limit, desc=True)
-            texts = await self._redis.hmget(self._keys.batches, ids) if ids else []
+            found = await self._redis.zrange(self._keys.tenant_batches(tenant), start, start + limit, desc=True)
         except OUTAGE as error:
             raise no_answer(error) from error
-        return [_record(text) for text in texts[:limit] if text is not None], len(ids) > limit
+        ids = [batch.decode() for batch in found]
+        return await self._shelf.load_all(ids[:limit]), len(ids) > limit
 
     async def open(self) -> Sequence[str]:
         """Ids of the batches that are not over, oldest first."""
@@ -128,11 +124,17 @@ class BatchStore:
             raise no_answer(error) from error
         return [batch.decode() for batch in ids]
 
+    async def oldest_open(self, limit: int) -> Sequence[str]:
+        """Ids of the `limit` oldest among those that can be read: the others keep nobody from a turn."""
+        ids = await self.open()
+        found: list[str] = []
+        for start in range(0, len(ids), limit):
+            if len(found) >= limit:
+                break
+            found += [record.id for record in await self._shelf.load_all(ids[start : start + limit])]
+        return found[:limit]
+
     async def forget_due(self, now_s: float) -> None:
         """Forget batches that are over for long."""
         for batch in await self._shelf.due_by(now_s):
             await self._shelf.forget(batch)
-
-
-def _record(text: bytes) -> BatchRecord:
-    return batch_from_json(text.partition(b" ")[2])

@@ -34,7 +34,7 @@ class FileStore:
             records=keys.files,
             due=keys.files_due,
             listing=keys.tenant_files,
-            tenant_of=lambda text: file_from_json(text).tenant,
+            parse=file_from_json,
         )
 
     async def adopt(self, directory: str) -> str:
@@ -55,12 +55,9 @@ class FileStore:
         await self._write(replace(record, is_uploaded=True), due, is_listed=True)
 
     async def load(self, tenant: str, file: str) -> FileRecord | None:
-        """The file, or None when there is none of that id, it is not whole, or it is another tenant's."""
-        try:
-            text = await self._redis.hget(self._keys.files, file)
-        except OUTAGE as error:
-            raise no_answer(error) from error
-        record = None if text is None else file_from_json(text)
+        """The file, or None when there is none of that id that can be read, it is not whole, or it is another
+        tenant's."""
+        record = await self._shelf.load(file)
         return record if record is not None and record.is_uploaded and record.tenant == tenant else None
 
     async def list(
@@ -75,8 +72,7 @@ class FileStore:
                 ids = await self._redis.zrange(listing, start, start + _PAGE - 1, desc=not is_ascending)
                 if not ids:
                     break
-                texts = await self._redis.hmget(self._keys.files, ids)
-                records = [file_from_json(text) for text in texts if text is not None]
+                records = await self._shelf.load_all([one.decode() for one in ids])
                 found += [record for record in records if purpose in (None, record.purpose)]
                 start += len(ids)
         except OUTAGE as error:

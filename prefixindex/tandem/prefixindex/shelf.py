@@ -1,21 +1,28 @@
 """Where the durable store keeps one kind of what clients leave: texts by id, ids by tenant and by when they are due.
 
-What a text says, and what is behind it, is the business of files and batches.
+What a text says, and what is behind it, is the business of files and batches. One that cannot be read, of another
+version or not ours at all, is logged and left out: it must not keep anybody from the others.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
+from tandem.core.batch import BatchRecord, FileRecord
 from tandem.prefixindex.connection import OUTAGE, no_answer
+
+_log = logging.getLogger(__name__)
+_MAX_TOLD = 4096
+R = TypeVar("R", BatchRecord, FileRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class Shelf(Generic[R]):
     """`records`: key of the hash, id → text; `due`: of the set, id → second in which it may be forgotten; `listing`: of
-    a tenant's set, id → second of creation; `tenant_of`: whose a text is.
+    a tenant's set, id → second of creation; `parse`: what a text says, ValueError if it cannot be read.
 
     Calls raise UnavailableError when Redis does not answer.
     """
@@ -25,7 +32,40 @@ class Shelf:
     records: str
     due: str
     listing: Callable[[str], str]
-    tenant_of: Callable[[bytes], str]
+    parse: Callable[[bytes], R]
+    _told: set[str] = field(default_factory=set)
+    """Ids whose text was found unreadable."""
+
+    def read(self, one: str, text: bytes | None) -> R | None:
+        """What stands there under that id; None if nothing does, or it cannot be read."""
+        if text is None:
+            return None
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            if one not in self._told and len(self._told) < _MAX_TOLD:
+                self._told.add(one)
+                _log.error("record not readable", extra={"fields": {"id": one, "why": str(error)}})
+            return None
+
+    async def load(self, one: str) -> R | None:
+        """The record of that id; None if there is none, or it cannot be read."""
+        try:
+            text = await self.redis.hget(self.records, one)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return self.read(one, text)
+
+    async def load_all(self, ids: Sequence[str]) -> list[R]:
+        """Their records, in this order, without those that are not there or cannot be read."""
+        if not ids:
+            return []
+        try:
+            texts = await self.redis.hmget(self.records, ids)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        records = [self.read(one, text) for one, text in zip(ids, texts, strict=True)]
+        return [record for record in records if record is not None]
 
     async def due_by(self, now_s: float, limit: int = 100) -> Sequence[str]:
         """At most `limit` ids of what may be forgotten by now, most overdue first."""
@@ -36,12 +76,15 @@ class Shelf:
         return [one.decode() for one in ids]
 
     async def forget(self, one: str) -> None:
-        """Forget the id, and that it was due, in one step; an id that is not there is nothing to forget."""
+        """Forget the id, and that it was due, in one step; an id that is not there is nothing to forget.
+
+        One whose text cannot be read stays in its tenant's list, where an id without a text is passed over.
+        """
+        record = await self.load(one)
         try:
-            text = await self.redis.hget(self.records, one)
             async with self.redis.pipeline(transaction=True) as pipeline:
-                if text is not None:
-                    pipeline.zrem(self.listing(self.tenant_of(text)), one)
+                if record is not None:
+                    pipeline.zrem(self.listing(record.tenant), one)
                 pipeline.zrem(self.due, one)
                 pipeline.hdel(self.records, one)
                 await pipeline.execute()

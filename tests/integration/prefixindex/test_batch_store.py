@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -117,6 +118,48 @@ def test_lists_and_what_is_open(run: Any) -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("damage", [{"status": "resting"}, {"expires_s": "soon"}, {"endpoint": None}, {"errors": [1]}])
+def test_a_batch_that_cannot_be_read_is_left_out(run: Any, damage: dict[str, Any]) -> None:
+    async def scenario(redis: Any) -> None:
+        store = BatchStore(redis, KEYS)
+        for number in range(4):
+            await store.save(batch(number))
+        ended = following(batch(1), BatchStatus.FAILED)
+        await store.save(ended)
+        await store.save(following(batch(2), BatchStatus.FAILED))
+        for number in (0, 1):
+            text = json.loads((await redis.hget(KEYS.batches, f"batch_{number}")).partition(b" ")[2])
+            await redis.hset(KEYS.batches, f"batch_{number}", f"2 {json.dumps(text | damage)}")
+        assert await store.load("batch_0") is None
+        page, has_more = await store.list("t", after=None, limit=9)
+        assert ([record.id for record in page], has_more) == (["batch_3", "batch_2"], False)
+        assert list(await store.open()) == ["batch_0", "batch_3"]
+        assert list(await store.oldest_open(1)) == ["batch_3"]
+        await store.forget_due(202 + KEPT_S)
+        assert set(await redis.hkeys(KEYS.batches)) == {b"batch_0", b"batch_3"}
+        assert await redis.zcard(KEYS.batches_due) == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", "{}", '{"id": "file-1"}'])
+def test_a_file_that_cannot_be_read_is_left_out(run: Any, text: str) -> None:
+    async def scenario(redis: Any) -> None:
+        files = FileStore(redis, KEYS)
+        for number in (1, 2):
+            await files.finish(file(number, expires_s=500))
+        await redis.hset(KEYS.files, "file-1", text)
+        assert await files.load("t", "file-1") is None
+        page, has_more = await files.list("t", after=None, limit=9, is_ascending=True)
+        assert ([record.id for record in page], has_more) == (["file-2"], False)
+        assert list(await files.due(500)) == ["file-1", "file-2"]
+        await files.forget("file-1")
+        assert list(await files.due(500)) == ["file-2"]
+        assert await redis.hkeys(KEYS.files) == [b"file-2"]
+
+    run(scenario)
+
+
 def test_files_are_listed_once_they_are_whole(run: Any) -> None:
     async def scenario(redis: Redis) -> None:
         files = FileStore(redis, KEYS)
@@ -215,6 +258,7 @@ def test_an_outage_is_said(server: PrivateRedis, run: Any) -> None:
             batches.load("batch_1"),
             batches.list("t", after=None, limit=1),
             batches.open(),
+            batches.oldest_open(1),
             batches.forget_due(1.0),
             files.begin(file(1)),
             files.load("t", "file-1"),

@@ -143,7 +143,7 @@ class BatchRunner:
         while True:
             runs = {batch: task for batch, task in runs.items() if not task.done()}
             with suppress(UnavailableError):
-                for batch in (await self._batches.open())[:AT_ONCE]:
+                for batch in await self._batches.oldest_open(AT_ONCE):
                     if batch not in runs:
                         runs[batch] = group.create_task(self._run_one(shop, batch))
             await self._wakeups.wait(RETRY_S)
