@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from redis.asyncio import Redis
 from redis.asyncio.connection import (
     AbstractConnection,
+    BlockingConnectionPool,
     Connection,
-    ConnectionPool,
     SSLConnection,
     UnixDomainSocketConnection,
 )
@@ -27,6 +27,7 @@ OUTAGE: Final = (RedisError, OSError, TimeoutError)
 SOCKET_TIMEOUT_S: Final = 5.0
 OLDEST_VERSION: Final = (6, 2)
 _CONNECTIONS: Final = 64
+"""Whoever wants one more waits: a burst of requests is no outage."""
 
 
 class Backoff:
@@ -49,8 +50,9 @@ class Backoff:
 async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
     """A checked client for `url` (`redis://`, `rediss://`, `unix://`); the caller owns it and calls `aclose()`.
 
-    Every command is bounded by a socket timeout of 5 s and tried at most twice. Raises ConfigError for a wrong URL and
-    StartupError when Redis does not answer within `timeout_s`, refuses the password or is too old.
+    Every command waits at most 5 s for one of 64 connections, is bounded by a socket timeout of 5 s and tried at most
+    twice. Raises ConfigError for a wrong URL and StartupError when Redis does not answer within `timeout_s`, refuses
+    the password or is too old.
     """
     place = redacted(url)
     try:
@@ -125,13 +127,14 @@ _SAFE: Final[dict[type[AbstractConnection], type[AbstractConnection]]] = {
 
 def _client(url: str) -> Redis:
     # Protocol 2 keeps replies of streams the same with every client version.
-    pool = ConnectionPool.from_url(
+    pool = BlockingConnectionPool.from_url(
         url,
         protocol=2,
         socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=2.0,
         health_check_interval=15,
         max_connections=_CONNECTIONS,
+        timeout=SOCKET_TIMEOUT_S,
         retry=Retry(NoBackoff(), 1),
     )
     pool.connection_class = _SAFE[pool.connection_class]

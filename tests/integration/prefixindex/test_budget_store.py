@@ -56,6 +56,19 @@ def test_three_routers_together_spend_one_budget(
     assert 0.95 * fair <= granted <= 1.01 * fair + size
 
 
+def test_a_burst_is_no_outage(server: PrivateRedis, client: Any) -> None:
+    """Many more requests at once than there are connections: all of them are answered, and by the one bucket."""
+
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store, budget = BudgetStore(redis, KEYS), BudgetSection(requests_per_minute=60)
+            waits = await asyncio.gather(*(store.spend("acme", budget, ONE) for _ in range(300)))
+            assert waits.count(0) >= BURST_S
+            assert max(waits) > 0
+
+    asyncio.run(scenario())
+
+
 def test_how_long_to_wait(server: PrivateRedis, client: Any) -> None:
     async def scenario() -> None:
         async with client(server.url) as redis:
