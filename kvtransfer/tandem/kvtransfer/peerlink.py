@@ -100,7 +100,7 @@ class PeerLink:
         self._opened: Line | None = None  # the link thread's
 
     def start(self, options: Sequence[Candidate], peer: Peer, secret: ClusterSecret) -> None:
-        """Dial in the background; jobs wait meanwhile."""
+        """Dial in the background; jobs wait meanwhile. Raises RuntimeError if there is no thread to be had."""
         run = threading.Thread(target=self._run, args=(options, peer, secret), name="kv-out", daemon=True)
         self._thread = run
         run.start()

@@ -87,8 +87,12 @@ class Remeasure:
         )  # fmt: skip
 
     def _begin_others(self, work: Callable[[], None]) -> None:
-        self._others = threading.Thread(target=self._run, args=(work,), name="kv-survey", daemon=True)
-        self._others.start()
+        others = threading.Thread(target=self._run, args=(work,), name="kv-survey", daemon=True)
+        try:
+            others.start()
+        except RuntimeError:
+            return  # no thread to be had: another time
+        self._others = others
 
     def _run(self, work: Callable[[], None]) -> None:
         try:

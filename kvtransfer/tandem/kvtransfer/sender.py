@@ -80,7 +80,8 @@ class TransferSender:
                 raise ValueError(f"transfer {ticket.transfer} is open already")
             self._transfers[ticket.transfer] = opened
         for rank in opened.outgoing.dest_ranks:
-            self._bind(opened, rank)
+            if not self._bind(opened, rank):
+                return
 
     def push(
         self,
@@ -169,23 +170,28 @@ class TransferSender:
         with self._lock:
             return self._transfers.get(transfer)
 
-    def _bind(self, opened: _Open, rank: Rank) -> None:
-        """Give the transfer a live link to `rank` and announce it there."""
+    def _bind(self, opened: _Open, rank: Rank) -> bool:
+        """Give the transfer a live link to `rank` and announce it there; False if it has none now."""
         ticket = opened.outgoing.ticket
         key = LinkKey(ticket.receiver, rank, tuple(e for e in ticket.endpoints if e.rank == rank))
         job = Control(opened.outgoing, FrameKind.OPEN)
         while True:
-            with self._lock:
-                if self._is_closed:
-                    return
-                kept = self._links.get(key)
-                link = self._links[key] = kept or self._dial(key)
-                opened.links[rank] = link
+            try:
+                with self._lock:
+                    if self._is_closed:
+                        return False
+                    kept = self._links.get(key)
+                    link = self._links[key] = kept or self._dial(key)
+                    opened.links[rank] = link
+            except RuntimeError as error:  # no thread to be had
+                self._end(opened, opened.outgoing.fail(f"the link could not be made: {error}"), abort=True)
+                return False
             if link.enqueue(job) or kept is None:  # a new link that has failed already reports it itself
-                return
+                return True
             self._drop(link)
 
     def _dial(self, key: LinkKey) -> PeerLink:
+        """Raises RuntimeError if there is no thread to be had."""
         link = self._link_type(
             key, on_reply=self._on_reply, on_lost=self._on_lost, on_broken=self._on_broken, clock=self._clock,
             speeds=self._speeds, on_slower=self._on_slower,
@@ -210,10 +216,14 @@ class TransferSender:
                 return
             left = self._left.setdefault(link.key, [])
             found = next((other for other in left if other.info().transport == transport), None)
+            try:
+                faster = found or self._dial(link.key)
+            except RuntimeError:  # no thread to be had: this one goes on, and is measured again
+                return
             if found is not None:
                 left.remove(found)
             left.append(link)
-            self._links[link.key] = found or self._dial(link.key)
+            self._links[link.key] = faster
 
     def _on_reply(self, link: PeerLink, reply: Reply) -> None:
         opened = self._find(reply.transfer) if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL) else None

@@ -10,9 +10,11 @@ import pytest
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId
-from tandem.kvtransfer.events import Quiesced, SendFailed
+from tandem.kvtransfer.events import Failed, Quiesced, SendFailed
 from tandem.kvtransfer.line import Line
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
+from tandem.kvtransfer.peerlink import PeerLink
+from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import dialling
 from tandem.kvtransfer.transports.base import Link
 from tandem.kvtransfer.transports.registry import find
@@ -77,6 +79,44 @@ def test_a_link_for_which_there_is_no_thread_is_given_back(
         assert "can't start new thread" in failed.reason
         sender.close()
         assert len(released) == 1
+    finally:
+        rig.close()
+
+
+def test_a_transfer_without_a_thread_for_its_link_fails_at_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = PeerLink.start
+
+    def start(link: PeerLink, *arguments: Any) -> None:
+        if link.key.rank == 1:
+            raise RuntimeError("can't start new thread")
+        usual(link, *arguments)
+
+    rig = Rig("shm", tmp_path)
+    try:
+        source, targets = rig.side(seed=1), [rig.side(tp=2) for _ in range(2)]
+        receivers = [rig.receiver(target, rank=rank) for rank, target in enumerate(targets)]
+        sender = rig.sender(source)
+
+        def opened() -> Ticket:
+            ticket = rig.ticket([endpoint for receiver in receivers for endpoint in receiver.endpoints()])
+            for receiver in receivers:
+                receiver.expect(ticket)
+            sender.open(ticket)
+            return ticket
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PeerLink, "start", start)
+            opened()
+            failed = source.event()
+            assert isinstance(failed, SendFailed)
+            assert "can't start new thread" in failed.reason
+            assert not sender.transfers()
+            assert isinstance(targets[0].event(), Failed)  # it was told that the sender gave up
+        sender.cancel(opened().transfer)  # the next one finds its links
+        assert isinstance(source.event(), Quiesced)
+        assert {link.rank for link in sender.links()} == {0, 1}
     finally:
         rig.close()
 
