@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tandem.core.clock import Clock
 from tandem.core.errors import TransferError
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import SenderEvent
 from tandem.kvtransfer.frame import FrameKind, Reply, ReplyKind
@@ -22,6 +24,8 @@ from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.transports.dialling import candidates
 from tandem.kvtransfer.transports.registry import AUTO, Preference
+
+_log = logging.getLogger(__name__)
 
 
 class TransferSender:
@@ -228,6 +232,9 @@ class TransferSender:
     def _on_reply(self, link: PeerLink, reply: Reply) -> None:
         opened = self._find(reply.transfer) if reply.kind in (ReplyKind.DONE, ReplyKind.FAIL) else None
         if opened is None or reply.attempt != opened.outgoing.ticket.attempt:
+            return
+        if opened.links.get(link.key.rank) is not link:  # nobody speaks for another receiver, or another rank of it
+            event(_log, "transfer_reply_foreign", logging.WARNING, peer=link.key.worker, transfer=reply.transfer)
             return
         if reply.kind is ReplyKind.DONE:
             self._end(opened, opened.outgoing.done(link.key.rank))

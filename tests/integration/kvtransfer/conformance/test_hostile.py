@@ -21,6 +21,7 @@ from tandem.kvtransfer.frame import (
     MAX_FRAME_BLOCKS,
     Frame,
     FrameKind,
+    Reply,
     ReplyKind,
     checksum,
     encode,
@@ -225,6 +226,37 @@ def test_hanging_up_fails_what_was_under_way(rig: Any) -> None:
     failed = target.event()
     assert isinstance(failed, Failed)
     assert "lost" in failed.reason
+
+
+def push_all(sender: Any, ticket: Any) -> None:
+    blocks = tuple(BlockId(b) for b in range(8))
+    sender.push(ticket.transfer, G0, blocks, blocks, range(4))
+    sender.finish(ticket.transfer)
+
+
+@pytest.mark.parametrize("kind", [ReplyKind.DONE, ReplyKind.FAIL])
+def test_a_receiver_says_nothing_of_another_s_transfer(
+    rig: Any, kind: ReplyKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target, other = rig.side(seed=1), rig.side(), rig.side()
+    honest, hostile, sender = rig.receiver(target), rig.receiver(other), rig.sender(source)
+    ticket, bait = rig.ticket(honest.endpoints()), rig.ticket(hostile.endpoints(), receiver=WorkerId("d1"))
+    honest.expect(ticket)
+
+    def accept(frame: Frame, *_: Any) -> Reply:
+        if frame.kind is FrameKind.FINISH:
+            return Reply(kind=ReplyKind.FAIL, transfer=bait.transfer, attempt=bait.attempt, reason="my own")
+        return Reply(kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, reason="not mine")
+
+    monkeypatch.setattr(hostile._intake, "accept", accept)
+    sender.open(ticket)
+    sender.open(bait)
+    push_all(sender, bait)
+    assert source.event() == SendFailed(transfer=bait.transfer, reason="the receiver refused: my own")
+    assert sender._find(ticket.transfer).outgoing._waiting == {0}
+    push_all(sender, ticket)
+    assert isinstance(target.event(), Verified)
+    assert isinstance(source.event(), Sent)
 
 
 def test_a_stray_client_of_the_shm_socket_gets_nothing(any_rig: Any) -> None:
