@@ -1,4 +1,4 @@
-"""What the transfers of one link achieve while it is busy, and whether that is far below what was measured. Pure.
+"""What the transfers of one link achieve while it is busy, and whether that is far from what was measured. Pure.
 
 Busy: a job is being written (which waits while the window is full), or all of a transfer was written and the receiver
 has not answered yet. Time in which a prompt is computed and nothing is under way counts for nobody.
@@ -11,8 +11,8 @@ import threading
 from tandem.core.clock import Clock
 from tandem.core.ids import TransferId
 
-FAR_BELOW = 4.0
-"""Transfers that take this many times as long as measured make a link suspicious …"""
+FAR = 4.0
+"""Transfers that take this many times as long as measured, or this part of it, make the measurement suspicious …"""
 ENOUGH_BYTES, ENOUGH_TRANSFERS = 64 << 20, 32
 """… once so much went over it, or so many …"""
 LEAST_BUSY_S = 0.25
@@ -73,14 +73,20 @@ class LinkMeter:
         with self._lock:
             return self._rate_now() or self._last_rate
 
+    def is_far_above(self, bytes_per_s: float) -> bool:
+        """Whether it carried FAR times as much as a link of that speed would have while it was busy."""
+        with self._lock:
+            busy_s = self._busy_now_s()
+            return self._bytes >= ENOUGH_BYTES and 0 < FAR * busy_s * bytes_per_s < self._bytes
+
     def is_far_below(self, bytes_per_s: float, latency_s: float) -> bool:
-        """Whether the link was busy FAR_BELOW times as long as a link with these figures would have been."""
+        """Whether the link was busy FAR times as long as a link with these figures would have been."""
         with self._lock:
             busy_s = self._busy_now_s()
             is_enough = self._bytes >= ENOUGH_BYTES or self._transfers >= ENOUGH_TRANSFERS
             if not is_enough or busy_s < LEAST_BUSY_S or bytes_per_s <= 0:
                 return False
-            return busy_s > FAR_BELOW * (self._bytes / bytes_per_s + (self._waits + self._transfers) * latency_s)
+            return busy_s > FAR * (self._bytes / bytes_per_s + (self._waits + self._transfers) * latency_s)
 
     def restart(self) -> None:
         """Count anew from now on."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from tandem.core.clock import Clock
-from tandem.core.linkspeed import rate
+from tandem.core.linkspeed import LinkSpeed, rate
 from tandem.core.logs import event
 from tandem.kvtransfer.line import Line
 from tandem.kvtransfer.linkmeter import LinkMeter
@@ -20,6 +20,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 600.0
 PATIENCE_S = 10.0
 """A link that is never idle is measured between two jobs after so long."""
 CHANGED = 0.7
+"""Less than that part of what it was, or more than the inverse."""
 _log = logging.getLogger(__name__)
 
 
@@ -35,26 +36,28 @@ class Remeasure:
         self._meter, self._clock, self._on_slower = meter, clock, on_slower
         self._route = survey.route(chosen.candidate)
         self._pause_s, self._not_before_s = FIRST_PAUSE_S, 0.0
-        self._slow_since_s: float | None = None
+        self._wrong_since_s: float | None = None
         self._others: threading.Thread | None = None
 
     def is_overdue(self) -> bool:
-        """Whether the link has been far below its measurement for so long that it cannot wait to be idle."""
-        if not self._is_slow():
-            self._slow_since_s = None
+        """Whether the link has been far from its measurement for so long that it cannot wait to be idle."""
+        if not self._is_slow() and not self._is_fast():
+            self._wrong_since_s = None
             return False
         now_s = self._clock.now_s()
-        if self._slow_since_s is None:
-            self._slow_since_s = now_s
-        return now_s - self._slow_since_s > PATIENCE_S
+        if self._wrong_since_s is None:
+            self._wrong_since_s = now_s
+        return now_s - self._wrong_since_s > PATIENCE_S
 
     def attend(self, line: Line) -> None:
         """Measure again what has to be; returns soon if that is nothing. Raises LinkClosedError."""
         if self._others is not None and self._others.is_alive():
             return
         if self._is_slow():
-            self._measure_own(line)
+            self._measure_own(line, "transfer_link_slow")
             self._begin_others(self._measure_all)
+        elif self._is_fast():  # it met a busy moment when it was measured, and everybody believes that
+            self._measure_own(line, "transfer_link_fast")
         elif self._survey.has_due_retry(self._candidate):
             self._begin_others(self._retry)
 
@@ -64,23 +67,29 @@ class Remeasure:
             self._others.join()
 
     def _is_slow(self) -> bool:
-        known = self._speeds.latest(self._route)
-        if known is None or self._clock.now_s() < self._not_before_s:
-            return False
-        return self._meter.is_far_below(known.bytes_per_s, known.latency_s)
+        known = self._known()
+        return known is not None and self._meter.is_far_below(known.bytes_per_s, known.latency_s)
 
-    def _measure_own(self, line: Line) -> None:
+    def _is_fast(self) -> bool:
+        known = self._known()
+        return known is not None and self._meter.is_far_above(known.bytes_per_s)
+
+    def _known(self) -> LinkSpeed | None:
+        """What the link was measured at; None if it is not to be doubted yet."""
+        return self._speeds.latest(self._route) if self._clock.now_s() >= self._not_before_s else None
+
+    def _measure_own(self, line: Line, why: str) -> None:
         known = self._speeds.latest(self._route)
         before = known.bytes_per_s if known is not None else 0.0
         achieved = self._meter.achieved_bytes_per_s()
         measured = self._survey.measure_line(self._candidate, line)
         self._meter.restart()
-        self._slow_since_s = None
-        has_changed = measured is None or measured.bytes_per_s < CHANGED * before
+        self._wrong_since_s = None
+        has_changed = measured is None or not CHANGED * before <= measured.bytes_per_s <= before / CHANGED
         self._pause_s = FIRST_PAUSE_S if has_changed else min(LAST_PAUSE_S, 2 * self._pause_s)
         self._not_before_s = self._clock.now_s() + self._pause_s
         event(
-            _log, "transfer_link_slow",
+            _log, why,
             logging.WARNING if has_changed else logging.INFO,  # if it measures as before, the ends are slow
             transport=self._candidate.endpoint.transport, measured=rate(before), achieved=rate(achieved),
             measured_again=rate(measured.bytes_per_s) if measured is not None else "no answer",

@@ -79,6 +79,20 @@ def test_far_below_needs_enough_bytes_or_transfers() -> None:
     assert meter.is_far_below(measured, latency_s)
 
 
+def test_far_above_needs_enough_bytes() -> None:
+    clock = ManualClock()
+    meter = LinkMeter(clock)
+    assert not meter.is_far_above(1e6)
+    send(meter, clock, 1, ENOUGH_BYTES // 2, 0.01, 0.01)
+    assert not meter.is_far_above(1e6)
+    send(meter, clock, 2, ENOUGH_BYTES // 2, 0.01, 0.01)
+    assert meter.is_far_above(1e6)
+    assert not meter.is_far_above(ENOUGH_BYTES / 0.04)
+    assert not meter.is_far_above(ENOUGH_BYTES / 0.04 / 3.9)
+    meter.restart()
+    assert not meter.is_far_above(1e6)
+
+
 def test_many_small_transfers_on_a_fast_link_are_not_far_below() -> None:
     """Each costs a round trip or two, whatever the link's bandwidth."""
     clock = ManualClock()
