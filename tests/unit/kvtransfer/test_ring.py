@@ -14,8 +14,9 @@ from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
 from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, MalformedFrameError, Reply, ReplyKind
 from tandem.kvtransfer.transports.base import LinkClosedError
 from tandem.kvtransfer.transports.credit import RingCredit
-from tandem.kvtransfer.transports.ring import ReceiverRing, SenderRing, largest_payload
+from tandem.kvtransfer.transports.ring import MAX_RING_BYTES, ReceiverRing, SenderRing, largest_payload
 from tandem.kvtransfer.transports.ringaccount import RingAccount
+from tandem.kvtransfer.transports.sealedmemory import make_sealed
 
 SIZE = mmap.PAGESIZE
 
@@ -137,6 +138,16 @@ def test_a_closed_ring_has_no_room_whatever_was_freed() -> None:
         sender.reserve(1)
     sender.close()
     receiver.close()
+
+
+@pytest.mark.parametrize("size", [0, SIZE - 1, MAX_RING_BYTES + 1, 1 << 40])
+def test_a_ring_of_no_sensible_size_is_not_mapped(size: int) -> None:
+    """The memory is the sender's as soon as it is mapped, and costs its maker nothing."""
+    descriptor = make_sealed("test", size + mmap.PAGESIZE)
+    with pytest.raises(LinkClosedError, match="ring of"):
+        SenderRing(descriptor)
+    with pytest.raises(OSError, match="descriptor"):
+        os.fstat(descriptor)  # it was given back
 
 
 def test_an_uncommitted_reservation_is_taken_back() -> None:

@@ -22,6 +22,8 @@ from tandem.kvtransfer.transports.sealedmemory import is_sealed, make_sealed
 MAX_RING_PAYLOAD_BYTES = 2 << 20
 """More than elsewhere: it lies in the ring, so that no memory is taken for it, and fewer frames cost less."""
 RING_BYTES = 8 << 20
+MAX_RING_BYTES = 256 << 20
+"""A sender maps no larger one: its pages are the sender's, too, from the moment of the mapping."""
 _WORD_BYTES = mmap.PAGESIZE
 
 
@@ -74,7 +76,7 @@ class SenderRing:
         """Takes the descriptor over. Raises LinkClosedError if it is no ring of a sensible size."""
         try:
             size = os.fstat(descriptor).st_size - _WORD_BYTES
-            if size < mmap.PAGESIZE or not is_sealed(descriptor):
+            if not mmap.PAGESIZE <= size <= MAX_RING_BYTES or not is_sealed(descriptor):
                 raise LinkClosedError(f"the receiver passed a ring of {size} bytes, or an unsealed one")
             self._map = _map(descriptor, size + _WORD_BYTES)
         finally:
