@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from tandem.core.clock import Clock
@@ -119,5 +120,6 @@ class TransferReceiver:
 
     def close(self) -> None:
         """Stop listening and end every connection; their open transfers fail. After return nothing is written."""
-        for listener in self._listeners:
-            listener.close()
+        with ExitStack() as stack:  # each of them, whatever the others say
+            for listener in self._listeners:
+                stack.callback(listener.close)

@@ -1,4 +1,4 @@
-"""A listener outlives a time in which its process has no descriptors left."""
+"""A listener outlives a time in which its process has no descriptors or threads left."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from tandem.core.ids import BlockId, GroupId
+from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
 from tandem.kvtransfer.transports.acceptor import Acceptor
+from tandem.kvtransfer.transports.base import LinkClosedError
 from tests.integration.kvtransfer.rig import Rig
 
 
@@ -44,6 +47,58 @@ def test_connections_are_taken_again_once_there_are_descriptors(
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
         assert client.recv(100) == b"welcome"
     acceptor.close()
+
+
+@pytest.mark.parametrize(("transport", "name"), [("gloo", "kv-gloo-place"), ("grpc", "kv-grpc-fetch")])
+def test_a_link_without_a_thread_to_be_had_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, name: str
+) -> None:
+    usual = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        usual(thread)
+
+    rig = Rig(transport, tmp_path)
+    source, target = rig.side(seed=1), rig.side()
+    receiver, sender = rig.receiver(target), rig.sender(source)
+    blocks = tuple(map(BlockId, range(8)))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        ticket = rig.ticket(receiver.endpoints())
+        receiver.expect(ticket)
+        sender.open(ticket)
+        assert isinstance(target.event(), Failed)
+        assert isinstance(source.event(), SendFailed)
+    ticket = rig.ticket(receiver.endpoints())
+    receiver.expect(ticket)
+    sender.open(ticket)
+    sender.push(ticket.transfer, GroupId(0), blocks, blocks, range(4))
+    sender.finish(ticket.transfer)
+    assert isinstance(target.event(), Verified)
+    assert isinstance(source.event(), Sent)
+    rig.close()  # with nothing that was never begun
+
+
+def test_closing_a_receiver_closes_every_listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig("shm", tmp_path)
+    receiver = rig.receiver(rig.side(), transports=("tcp", "shm", "grpc"))
+    _tcp, shm, _grpc = receiver._listeners
+    close = shm.close
+
+    def broken() -> None:
+        close()
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(shm, "close", broken)
+    with pytest.raises(RuntimeError, match="broken"):
+        receiver.close()
+    monkeypatch.setattr(shm, "close", close)
+    for endpoint in receiver.endpoints():
+        with pytest.raises(LinkClosedError):
+            rig.dial(endpoint)
+    rig.close()
 
 
 def test_a_receiver_that_cannot_start_leaves_nothing_listening(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ class _Connection:
 
     def serve(self) -> None:
         """Until the connection ends; whatever ends it, the intake is told, and nothing is written after return."""
-        self._placer.start()
         try:
+            self._placer.start()
             while data := self._control.receive(MAX_HEAD_BYTES):
                 self._arrivals.put(self._announced(data))
             self._end("the sender hung up")
@@ -161,7 +161,8 @@ class _Connection:
         self._communicator.abort()  # from here on no receive can write the staging memory
         self._arrivals.put(None)
         self._control.hang_up()  # it may be in the middle of a reply that nobody reads
-        self._placer.join(WAKE_S if is_waiting else None)
+        if self._placer.ident is not None:  # else there was no thread to be had
+            self._placer.join(WAKE_S if is_waiting else None)
         self._communicator.release()
 
     def _announced(self, head: bytes) -> _Arrival:

@@ -103,8 +103,8 @@ class GrpcListener:
         reason, credit, fetcher = "the stream was dropped", _Credit(), _Fetcher(requests)
         with self._lock:
             self._fetchers.add(fetcher)
-        fetcher.start()
         try:
+            fetcher.start()
             while (message := fetcher.take()) is not None:
                 for frame, payload in split_message(message):
                     reply = feed.accept(frame, payload)
