@@ -118,7 +118,7 @@ class WorkerLease(_Lease):
 
 
 class RouterLease(_Lease):
-    """A router's lease, by the same rules."""
+    """A router's lease, by the same rules. Nobody watches routers yet: what lists them is issues 6 and 7."""
 
     def __init__(self, redis: Redis, keys: Keys, *, lease_s: float = LEASE_S) -> None:
         super().__init__(redis, keys, Member.ROUTER, lease_s)

@@ -11,25 +11,22 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from redis.asyncio import Redis
 
 from tandem.core.clock import Clock, MonotonicClock
-from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.ids import Incarnation, WorkerId
 from tandem.prefixindex.connection import OUTAGE, Backoff
 from tandem.prefixindex.keys import Keys, Member, is_name
-from tandem.prefixindex.lease import BEAT_S, LEASE_S, NO_INCARNATION, RouterLease, WorkerLease
-from tandem.prefixindex.records import RouterRecord, WorkerRecord
+from tandem.prefixindex.lease import BEAT_S, LEASE_S, NO_INCARNATION, WorkerLease
+from tandem.prefixindex.records import WorkerRecord
 from tandem.prefixindex.wakeup import Wakeups
 
 __all__ = [
     "LeaseBook",
     "LeaseRow",
     "RegistryWatcher",
-    "RouterLease",
-    "RouterRecord",
-    "RouterWatcher",
     "WorkerLease",
     "WorkerRecord",
 ]
@@ -43,9 +40,6 @@ _HAS_LEFT = 1 << 62
 """In place of the last beat of one who said goodbye."""
 _BATCH = 256
 
-I = TypeVar("I", bound=str)  # noqa: E741 - an id type
-R = TypeVar("R", WorkerRecord, RouterRecord)
-
 
 @dataclass(frozen=True, slots=True)
 class LeaseRow:
@@ -58,13 +52,13 @@ class LeaseRow:
 
 
 @dataclass(slots=True)
-class _Entry(Generic[R]):
-    record: R
+class _Entry:
+    record: WorkerRecord
     beat: int
     seen_s: float
 
 
-class LeaseBook(Generic[I, R]):
+class LeaseBook:
     """The judgement alone, without any I/O: rows and times in, living members out.
 
     A row may come from an old dump of Redis and tell of somebody who is long gone. So a row that contradicts what is
@@ -72,18 +66,17 @@ class LeaseBook(Generic[I, R]):
     while it stands there: two dumps of different age are no sign of life.
     """
 
-    def __init__(self, decode: Callable[[bytes], R], lease_s: float = LEASE_S) -> None:
-        self._decode: Callable[[bytes], R] = decode
+    def __init__(self, lease_s: float = LEASE_S) -> None:
         self._lease_s = lease_s
-        self._entries: dict[I, _Entry[R]] = {}
-        self._ended: dict[tuple[I, int], int] = {}
+        self._entries: dict[WorkerId, _Entry] = {}
+        self._ended: dict[tuple[WorkerId, int], int] = {}
         """Last beat of each incarnation that lapsed, left, was replaced or cannot be read."""
-        self._claims: dict[I, tuple[int, int]] = {}  # incarnation and beat of rows that contradict what is known
+        self._claims: dict[WorkerId, tuple[int, int]] = {}  # incarnation and beat of rows that contradict what is known
         self._is_out = False
         self._back_s = float("-inf")
 
     @property
-    def records(self) -> dict[I, R]:
+    def records(self) -> dict[WorkerId, WorkerRecord]:
         """Everybody who lives."""
         return {member: entry.record for member, entry in self._entries.items()}
 
@@ -96,13 +89,13 @@ class LeaseBook(Generic[I, R]):
         """Redis did not answer: nobody can be judged until it is back and had time to hear from everybody."""
         self._is_out = True
 
-    def note_beat(self, member: I, incarnation: Incarnation, now_s: float) -> None:
+    def note_beat(self, member: WorkerId, incarnation: Incarnation, now_s: float) -> None:
         """A beat that arrived on another path (a router stream, a control channel)."""
         entry = self._entries.get(member)
         if entry is not None and entry.record.incarnation == incarnation:
             entry.seen_s = max(entry.seen_s, now_s)
 
-    def apply(self, rows: Mapping[I, LeaseRow | None], now_s: float) -> bool:
+    def apply(self, rows: Mapping[WorkerId, LeaseRow | None], now_s: float) -> bool:
         """Take in one complete listing (None = no such key); True when membership or an incarnation changed."""
         if self._is_out:
             self._is_out, self._back_s = False, now_s
@@ -119,7 +112,7 @@ class LeaseBook(Generic[I, R]):
                 is_changed = True
         return is_changed
 
-    def _apply_row(self, member: I, row: LeaseRow, now_s: float) -> bool:
+    def _apply_row(self, member: WorkerId, row: LeaseRow, now_s: float) -> bool:
         entry = self._entries.get(member)
         if row.incarnation == int(NO_INCARNATION):
             self._claims.pop(member, None)
@@ -132,7 +125,7 @@ class LeaseBook(Generic[I, R]):
         if not self._is_believed(member, row, now_s):
             return False
         try:
-            record = self._decode(row.record)
+            record = WorkerRecord.from_json(row.record)
             if (record.member, record.incarnation) != (member, row.incarnation):
                 raise ValueError(f"a record of {record.member!r}, incarnation {record.incarnation}")
         except ValueError as error:
@@ -146,7 +139,7 @@ class LeaseBook(Generic[I, R]):
         self._entries[member] = _Entry(record, row.beat, now_s)
         return True
 
-    def _leave(self, member: I, row: LeaseRow) -> bool:
+    def _leave(self, member: WorkerId, row: LeaseRow) -> bool:
         entry = self._entries.get(member)
         if entry is None or row.record not in (b"", b"%d" % entry.record.incarnation):
             return False
@@ -154,13 +147,13 @@ class LeaseBook(Generic[I, R]):
         self._end(member, entry.record.incarnation, _HAS_LEFT)
         return True
 
-    def _end(self, member: I, incarnation: int, beat: int) -> None:
+    def _end(self, member: WorkerId, incarnation: int, beat: int) -> None:
         self._ended.pop((member, incarnation), None)
         self._ended[member, incarnation] = beat
         if len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
-    def _is_believed(self, member: I, row: LeaseRow, now_s: float) -> bool:
+    def _is_believed(self, member: WorkerId, row: LeaseRow, now_s: float) -> bool:
         entry, ended_beat = self._entries.get(member), self._ended.get((member, row.incarnation))
         is_other_here = entry is not None and now_s - max(entry.seen_s, self._back_s) < _FRESH_S
         has_ended = ended_beat is not None and row.beat <= ended_beat
@@ -173,22 +166,21 @@ class LeaseBook(Generic[I, R]):
         return False
 
 
-class _LeaseWatcher(Generic[I, R]):
+class RegistryWatcher:
     """Reads the list every `relist_s` seconds and at wake-ups, and tells one listener about changes."""
 
-    def __init__(
-        self, redis: Redis, keys: Keys, kind: Member, decode: Callable[[bytes], R], clock: Clock, lease_s: float
-    ) -> None:
+    def __init__(self, redis: Redis, keys: Keys, *, clock: Clock | None = None, lease_s: float = LEASE_S) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
-        self._keys, self._kind, self._clock, self._lease_s = keys, kind, clock, lease_s
-        self._book: LeaseBook[I, R] = LeaseBook(decode, lease_s)
-        self._wakeups = Wakeups(redis, keys.registry_channel(kind))
-        self._missing: dict[I, float] = {}
+        self._keys, self._clock, self._lease_s = keys, clock or MonotonicClock(), lease_s
+        self._book = LeaseBook(lease_s)
+        self._wakeups = Wakeups(redis, keys.registry_channel(Member.WORKER))
+        self._members_key = keys.members(Member.WORKER)
+        self._missing: dict[WorkerId, float] = {}
         self._unreadable: set[str] = set()
         self._heard_s: float | None = None
 
     @property
-    def records(self) -> Mapping[I, R]:
+    def records(self) -> Mapping[WorkerId, WorkerRecord]:
         """Everybody who lives, as of the last listing; kept through outages."""
         return self._book.records
 
@@ -197,11 +189,13 @@ class _LeaseWatcher(Generic[I, R]):
         """Whether the list could not be read for a lease time (or never): it is the last known one."""
         return self._heard_s is None or self._clock.now_s() - self._heard_s > self._lease_s
 
-    def note_beat(self, member: I, incarnation: Incarnation) -> None:
+    def note_beat(self, member: WorkerId, incarnation: Incarnation) -> None:
         """Tell about a beat that arrived on another path; it counts like one in Redis."""
         self._book.note_beat(member, incarnation, self._clock.now_s())
 
-    async def run(self, on_change: Callable[[Mapping[I, R]], None], *, relist_s: float = BEAT_S) -> None:
+    async def run(
+        self, on_change: Callable[[Mapping[WorkerId, WorkerRecord]], None], *, relist_s: float = BEAT_S
+    ) -> None:
         """Watch until cancelled. `on_change` gets the complete new list, first when the first listing is there.
 
         It is called in this task and must not block. Redis outages are survived with a growing pause.
@@ -210,7 +204,7 @@ class _LeaseWatcher(Generic[I, R]):
             group.create_task(self._wakeups.run())
             await self._poll(on_change, relist_s)
 
-    async def _poll(self, on_change: Callable[[Mapping[I, R]], None], relist_s: float) -> None:
+    async def _poll(self, on_change: Callable[[Mapping[WorkerId, WorkerRecord]], None], relist_s: float) -> None:
         backoff = Backoff()
         is_first = True
         while True:
@@ -218,7 +212,7 @@ class _LeaseWatcher(Generic[I, R]):
                 rows = await self._list()
             except OUTAGE as error:
                 if not self._book.is_out:
-                    _log.warning("registry unreadable", extra={"fields": {"kind": self._kind, "why": str(error)}})
+                    _log.warning("registry unreadable", extra={"fields": {"why": str(error)}})
                 self._book.outage()
                 await backoff.pause()
                 continue
@@ -230,18 +224,17 @@ class _LeaseWatcher(Generic[I, R]):
             await self._forget(rows)
             await self._wakeups.wait(relist_s)
 
-    async def _list(self) -> dict[I, LeaseRow | None]:
+    async def _list(self) -> dict[WorkerId, LeaseRow | None]:
         """Every member that is named or lives; None for one without a lease, or with one that cannot be read."""
-        found = await self._redis.smembers(self._keys.members(self._kind))
-        named = {raw: self._id(raw) for raw in found}
+        named = {raw: _id(raw) for raw in await self._redis.smembers(self._members_key)}
         unreadable = {repr(raw) for raw, member in named.items() if member is None}
         members = list({*self._book.records, *(member for member in named.values() if member is not None)})
-        rows: dict[I, LeaseRow | None] = {}
+        rows: dict[WorkerId, LeaseRow | None] = {}
         for start in range(0, len(members), _BATCH):
             batch = members[start : start + _BATCH]
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for member in batch:
-                    key = self._keys.lease(self._kind, member)
+                    key = self._keys.lease(Member.WORKER, member)
                     pipeline.hmget(key, "incarnation", "beat", "record")
                 leases = await pipeline.execute()
             for member, values in zip(batch, leases, strict=True):
@@ -258,9 +251,9 @@ class _LeaseWatcher(Generic[I, R]):
         new = members - self._unreadable
         self._unreadable = members
         if new:
-            _log.warning("unreadable leases", extra={"fields": {"kind": self._kind, "members": sorted(new)[:10]}})
+            _log.warning("unreadable leases", extra={"fields": {"members": sorted(new)[:10]}})
 
-    async def _forget(self, rows: Mapping[I, LeaseRow | None]) -> None:
+    async def _forget(self, rows: Mapping[WorkerId, LeaseRow | None]) -> None:
         """Drop ids from the set whose key is missing for a minute; should one return, its next beat adds it again."""
         now_s = self._clock.now_s()
         missing = [member for member, row in rows.items() if row is None]
@@ -268,29 +261,16 @@ class _LeaseWatcher(Generic[I, R]):
         old = [member for member, since_s in self._missing.items() if now_s - since_s > _FORGET_S]
         if old:
             try:
-                await self._redis.srem(self._keys.members(self._kind), *old)
+                await self._redis.srem(self._members_key, *old)
             except OUTAGE:
                 return  # next time
-            _log.info("forgot members", extra={"fields": {"kind": self._kind, "members": len(old)}})
-
-    def _id(self, raw: bytes) -> I | None:
-        """None if it is no id of anybody's: no lease can have such a key."""
-        name = raw.decode(errors="replace")
-        return name if is_name(name) else None  # type: ignore[return-value] # ids are str at run time
+            _log.info("forgot members", extra={"fields": {"members": len(old)}})
 
 
-class RegistryWatcher(_LeaseWatcher[WorkerId, WorkerRecord]):
-    """Watches workers."""
-
-    def __init__(self, redis: Redis, keys: Keys, *, clock: Clock | None = None, lease_s: float = LEASE_S) -> None:
-        super().__init__(redis, keys, Member.WORKER, WorkerRecord.from_json, clock or MonotonicClock(), lease_s)
-
-
-class RouterWatcher(_LeaseWatcher[RouterId, RouterRecord]):
-    """Watches routers."""
-
-    def __init__(self, redis: Redis, keys: Keys, *, clock: Clock | None = None, lease_s: float = LEASE_S) -> None:
-        super().__init__(redis, keys, Member.ROUTER, RouterRecord.from_json, clock or MonotonicClock(), lease_s)
+def _id(raw: bytes) -> WorkerId | None:
+    """None if it is no id of anybody's: no lease can have such a key."""
+    name = raw.decode(errors="replace")
+    return WorkerId(name) if is_name(name) else None
 
 
 def _row(values: Iterable[bytes | None]) -> LeaseRow | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +13,10 @@ from redis.asyncio import Redis
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.lease import RouterLease
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.registry import (
-    RegistryWatcher,
-    RouterLease,
-    RouterRecord,
-    RouterWatcher,
-    WorkerLease,
-    WorkerRecord,
-)
+from tandem.prefixindex.records import RouterRecord
+from tandem.prefixindex.registry import RegistryWatcher, WorkerLease, WorkerRecord
 
 KEYS = Keys("test")
 LEASE_KEY = KEYS.lease(Member.WORKER, "w1")
@@ -194,16 +190,21 @@ def test_what_is_no_member_is_nobody(server: PrivateRedis, client: Any, until: A
     asyncio.run(scenario())
 
 
-def test_routers_are_watched_by_the_same_rules(server: PrivateRedis, client: Any, until: Any, running: Any) -> None:
+def test_routers_hold_leases_by_the_same_rules(server: PrivateRedis, client: Any) -> None:
     async def scenario() -> None:
         async with client(server.url) as redis:
-            lease, watcher = RouterLease(redis, KEYS, lease_s=0.3), RouterWatcher(redis, KEYS, lease_s=0.5)
+            first, second = RouterLease(redis, KEYS, lease_s=60), RouterLease(redis, KEYS)
             mine = RouterRecord(router=RouterId("r1"), incarnation=new_incarnation(), admin_address="127.0.0.1:1")
-            await lease.register(mine)
-            async with running(watcher.run(lambda _: None, relist_s=0.05)):
-                await until(lambda: watcher.records == {"r1": mine})
-                assert await lease.beat()
-                await until(lambda: not watcher.records)
-                assert not await lease.beat()
+            key = KEYS.lease(Member.ROUTER, "r1")
+            await first.register(mine)
+            assert await first.beat()
+            assert RouterRecord.from_json(await redis.hget(key, "record")) == mine
+            assert await redis.smembers(KEYS.members(Member.ROUTER)) == {b"r1"}
+            assert await redis.pttl(key) > 0
+            await redis.delete(key)  # as when it lapses
+            assert not await first.beat()
+            await second.register(replace(mine, incarnation=new_incarnation()))
+            assert not await first.beat()
+            assert await second.beat()
 
     asyncio.run(scenario())
