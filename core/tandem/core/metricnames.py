@@ -66,6 +66,9 @@ BREAKER = "tandem_worker_breaker_state"
 """0 closed, 1 half-open, 2 open."""
 
 # ---- reported by workers ----
+INDEX_PUBLISHING = "tandem_index_publishing_total"
+"""By `kind`: "entries" written, whole sets "republished" (the first counts too), "overflows" of the queue, "gaps" (what
+Redis had lost), "outages" of Redis."""
 WORKER_UP = "tandem_worker_up"
 WORKER_IN_FLIGHT = "tandem_worker_in_flight_requests"
 WORKER_QUEUED = "tandem_worker_queued_requests"

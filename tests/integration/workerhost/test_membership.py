@@ -78,6 +78,8 @@ def test_beats_extend_the_lease_and_blocks_are_published(tmp_path: Path) -> None
             before = len(watched.leases)
             watched.clock.advance(1.0)
             await eventually(lambda: len(watched.leases) > before and watched.leases[-1] == 103.5)
+            await eventually(lambda: watched.membership.counters()["tandem_index_publishing_total{kind=entries}"] > 0)
+            assert watched.membership.counters()["tandem_index_publishing_total{kind=overflows}"] == 0
             await watched.membership.leave()
             assert await registered(redis) == 0
 

@@ -148,6 +148,8 @@ class WorkerHost:
         elif kind == "peer":
             self._to_peer(message.peer)
         elif kind == "load":
+            for key, count in self._membership.counters().items():
+                message.load.counters[key] = count
             self._service.broadcast_load(message.load)
         elif kind == "events":
             stored = [(GroupId(b.group), BlockHash(b.hash), b.is_removed) for b in message.events.events]

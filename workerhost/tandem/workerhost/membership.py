@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
 from redis.asyncio import Redis
 
@@ -18,6 +19,7 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import GroupId, Incarnation, WorkerId, new_incarnation
 from tandem.core.logs import event
+from tandem.core.metricnames import INDEX_PUBLISHING, counter_key
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.events import BlockChange, BlockEvent
 from tandem.prefixindex.keys import Keys
@@ -101,6 +103,11 @@ class Membership:
             self._early.extend(events)
         else:
             self._publisher.offer(events)
+
+    def counters(self) -> dict[str, float]:
+        """What publishing has come to, by the keys of a load report."""
+        counts = {} if self._publisher is None else asdict(self._publisher.counters)
+        return {counter_key(INDEX_PUBLISHING, kind=kind): float(count) for kind, count in counts.items()}
 
     async def run(self) -> None:
         """Beat and publish until cancelled."""
