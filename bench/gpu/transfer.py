@@ -25,7 +25,7 @@ from bench.gpu.report import Report
 from bench.gpu.transfer_pools import G0, RECEIVER, SECRET, SPEC, as_json, device_pool, ticket
 from bench.report import ROOT
 from tandem.core.clock import MonotonicClock
-from tandem.core.ids import Rank, WorkerId
+from tandem.core.ids import Rank
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer.receiver import TransferReceiver
 
@@ -87,7 +87,7 @@ class Pair:
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._folder = tempfile.TemporaryDirectory(prefix="gpubench-")
         self._receiver = TransferReceiver(
-            worker=WorkerId("d0"), incarnation=RECEIVER, rank=Rank(0), pools={G0: pool}, secret=SECRET,
+            incarnation=RECEIVER, rank=Rank(0), pools={G0: pool}, secret=SECRET,
             runtime_dir=Path(self._folder.name), transports=(transport,), on_event=self._events.put,
             clock=MonotonicClock(),
         )  # fmt: skip

@@ -58,7 +58,7 @@ class ReceiverEnd:
         self._folder = tempfile.TemporaryDirectory(prefix="kvbench-")
         self._places = pools.target(self._spec)
         self._receiver = TransferReceiver(
-            worker=WorkerId("d"), incarnation=pools.RECEIVER, rank=Rank(0), pools={GROUP: self._memory.pool},
+            incarnation=pools.RECEIVER, rank=Rank(0), pools={GROUP: self._memory.pool},
             secret=pools.SECRET, runtime_dir=Path(self._folder.name), on_event=self._events.put,
             clock=MonotonicClock(), transports=(options["transport"],), bind_host=options["host"],
         )  # fmt: skip

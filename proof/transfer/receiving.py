@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from proof.transfer.plan import Setting
-from proof.transfer.sender_process import RECEIVER, SECRET
+from proof.transfer.sender_process import SECRET
 from proof.transfer.shapes import NUM_BLOCKS, drawn, in_blocks, specs_of, view
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank
@@ -55,7 +55,7 @@ class ReceivingWorker:
 
     def _receiver(self, rank: int, transport: str, incarnation: Incarnation, folder: Path) -> TransferReceiver:
         return TransferReceiver(
-            worker=RECEIVER, incarnation=incarnation, rank=Rank(rank), pools=self.pools[rank], secret=SECRET,
+            incarnation=incarnation, rank=Rank(rank), pools=self.pools[rank], secret=SECRET,
             on_event=lambda event: self.events.put((rank, event)), clock=MonotonicClock(), runtime_dir=folder,
             transports=(transport,),
         )  # fmt: skip

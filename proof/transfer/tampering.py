@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import threading
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from dataclasses import replace
 from proof.transfer.plan import Fault
 from tandem.core.ids import Attempt, Incarnation, TransferId
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.frame import Frame, FrameKind, checksum, encode
+from tandem.kvtransfer.frame import Frame, FrameKind, encode
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports import dialling
 from tandem.kvtransfer.transports.base import Link, Peer
@@ -106,7 +107,7 @@ def _changed(link: Link, fault: Fault, number: int, frame: Frame, payload: bytes
     good: Sending = (frame, payload)
     if fault.kind in ("duplicate", "stale_attempt", "old_incarnation_too") and number >= fault.at:
         other = bytes(byte ^ 0x5A for byte in payload[:64]) + payload[64:]
-        crc = checksum(memoryview(other))
+        crc = zlib.crc32(other)
         if fault.kind == "duplicate":
             return [good, good], True
         if fault.kind == "stale_attempt":

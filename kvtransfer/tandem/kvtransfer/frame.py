@@ -112,11 +112,6 @@ class Reply:
     reason: str = ""
 
 
-def checksum(payload: memoryview) -> int:
-    """CRC-32 of a payload; releases the interpreter lock on all but tiny ones."""
-    return zlib.crc32(payload)
-
-
 def encode(frame: Frame) -> bytes:
     """Header and blocks of `frame`; the payload follows separately."""
     header = _HEADER.pack(

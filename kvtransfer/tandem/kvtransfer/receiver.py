@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigError, StartupError
-from tandem.core.ids import GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.ids import GroupId, Incarnation, Rank, TransferId
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import ReceiverEvent
@@ -33,7 +33,6 @@ class TransferReceiver:
     def __init__(
         self,
         *,
-        worker: WorkerId,
         incarnation: Incarnation,
         rank: Rank,
         pools: Mapping[GroupId, PoolAccess],
@@ -51,7 +50,6 @@ class TransferReceiver:
 
         `on_device`: the pools lie in a GPU's memory. Raises ConfigError for a name that is unknown or does not work.
         """
-        self.worker = worker
         self._intake = Intake(incarnation=incarnation, rank=rank, pools=pools, on_event=on_event, clock=clock)
         self._is_choosy = bool(transports)
         site = Site(

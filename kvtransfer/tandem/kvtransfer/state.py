@@ -92,7 +92,3 @@ class TransferState:
     def age_s(self) -> float:
         """Seconds since it was reserved."""
         return self._clock.now_s() - self.entered_s[TransferPhase.RESERVED]
-
-    def in_phase_s(self) -> float:
-        """Seconds since the last transition."""
-        return self._clock.now_s() - self.entered_s[self.phase]

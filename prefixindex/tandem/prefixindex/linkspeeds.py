@@ -30,16 +30,13 @@ POLL_S: Final = 3.0
 _WRITE = """
 local now = redis.call('TIME')
 local micros = now[1] * 1000000 + now[2]
-local written = 0
 for i = 3, #ARGV, 4 do
   if ARGV[i + 1] ~= '' then redis.call('HDEL', KEYS[1], ARGV[i + 1]) end
   if redis.call('HEXISTS', KEYS[1], ARGV[i]) == 1 or redis.call('HLEN', KEYS[1]) < tonumber(ARGV[2]) then
     redis.call('HSET', KEYS[1], ARGV[i], string.format('%.0f %s', micros - ARGV[i + 2], ARGV[i + 3]))
-    written = written + 1
   end
 end
 redis.call('EXPIRE', KEYS[1], ARGV[1])
-return written
 """
 
 

@@ -131,11 +131,6 @@ class BlockEventPublisher:
         return self._written
 
     @property
-    def held(self) -> Position:
-        """What the worker holds by all offers so far (with the last written sequence number); costs O(blocks)."""
-        return Position(self._written.seq, len(self._held), fold(0, self._held))
-
-    @property
     def is_idle(self) -> bool:
         """Whether everything offered so far stands in Redis."""
         return not (self._pending or self._in_flight or self._must_reset)

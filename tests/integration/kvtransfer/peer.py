@@ -69,7 +69,7 @@ class SlowPool(HostPool):
 
 def receive(options: dict[str, Any], pool: Any, memory: Any) -> None:
     receiver = TransferReceiver(
-        worker=WorkerId("d0"), incarnation=Incarnation(22), rank=Rank(0), pools={GroupId(0): pool}, secret=SECRET,
+        incarnation=Incarnation(22), rank=Rank(0), pools={GroupId(0): pool}, secret=SECRET,
         runtime_dir=Path(options["runtime_dir"]), transports=(options["transport"],),
         on_event=lambda e: say(type(e).__name__, transfer=e.transfer, reason=getattr(e, "reason", "")),
         clock=MonotonicClock(),

@@ -147,7 +147,7 @@ class Rig:
     def receiver(self, side: Side, *, rank: int = 0, **options: Any) -> TransferReceiver:
         settings: dict[str, Any] = {"transports": (self.transport,), "runtime_dir": self.runtime_dir}
         receiver = TransferReceiver(
-            worker=WorkerId("d0"), incarnation=RECEIVER, rank=Rank(rank), pools=side.pools, secret=SECRET,
+            incarnation=RECEIVER, rank=Rank(rank), pools=side.pools, secret=SECRET,
             on_event=side.events.put, clock=MonotonicClock(), **(settings | options),
         )  # fmt: skip
         receiver.start()

@@ -30,8 +30,8 @@ def test_every_peer_is_told_once_a_second_what_is_open_with_it() -> None:
     leases.close(C)
     leases.close(C)
     assert leases.say(5.0 + 2 * SAY_EVERY_S) == {(P, ONE): [B]}
-    assert len(leases) == 1
     assert leases.open_with(P, ONE) == [B]
+    assert len(leases) == 1
     assert leases.open_with(P, TWO) == []
 
 

@@ -44,7 +44,7 @@ def test_any_walk_obeys_the_diagram_and_ends_once(steps: list[tuple[TransferPhas
                 state.to(phase)
             assert state.phase is before
             assert state.entered_s == entered
-        assert state.in_phase_s() == clock.now_s() - state.entered_s[state.phase]
+        assert state.age_s() == clock.now_s() - state.entered_s[P.RESERVED]
         assert state.can_move_bytes == (state.phase in (P.RESERVED, P.PUSHING))
         assert state.can_be_given_up == (state.phase in (P.RESERVED, P.PUSHING, P.COMPLETE, P.VERIFIED))
     assert len(terminals) <= 1

@@ -123,7 +123,7 @@ class Worker:
         undo = network.install()
         try:
             self.receiver = TransferReceiver(
-                worker=WorkerId(name), incarnation=incarnation, rank=Rank(0), pools=pools, secret=SECRET,
+                incarnation=incarnation, rank=Rank(0), pools=pools, secret=SECRET,
                 runtime_dir=Path("/nowhere"), on_event=self._receiver_event, clock=clock, transports=(NAME,),
             )  # fmt: skip
         finally:

@@ -144,7 +144,6 @@ def open_receiver(
 ) -> TransferReceiver:
     """This rank's receiving end, listening. The caller closes it."""
     receiver = TransferReceiver(
-        worker=WorkerId(config.worker_id),
         incarnation=NOT_REGISTERED,
         rank=rank,
         pools=pools,

@@ -18,9 +18,6 @@ class PeerLeases:
     def __init__(self, shell: Shell) -> None:
         self._shell, self._leases = shell, shell.leases
 
-    def __len__(self) -> int:
-        return len(self._leases)
-
     def open(self, transfer: TransferId, peer: WorkerId, incarnation: Incarnation) -> None:
         """This worker works on the transfer from now on, and expects its peer to."""
         self._leases.open(transfer, peer, incarnation)

@@ -23,12 +23,6 @@ class SenderWindow:
         self._is_closed = False
         self.stalls = 0
 
-    @property
-    def taken(self) -> int:
-        """Bytes that the receiver has taken since the link began."""
-        with self._changed:
-            return self._taken
-
     def wait_for(self, size: int) -> None:
         """Until `size` more bytes may be sent. Raises LinkClosedError."""
         with self._changed:

@@ -120,8 +120,10 @@ class GrpcLink:
         room, self._message = self._message, None
         if payload is None:
             self._outbox.put(Part(head, may_wait=frame.kind is FrameKind.OPEN))
+        elif room is None:
+            raise ValueError("a payload that was not reserved")
         else:
-            self._outbox.put(Part(head, bytes(payload) if room is None else room))
+            self._outbox.put(Part(head, room))
 
     def replies(self) -> Iterator[Reply]:
         try:
