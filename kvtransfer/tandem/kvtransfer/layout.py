@@ -40,25 +40,16 @@ class FrameSlice(NamedTuple):
     payload_bytes: int
 
 
-def held_heads(spec: KVGroupSpec, tp: int, rank: int) -> range:
-    """The model's KV heads that `rank` of `tp` holds: its share; one, shared, where tp > heads; all if replicated."""
-    if spec.is_replicated:
-        return range(spec.heads)
-    local = spec.heads_local(tp)
-    first = rank * local if tp <= spec.heads else rank // (tp // spec.heads)
-    return range(first, first + local)
-
-
 @lru_cache(maxsize=256)
 def head_routes(spec: KVGroupSpec, source_tp: int, source_rank: int, dest_tp: int) -> tuple[HeadRoute, ...]:
     """Where `source_rank`'s heads go. Over all source ranks, every head reaches every destination rank once.
 
     Where several source ranks hold a head, destination ranks take turns among them.
     """
-    mine = held_heads(spec, source_tp, source_rank)
+    mine = spec.heads_of(source_rank, source_tp)
     routes = []
     for dest_rank in range(dest_tp):
-        wanted = held_heads(spec, dest_tp, dest_rank)
+        wanted = spec.heads_of(dest_rank, dest_tp)
         sent = [head for head in wanted if _supplier(spec, head, source_tp, dest_rank) == source_rank]
         if sent:
             source = range(sent[0] - mine.start, sent[-1] + 1 - mine.start)
@@ -112,7 +103,7 @@ def slices(
 
 @lru_cache(maxsize=256)
 def _feeders_of(spec: KVGroupSpec, source_tp: int, dest_tp: int, dest_rank: int) -> frozenset[int]:
-    return frozenset(_supplier(spec, head, source_tp, dest_rank) for head in held_heads(spec, dest_tp, dest_rank))
+    return frozenset(_supplier(spec, head, source_tp, dest_rank) for head in spec.heads_of(dest_rank, dest_tp))
 
 
 def _supplier(spec: KVGroupSpec, head: int, source_tp: int, dest_rank: int) -> int:

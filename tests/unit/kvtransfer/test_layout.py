@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tandem.core.ids import BlockId, GroupId, Rank
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS
-from tandem.kvtransfer.layout import HeadRoute, feeders, head_routes, held_heads, slices
+from tandem.kvtransfer.layout import HeadRoute, feeders, head_routes, slices
 from tandem.kvtransfer.pool import TokenRun
 from tandem.kvtransfer.wirecodec import PayloadForm
 
@@ -26,11 +26,11 @@ TPS = (1, 2, 4, 8)
 def test_every_head_reaches_every_rank_once(source_tp: int, dest_tp: int, is_replicated: bool) -> None:
     spec = replace(SPEC, is_replicated=is_replicated)
     for dest in range(dest_tp):
-        wanted = held_heads(spec, dest_tp, dest)
+        wanted = spec.heads_of(dest, dest_tp)
         got: Counter[int] = Counter()
         senders = set()
         for source in range(source_tp):
-            mine = held_heads(spec, source_tp, source)
+            mine = spec.heads_of(source, source_tp)
             for route in head_routes(spec, source_tp, source, dest_tp):
                 if route.dest_rank == dest:
                     senders.add(source)

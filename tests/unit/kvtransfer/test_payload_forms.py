@@ -21,7 +21,7 @@ from tandem.kvtransfer import guards
 from tandem.kvtransfer.events import Verified
 from tandem.kvtransfer.frame import Codec, Frame, FrameKind, MalformedFrameError, ReplyKind
 from tandem.kvtransfer.intake import Intake
-from tandem.kvtransfer.layout import held_heads, slices
+from tandem.kvtransfer.layout import slices
 from tandem.kvtransfer.outgoing import Outgoing
 from tandem.kvtransfer.payload_reader import PayloadReader
 from tandem.kvtransfer.pool import HostPool, TokenRun
@@ -61,7 +61,7 @@ class Worker:
     def image(self, numbers: torch.Tensor, rank: int, before: float = 0.0) -> bytes:
         """What a rank's memory holds with exactly these numbers in it."""
         spec, size = self.spec, self.spec.block_tokens
-        heads = held_heads(spec, self.tp, rank)
+        heads = spec.heads_of(rank, self.tp)
         shape = (len(self.blocks) + 3, len(spec.layers), spec.planes, len(heads), size, spec.width)
         pool = torch.full(shape, before, dtype=DTYPES[spec.dtype])
         for index, block in enumerate(self.blocks):

@@ -17,7 +17,6 @@ from tandem.core.ids import BlockId, GroupId, Incarnation
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
-from tandem.kvtransfer.layout import held_heads
 
 G0, G1 = GroupId(0), GroupId(1)
 SLACK = 6  # descriptors and threads that gRPC keeps for itself come and go; a leak would be one a transfer or more
@@ -106,7 +105,7 @@ def test_any_split_of_heads_arrives_bit_exact(rig: Any, source_tp: int, dest_tp:
             side.share = {}
             for spec in specs:
                 share = side.share[spec.group] = bytearray(len(side.memory[spec.group]))
-                heads = held_heads(spec, len(sides), rank)
+                heads = spec.heads_of(rank, len(sides))
                 whole.pools[spec.group].read_into(ids(range(16)), range(len(spec.layers)), heads, memoryview(share))
     receivers = [rig.receiver(side, rank=rank) for rank, side in enumerate(targets)]
     ticket = rig.ticket([e for r in receivers for e in r.endpoints()], {spec.group: range(16) for spec in specs})
