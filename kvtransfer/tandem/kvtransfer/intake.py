@@ -70,7 +70,9 @@ class Intake:
         self._on_event, self._clock = on_event, clock
         self._host = host_id()
         self._link_numbers = itertools.count(1)
-        self._lock = threading.Lock()  # guards the fields below, never held together with a transfer's lock
+        self._lock = (
+            threading.Lock()
+        )  # guards the fields below; taken inside a transfer's lock, never the other way round
         self._transfers: dict[TransferId, _Incoming] = {}
         self._tombstones: OrderedDict[TransferId, bool] = OrderedDict()  # ended transfers: was it verified?
         self._revoked: OrderedDict[TransferId, None] = OrderedDict()

@@ -58,6 +58,7 @@ class TransferReceiver:
         )  # fmt: skip
         automatic = [t for t in TRANSPORTS.values() if t.suits(on_device=on_device)]
         self._listeners: list[Listener] = []
+        self._endpoints: tuple[Endpoint, ...] = ()
         for transport in [find(name) for name in transports] or automatic:
             try:
                 self._listeners.append(transport.listen(site))
@@ -83,10 +84,11 @@ class TransferReceiver:
                 event(_log, "transfer_transport_skipped", logging.WARNING, reason=str(error))
         if not self._listeners:
             raise StartupError("no KV transport works here", why="; ".join(map(str, failures)))
+        self._endpoints = tuple(listener.endpoint() for listener in self._listeners)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """Where senders reach this rank, to be put into tickets; valid after `start`."""
-        return tuple(listener.endpoint() for listener in self._listeners)
+        """Where senders reach this rank, to be put into tickets; none before `start`."""
+        return self._endpoints
 
     def expect(self, ticket: Ticket) -> None:
         """Accept frames of `ticket`: every (group, block, layer, head) of it must arrive before it is verified."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -107,59 +108,35 @@ def _listen_grpc(site: Site) -> Listener:
     return GrpcListener(site.intake, site.secret, site.rank, site.bind_host, site.advertise_host)
 
 
-def _dial_gloo(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+def _dial_collective(name: str, endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
     from tandem.kvtransfer.transports.collective import CollectiveLink
 
-    return CollectiveLink.dial("gloo", endpoint.address, peer, secret)
+    return CollectiveLink.dial(name, endpoint.address, peer, secret)
 
 
-def _listen_gloo(site: Site) -> Listener:
+def _listen_collective(name: str, site: Site) -> Listener:
     from tandem.kvtransfer.transports.collective_listener import CollectiveListener
 
-    return CollectiveListener("gloo", site)
+    return CollectiveListener(name, site)
 
 
-def _dial_cpu_ipc(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
+def _dial_ipc(name: str, endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
     from tandem.kvtransfer.transports.ipc import IpcLink
 
-    return IpcLink.dial("cpu_ipc", endpoint.address, peer, secret)
+    return IpcLink.dial(name, endpoint.address, peer, secret)
 
 
-def _listen_cpu_ipc(site: Site) -> Listener:
+def _listen_ipc(name: str, site: Site) -> Listener:
     from tandem.kvtransfer.transports.ipc_listener import IpcListener
 
-    return IpcListener("cpu_ipc", site)
-
-
-def _dial_cuda_ipc(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
-    from tandem.kvtransfer.transports.ipc import IpcLink
-
-    return IpcLink.dial("cuda_ipc", endpoint.address, peer, secret)
-
-
-def _listen_cuda_ipc(site: Site) -> Listener:
-    from tandem.kvtransfer.transports.ipc_listener import IpcListener
-
-    return IpcListener("cuda_ipc", site)
-
-
-def _dial_nccl(endpoint: Endpoint, peer: Peer, secret: ClusterSecret) -> Link:
-    from tandem.kvtransfer.transports.collective import CollectiveLink
-
-    return CollectiveLink.dial("nccl", endpoint.address, peer, secret)
-
-
-def _listen_nccl(site: Site) -> Listener:
-    from tandem.kvtransfer.transports.collective_listener import CollectiveListener
-
-    return CollectiveListener("nccl", site)
+    return IpcListener(name, site)
 
 
 _ALL = (
     Transport(
         name="cuda_ipc",
-        dial=_dial_cuda_ipc,
-        listen=_listen_cuda_ipc,
+        dial=partial(_dial_ipc, "cuda_ipc"),
+        listen=partial(_listen_ipc, "cuda_ipc"),
         is_one_host=True,
         is_for_devices=True,
         is_automatic=False,
@@ -167,9 +144,26 @@ _ALL = (
     Transport(name="shm", dial=_dial_shm, listen=_listen_shm, is_one_host=True),
     Transport(name="tcp", dial=_dial_tcp, listen=_listen_tcp),
     Transport(name="grpc", dial=_dial_grpc, listen=_listen_grpc),
-    Transport(name="gloo", dial=_dial_gloo, listen=_listen_gloo, is_automatic=False),
-    Transport(name="cpu_ipc", dial=_dial_cpu_ipc, listen=_listen_cpu_ipc, is_one_host=True, is_automatic=False),
-    Transport(name="nccl", dial=_dial_nccl, listen=_listen_nccl, is_for_devices=True, is_automatic=False),
+    Transport(
+        name="gloo",
+        dial=partial(_dial_collective, "gloo"),
+        listen=partial(_listen_collective, "gloo"),
+        is_automatic=False,
+    ),
+    Transport(
+        name="cpu_ipc",
+        dial=partial(_dial_ipc, "cpu_ipc"),
+        listen=partial(_listen_ipc, "cpu_ipc"),
+        is_one_host=True,
+        is_automatic=False,
+    ),
+    Transport(
+        name="nccl",
+        dial=partial(_dial_collective, "nccl"),
+        listen=partial(_listen_collective, "nccl"),
+        is_for_devices=True,
+        is_automatic=False,
+    ),
 )
 TRANSPORTS: Mapping[str, Transport] = MappingProxyType({transport.name: transport for transport in _ALL})
 """In the order in which "auto" tries them."""
