@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tandem.core.clock import Clock
 from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId
@@ -64,13 +63,13 @@ class Outgoing:
         """Whether the ticket reserved all of `blocks`."""
         return group in self._dest_blocks and blocks <= self._dest_blocks[group]
 
-    def frame(self, kind: FrameKind, dest_rank: Rank, **fields: Any) -> Frame:
-        """A frame of this transfer; `fields` are those that only data frames have."""
+    def frame(self, kind: FrameKind, dest_rank: Rank) -> Frame:
+        """A frame of this transfer; what only data frames have is its maker's to add."""
         ticket = self.ticket
         return Frame(
             kind=kind, transfer=ticket.transfer, attempt=ticket.attempt, source_incarnation=ticket.sender_incarnation,
             dest_incarnation=ticket.receiver_incarnation, source_rank=self._rank,
-            source_ranks=len(self._source_ranks[dest_rank]), dest_rank=dest_rank, **fields,
+            source_ranks=len(self._source_ranks[dest_rank]), dest_rank=dest_rank,
         )  # fmt: skip
 
     def begin(self) -> None:

@@ -11,7 +11,6 @@ from tandem.core.ids import Incarnation, TransferId, WorkerId
 from tandem.core.ledger import Holder
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
-from tandem.core.pairing import offers_for
 from tandem.engine.request import LayerHook, PrefillSlice, StepResult
 from tandem.kvtransfer.events import Quiesced, SendFailed, Sent
 from tandem.kvtransfer.ticket import Ticket
@@ -97,7 +96,7 @@ class PrefillRole:
         self._shell.outbox.phase(handover.tracked, Phase.PREFILL)
         if not handover.peer.worker:
             return
-        handover.offered = offers_for(self._shell.profile, self._shell.link_speed(WorkerId(handover.peer.worker)))
+        handover.offered = self._shell.offers_to(WorkerId(handover.peer.worker))
         self._tell(handover, ticket_request(self._shell, handover), dial=True)
 
     def before_step(self) -> None:

@@ -117,8 +117,8 @@ def frames_for(
                 payload = bytearray(part.payload_bytes)
                 crc = reader.read(source.pools[rank], form, part, memoryview(payload))
                 assert crc == zlib.crc32(payload)
-                frame = outgoing.frame(
-                    FrameKind.DATA, Rank(dest), group=G0, layers=part.layers,
+                frame = replace(
+                    outgoing.frame(FrameKind.DATA, Rank(dest)), group=G0, layers=part.layers,
                     heads=part.dest_heads, blocks=part.dest_blocks, payload_bytes=len(payload), payload_crc=crc,
                     codec=form.codec,
                 )  # fmt: skip

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Incarnation, Rank, WorkerId
+from tandem.core.kvlayout import KVLayout
 from tandem.core.linkspeed import LinkSpeed
+from tandem.core.pairing import KVProfile
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.peerlink import LinkInfo
 from tandem.rpc.v1 import engine_pb2 as e
@@ -48,6 +53,22 @@ def other(**changes: Any) -> LinkInfo:
     for name, value in changes.items():
         setattr(report, name, value)
     return link_from_wire(report)
+
+
+def test_codecs_are_offered_on_slow_links_and_links_are_not_asked_for_nothing() -> None:
+    sender, clock = Links(), ManualClock()
+    here = shell(sender, clock, LinkSpeeds(clock), [])
+    here.profile = KVProfile(
+        fingerprint="", identity=(), layout=KVLayout(groups=()), offers=("int8",), offers_below_bytes_per_s=1e8
+    )
+    assert here.offers_to(D0) == ()  # nobody measured it
+    sender.now = (LINK,)
+    assert here.offers_to(D0) == ("int8",)
+    sender.now = (other(bytes_per_s=1e9),)
+    assert here.offers_to(D0) == ()
+    here.profile = replace(here.profile, offers=())
+    sender.links = lambda: pytest.fail("asked for links")  # type: ignore[method-assign]
+    assert here.offers_to(D0) == ()
 
 
 def test_the_link_in_use_counts_before_what_the_hosts_could_do() -> None:

@@ -11,7 +11,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.core.pairing import KVProfile
+from tandem.core.pairing import KVProfile, offers_for
 from tandem.engine.engine import Engine
 from tandem.engine.request import LayerHook, StepResult
 from tandem.kvtransfer.leases import TransferLeases
@@ -59,6 +59,10 @@ class Shell:
         links = [link for link in self.sender.links() if link.worker == worker and link.from_rank == 0]
         used = [link.bytes_per_s for link in links if link.bytes_per_s > 0]
         return min(used) if used else self.speeds.fastest_to(worker, self.host)
+
+    def offers_to(self, worker: WorkerId) -> tuple[str, ...]:
+        """The codecs that this worker offers on its link to that one, best first."""
+        return offers_for(self.profile, self.link_speed(worker)) if self.profile.offers else ()
 
     def hash_root(self, salt: bytes, *, lossy: str = "") -> BlockHash:
         """Where the block hashes of a tenant's requests start here; `lossy` as pairing.WireForm has it."""

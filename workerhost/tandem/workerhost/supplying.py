@@ -178,8 +178,7 @@ class Supplying:
         if message.holder_incarnation != self._shell.incarnation:
             raise TransferError("this worker restarted", why="its incarnation is a new one")
         theirs = profile_from_wire(message.profile)
-        wanted = pairing.offers_for(self._shell.profile, self._shell.link_speed(peer))
-        codecs = tuple(name for name in wanted if name in message.codecs)
+        codecs = tuple(name for name in self._shell.offers_to(peer) if name in message.codecs)
         form = pairing.agree(self._shell.profile, theirs, offered=codecs)
         root = self._shell.hash_root(message.salt, lossy=message.lossy)
         hashes = chain(root, tuple(message.tokens), self._block_tokens)
