@@ -26,7 +26,7 @@ from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verifie
 from tandem.kvtransfer.frame import Frame, FrameKind, ReplyKind, encode
 from tandem.kvtransfer.intake import Intake
 from tandem.kvtransfer.ticket import Ticket
-from tandem.kvtransfer.transports import communicator
+from tandem.kvtransfer.transports import collective, collective_listener, communicator
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.collective import CollectiveLink
 from tandem.kvtransfer.transports.collective_listener import _Connection
@@ -265,6 +265,36 @@ def test_a_rendezvous_that_breaks_off_is_reported_at_once() -> None:
     there.close()
     with pytest.raises(LinkClosedError, match="broke off the rendezvous"):
         GlooCommunicator(control, RECEIVER_RANK, SIZE)
+    control.release()
+
+
+def test_a_rendezvous_that_says_ever_more_is_ended() -> None:
+    here, there = connected()
+    control = ControlSocket(here)
+    there.sendall(b"".join(b"\x06\0\0\0\x04\0k%03d" % number for number in range(65)))
+    with pytest.raises(LinkClosedError, match="more than 64 messages"):
+        GlooCommunicator(control, RECEIVER_RANK, SIZE)
+    control.release()
+    there.close()
+
+
+def test_a_rendezvous_has_an_end(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever each step of it waits for: here for ever."""
+
+    def connect(control: ControlSocket, rank: int, size: int) -> Any:
+        control.set_timeout(None)
+        assert control.receive(1) == b""
+        raise LinkClosedError("hung up")
+
+    monkeypatch.setattr(collective_listener, "RENDEZVOUS_S", 0.05)
+    receiver = rig.receiver(rig.side())
+    (endpoint,) = receiver.endpoints()
+    monkeypatch.setattr(receiver._listeners[0], "_connect", connect)
+    peer = Peer(worker=WorkerId("p0"), incarnation=rig.SENDER, rank=Rank(0), host=endpoint.host)
+    control = collective._dial_control("gloo", endpoint.address, peer, rig.secret)
+    control.set_timeout(rig.patience_s)
+    assert len(control.receive(100)) == collective.WINDOW.size
+    assert control.receive(100) == b""
     control.release()
 
 

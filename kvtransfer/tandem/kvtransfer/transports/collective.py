@@ -46,6 +46,8 @@ it, what is skipped before it and what may stay unreported then fit into the win
 MAX_WINDOW_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = 2 << 20
 """Each frame costs gloo several wake-ups at both ends; half as many frames gain a fifth."""
+RENDEZVOUS_S = 20.0
+"""Longest time in which the two meet, whatever each of its steps may take."""
 WINDOW = struct.Struct("<Q")
 """What the receiver says first: the size of its staging memory, and so of the sender's."""
 Connect = Callable[[ControlSocket, int, int], Communicator]
@@ -79,9 +81,10 @@ class CollectiveLink:
             (size,) = WINDOW.unpack(greeting)
             if not REPORT_EVERY <= size <= MAX_WINDOW_BYTES:
                 raise LinkClosedError(f"the receiver's window has {size} bytes")
-            link = cls(transport, control, connect(control, SENDER_RANK, size))
+            with control.patience(RENDEZVOUS_S):
+                link = cls(transport, control, connect(control, SENDER_RANK, size))
             control.set_timeout(None)
-        except (OSError, MalformedFrameError) as error:
+        except (OSError, MalformedFrameError, RuntimeError) as error:  # or no thread to be had
             control.release()
             raise LinkClosedError(str(error)) from error
         return link

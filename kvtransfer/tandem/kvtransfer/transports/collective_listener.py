@@ -29,6 +29,7 @@ from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, j
 from tandem.kvtransfer.transports.collective import (
     MAX_FRAMES,
     MAX_PAYLOAD_BYTES,
+    RENDEZVOUS_S,
     REPORT_EVERY,
     WINDOW,
     backend,
@@ -94,7 +95,8 @@ class CollectiveListener:
         control = ControlSocket(connection)
         try:
             control.send(WINDOW.pack(self._site.ring_bytes))
-            communicator = self._connect(control, RECEIVER_RANK, self._site.ring_bytes)
+            with control.patience(RENDEZVOUS_S):
+                communicator = self._connect(control, RECEIVER_RANK, self._site.ring_bytes)
             control.set_timeout(None)
             intake = self._site.intake
             _Connection(self._transport, control, communicator, intake, intake.connect(peer)).serve()

@@ -25,7 +25,8 @@ SENDER_RANK, RECEIVER_RANK = 0, 1
 PAYLOAD_TIMEOUT_S = 10.0
 """Longest wait for one announced payload. It ends the link, so it must outlast a slow wire's window (8 MiB, shared by
 other links); whoever knows earlier that the peer is gone closes the link."""
-_MAX_KEY_BYTES, _MAX_VALUE_BYTES = 256, 8192
+_MAX_KEYS, _MAX_KEY_BYTES, _MAX_VALUE_BYTES = 64, 256, 8192
+"""What a rendezvous takes from the peer; gloo's and NCCL's have a few short ones."""
 _KEY_LENGTH = struct.Struct("<H")
 _DONE = b"\0\0done"
 _PAYLOAD_TAG, _ABORT_TAG = 0, 1
@@ -73,6 +74,7 @@ class ControlStore(Store):
         super().__init__()
         self._control = control
         self._values: dict[str, bytes] = {}
+        self._taken = 0  # of the peer's
         self._is_finished = False  # later the group may still set what it likes to know itself
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -113,6 +115,9 @@ class ControlStore(Store):
         end = _KEY_LENGTH.size + _KEY_LENGTH.unpack_from(message)[0] if len(message) > _KEY_LENGTH.size else 0
         if not _KEY_LENGTH.size < end <= len(message):
             raise LinkClosedError("the peer broke off the rendezvous" if not message else "not a rendezvous message")
+        self._taken += 1
+        if self._taken > _MAX_KEYS:
+            raise LinkClosedError(f"more than {_MAX_KEYS} messages in a rendezvous")
         self._values[message[_KEY_LENGTH.size : end].decode(errors="replace")] = message[end:]
         return True
 
