@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -15,6 +16,7 @@ import pytest
 
 from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
+from tandem.kvtransfer.transports import acceptor as acceptor_module
 from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import LinkClosedError
 from tests.integration.kvtransfer.rig import Rig
@@ -26,7 +28,7 @@ def test_connections_are_taken_again_once_there_are_descriptors(
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listening.bind(str(tmp_path / "sock"))
 
-    def serve(connection: socket.socket) -> None:
+    def serve(connection: socket.socket, _admit: Callable[[], None]) -> None:
         connection.send(b"welcome")
 
     def failures() -> list[Any]:
@@ -47,6 +49,55 @@ def test_connections_are_taken_again_once_there_are_descriptors(
             resource.setrlimit(resource.RLIMIT_NOFILE, usual)
         assert client.recv(100) == b"welcome"
     acceptor.close()
+
+
+def test_strangers_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest of too many has to go, whoever it is; those who are in stay, up to the limit."""
+    monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 3)
+    path = str(tmp_path / "sock")
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+
+    def serve(connection: socket.socket, admit: Callable[[], None]) -> None:
+        while (said := connection.recv(10)) not in (b"", b"bye"):
+            if said == b"secret":
+                admit()
+            connection.send(b"hear, hear")
+
+    def connect() -> socket.socket:
+        client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        client.settimeout(30)
+        client.connect(path)
+        return client
+
+    def answer(client: socket.socket, said: bytes) -> bytes:
+        client.send(said)
+        return client.recv(100)
+
+    acceptor = Acceptor(listening, serve, transport="test", limit=2)
+    acceptor.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(acceptor.close)
+        friends = [connect() for _ in range(2)]
+        assert [answer(friend, b"secret") for friend in friends] == [b"hear, hear"] * 2
+        strangers = [connect() for _ in range(3)]
+        assert [answer(stranger, b"hello") for stranger in strangers] == [b"hear, hear"] * 3
+        newest = connect()
+        assert answer(newest, b"hello") == b"hear, hear"
+        assert strangers[0].recv(100) == b""
+        assert [answer(client, b"still") for client in (*friends, *strangers[1:])] == [b"hear, hear"] * 4
+        assert answer(newest, b"secret") == b""  # there are as many links as there may be
+        assert answer(friends[0], b"bye") == b""
+        assert answer(strangers[1], b"secret") == b"hear, hear"
+
+
+def test_a_receiver_that_cannot_start_leaves_nothing_listening(tmp_path: Path) -> None:
+    rig = Rig("shm", tmp_path)
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="assign"):
+        rig.receiver(rig.side(), transports=("shm", "tcp"), bind_host="203.0.113.1")
+    assert list(tmp_path.iterdir()) == []
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, descriptors)
 
 
 @pytest.mark.parametrize(("transport", "name"), [("gloo", "kv-gloo-place"), ("grpc", "kv-grpc-fetch")])
@@ -99,12 +150,3 @@ def test_closing_a_receiver_closes_every_listener(tmp_path: Path, monkeypatch: p
         with pytest.raises(LinkClosedError):
             rig.dial(endpoint)
     rig.close()
-
-
-def test_a_receiver_that_cannot_start_leaves_nothing_listening(tmp_path: Path) -> None:
-    rig = Rig("shm", tmp_path)
-    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
-    with pytest.raises(OSError, match="assign"):
-        rig.receiver(rig.side(), transports=("shm", "tcp"), bind_host="203.0.113.1")
-    assert list(tmp_path.iterdir()) == []
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, descriptors)

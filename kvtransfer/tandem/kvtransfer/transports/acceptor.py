@@ -1,4 +1,8 @@
-"""One thread that takes connections of a listening socket, and one a connection that serves it."""
+"""One thread that takes connections of a listening socket, and one a connection that serves it.
+
+Who has not shown yet that it knows the cluster secret is a stranger. Strangers have a bound of their own, past which
+the oldest has to go: they keep nobody out who does know it.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,28 @@ from tandem.core.logs import event
 
 RETRY_S = 0.1
 """After connections could not be taken, for want of descriptors or memory."""
+MAX_STRANGERS = 256
+"""Far more than a burst of honest ones, which take a millisecond each."""
+Serve = Callable[[socket.socket, Callable[[], None]], None]
+"""Called with a connection, and with what is to be called once its peer is no stranger any more; that raises OSError if
+there are too many links."""
 _log = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """`serve` runs on a connection's own thread and owns it until it returns; at most `limit` run at a time.
+    """`serve` runs on a connection's own thread and owns it until it returns; at most `limit` that are no strangers.
 
     What `serve` raises ends its connection alone: an OSError is logged as a refusal, anything else with its traceback.
     """
 
-    def __init__(
-        self, listening: socket.socket, serve: Callable[[socket.socket], None], *, transport: str, limit: int
-    ) -> None:
+    def __init__(self, listening: socket.socket, serve: Serve, *, transport: str, limit: int) -> None:
         """`listening` is owned from now on."""
         self._socket, self._serve, self._transport, self._limit = listening, serve, transport, limit
         self._acceptor = threading.Thread(target=self._accept, name=f"kv-{transport}-accept", daemon=True)
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, threading.Thread] = {}
+        self._strangers: dict[socket.socket, None] = {}  # of those, oldest first
+        self._admitted: set[socket.socket] = set()  # of those
         self._closing = threading.Event()
 
     def start(self) -> None:
@@ -68,14 +77,29 @@ class Acceptor:
                 connection.close()
 
     def _begin(self, connection: socket.socket) -> bool:
-        """Give the connection its thread; False if there are too many. Raises RuntimeError."""
+        """Give the connection its thread; False if there are too many. Raises RuntimeError.
+
+        A stranger that has to go is still there until its thread has noticed.
+        """
         thread = threading.Thread(target=self._run, args=(connection,), name=f"kv-{self._transport}-in", daemon=True)
         with self._lock:
-            if self._closing.is_set() or len(self._connections) >= self._limit:
+            if self._closing.is_set() or len(self._connections) >= self._limit + 2 * MAX_STRANGERS:
                 return False
             thread.start()
             self._connections[connection] = thread
+            self._strangers[connection] = None
+            if len(self._strangers) > MAX_STRANGERS:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                hang_up(oldest)
             return True
+
+    def _admit(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._strangers.pop(connection, None)
+            if len(self._admitted) >= self._limit:
+                raise ConnectionRefusedError(f"there are {self._limit} links already")
+            self._admitted.add(connection)
 
     def _pause(self, error: Exception) -> None:
         """What is missing may be given back by others: a listener that gave up would never be reached again."""
@@ -85,7 +109,7 @@ class Acceptor:
 
     def _run(self, connection: socket.socket) -> None:
         try:
-            self._serve(connection)
+            self._serve(connection, lambda: self._admit(connection))
         except OSError as error:
             event(_log, "transfer_link_refused", logging.WARNING, transport=self._transport, error=str(error))
         except Exception:  # noqa: BLE001 - top of a thread: `serve` has failed the link's transfers, here it is told
@@ -93,6 +117,8 @@ class Acceptor:
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
+                self._strangers.pop(connection, None)
+                self._admitted.discard(connection)
             connection.close()
 
 

@@ -8,6 +8,7 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tandem.core.logs import event
@@ -82,7 +83,7 @@ class CollectiveListener:
         if self._acceptor is not None:
             self._acceptor.close()
 
-    def _run(self, connection: socket.socket) -> None:
+    def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One link's life, on a thread of its own. Raises OSError if it is not let in."""
         tune(connection)
         deadline_s = time.monotonic() + DIAL_TIMEOUT_S
@@ -90,6 +91,7 @@ class CollectiveListener:
         connection.settimeout(DIAL_TIMEOUT_S)
         send_message(connection, admission.challenge)
         peer, _, answer = admission.judge(receive_message(connection, MAX_HELLO_BYTES, deadline_s))
+        admit()
         send_message(connection, answer)
         connection.settimeout(DIAL_TIMEOUT_S)
         control = ControlSocket(connection)

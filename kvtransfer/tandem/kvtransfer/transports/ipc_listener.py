@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -81,12 +81,13 @@ class IpcListener:
         self._acceptor.close()
         self._listening.remove()
 
-    def _run(self, connection: socket.socket) -> None:
+    def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One link's life, on a thread of its own. Raises OSError if it is not let in."""
         connection.settimeout(DIAL_TIMEOUT_S)
         admission = Admission(purpose(self._transport), self._site.secret)
         connection.send(admission.challenge)
         peer, _, answer = admission.judge(connection.recv(MAX_HELLO_BYTES + 1))
+        admit()
         connection.send(answer + WINDOW.pack(self._window_bytes))
         with self._opened(connection) as landing:
             connection.send(READY)

@@ -96,7 +96,7 @@ def _introduce(connection: socket.socket, peer: Peer, secret: ClusterSecret) -> 
     return descriptors[0]
 
 
-def admit(connection: socket.socket, secret: ClusterSecret) -> tuple[Peer, bytes]:
+def introduced(connection: socket.socket, secret: ClusterSecret) -> tuple[Peer, bytes]:
     """The listener's part up to the answer that is sent along with the ring. Raises LinkClosedError or OSError."""
     admission = Admission(PURPOSE, secret)
     connection.send(admission.challenge)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from tandem.core.ids import Rank
@@ -23,7 +24,7 @@ from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S
 from tandem.kvtransfer.transports.credit import RingCredit
 from tandem.kvtransfer.transports.ring import MAX_RING_PAYLOAD_BYTES, RING_BYTES, ReceiverRing
-from tandem.kvtransfer.transports.shm import POSITION, admit
+from tandem.kvtransfer.transports.shm import POSITION, introduced
 from tandem.kvtransfer.transports.unixsocket import UnixSocket
 
 MAX_LINKS = 512
@@ -52,9 +53,10 @@ class ShmListener:
         self._acceptor.close()
         self._listening.remove()
 
-    def _run(self, connection: socket.socket) -> None:
+    def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         connection.settimeout(DIAL_TIMEOUT_S)
-        peer, answer = admit(connection, self._secret)
+        peer, answer = introduced(connection, self._secret)
+        admit()
         ring = ReceiverRing(self._ring_bytes)
         try:
             self._pass_ring(connection, answer, ring)

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from tandem.core.ids import Attempt, Rank, TransferId
 from tandem.core.logs import event
@@ -83,7 +84,7 @@ class TcpListener:
         if self._acceptor is not None:
             self._acceptor.close()
 
-    def _run(self, connection: socket.socket) -> None:
+    def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One socket's life. Raises OSError if it is not let in."""
         tune(connection)
         deadline_s = time.monotonic() + DIAL_TIMEOUT_S
@@ -91,6 +92,7 @@ class TcpListener:
         connection.settimeout(DIAL_TIMEOUT_S)
         send_message(connection, admission.challenge)
         peer, extra, answer = admission.judge(receive_message(connection, MAX_HELLO_BYTES, deadline_s))
+        admit()
         connection.settimeout(None)
         link_id, number, sockets = JOIN.unpack(extra)
         inbound = self._join(link_id, peer, number, sockets, connection)
