@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import zlib
@@ -13,6 +14,7 @@ import pytest
 
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId, WorkerId
 from tandem.kvtransfer.frame import Frame, FrameKind, encode
+from tandem.kvtransfer.transports import unixsocket
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tests.integration.kvtransfer.rig import Rig
 
@@ -34,6 +36,26 @@ def test_a_position_that_no_ring_reaches_is_malformed(tmp_path: Path) -> None:
         with pytest.raises(LinkClosedError, match="malformed frame: position"):
             raw.last_words()
         assert receiver.counters()["dropped_malformed"] == 1
+    finally:
+        rig.close()
+
+
+@pytest.mark.parametrize("transport", ["shm", "cpu_ipc"])
+def test_at_an_abstract_name_this_user_alone_is_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    rig = Rig(transport, folder)
+    try:
+        receiver = rig.receiver(rig.side())
+        (endpoint,) = receiver.endpoints()
+        assert endpoint.address.startswith("@")
+        assert list(folder.iterdir()) == []
+        assert rig.dial(endpoint).told() == []
+        monkeypatch.setattr(unixsocket, "_user_of", lambda _: os.geteuid() + 1)
+        with pytest.raises(LinkClosedError, match="no challenge"):
+            rig.dial(endpoint)
     finally:
         rig.close()
 

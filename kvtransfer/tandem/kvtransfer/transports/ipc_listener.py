@@ -50,7 +50,7 @@ from tandem.kvtransfer.transports.ipc import (
 )
 from tandem.kvtransfer.transports.registry import Site
 from tandem.kvtransfer.transports.slotwords import SlotWordsView
-from tandem.kvtransfer.transports.unixsocket import UnixSocket
+from tandem.kvtransfer.transports.unixsocket import UnixSocket, check_user
 
 MAX_LINKS = 256
 
@@ -83,6 +83,7 @@ class IpcListener:
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One link's life, on a thread of its own. Raises OSError if it is not let in."""
+        check_user(connection)
         connection.settimeout(DIAL_TIMEOUT_S)
         admission = Admission(purpose(self._transport), self._site.secret)
         connection.send(admission.challenge)

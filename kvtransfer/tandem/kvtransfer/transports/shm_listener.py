@@ -25,7 +25,7 @@ from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S
 from tandem.kvtransfer.transports.credit import RingCredit
 from tandem.kvtransfer.transports.ring import MAX_RING_PAYLOAD_BYTES, RING_BYTES, ReceiverRing
 from tandem.kvtransfer.transports.shm import POSITION, introduced
-from tandem.kvtransfer.transports.unixsocket import UnixSocket
+from tandem.kvtransfer.transports.unixsocket import UnixSocket, check_user
 
 MAX_LINKS = 512
 _MAX_POSITION = 1 << 63
@@ -54,6 +54,7 @@ class ShmListener:
         self._listening.remove()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
+        check_user(connection)
         connection.settimeout(DIAL_TIMEOUT_S)
         peer, answer = introduced(connection, self._secret)
         admit()

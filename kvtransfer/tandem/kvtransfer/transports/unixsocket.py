@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +13,12 @@ from tandem.kvtransfer.frame import MAX_REPLY_BYTES, MalformedFrameError, Reply,
 from tandem.kvtransfer.transports.base import LinkClosedError
 
 _MAX_PATH_BYTES = 100
+_CREDENTIALS = struct.Struct("iii")
 
 
 class UnixSocket:
-    """SOCK_SEQPACKET at `kv-….sock` in `runtime_dir`, or at an abstract name where that path is too long for one."""
+    """SOCK_SEQPACKET at `kv-….sock` in `runtime_dir`, or at an abstract name where that path is too long for one: that
+    has no mode, so whoever takes connections also asks `check_user`."""
 
     def __init__(self, runtime_dir: Path) -> None:
         path = str(runtime_dir.absolute() / f"kv-{secrets.token_hex(4)}.sock")
@@ -33,6 +37,13 @@ class UnixSocket:
             Path(self.address).unlink(missing_ok=True)
 
 
+def check_user(connection: socket.socket) -> None:
+    """Raises PermissionError unless the other end was opened by this process's user, or by root."""
+    user = _user_of(connection)
+    if user not in (0, os.geteuid()):
+        raise PermissionError(f"user {user} may not connect here")
+
+
 def socket_name(address: str) -> str:
     """The kernel's name of an endpoint address: `@name` is abstract, anything else a path."""
     return f"\0{address[1:]}" if address.startswith("@") else address
@@ -49,3 +60,8 @@ def replies_of(connection: socket.socket) -> Iterator[Reply]:
         if reply.kind is ReplyKind.CLOSING:
             raise LinkClosedError(reply.reason)
         yield reply
+
+
+def _user_of(connection: socket.socket) -> int:
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(packed)[1])
