@@ -27,12 +27,13 @@ import uvloop
 
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
+from tandem.core.liveness import BEAT_S
 from tandem.core.pairing import PROTOCOL
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import BEAT_S, WorkerLease
+from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w

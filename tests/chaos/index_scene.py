@@ -20,7 +20,7 @@ from typing import Any
 
 import redis
 
-from tandem.prefixindex.lease import LEASE_S
+from tandem.core.liveness import LEASE_S
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.chaos.lossy_redis import LossyRedis
 from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts

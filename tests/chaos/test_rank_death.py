@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.prefixindex.lease import LEASE_S
+from tandem.core.liveness import LEASE_S
 from tests.chaos.test_worker_death import HEAR_OF_IT_S, Stream, is_serving
 from tests.e2e.cluster import Cluster, is_alive, running, wait_for
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tandem.prefixindex.lease import LEASE_S
+from tandem.core.liveness import LEASE_S
 from tests.e2e.cluster import Cluster, is_alive, kill, running, wait_for
 
 HEAR_OF_IT_S = 5.0

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tandem.core.ids import Incarnation, TransferId, WorkerId
+from tandem.core.liveness import LEASE_S
 
-LEASE_S = 2.5
 SAY_EVERY_S = 1.0
 
 Peer = tuple[WorkerId, Incarnation]

@@ -10,13 +10,12 @@ from typing import Any, Final
 
 from redis.asyncio import Redis
 
+from tandem.core.liveness import LEASE_S
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.records import Record, RouterRecord, WorkerRecord, to_json
 
-LEASE_S: Final = 2.5
-BEAT_S: Final = 0.5
-TOMBSTONE_S: Final = 10.0
+TOMBSTONE_S: Final = 4 * LEASE_S
 NO_INCARNATION: Final = b"0"
 
 _REGISTER = """

@@ -19,10 +19,10 @@ from typing import Any, Final
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.liveness import BEAT_S
 from tandem.prefixindex.connection import OUTAGE, Backoff
 from tandem.prefixindex.events import MEMBER_BYTES, NOTHING, BlockChange, BlockEvent, Position, fold, member
 from tandem.prefixindex.keys import Keys, Member
-from tandem.prefixindex.lease import BEAT_S
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ from redis.asyncio import Redis
 
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.prefixindex.connection import OUTAGE, Backoff
 from tandem.prefixindex.keys import Keys, Member, is_name
-from tandem.prefixindex.lease import BEAT_S, LEASE_S, NO_INCARNATION, WorkerLease
+from tandem.prefixindex.lease import NO_INCARNATION, WorkerLease
 from tandem.prefixindex.records import WorkerRecord
 from tandem.prefixindex.wakeup import Wakeups
 

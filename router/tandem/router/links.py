@@ -20,6 +20,7 @@ import grpc.aio
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from_code
 from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY
 from tandem.core.streamversion import stream_refusal
@@ -32,9 +33,9 @@ from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 _log = logging.getLogger(__name__)
 
 HELLO_S = 2.0
-PING_S = 0.5
-SILENCE_S = 2.5
-"""A lease: a worker that says nothing for so long is lost."""
+PING_S = BEAT_S
+SILENCE_S = LEASE_S
+"""A worker that says nothing for so long is lost."""
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 MAX_UNSENT = 10_000

@@ -11,10 +11,11 @@ from redis.asyncio import Redis
 
 from tandem.core.errors import ConfigError, TandemError, UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.liveness import BEAT_S
 from tandem.core.logs import event
 from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import BEAT_S, RouterLease
+from tandem.prefixindex.lease import RouterLease
 from tandem.prefixindex.records import RouterRecord, WorkerRecord
 from tandem.prefixindex.registry import RegistryWatcher
 from tandem.prefixindex.replica import IndexReplica

@@ -9,8 +9,9 @@ import pytest
 
 from tandem.core import metricnames as names
 from tandem.core.ids import GroupId
+from tandem.core.liveness import LEASE_S
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
-from tandem.kvtransfer.leases import LEASE_S, SAY_EVERY_S
+from tandem.kvtransfer.leases import SAY_EVERY_S
 from tandem.kvtransfer.transports.base import Link
 from tests.integration.worker.crowd import BLOCK_BYTES
 from tests.integration.worker.loopback import Rank

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tandem.core.ledger import Holder, HoldKind
+from tandem.core.liveness import LEASE_S
 from tandem.decode_worker import granting
-from tandem.kvtransfer.leases import LEASE_S, SAY_EVERY_S
+from tandem.kvtransfer.leases import SAY_EVERY_S
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.crowd import Crowd

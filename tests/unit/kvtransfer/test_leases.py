@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import Incarnation, TransferId, WorkerId
-from tandem.kvtransfer.leases import LEASE_S, SAY_EVERY_S, TransferLeases
+from tandem.core.liveness import BEAT_S, LEASE_S
+from tandem.kvtransfer.leases import SAY_EVERY_S, TransferLeases
+from tandem.kvtransfer.transports.tcp import LOST_AFTER_S
 
 P, Q = WorkerId("p0"), WorkerId("p1")
 ONE, TWO = Incarnation(1), Incarnation(2)
@@ -82,3 +84,9 @@ def test_overdue_is_what_was_left_out_ever_since_a_lease_ago(words: list[tuple[f
                 break
             omitted.append(at)
         assert leases.overdue() == ([A] if omitted and now - min(omitted) >= LEASE_S else [])
+
+
+def test_a_connection_is_lost_before_its_peer_is() -> None:
+    """Else a transfer would be given up for silence on the control channel while its connection still counts."""
+    assert SAY_EVERY_S + BEAT_S < LEASE_S
+    assert LOST_AFTER_S + BEAT_S <= LEASE_S

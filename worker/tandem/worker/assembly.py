@@ -11,6 +11,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.kvlayout import KVLayout
+from tandem.core.liveness import TOMBSTONE_S
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.wire import profile_to_wire
@@ -30,7 +31,6 @@ from tandem.workerhost.ring import RingPair, RingReader, RingWriter
 from tandem.workerhost.role import Shell
 from tandem.workerhost.transfer_ends import ReceivingEnd, SendingEnd
 
-TOMBSTONE_S = 5.0
 FOLLOWERS_TIMEOUT_S = 120.0
 """Between the end of loading, which all ranks reach together, and the hello of the last of them."""
 

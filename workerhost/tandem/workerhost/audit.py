@@ -12,7 +12,7 @@ from tandem.core.holders import Subject, subject_of
 from tandem.core.ids import GroupId
 from tandem.core.ledger import BlockLedger, Held, Holder, HoldKind
 from tandem.core.lifecycle import RoleName
-from tandem.kvtransfer.leases import LEASE_S
+from tandem.core.liveness import LEASE_S
 from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.prefixindex.events import fold, member
 from tandem.rpc.v1 import worker_pb2 as w

@@ -18,12 +18,13 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import GroupId, Incarnation, WorkerId, new_incarnation
+from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
 from tandem.core.metricnames import INDEX_PUBLISHING, counter_key
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.events import BlockChange, BlockEvent
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import BEAT_S, LEASE_S, WorkerLease
+from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.publisher import BlockEventPublisher
 from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import worker_pb2 as w

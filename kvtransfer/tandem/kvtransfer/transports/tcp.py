@@ -55,8 +55,8 @@ JOIN = struct.Struct(f"<{LINK_ID_BYTES}sBB")
 """What a socket adds to its introduction: its link's random id, its number in the link, and how many it has."""
 LOST_AFTER_S = 2
 """An idle link is probed after a second without a packet; one second later it is lost. What was sent and is not
-acknowledged, or finds no room at the receiver, for so long ends the link too. Both are kept below the 2.5 s of the
-control channel, and must stay whole seconds: the system checks an idle link once a second."""
+acknowledged, or finds no room at the receiver, for so long ends the link too. Both are kept below the LEASE_S of
+the control channel, and must stay whole seconds: the system checks an idle link once a second."""
 _COMPLEMENT = 0xFFFFFFFF
 _MESSAGE = struct.Struct("<H")
 _REPLY = struct.Struct("<HH")
