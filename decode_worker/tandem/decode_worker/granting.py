@@ -143,13 +143,9 @@ class Granting:
         reservation = Reservation(
             tracked=tracked,
             ticket=ticket,
-            peer=asked.peer,
-            peer_incarnation=ticket.sender_incarnation,
             tables=room.tables,
             holder=room.holder,
             granted_s=self._shell.clock.now_s(),
-            skipped_blocks=room.skipped_blocks,
-            received_blocks=room.new_blocks,
         )
         self._reservations.add(reservation)
         self._leases.open(transfer, reservation.peer, reservation.peer_incarnation)

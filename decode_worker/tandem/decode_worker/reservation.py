@@ -2,42 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, Incarnation, TransferId, WorkerId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.engine import Engine
+from tandem.kvtransfer.events import Verified
 from tandem.kvtransfer.ticket import GroupBlocks, Ticket
 from tandem.workerhost.requests import Tracked
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """What the prefill worker said when it was through. `sampled_s` is by its clock, `received_s` by ours."""
+
+    choices: tuple[ChoiceState, ...]
+    received_s: float
+    sampled_s: float
+    ticket_wait_s: float
+    is_same_host: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Reservation:
-    """Held from the ticket's issue until the request is admitted, or fenced and released."""
+    """Held from the ticket's issue until the request is admitted, or fenced and released. Ready with both halves: the
+    sequence state, and every verified byte."""
 
     tracked: Tracked
     ticket: Ticket
-    peer: WorkerId
-    peer_incarnation: Incarnation
     tables: tuple[list[BlockId], ...]
     holder: Holder
     granted_s: float
-    choices: tuple[ChoiceState, ...] | None = None
-    complete_s: float = 0.0
-    sampled_s: float = 0.0
-    ticket_wait_s: float = 0.0
-    is_same_host: bool = True
-    verified_s: float | None = None
-    last_wire_s: float = 0.0
-    received_bytes: int = 0
-    skipped_blocks: int = 0
-    received_blocks: int = 0
+    completed: Completed | None = None
+    verified: Verified | None = None
 
     @property
-    def is_ready(self) -> bool:
-        """Both halves are here: the sequence state and every verified byte."""
-        return self.choices is not None and self.verified_s is not None
+    def peer(self) -> WorkerId:
+        return self.ticket.sender
+
+    @property
+    def peer_incarnation(self) -> Incarnation:
+        return self.ticket.sender_incarnation
+
+    @property
+    def skipped_blocks(self) -> int:
+        """Found in the prefix cache, over all groups."""
+        return sum(group.skip for group in self.ticket.groups)
+
+    @property
+    def received_blocks(self) -> int:
+        """To come from the peer, over all groups."""
+        return sum(len(group.blocks) for group in self.ticket.groups)
 
 
 class Reservations:
@@ -84,8 +100,6 @@ class Room:
     tables: tuple[list[BlockId], ...]
     groups: tuple[GroupBlocks, ...]
     holder: Holder
-    skipped_blocks: int
-    new_blocks: int = field(default=0)
 
 
 def needs(engine: Engine, tracked: Tracked) -> list[int]:
@@ -104,7 +118,6 @@ def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | No
     holder = Holder(HoldKind.RESERVED, f"{tracked.key}/{transfer}")
     tables: list[list[BlockId]] = []
     groups: list[GroupBlocks] = []
-    skipped = 0
     for spec, ledger in zip(engine.layout.groups, engine.ledgers, strict=True):
         matched = engine.match_prefix(request.hash_root, request.prompt, spec.group)
         ledger.share(holder, matched)
@@ -114,10 +127,9 @@ def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | No
         if new is None:
             release(engine, holder)
             return None
-        skipped += len(matched)
         tables.append([*matched, *new])
         groups.append(GroupBlocks(group=spec.group, skip=len(matched), blocks=tuple(new)))
-    return Room(tuple(tables), tuple(groups), holder, skipped, sum(len(g.blocks) for g in groups))
+    return Room(tuple(tables), tuple(groups), holder)
 
 
 def release(engine: Engine, holder: Holder) -> None:

@@ -12,7 +12,7 @@ from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason, Phase, RoleName
 from tandem.core.logs import event
 from tandem.decode_worker.granting import Granting
-from tandem.decode_worker.reservation import Reservation, Reservations, release
+from tandem.decode_worker.reservation import Completed, Reservation, Reservations, release
 from tandem.decode_worker.tickets import TicketQueue
 from tandem.engine.request import LayerHook, StepResult
 from tandem.kvtransfer.events import Failed, Verified
@@ -39,7 +39,7 @@ class DecodeRole:
         self._reservations = Reservations()
         self._leases = PeerLeases(shell)
         self._granting = Granting(shell, self._tickets, self._reservations, self._leases)
-        self._handoffs: dict[str, Reservation] = {}
+        self._handoffs: dict[str, tuple[Completed, Verified]] = {}  # of those that have not run a step since
 
     @property
     def layer_hook(self) -> LayerHook | None:
@@ -83,23 +83,24 @@ class DecodeRole:
             self._shell.count("completes_dropped")
             return
         try:
-            reservation.choices = choices_from_wire(message.choices)
+            choices = choices_from_wire(message.choices)
         except TandemError as error:
             self._fail_unusable(reservation, error)
             return
-        reservation.complete_s = received_s
-        reservation.sampled_s = message.sampled_at_s
-        reservation.ticket_wait_s = message.ticket_wait_s
-        reservation.is_same_host = message.host == self._shell.host
+        reservation.completed = Completed(
+            choices=choices,
+            received_s=received_s,
+            sampled_s=message.sampled_at_s,
+            ticket_wait_s=message.ticket_wait_s,
+            is_same_host=message.host == self._shell.host,
+        )
         self._admit_if_ready(reservation)
 
     def transfer_event(self, event: object) -> None:
         if isinstance(event, Verified):
             reservation = self._reservations.of_transfer(event.transfer)
             if reservation is not None:
-                reservation.verified_s = event.verified_at_s
-                reservation.last_wire_s = event.last_wire_s
-                reservation.received_bytes = event.bytes
+                reservation.verified = event
                 self._admit_if_ready(reservation)
         elif isinstance(event, Failed):
             reservation = self._reservations.of_transfer(event.transfer)
@@ -107,11 +108,10 @@ class DecodeRole:
                 self._fail(reservation, TransferError("the KV transfer failed", why=event.reason, todo="try again"))
 
     def _admit_if_ready(self, reservation: Reservation) -> None:
-        if not reservation.is_ready:
+        tracked, completed, verified = reservation.tracked, reservation.completed, reservation.verified
+        if completed is None or verified is None:
             return
-        tracked = reservation.tracked
-        assert reservation.choices is not None
-        choices = _as_ended(reservation.choices, tracked.ended_choices)
+        choices = _as_ended(completed.choices, tracked.ended_choices)
         is_over = all(state.finish is not None for state in choices)
         if is_over and tracked.ended_choices and len(choices) == tracked.engine_request.sampling.n:
             self._forget(tracked)
@@ -128,16 +128,16 @@ class DecodeRole:
         self._unlist(reservation)
         tracked.has_reported_cached = True
         self._whole.follow(tracked, {state.choice for state in choices if state.finish is None})
-        self._handoffs[tracked.key] = reservation
-        self._shell.count("kv_received_bytes", reservation.received_bytes)
+        self._handoffs[tracked.key] = completed, verified
+        self._shell.count("kv_received_bytes", verified.bytes)
         self._shell.count("kv_received_blocks", reservation.received_blocks)
         self._shell.count("kv_skipped_blocks", reservation.skipped_blocks)
         self._shell.count("requests_admitted")
         ticket = reservation.ticket
-        verified = w.Verified(
-            request=ticket.request, attempt=ticket.attempt, transfer=ticket.transfer, bytes=reservation.received_bytes
+        said = w.Verified(
+            request=ticket.request, attempt=ticket.attempt, transfer=ticket.transfer, bytes=verified.bytes
         )
-        self._tell(reservation, w.PeerMessage(verified=verified))
+        self._tell(reservation, w.PeerMessage(verified=said))
         self._shell.outbox.phase(tracked, Phase.DECODE)
 
     def before_step(self) -> None:
@@ -147,21 +147,21 @@ class DecodeRole:
         timings: dict[str, HandoffTiming] = {}
         if self._handoffs:
             for output in result.outputs:
-                reservation = self._handoffs.pop(output.key, None)
-                if reservation is not None:
-                    timings[output.key] = self._timing(reservation, result.started_s)
+                handoff = self._handoffs.pop(output.key, None)
+                if handoff is not None:
+                    timings[output.key] = self._timing(*handoff, result.started_s)
             for key in result.failed:
                 self._handoffs.pop(key, None)
         self._whole.after_step(result, timings)
 
-    def _timing(self, reservation: Reservation, started_s: float) -> HandoffTiming:
+    def _timing(self, completed: Completed, verified: Verified, started_s: float) -> HandoffTiming:
         """The parts of the hand-off overhead. Clocks of two hosts cannot be compared: then count from `complete`."""
-        ready_s = max(reservation.complete_s, reservation.verified_s or 0.0)
-        sampled_s = reservation.sampled_s if reservation.is_same_host else reservation.complete_s
+        ready_s = max(completed.received_s, verified.verified_at_s)
+        sampled_s = completed.sampled_s if completed.is_same_host else completed.received_s
         return HandoffTiming(
-            ticket_wait_s=reservation.ticket_wait_s,
+            ticket_wait_s=completed.ticket_wait_s,
             sample_to_step_s=max(0.0, started_s - sampled_s),
-            last_wire_s=reservation.last_wire_s,
+            last_wire_s=verified.last_wire_s,
             step_rest_s=self._shell.rest_of_step_s(ready_s),
         )
 

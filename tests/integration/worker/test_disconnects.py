@@ -130,7 +130,7 @@ def _is_transferring(on: Setting) -> bool:
 
 def _is_between(on: Setting) -> bool:
     held = on.reservation
-    return on.is_in(Stage.AWAITING) and held is not None and held.verified_s is not None and held.choices is None
+    return on.is_in(Stage.AWAITING) and held is not None and held.verified is not None and held.completed is None
 
 
 def _is_decoding(on: Setting) -> bool:
