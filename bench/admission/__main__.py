@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from bench.report import Row, publish
 from bench.serve.client import Answer, complete
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 TTFT_S, ITL_S = 1.0, 0.1
 PROMPT_TOKENS, ANSWER_TOKENS = 100, 8

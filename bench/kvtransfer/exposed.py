@@ -19,7 +19,7 @@ from bench.kvtransfer import model_135m
 from bench.kvtransfer.children import Child
 from bench.report import Row
 from bench.serve.client import Answer, complete
-from tests.e2e.cluster import running
+from tools.running_cluster import running
 
 TOKENS, CHUNK, LAYER_GROUPS = 2048, 512, 4
 BLOCKS = TOKENS // 16

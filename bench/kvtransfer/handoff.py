@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from bench.kvtransfer.transports import quantile
 from bench.report import Row
 from bench.serve.client import Answer, complete
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 AIMS_MS = {50: 5.0, 99: 25.0}
 AT_ONCE = (1, 8)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from bench.report import Row, publish
 from bench.serve.client import Answer, complete
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 OVERHEAD_LIMIT_MS = 5.0
 TIMEOUT_S = 60.0

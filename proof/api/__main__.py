@@ -18,7 +18,7 @@ from typing import Any
 from bench.report import ROOT
 from proof.api.schemathesis_run import CHECKS, run
 from proof.record import CUT, Record, arguments_of
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 MODEL = ROOT / "models" / "tandem-tiny"
 OUR_FAULT = ("internal", "unavailable", "worker_lost", "transfer_failed")

@@ -16,7 +16,7 @@ from bench.serve.client import Answer, complete
 from proof.laboratory.figures import Served
 from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run, idle_prompts, prompts
 from tandem.cluster.simulator.traces import Trace
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 TIMEOUT_S = 300.0
 _IDLE, _WARMING = 10, 4

@@ -21,7 +21,7 @@ from typing import Any
 from proof.record import Record, arguments_of
 from tests.chaos.strikes import CELLS, Cell, strike
 from tests.chaos.survivors import asked_calmly, check
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 STRUCK = """
 [pools]

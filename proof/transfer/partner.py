@@ -16,8 +16,8 @@ from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.router import wire as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tests.e2e.cluster import is_alive
 from tests.integration.worker.pair import END, RunningWorker
+from tools.running_cluster import is_alive
 
 PING_EVERY_S = 0.5
 LAPSE_S = 2.5

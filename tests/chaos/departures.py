@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.cluster import Cluster, is_free, running, wait_for
 from tests.integration.router.leaving import WAYS, ask
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, is_free, running
+from tools.waiting import wait_for
 
 CLIENTS = 6
 LONGEST_STAY_S = 0.6

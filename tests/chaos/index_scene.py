@@ -24,8 +24,9 @@ from tandem.core.liveness import LEASE_S
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.chaos.lossy_redis import LossyRedis
 from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts
-from tests.e2e.cluster import Cluster, kill, running, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, kill, running
+from tools.waiting import wait_for
 
 WORKERS = 4
 LOSS = 0.01

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from tandem.core import config_loader
 from tandem.core.config import RouterConfig, RouterSection
-from tests.e2e.cluster import START_TIMEOUT_S, STOP_TIMEOUT_S, Cluster, wait_for
+from tools.running_cluster import START_TIMEOUT_S, STOP_TIMEOUT_S, Cluster
+from tools.waiting import wait_for
 
 
 @contextlib.contextmanager

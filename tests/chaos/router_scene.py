@@ -14,8 +14,9 @@ from typing import Any
 from tests.chaos.index_scene import WORKERS
 from tests.chaos.router_beside import router_beside
 from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts
-from tests.e2e.cluster import Cluster, kill, running, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, kill, running
+from tools.waiting import wait_for
 
 ROUTERS = 3
 FLAGS = (

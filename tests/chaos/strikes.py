@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.survivors import Client, wait_whole
-from tests.e2e.cluster import Cluster, wait_for
+from tools.running_cluster import Cluster
+from tools.waiting import wait_for
 
 WORKERS = 4
 _NAP_S, _TRIES = 1.0, 20

@@ -10,8 +10,9 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from tests.e2e.cluster import Cluster, wait_for
 from tests.integration.router.transcript import Transcript, read_stream, read_whole
+from tools.running_cluster import Cluster
+from tools.waiting import wait_for
 
 Bodies = dict[str, dict[str, Any]]
 ANSWER_S = 90.0

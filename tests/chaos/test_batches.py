@@ -17,8 +17,9 @@ from openai.types import Batch
 from tokenizers import Tokenizer
 
 from tandem.engine.sim.arithmetic import expected_tokens
-from tests.e2e.cluster import Cluster, is_alive, kill, running, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, is_alive, kill, running
+from tools.waiting import wait_for
 
 REQUESTS = 240
 TOKENS = 12

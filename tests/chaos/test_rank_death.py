@@ -11,7 +11,8 @@ import pytest
 
 from tandem.core.liveness import LEASE_S
 from tests.chaos.test_worker_death import HEAR_OF_IT_S, Stream, is_serving
-from tests.e2e.cluster import Cluster, is_alive, running, wait_for
+from tools.running_cluster import Cluster, is_alive, running
+from tools.waiting import wait_for
 
 WORKER_ENDS_S = 5.0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import psutil
 
 from tests.chaos.test_worker_death import Stream, is_serving
-from tests.e2e.cluster import is_alive, kill, running, wait_for
+from tools.running_cluster import is_alive, kill, running
+from tools.waiting import wait_for
 
 
 def test_redis_dies() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from tests.chaos import survivors
 from tests.chaos.survivors import Client, check, wait_whole
-from tests.e2e.cluster import Cluster, kill, running, wait_for
+from tools.running_cluster import Cluster, kill, running
+from tools.waiting import wait_for
 
 CONFIG = """
 [pools]

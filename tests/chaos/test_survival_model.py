@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.strikes import Cell, strike
 from tests.chaos.survivors import asked_calmly, check
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 MAX_TOKENS, PROMPT_TOKENS = 40, 300
 EXACT = ("--threads", "1", "--deterministic", "--dtype", "float32")

@@ -13,7 +13,8 @@ import pytest
 from tests.chaos import strikes
 from tests.chaos.strikes import Cell, strike
 from tests.chaos.survivors import Client, asked_calmly, check, wait_whole
-from tests.e2e.cluster import Cluster, kill, running, wait_for
+from tools.running_cluster import Cluster, kill, running
+from tools.waiting import wait_for
 
 CONFIG = """
 [pools]

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tandem.core.liveness import LEASE_S
-from tests.e2e.cluster import Cluster, is_alive, kill, running, wait_for
+from tools.running_cluster import Cluster, is_alive, kill, running
+from tools.waiting import wait_for
 
 HEAR_OF_IT_S = 5.0
 REST_ENDS_S = 5.0

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import Cluster, running
+from tools.running_cluster import Cluster, running
 
 
 @pytest.fixture(scope="session")

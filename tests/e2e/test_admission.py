@@ -5,8 +5,9 @@ from __future__ import annotations
 import urllib.request
 from pathlib import Path
 
-from tests.e2e.cluster import running, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import running
+from tools.waiting import wait_for
 
 CONFIG = """
 [slo.chat]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.e2e.cluster import Cluster, wait_for
+from tools.running_cluster import Cluster
+from tools.waiting import wait_for
 
 WORDS = "The list of all the words of a language is long. " * 6
 START = [{"role": "user", "content": "What is a list?"}, {"role": "assistant", "content": "A list is a"}]

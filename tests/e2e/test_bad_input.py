@@ -12,7 +12,8 @@ import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
-from tests.e2e.cluster import Cluster, wait_for
+from tools.running_cluster import Cluster
+from tools.waiting import wait_for
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 USER: Any = [{"role": "user", "content": "Hi"}]

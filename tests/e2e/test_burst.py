@@ -9,7 +9,8 @@ import time
 
 import httpx
 
-from tests.e2e.cluster import Cluster, wait_for
+from tools.running_cluster import Cluster
+from tools.waiting import wait_for
 
 REQUESTS, AT_ONCE, CANCELLED = 200, 64, 40
 

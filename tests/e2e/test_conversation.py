@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 
 from tandem.core import metricnames as names
 from tandem.engine.sim.arithmetic import expected_tokens
-from tests.e2e.cluster import Cluster, running, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 ANSWER, BLOCK = 300, 16
 

@@ -10,9 +10,10 @@ import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.e2e.cluster import Cluster, is_free, wait_for
 from tests.e2e.test_parameters import NOISY, PROMPT, ids, model_config
 from tests.integration.router.grpc_answers import Whole, completion, responses
+from tools.running_cluster import Cluster, is_free
+from tools.waiting import wait_for
 
 MODEL = "tandem-tiny"
 ENDLESS = {"temperature": 0, "ignore_eos": True, "max_tokens": 3000, "n": 4}

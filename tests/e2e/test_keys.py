@@ -9,7 +9,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from tests.e2e.cluster import Cluster, running, wait_for
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 SIM = ("--engine", "sim", "--mixed", "1")
 

@@ -10,7 +10,8 @@ import sys
 import threading
 from typing import Any
 
-from tests.e2e.cluster import Cluster, running, wait_for
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 
 def audit(cluster: Cluster, *flags: str) -> tuple[int, dict[str, Any]]:

@@ -14,7 +14,8 @@ import pytest
 
 from tandem.cluster.bundled import bundled_model
 from tandem.core.parentdeath import tied
-from tests.e2e.cluster import Cluster, running, wait_for
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 BODY = {
     "model": "tandem-tiny", "prompt": "The list of the things that I have to do today is long, and so is the day. " * 4,

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from typing import Any
 
-from tests.e2e.cluster import Cluster, running, wait_for
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 FLAGS = ("--engine", "sim", "--decode", "1", "--disaggregation", "always")
 

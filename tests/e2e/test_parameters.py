@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Cluster
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster
 
 PROMPT = "Return a list of the"
 NOISY = {"temperature": 1.5, "seed": 11}

@@ -11,8 +11,8 @@ import torch
 
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
-from tests.e2e.cluster import Cluster
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster
 
 TEXT = "Return a list of the names of all the files in the folder, and of those that it links to. " * 4
 CLOSE = 2e-4

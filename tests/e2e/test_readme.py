@@ -9,7 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.e2e.cluster import Cluster
+from tools.running_cluster import Cluster
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 PRINTED = "http://127.0.0.1:8000"

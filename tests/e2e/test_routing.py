@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.cluster import Cluster, running, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 SETTINGS = """
 [pools]

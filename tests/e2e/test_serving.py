@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
 from tandem.workerhost.steploop import REPORT_EVERY_S
-from tests.e2e.cluster import Cluster, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster
+from tools.waiting import wait_for
 
 BLOCK_TOKENS = 16
 

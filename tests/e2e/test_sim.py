@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
-from tests.e2e.cluster import Cluster, running
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, running
 
 PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
 ORACLE = expected_tokens(PROMPT, 30, 4096, eos_token_ids=(1,))

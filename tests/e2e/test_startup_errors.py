@@ -23,8 +23,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tandem.prefixindex.private_redis import PrivateRedis
-from tests.e2e.cluster import is_alive, wait_for
 from tools.random_model import RandomModel, make_random_model
+from tools.running_cluster import is_alive
+from tools.waiting import wait_for
 
 LIMIT_S = 60.0
 TINY = RandomModel(family="llama", hidden=32, layers=1, heads=2, kv_heads=1)

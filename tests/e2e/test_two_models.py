@@ -11,8 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from tandem.engine.sim.arithmetic import expected_tokens
-from tests.e2e.cluster import Cluster, running, wait_for
 from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
 ORACLE = expected_tokens(PROMPT, 30, 4096, eos_token_ids=(1,))

@@ -19,8 +19,8 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.e2e.cluster import is_alive
 from tests.integration.worker.pair import RunningWorker, start_worker, submit
+from tools.running_cluster import is_alive
 
 ENDS_WITHIN_S = 5.0
 PROMPT = [(7 * i) % 4000 + 10 for i in range(40)]

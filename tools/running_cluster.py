@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tools.waiting import wait_for
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
@@ -94,18 +95,6 @@ def is_free(cluster: Cluster) -> bool:
     audit = cluster.admin("/admin/v1/kv/audit")
     assert not audit["unanswered"]
     return not audit["holds"] and not any(worker["requests"] for worker in audit["workers"])
-
-
-def wait_for(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-    """Poll until `condition` is true; the bound is there to fail, not to measure."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what}: not within {timeout_s} s")
-        time.sleep(0.02)
 
 
 @contextlib.contextmanager
