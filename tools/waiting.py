@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LOOK_EVERY_S, LOOK_EVERY_ASYNC_S = 0.01, 0.002
 
 

@@ -10,7 +10,6 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from bench.report import Row
@@ -24,7 +23,10 @@ from tandem.prefixindex.publisher import BlockEventPublisher
 from tandem.prefixindex.records import WorkerRecord
 from tandem.prefixindex.registry import WorkerLease
 from tandem.prefixindex.replica import IndexReplica
+from tools.waiting import wait_for_async
 
+PATIENCE_S = 600.0
+"""Of each part; it measures nothing."""
 CASES = ((4, 20_000), (64, 400_000), (512, 800_000))
 """Blocks of an entry, and of all."""
 LEASE_S = 600.0
@@ -64,22 +66,22 @@ async def _case(url: str, workers: int, entry_blocks: int, blocks: int) -> list[
         )
     async with asyncio.TaskGroup() as group:
         writing = [group.create_task(publisher.run()) for publisher in publishers]
-        await _until(lambda: all(publisher.is_idle for publisher in publishers))
+        await wait_for_async(lambda: all(publisher.is_idle for publisher in publishers), PATIENCE_S)
         replica.set_workers(incarnations)
         reading = group.create_task(replica.run())
-        await _until(lambda: len(replica.positions) == workers)
+        await wait_for_async(lambda: len(replica.positions) == workers, PATIENCE_S)
         reading.cancel()
         begin_s = time.perf_counter()
         for publisher in publishers:
             hashes = (BlockHash(os.urandom(16)) for _ in range(blocks // workers))
             publisher.offer([BlockEvent(BlockChange.STORED, tuple(hashes))])
-        await _until(lambda: all(publisher.is_idle for publisher in publishers))
+        await wait_for_async(lambda: all(publisher.is_idle for publisher in publishers), PATIENCE_S)
         write_s = time.perf_counter() - begin_s
         entries = sum(publisher.counters.entries for publisher in publishers) - workers
         before, begin_s = replica.counters.events, time.perf_counter()
         reading = group.create_task(replica.run())
         written = {worker: p.position for worker, p in zip(incarnations, publishers, strict=True)}
-        await _until(lambda: replica.positions == written)
+        await wait_for_async(lambda: replica.positions == written, PATIENCE_S)
         read_s = time.perf_counter() - begin_s
         for task in (*writing, reading):
             task.cancel()
@@ -92,8 +94,3 @@ async def _case(url: str, workers: int, entry_blocks: int, blocks: int) -> list[
         Row(case, "applied by a replica", applied / read_s, "entries/s"),
         Row(case, "applied by a replica", applied * entry_blocks / read_s, "blocks/s"),
     ]
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - looked at in between the work of one loop
-        await asyncio.sleep(0.001)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tandem.cluster.environment import Environment
 from tandem.cluster.state_dir import HeldState, StateDir
+from tools.waiting import wait_for
 
 HERE = Path(__file__).resolve().parent
 FAKE_WORKER = (sys.executable, str(HERE / "fake_worker.py"))
@@ -31,16 +32,8 @@ def held(environment: Environment) -> Iterator[HeldState]:
 
 
 @pytest.fixture
-def until() -> Callable[[Callable[[], object]], None]:
-    """Wait for a condition, for at most 20 s."""
-
-    def wait(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 20
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true"
-            time.sleep(0.02)
-
-    return wait
+def until() -> Callable[[Callable[[], object]], Any]:
+    return wait_for
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import pytest
 
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import tcp
-from tests.integration.kvtransfer.rig import NAMES, PATIENCE_S, Rig, as_json
+from tests.integration.kvtransfer.rig import NAMES, Rig, as_json
+from tools.waiting import wait_for
 
 
 @pytest.fixture
@@ -58,15 +58,5 @@ def fill() -> Callable[[socket.socket], None]:
 
 
 @pytest.fixture
-def wait_until() -> Callable[[Callable[[], bool]], None]:
-    """Waits for a condition; fails the test when it does not come."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        never = threading.Event()
-        for _ in range(int(PATIENCE_S / 0.005)):
-            if condition():
-                return
-            never.wait(0.005)
-        pytest.fail("the condition did not come")
-
-    return wait
+def wait_until() -> Callable[[Callable[[], bool]], Any]:
+    return wait_for

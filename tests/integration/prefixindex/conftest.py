@@ -21,20 +21,10 @@ from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.prefixindex.publisher import BlockEventPublisher
 from tandem.prefixindex.registry import WorkerLease, WorkerRecord
+from tools.waiting import wait_for_async
 
 Until = Callable[..., Awaitable[None]]
 Running = Callable[..., AbstractAsyncContextManager[None]]
-
-
-async def _until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
-    deadline = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        answer = condition()
-        if await answer if isinstance(answer, Awaitable) else answer:
-            return
-        if asyncio.get_running_loop().time() > deadline:
-            raise AssertionError(f"not within {timeout_s} s: {condition}")
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -117,7 +107,7 @@ def server(tmp_path: Path) -> Iterator[PrivateRedis]:
 
 @pytest.fixture
 def until() -> Until:
-    return _until
+    return wait_for_async
 
 
 @pytest.fixture

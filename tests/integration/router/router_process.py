@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -43,13 +40,6 @@ async def register_and_beat(lease: WorkerLease, worker: ScriptedWorker) -> None:
         if not await lease.beat(0, 0, 0):
             await lease.register(record)
         await asyncio.sleep(0.2)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def is_gone(pid: int) -> bool:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +22,7 @@ from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.router.house import Build, House
 from tests.integration.router.scripted_worker import Script
+from tools.waiting import wait_for
 
 Request = dict[str, Any]
 CHAT: Final = "/v1/chat/completions"
@@ -49,21 +49,13 @@ def start(client: openai.OpenAI, *requests: Request, endpoint: Any = "/v1/comple
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more)
 
 
-def until(look: Callable[[], Any], timeout_s: float = 30.0) -> Any:
-    end = time.monotonic() + timeout_s
-    while not (found := look()):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    return found
-
-
 def finish(client: openai.OpenAI, batch: Batch) -> Batch:
     def look() -> Batch | None:
         found = client.batches.retrieve(batch.id)
         Batch.model_validate(found.model_dump(), strict=True)
         return found if found.status in ("completed", "failed", "cancelled", "expired") else None
 
-    over: Batch = until(look)
+    over: Batch = wait_for(look)
     return over
 
 
@@ -288,7 +280,7 @@ def slow(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
 def test_cancelled(slow: House) -> None:
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(100)))
-        until(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed >= 3)  # type: ignore[union-attr]
+        wait_for(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed >= 3)  # type: ignore[union-attr]
         raw = client.batches.with_raw_response.cancel(batch.id)
         asked = Batch.model_validate_json(raw.content, strict=True)
         assert asked.status == "cancelling"
@@ -353,7 +345,7 @@ def test_another_router_goes_on(build: Build, redis: PrivateRedis, tmp_path: Pat
     first.wait_ready()
     with openai.OpenAI(base_url=f"{first.url}/v1", api_key="none", max_retries=0) as client:
         batch = start(client, *(request(str(n), prompt=[300 + n]) for n in range(150)))
-        until(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed >= 5)  # type: ignore[union-attr]
+        wait_for(lambda: (client.batches.retrieve(batch.id).request_counts or batch.request_counts).completed >= 5)  # type: ignore[union-attr]
     second = build(**shared)
     second.wait_ready()
     with openai.OpenAI(base_url=f"{second.url}/v1", api_key="none", max_retries=0) as client:
@@ -387,7 +379,7 @@ def test_a_lost_lease_stops_everything_until_it_is_free(
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(120)))
         work = Path(slow.config.store.dir) / "batches" / batch.id
-        until(lambda: list(work.glob("*.journal")))
+        wait_for(lambda: list(work.glob("*.journal")))
         asyncio.run(hand_over("12345"))
         slow.wait(is_stopped)
         slow.wait(lambda: not slow.router.dispatcher.flights)

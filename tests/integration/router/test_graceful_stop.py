@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,8 +30,9 @@ from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY
 from tests.integration.router.knocking import knocking
-from tests.integration.router.router_process import PATIENCE_S, is_gone, register_and_beat, start, until
+from tests.integration.router.router_process import PATIENCE_S, is_gone, register_and_beat, start
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
+from tools.waiting import wait_for, wait_for_async
 
 MANY = 400
 """Tokens of an answer that is far from complete when the router is told to stop."""
@@ -58,7 +59,7 @@ class Served:
     async def stop(self) -> None:
         """Tell it, and wait until it has taken notice."""
         self.process.send_signal(signal.SIGTERM)
-        await wait(self._is_not_ready)
+        await wait_for_async(self._is_not_ready)
 
     async def exit_code(self) -> int:
         return await asyncio.to_thread(self.process.wait, PATIENCE_S)
@@ -92,14 +93,14 @@ async def served(
         beats = [group.create_task(register_and_beat(WorkerLease(redis, keys), worker)) for worker in workers]
         try:
             ready = Path(config.ready_file)
-            await asyncio.to_thread(until, ready.exists)
+            await asyncio.to_thread(wait_for, ready.exists)
             places = json.loads(await asyncio.to_thread(ready.read_text))
             on = Served(process, places["http"], places["grpc"], places["admin"], script, redis, keys, client)
 
             async def is_ready() -> bool:
                 return (await client.get(f"{on.url}/readyz")).status_code == 200
 
-            await wait(is_ready)
+            await wait_for_async(is_ready)
             yield on
         finally:
             process.kill()
@@ -109,12 +110,6 @@ async def served(
             for worker in workers:
                 await worker.stop()
             await redis.aclose()
-
-
-async def wait(condition: Callable[[], Awaitable[bool] | bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not (await holds if isinstance(holds := condition(), Awaitable) else holds):
-            await asyncio.sleep(0.01)
 
 
 async def events(answer: httpx.Response) -> list[str]:
@@ -128,7 +123,7 @@ def test_answers_are_completed_and_nothing_new_begins(config: RouterConfig, redi
             async def runs_batches() -> bool:
                 return bool(await on.redis.exists(on.keys.batch_owner))
 
-            await wait(runs_batches)
+            await wait_for_async(runs_batches)
             async with on.send() as answer, grpc.aio.insecure_channel(on.grpc) as channel:
                 call = i_grpc.InferenceStub(channel).Generate(request(MANY))
                 responses = aiter(call)
@@ -232,12 +227,12 @@ def test_nobody_is_reset_while_processes_end_one_by_one(config: RouterConfig, re
             pids = await on.pids()
             with knocking(on.url, clients=6) as knock:
                 async with on.send() as answer:
-                    await wait(lambda: knock.statuses[200] > 20)
+                    await wait_for_async(lambda: knock.statuses[200] > 20)
                     for pid in (*pids, on.process.pid):  # as a supervisor does that tells all of them
                         os.kill(pid, signal.SIGTERM)
-                    await wait(lambda: sum(map(is_gone, pids)) == 2)
+                    await wait_for_async(lambda: sum(map(is_gone, pids)) == 2)
                     told = knock.statuses[503]
-                    await wait(lambda: knock.statuses[503] > told + 20)
+                    await wait_for_async(lambda: knock.statuses[503] > told + 20)
                     assert knock.refused == 0, "the port is open as long as there is an answer to complete"
                     on.script.step_s = 0.0
                     assert (await events(answer))[-1] == "[DONE]"

@@ -17,6 +17,7 @@ from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import Build, House
 from tests.integration.router.scripted_worker import Script
+from tools.waiting import wait_for
 
 
 def generate(house: House, request: i.GenerateRequest) -> list[i.GenerateResponse]:
@@ -137,10 +138,10 @@ def test_worker_lost_and_cancel(build: Build) -> None:
         def status() -> Any:
             return stub.Check(health_pb2.HealthCheckRequest(service=SERVICE)).status
 
-        _until(lambda: status() != serving)
+        wait_for(lambda: status() != serving)
         decode.script = Script()
         house.restart_worker("decode-0")
-        _until(lambda: status() == serving)
+        wait_for(lambda: status() == serving)
 
 
 def test_models_and_tokens(shared: House) -> None:
@@ -218,12 +219,3 @@ def test_reflection(shared: House) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{shared.ports['grpc']}") as channel:
         pool = DescriptorPool(ProtoReflectionDescriptorDatabase(channel))
         assert "Generate" in pool.FindServiceByName(SERVICE).methods_by_name
-
-
-def _until(condition: Any) -> None:
-    import time
-
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)

@@ -13,7 +13,7 @@ from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 from tests.integration.router.house import House
-from tests.integration.router.router_process import until
+from tools.waiting import wait_for
 
 ASK: dict[str, Any] = {"model": "tiny", "input": "Say something.", "max_output_tokens": 6, "temperature": 0}
 TOLD_AGAIN: dict[str, Any] = {
@@ -90,7 +90,7 @@ def test_files_and_batches(keeping: House) -> None:
     batch = valid(Batch, httpx.post(f"{keeping.url}/v1/batches", json=body).json())
     assert valid(Batch, get(keeping, f"/v1/batches/{batch.id}")).input_file_id == file.id
     assert batch.id in [valid(Batch, each).id for each in page(get(keeping, "/v1/batches", limit=2))]
-    until(lambda: get(keeping, f"/v1/batches/{batch.id}")["status"] == "completed")
+    wait_for(lambda: get(keeping, f"/v1/batches/{batch.id}")["status"] == "completed")
     over = valid(Batch, get(keeping, f"/v1/batches/{batch.id}"))
     assert valid(FileObject, get(keeping, f"/v1/files/{over.output_file_id}")).purpose == "batch_output"
     assert valid(FileDeleted, httpx.delete(f"{keeping.url}/v1/files/{file.id}").json()).deleted

@@ -26,8 +26,9 @@ from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
 from tests.integration.router.house import ADMIN_KEY
-from tests.integration.router.router_process import register_and_beat, start, until
+from tests.integration.router.router_process import register_and_beat, start
 from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
+from tools.waiting import wait_for
 
 
 def failure(config: RouterConfig, folder: Path) -> str:
@@ -64,7 +65,7 @@ async def _serve(config: RouterConfig, redis_url: str, secret: ClusterSecret) ->
         beats = [group.create_task(register_and_beat(WorkerLease(redis, keys), worker)) for worker in workers]
         try:
             ready = Path(config.ready_file)
-            await asyncio.to_thread(until, ready.exists)
+            await asyncio.to_thread(wait_for, ready.exists)
             await _use(json.loads(await asyncio.to_thread(ready.read_text)))
         finally:
             for beat in beats:

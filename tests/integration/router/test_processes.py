@@ -36,6 +36,7 @@ from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, MODEL
 from tests.integration.router.router_process import is_gone, register_and_beat, start
 from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
+from tools.waiting import wait_for_async
 
 TLS = Path(__file__).parent / "tls"
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4, "ignore_eos": True}
@@ -101,7 +102,7 @@ async def running(config: RouterConfig) -> AsyncIterator[tuple[subprocess.Popen[
     """The process and where it listens; stopped by SIGTERM, which must end it well."""
     process = start(config, Path(config.ready_file).parent)
     try:
-        await until(lambda: Path(config.ready_file).exists() or process.poll() is not None)
+        await wait_for_async(lambda: Path(config.ready_file).exists() or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]
         yield process, json.loads(await asyncio.to_thread(Path(config.ready_file).read_text))
         process.send_signal(signal.SIGTERM)
@@ -109,13 +110,6 @@ async def running(config: RouterConfig) -> AsyncIterator[tuple[subprocess.Popen[
     finally:
         process.kill()
         process.communicate()
-
-
-async def until(condition: Any) -> None:
-    """Wait for a condition, which may be a coroutine function."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not (await condition() if asyncio.iscoroutinefunction(condition) else condition()):
-            await asyncio.sleep(0.02)
 
 
 async def complete(url: str, **client: Any) -> httpx.Response:
@@ -155,11 +149,11 @@ async def _shared(config: RouterConfig) -> None:
     async with worker(config) as one, running(config) as (parent, ready):
         admin = Admin(ready["admin"])
         async with admin.http:
-            await until(admin.is_ready)
+            await wait_for_async(admin.is_ready)
             assert one.streams == 2, "each process is a router of its own"
             answers = await asyncio.gather(*(complete(ready["http"]) for _ in range(40)))
             assert {answer.status_code for answer in answers} == {200}
-            await until(admin.has_served_40)
+            await wait_for_async(admin.has_served_40)
             first, second = await admin.processes()
             assert (await admin.http.get("/admin/v1/status")).json()["router"]["pid"] == parent.pid
             assert {first["id"], second["id"]} == {"r1-0", "r1-1"}
@@ -196,10 +190,10 @@ async def _one_dies(admin: Admin, url: str, victim: int, other: int) -> None:
         pids = [row["pid"] for row in status.json()["router"]["processes"]] if status.status_code == 200 else []
         return len(pids) == 2 and victim not in pids and other in pids and status.json()["is_ready"]
 
-    await until(lambda: is_gone(victim))
+    await wait_for_async(lambda: is_gone(victim))
     answers = [await complete(url) for _ in range(8)]
     assert {answer.status_code for answer in answers} == {200}, "new connections reach those that live"
-    await until(is_back)
+    await wait_for_async(is_back)
     await _who_came_back_knows_it(admin, url)
 
 
@@ -271,7 +265,7 @@ async def _tls(config: RouterConfig) -> None:
             async with httpx.AsyncClient(verify=trusting, trust_env=False) as http:
                 return (await http.get(f"{ready['http']}/readyz")).status_code == 200
 
-        await until(is_ready)
+        await wait_for_async(is_ready)
         answer = await complete(ready["http"], verify=trusting)
         assert answer.json()["usage"]["completion_tokens"] == 4
         with pytest.raises(httpx.HTTPError):

@@ -29,6 +29,7 @@ from tandem.router.plan import Candidate, Job
 from tandem.router.policies.cost import CostPolicy
 from tandem.router.prefix import PrefixFinder
 from tests.unit.router.test_prefix import facts
+from tools.waiting import wait_for_async
 
 SALT, BLOCK = b"tenant", 16
 WORKERS, CACHE_BLOCKS = 4, 600
@@ -154,12 +155,12 @@ async def hit_rate(url: str, cluster: str, count: int) -> float:
         await _until_they_know_each_other(routers, clock)
         queue = list(enumerate(prompts()))
         for start in range(0, len(queue), AT_ONCE):
-            await _until(has_followed)
+            await wait_for_async(has_followed)
             sent = []
             for number, prompt in queue[start : start + AT_ONCE]:
                 router = rng.choice(routers)
                 sent.append((router, f"r{number}", *router.send(f"r{number}", prompt, workers)))
-                await _until(have_heard)
+                await wait_for_async(have_heard)
             for router, request, worker_id, hashes in sent:
                 hits += workers[worker_id].compute(hashes)
                 asked += len(hashes)
@@ -179,13 +180,7 @@ async def _until_they_know_each_other(routers: Sequence[Router], clock: ManualCl
             speculation.expect("hello", WorkerId("nobody"), Incarnation(1), [BlockHash(bytes(16))])
         await asyncio.sleep(0.01)
     told = sum(router.speculation.told for router in routers)
-    await _until(lambda: all(one.speculation.heard == told - one.speculation.told for one in routers))
-
-
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
+    await wait_for_async(lambda: all(one.speculation.heard == told - one.speculation.told for one in routers))
 
 
 def test_three_routers_hit_like_one(tmp_path: Path) -> None:

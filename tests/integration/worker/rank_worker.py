@@ -24,6 +24,7 @@ from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
 from tandem.workerhost.server import WorkerService
 from tests.integration.worker.loopback import Loopback, Rank
+from tools.waiting import words_of
 
 
 class RankWorker:
@@ -130,7 +131,7 @@ class ServedPair(Loopback):
                 self._calls.put((look, Future()))
 
         self._calls.put((look, Future()))
-        assert held.wait(timeout_s), self.failure
+        assert held.wait(timeout_s), f"{words_of(condition)}: not within {timeout_s:g} s ({self.failure})"
 
     def carry(self, rank: Rank) -> None:
         for message in rank.sent:

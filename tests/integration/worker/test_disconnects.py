@@ -26,6 +26,7 @@ from tests.integration.router.leaving import WAYS
 from tests.integration.worker.fetchcase import FrameGate
 from tests.integration.worker.pair import MODEL
 from tests.integration.worker.still_pair import StillPair
+from tools.waiting import wait_for
 
 TOKENS = 600
 """Of the prompt: ten chunks."""
@@ -272,11 +273,3 @@ def tokenizer_queue(house: House) -> int:
 def ask_whole(house: House) -> int:
     body = {"model": "tiny", "prompt": [300, 301], "max_tokens": 2, "ignore_eos": True}
     return httpx.post(f"{house.url}/v1/completions", json=body, timeout=30).status_code
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if condition():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("it did not come")

@@ -21,6 +21,7 @@ from tandem.workerhost import link_share
 from tandem.workerhost.link_share import LinkShare
 from tandem.workerhost.link_wire import speed_from_wire, speed_to_wire
 from tandem.workerhost.ring import DEFAULT_BYTES
+from tools.waiting import wait_for_async
 
 KEYS = Keys("test")
 TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9, latency_s=1e-4)
@@ -38,12 +39,6 @@ class Host:
 
     def knows(self, transport: str) -> float:
         return next((row.bytes_per_s for row in reversed(self.told) if row.transport == transport), 0.0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def with_hosts(url: str, act: Callable[[Host, Host, Host], Awaitable[None]]) -> None:
@@ -68,13 +63,13 @@ def folder(tmp_path: Path) -> Path:
 def test_a_measurement_reaches_the_other_workers_of_its_host(folder: Path) -> None:
     async def act(one: Host, two: Host, elsewhere: Host) -> None:
         one.share.measured(speed_to_wire(TCP))
-        await until(lambda: two.knows("tcp") == 1e9)
+        await wait_for_async(lambda: two.knows("tcp") == 1e9)
         one.share.measured(speed_to_wire(LinkSpeed(from_host="c", to_host="b", transport="shm", bytes_per_s=5e8)))
-        await until(lambda: elsewhere.knows("shm") == 5e8)
+        await wait_for_async(lambda: elsewhere.knows("shm") == 5e8)
         assert elsewhere.knows("tcp") == 0.0  # nothing that is not about its host
         count = len(two.told)
         one.share.measured(speed_to_wire(LinkSpeed(from_host="a", to_host="b", transport="grpc", bytes_per_s=7e8)))
-        await until(lambda: two.knows("grpc") == 7e8)
+        await wait_for_async(lambda: two.knows("grpc") == 7e8)
         assert len(two.told) == count + 1  # what it was told already is not told again
 
     with PrivateRedis.start(folder, "a secret") as server:
@@ -84,10 +79,10 @@ def test_a_measurement_reaches_the_other_workers_of_its_host(folder: Path) -> No
 def test_a_late_worker_hears_what_was_measured_before(folder: Path) -> None:
     async def first(one: Host, two: Host, elsewhere: Host) -> None:
         one.share.measured(speed_to_wire(TCP))
-        await until(lambda: two.knows("tcp") == 1e9)
+        await wait_for_async(lambda: two.knows("tcp") == 1e9)
 
     async def second(one: Host, two: Host, elsewhere: Host) -> None:
-        await until(lambda: one.knows("tcp") == 1e9)
+        await wait_for_async(lambda: one.knows("tcp") == 1e9)
 
     with PrivateRedis.start(folder, "a secret") as server:
         asyncio.run(with_hosts(server.url, first))

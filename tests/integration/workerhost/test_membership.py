@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.membership import Membership
+from tools.waiting import wait_for_async
 
 
 class Watched:
@@ -54,12 +55,6 @@ async def joined(folder: Path, clock: ManualClock | None = None) -> AsyncIterato
             await observer.aclose()
 
 
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def registered(redis: Redis) -> int:
     value = await redis.hget(Keys("test").lease(Member.WORKER, "w0"), "incarnation")
     return int(value or 0)
@@ -77,8 +72,10 @@ def test_beats_extend_the_lease_and_blocks_are_published(tmp_path: Path) -> None
                     await asyncio.sleep(0.01)
             before = len(watched.leases)
             watched.clock.advance(1.0)
-            await eventually(lambda: len(watched.leases) > before and watched.leases[-1] == 103.5)
-            await eventually(lambda: watched.membership.counters()["tandem_index_publishing_total{kind=entries}"] > 0)
+            await wait_for_async(lambda: len(watched.leases) > before and watched.leases[-1] == 103.5)
+            await wait_for_async(
+                lambda: watched.membership.counters()["tandem_index_publishing_total{kind=entries}"] > 0
+            )
             assert watched.membership.counters()["tandem_index_publishing_total{kind=overflows}"] == 0
             await watched.membership.leave()
             assert await registered(redis) == 0
@@ -99,7 +96,7 @@ def test_a_lost_registry_entry(tmp_path: Path, has_lapsed: bool, keeps_incarnati
                 while not await registered(redis):
                     await asyncio.sleep(0.01)
             assert (await registered(redis) == incarnation) is keeps_incarnation
-            await eventually(lambda: bool(watched.renewed) is not keeps_incarnation)
+            await wait_for_async(lambda: bool(watched.renewed) is not keeps_incarnation)
 
     asyncio.run(run())
 
@@ -113,7 +110,7 @@ def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
             granted = list(watched.leases)
             watched.membership.acknowledged()
             assert watched.leases == granted
-            await eventually(lambda: bool(watched.renewed))
+            await wait_for_async(lambda: bool(watched.renewed))
             assert await registered(redis) == watched.renewed[0] != incarnation
 
     asyncio.run(run())
