@@ -15,7 +15,7 @@ from tests.chaos.index_scene import WORKERS
 from tests.chaos.router_beside import router_beside
 from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts
 from tests.integration.worker.pair import MODEL
-from tools.running_cluster import Cluster, kill, running
+from tools.running_cluster import Cluster, is_free, kill, running
 from tools.waiting import wait_for
 
 ROUTERS = 3
@@ -142,9 +142,7 @@ class RouterScene:
         with contextlib.suppress(*NO_ANSWER):
             for router in self.routers:
                 with contextlib.suppress(*NO_ANSWER):
-                    workers = router.status()["workers"]
-                    held = [b[k] for w in workers for b in w["blocks"] for k in ("request", "pushing", "reserved")]
-                    return len(workers) == WORKERS and not any(held)
+                    return len(router.status()["workers"]) == WORKERS and is_free(router)
         return False
 
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
 from tests.integration.router.transcript import Transcript, read_stream, read_whole
-from tools.running_cluster import Cluster
+from tools.running_cluster import Cluster, is_free
 from tools.waiting import wait_for
 
 Bodies = dict[str, dict[str, Any]]
 ANSWER_S = 90.0
+HEAR_OF_IT_S = 5.0
+"""Until clients hear of a worker that was lost, where nobody waits for it."""
 STREAM: dict[str, Any] = {"model": "tandem-tiny", "stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -41,6 +44,12 @@ def asks(max_tokens: int, prompt_tokens: int, salt: int = 0) -> Bodies:
     return every
 
 
+def long_answer(prompt_tokens: int, max_tokens: int) -> dict[str, Any]:
+    """A request that is streamed and ends at its limit alone."""
+    prompt = [(13 * k) % 900 + 600 for k in range(prompt_tokens)]
+    return {"model": "tandem-tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+
+
 def with_stop(body: Mapping[str, Any], undisturbed: Transcript) -> dict[str, Any]:
     """The same, ended by a string three quarters into its answer."""
     text = undisturbed.choices[0].text
@@ -57,7 +66,7 @@ def asked_calmly(calm: Cluster, max_tokens: int, prompt_tokens: int, salt: int) 
 
 
 class Client(threading.Thread):
-    """One answer, read in a thread of its own. `events` come in a stream alone."""
+    """One answer, read in a thread of its own. `events` come in a stream alone; `ended_s` on the monotonic clock."""
 
     def __init__(self, cluster: Cluster, body: Mapping[str, Any]) -> None:
         super().__init__(daemon=True)
@@ -66,6 +75,7 @@ class Client(threading.Thread):
         self._request = urllib.request.Request(f"{cluster.api}{path}", json.dumps(body).encode(), headers)
         self._read = read_stream if body.get("stream") else _read_whole
         self.events = 0
+        self.ended_s = 0.0
         self._text: list[str] = []
         self.start()
 
@@ -83,6 +93,7 @@ class Client(threading.Thread):
                 self._text.pop()  # half an event
             broken = {"error": {"code": "connection", "message": repr(error)}}
             self._text.append(f"data: {json.dumps(broken)}\n")
+        self.ended_s = time.monotonic()
 
     def transcript(self) -> Transcript:
         """What came, once all of it is here."""
@@ -115,13 +126,19 @@ def check(clients: Mapping[str, Client], right: Mapping[str, Transcript]) -> Non
         assert got == right[kind], kind
 
 
+def is_serving(cluster: Cluster) -> bool:
+    """A short answer comes back whole."""
+    body = {"model": "tandem-tiny", "prompt": "A list is", "max_tokens": 4, "ignore_eos": True}
+    status, answer = cluster.post("/v1/completions", body)
+    return status == 200 and answer["usage"]["completion_tokens"] == 4
+
+
 def wait_whole(cluster: Cluster, workers: int) -> None:
     """All workers are connected and registered, and nothing is in flight or held."""
 
     def is_whole() -> bool:
         status = cluster.status()
         able = [w for w in status["workers"] if w["is_connected"] and w["is_registered"]]
-        held = [b[k] for w in able for b in w["blocks"] for k in ("request", "pushing", "reserved")]
-        return len(able) == workers and status["is_ready"] and not status["router"]["in_flight"] and not any(held)
+        return len(able) == workers and status["is_ready"] and is_free(cluster)
 
     wait_for(is_whole, 60, "the cluster is whole and quiet")

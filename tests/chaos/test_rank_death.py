@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.core.liveness import LEASE_S
-from tests.chaos.test_worker_death import HEAR_OF_IT_S, Stream, is_serving
-from tools.running_cluster import Cluster, is_alive, running
+from tests.chaos.survivors import HEAR_OF_IT_S, Client, is_serving, long_answer
+from tests.chaos.test_worker_death import HEAR_OF_IT_S, is_serving
+from tools.running_cluster import Cluster, is_alive, is_free, running
 from tools.waiting import wait_for
 
 WORKER_ENDS_S = 5.0
@@ -34,8 +35,8 @@ def test_the_second_rank_is_lost(cluster: Cluster, worker: str, number: signal.S
     pids = cluster.pids()[worker]
     assert len(pids) == 3, "a host and two ranks"
     output = len(cluster.output)
-    streams = [Stream(cluster, 100, 3000) for _ in range(2)] if worker == "decode-0" else []
-    wait_for(lambda: all(s.tokens > 3 for s in streams), 30, "tokens flow")
+    streams = [Client(cluster, long_answer(100, 3000)) for _ in range(2)] if worker == "decode-0" else []
+    wait_for(lambda: all(s.events > 3 for s in streams), 30, "tokens flow")
     struck_s = time.monotonic()
     os.kill(pids[2], number)
     wait_for(lambda: not any(is_alive(pid) for pid in pids), WORKER_ENDS_S, "host and ranks are gone")
@@ -43,14 +44,14 @@ def test_the_second_rank_is_lost(cluster: Cluster, worker: str, number: signal.S
     for stream in streams:
         stream.join(HEAR_OF_IT_S + 5)
         assert not stream.is_alive()
-        assert stream.error is not None
+        assert stream.transcript().errors
     wait_for(lambda: is_serving(cluster), 60, "the restarted worker serves")
     after = cluster.pids()[worker]
     assert len(after) == 3
     assert not set(after) & set(pids)
     reason = "rank 1 was killed by signal 9" if number is signal.SIGKILL else "rank 1 has stopped"
     assert reason in cluster.output[output:]
-    wait_for(lambda: _is_quiet(cluster), 10, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster), 10, "nothing in flight, nothing held")
 
 
 def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
@@ -58,8 +59,8 @@ def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
     wait_for(lambda: is_serving(cluster), 60, "the cluster serves")
     before = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
     pids = cluster.pids()["decode-0"]
-    stream = Stream(cluster, 100, 3000)
-    wait_for(lambda: stream.tokens > 3, 30, "tokens flow")
+    stream = Client(cluster, long_answer(100, 3000))
+    wait_for(lambda: stream.events > 3, 30, "tokens flow")
     try:
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -69,15 +70,9 @@ def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
     stream.join(HEAR_OF_IT_S + 5)
-    assert stream.error is not None
+    assert stream.transcript().errors
     wait_for(lambda: is_serving(cluster), 60, "the worker that woke up serves")
     after = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
     assert cluster.pids()["decode-0"] == pids
     assert after["decode-0"] != before["decode-0"]
-    wait_for(lambda: _is_quiet(cluster), 10, "nothing in flight, nothing held")
-
-
-def _is_quiet(cluster: Cluster) -> bool:
-    status = cluster.status()
-    held = [b[k] for w in status["workers"] for b in w["blocks"] for k in ("request", "pushing", "reserved")]
-    return status["router"]["in_flight"] == 0 and not any(held) and len(status["workers"]) == 2
+    wait_for(lambda: is_free(cluster), 10, "nothing in flight, nothing held")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from tests.chaos.test_worker_death import Stream, is_serving
+from tests.chaos.survivors import Client, is_serving, long_answer
 from tools.running_cluster import is_alive, kill, running
 from tools.waiting import wait_for
 
@@ -13,15 +13,14 @@ def test_redis_dies() -> None:
     with running("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--threads", "1") as cluster:
         before = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
         (redis,) = [c.pid for c in psutil.Process(cluster.process.pid).children() if "redis" in c.name()]
-        streams = [Stream(cluster, 100, 400) for _ in range(3)]
-        wait_for(lambda: all(s.tokens > 3 for s in streams), 30, "tokens flow")
+        streams = [Client(cluster, long_answer(100, 400)) for _ in range(3)]
+        wait_for(lambda: all(s.events > 3 for s in streams), 30, "tokens flow")
         kill(redis)
         wait_for(lambda: not is_alive(redis), 5, "Redis is gone")
         assert is_serving(cluster)
         for stream in streams:
-            stream.join(60)
-            assert stream.is_done
-            assert stream.error is None
+            got = stream.transcript()
+            assert (got.dones, got.errors) == (1, [])
         wait_for(lambda: _is_registered(cluster.status()), 30, "every worker is in the registry again")
         assert is_serving(cluster)
         assert {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]} == before
