@@ -1,4 +1,5 @@
-"""Short temporary folders (unix sockets have short names), and the workers among which a fetch goes wrong."""
+"""Short temporary folders (unix sockets have short names), pairs of ranks, and the workers among which a fetch goes
+wrong."""
 
 import tempfile
 from collections.abc import Iterator
@@ -7,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.worker.fetchcase import PROMPT
+from tests.integration.worker.loopback import Loopback
+from tests.integration.worker.pair import MODEL
 from tests.integration.worker.trio import Trio
 
 
@@ -14,6 +17,22 @@ from tests.integration.worker.trio import Trio
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="td-") as name:
         yield Path(name)
+
+
+@pytest.fixture
+def loopback(folder: Path) -> Iterator[Loopback]:
+    """A prefill and a decode rank with the bundled model."""
+    pair = Loopback(folder, MODEL, transport="shm", chunk_tokens=64)
+    yield pair
+    pair.close()
+
+
+@pytest.fixture
+def sim_loopback(folder: Path) -> Iterator[Loopback]:
+    """The same with arithmetic in place of the model."""
+    pair = Loopback(folder, MODEL, engine="sim", transport="shm", chunk_tokens=64)
+    yield pair
+    pair.close()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +192,12 @@ class Loopback:
                 return
         raise AssertionError("the pair does not come to rest")
 
+    def rest_at_baseline(self, max_turns: int = 10_000) -> None:
+        """Run until nothing happens; then nothing may be held."""
+        self.run_until_rest(max_turns)
+        self.p.check_baseline()
+        self.d.check_baseline()
+
     def tokens(self, request: str, choice: int = 0) -> list[int]:
         """Output tokens in index order; each index must have come exactly once, without gaps."""
         chunks = sorted(self.chunks[request][choice], key=lambda chunk: chunk.index)
@@ -210,3 +216,22 @@ class Loopback:
     def close(self) -> None:
         self.p.close()
         self.d.close()
+
+
+def prompt_of(tokens: int, seed: int = 7) -> list[int]:
+    """Token ids, unlike those of another seed from the first block on."""
+    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
+
+
+def forward(pair: Loopback, rank: Rank, kind: str, change: Callable[[Any], None]) -> None:
+    """Run until `rank` says `kind` to its peer, and carry that message changed."""
+    for _ in range(500):
+        for one in (pair.p, pair.d):
+            one.loop.turn(max_wait_s=0.002)
+            said = [m for m in one.sent if m.HasField("peer") and m.peer.message.WhichOneof("kind") == kind]
+            for message in said:
+                change(getattr(message.peer.message, kind))
+            pair.carry(one)
+            if said and one is rank:
+                return
+    raise AssertionError(f"{rank.name} never said {kind}")

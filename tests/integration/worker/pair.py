@@ -192,3 +192,17 @@ def submit(request: str, leg: Any, peer: RunningWorker, prompt: list[int], **sam
         sampling=g.SamplingParams(**values),
         timeout_s=60,
     )
+
+
+async def tokens_of(worker: RunningWorker, request: str, count: int, start: int = 0) -> list[int]:
+    """What the worker says next of one request, by index; nothing of another may come between."""
+    tokens: list[int] = []
+    async with asyncio.timeout(60):
+        while len(tokens) < count:
+            message = await worker.messages.get()
+            assert not message.HasField("failed"), message
+            for chunk in message.tokens.chunks:
+                assert chunk.request == request
+                assert chunk.index == start + len(tokens)
+                tokens += chunk.tokens
+    return tokens

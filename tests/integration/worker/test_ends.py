@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,8 @@ from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.request import BlockEvent, StepResult
 from tandem.rpc.v1 import engine_pb2 as e
-from tests.integration.worker.loopback import Loopback, Rank
+from tests.integration.worker.loopback import Loopback, Rank, prompt_of
 from tests.integration.worker.pair import MODEL
-
-
-@pytest.fixture
-def loopback(folder: Path) -> Iterator[Loopback]:
-    pair = Loopback(folder, MODEL, transport="shm", chunk_tokens=64)
-    yield pair
-    pair.close()
-
-
-def prompt_of(tokens: int, seed: int = 7) -> list[int]:
-    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
-
-
-def rest_at_baseline(pair: Loopback) -> None:
-    pair.run_until_rest(2000)
-    pair.p.check_baseline()
-    pair.d.check_baseline()
 
 
 def expire(rank: Rank) -> None:
@@ -52,7 +34,7 @@ def test_deadlines_in_every_phase(loopback: Loopback, turns: int, first: str) ->
     for _ in range(5):
         loopback.turn()
     expire(ranks[1 - "pd".index(first)])
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert "deadline_exceeded" in {failure.code for failure in loopback.failed["r"]}
 
 
@@ -114,7 +96,7 @@ def test_nothing_is_done_without_a_lease(loopback: Loopback, turns: int, end: st
     assert rank.shell.counters.get("steps") == steps
     assert len(loopback.chunks["r"][0]) == said
     renew(rank)
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert loopback.tokens("r") == loopback.tokens("whole")
 
 
@@ -145,7 +127,7 @@ def test_a_lease_that_lapses_during_a_step(
     if not is_renewed:
         loopback.turn()
         loopback.cancel("r")
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert len(loopback.tokens("r")) == (20 if is_renewed else len(loopback.chunks["r"][0]))
     if not is_renewed:
         assert {failure.code for failure in loopback.failed["r"]} == {"cancelled"}
@@ -156,7 +138,7 @@ def test_a_failed_step_ends_its_requests(loopback: Loopback, monkeypatch: pytest
     while "requests_admitted" not in loopback.d.shell.counters:
         monkeypatch.setattr(loopback.d.shell.engine, "_execute", _broken)
         loopback.turn()
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert {failure.code for failure in loopback.failed["r"]} == {"internal"}
     assert loopback.d.role._handoffs == {}  # type: ignore[attr-defined]
 
@@ -181,7 +163,7 @@ def test_a_preempted_request_returns_before_a_ticket_is_granted(folder: Path) ->
     assert ledger.available >= 2
     assert pair.d.shell.counters["requests_admitted"] == 2
     ledger.release(other)
-    rest_at_baseline(pair)
+    pair.rest_at_baseline()
     assert [len(pair.tokens(name)) for name in "abc"] == [120, 120, 4]
     pair.close()
 

@@ -16,8 +16,8 @@ import pytest
 from tandem.core import metricnames as names
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit
-from tests.integration.worker.test_pair import reference, tokens_of
+from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit, tokens_of
+from tests.integration.worker.reference import reference
 
 PROMPT = [(7 * i) % 4000 + 10 for i in range(100)]
 NEW = [(11 * i) % 4000 + 10 for i in range(30)]

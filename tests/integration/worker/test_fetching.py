@@ -12,12 +12,8 @@ from tandem.core import metricnames as names
 from tandem.core.ids import BlockId, GroupId
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import generation_pb2 as g
-from tests.integration.worker.loopback import Rank
+from tests.integration.worker.loopback import Rank, prompt_of
 from tests.integration.worker.trio import Trio
-
-
-def prompt_of(tokens: int, seed: int = 7) -> list[int]:
-    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
 
 
 @pytest.fixture(params=["shm", "tcp", "grpc"])

@@ -17,9 +17,8 @@ from tandem.core.ids import BlockId, GroupId
 from tandem.core.pairing import ALWAYS_BYTES_PER_S, PROTOCOL
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.loopback import Loopback, Rank
+from tests.integration.worker.loopback import Loopback, Rank, forward, prompt_of
 from tests.integration.worker.pair import MODEL
-from tests.integration.worker.test_hostile_messages import forward
 
 LENGTHS = (1, 8, 17, 24, 25, 65, 200)
 SIZES = [(16, 8), (8, 16), (16, 24), (24, 16)]
@@ -47,10 +46,6 @@ def opened(folder: Path, prefill: dict[str, Any], decode: dict[str, Any], **both
         yield pair
     finally:
         pair.close()
-
-
-def prompt_of(tokens: int, seed: int = 7) -> list[int]:
-    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
 
 
 def chain_at(rank: Rank, tokens: list[int], lossy: str = "") -> list[bytes]:

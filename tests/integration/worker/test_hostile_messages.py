@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,21 +13,9 @@ from tandem.kvtransfer.events import SendFailed, Sent
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.loopback import Loopback, Rank
-from tests.integration.worker.pair import MODEL
+from tests.integration.worker.loopback import Loopback, Rank, forward, prompt_of
 
 GREEDY: dict[str, Any] = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0}
-
-
-@pytest.fixture
-def loopback(folder: Path) -> Iterator[Loopback]:
-    pair = Loopback(folder, MODEL, transport="shm", chunk_tokens=64)
-    yield pair
-    pair.close()
-
-
-def prompt_of(tokens: int) -> list[int]:
-    return [(7 * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
 
 
 def submission(request: str, leg: Any, **other: Any) -> w.Submit:
@@ -40,26 +27,6 @@ def submission(request: str, leg: Any, **other: Any) -> w.Submit:
 def from_peer(rank: Rank, other: Rank, **kind: Any) -> None:
     message = e.FromPeer(worker=other.name, incarnation=other.incarnation, message=w.PeerMessage(**kind))
     rank.deliver(e.HostToRank(peer=message))
-
-
-def forward(pair: Loopback, rank: Rank, kind: str, change: Callable[[Any], None]) -> None:
-    """Run until `rank` says `kind` to its peer, and carry that message changed."""
-    for _ in range(500):
-        for one in (pair.p, pair.d):
-            one.loop.turn(max_wait_s=0.002)
-            said = [m for m in one.sent if m.HasField("peer") and m.peer.message.WhichOneof("kind") == kind]
-            for message in said:
-                change(getattr(message.peer.message, kind))
-            pair.carry(one)
-            if said and one is rank:
-                return
-    raise AssertionError(f"{rank.name} never said {kind}")
-
-
-def rest_at_baseline(pair: Loopback) -> None:
-    pair.run_until_rest(2000)
-    pair.p.check_baseline()
-    pair.d.check_baseline()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +56,7 @@ def test_a_bad_submission_is_refused(loopback: Loopback, bad: dict[str, Any]) ->
     loopback.submit("good", prompt_of(40), ignore_eos=True)
     loopback.run_until_rest(2000)
     assert len(loopback.tokens("good")) == 8
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
 
 
 @pytest.mark.parametrize("turns", [1, 3, 8, 60])
@@ -100,7 +67,7 @@ def test_a_repeated_submission_changes_nothing(loopback: Loopback, turns: int) -
     loopback.submit("r", prompt_of(200), max_tokens=20, ignore_eos=True)
     for _ in range(3):
         loopback.turn()
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert len(loopback.tokens("r")) == 20
     assert not loopback.failed["r"]
 
@@ -115,7 +82,7 @@ def test_a_ticket_that_nobody_asked_for(loopback: Loopback) -> None:
     )  # fmt: skip
     loopback.submit("r", prompt_of(40), ignore_eos=True)
     from_peer(loopback.p, loopback.d, ticket=ticket)
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert len(loopback.tokens("r")) == 8
 
 
@@ -129,7 +96,7 @@ def test_a_ticket_asked_for_twice(loopback: Loopback) -> None:
         lambda message: asked.append(w.TicketRequest.FromString(message.SerializeToString())),
     )
     from_peer(loopback.d, loopback.p, ticket_request=asked[0])
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert len(loopback.tokens("r")) == 60
     assert not loopback.failed["r"]
     assert loopback.d.shell.counters.get("tickets_refused", 0) <= 1
@@ -151,7 +118,7 @@ def test_a_ticket_asked_for_twice(loopback: Loopback) -> None:
 def test_a_bad_hand_over_fails_its_request(loopback: Loopback, change: Callable[[w.Complete], None]) -> None:
     loopback.submit("r", prompt_of(40), ignore_eos=True)
     forward(loopback, loopback.p, "complete", change)
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert loopback.failed["r"]
     loopback.submit("good", prompt_of(40), ignore_eos=True)
     loopback.run_until_rest(2000)
@@ -163,7 +130,7 @@ def test_a_failure_of_another_transfer_is_not_ours(loopback: Loopback) -> None:
     forward(loopback, loopback.d, "ticket", lambda _: None)
     late = w.TransferFailed(request="r", attempt=1, transfer=12345, code="cancelled", message="of an older ticket")
     from_peer(loopback.d, loopback.p, failed=late)
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert len(loopback.tokens("r")) == 20
 
 
@@ -176,7 +143,7 @@ def test_a_verdict_of_another_worker_is_not_ours(loopback: Loopback) -> None:
     verified = w.PeerMessage(verified=w.Verified(request="r", attempt=1, transfer=transfer))
     loopback.p.role.peer_message(WorkerId("x9"), verified, 0.0)
     assert not handover.is_verified
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert len(loopback.tokens("r")) == 4
 
 
@@ -196,7 +163,7 @@ def test_a_push_that_ended_just_before_its_cancel(loopback: Loopback, is_sent: b
     for item in p.inbox.take(0.1):
         p.loop._deferred.append(item)  # the cancel is taken first …
     p.loop._deferred.append(ended)  # … and then the event
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
 
 
 def test_a_link_lost_after_the_verdict_fails_nothing(loopback: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +182,7 @@ def test_a_link_lost_after_the_verdict_fails_nothing(loopback: Loopback, monkeyp
         if sent and loopback.d.is_at_rest():
             break
     tell(SendFailed(transfer=sent[0].transfer, reason="the link ended"))
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert not loopback.failed["r"]
     assert len(loopback.tokens("r")) == 8
 
@@ -232,7 +199,7 @@ def test_a_replay_with_a_finished_choice(loopback: Loopback, leg: Any) -> None:
         loopback.submit("r", prompt_of(40), forced=forced, **settings)
     else:
         loopback.d.from_router(submit=submission("r", leg, forced=forced, sampling=settings))
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert not loopback.failed["r"]
     assert loopback.chunks["r"][0] == []
     assert {(c.index, tuple(c.tokens), c.finish) for c in loopback.chunks["r"][1]} == {
@@ -244,7 +211,7 @@ def test_a_replay_with_a_finished_choice(loopback: Loopback, leg: Any) -> None:
 def test_a_replay_that_had_ended_needs_no_decode_worker(loopback: Loopback) -> None:
     forced = [g.ChoiceState(choice=0, tokens=[7, 8, 9, 10])]
     loopback.submit("r", prompt_of(40), forced=forced, max_tokens=4, ignore_eos=True)
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()
     assert [tuple(c.tokens) for c in loopback.chunks["r"][0]] == [(10,)]
 
 
@@ -261,4 +228,4 @@ def test_a_decode_worker_that_gives_up_answers_who_asked(loopback: Loopback) -> 
     d.deliver(e.HostToRank(router_gone=e.RouterGone(router="test")))
     loopback.run_until_rest(500)
     ledger.release(other)
-    rest_at_baseline(loopback)
+    loopback.rest_at_baseline()

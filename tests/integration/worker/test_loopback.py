@@ -12,7 +12,7 @@ from tandem.core.ids import BlockId, GroupId
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.loopback import Loopback, Rank
+from tests.integration.worker.loopback import Loopback, Rank, prompt_of
 from tests.integration.worker.pair import MODEL
 
 
@@ -21,10 +21,6 @@ def loopback(folder: Path, request: pytest.FixtureRequest) -> Iterator[Loopback]
     pair = Loopback(folder, MODEL, transport=request.param, chunk_tokens=64)
     yield pair
     pair.close()
-
-
-def prompt_of(tokens: int, seed: int = 7) -> list[int]:
-    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
 
 
 def block_bytes(rank: Rank, blocks: list[BlockId]) -> bytes:

@@ -19,8 +19,8 @@ from tandem.core.secret import ClusterSecret
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.pair import MODEL, RunningWorker, start_worker, stop, submit
-from tests.integration.worker.test_pair import tokens_of
+from tests.integration.worker.loopback import prompt_of
+from tests.integration.worker.pair import MODEL, RunningWorker, start_worker, stop, submit, tokens_of
 
 COUNT = 12
 SETTINGS: dict[str, Any] = {"engine": "sim", "chunk_tokens": 48, "max_step_tokens": 64, "layer_group": 1,
@@ -36,10 +36,6 @@ def shape(folder: Path, kv_heads: int) -> Path:
     config |= {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 32}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-def prompt_of(tokens: int, seed: int) -> list[int]:
-    return [(seed * i * i + 31 * i) % 4000 + 10 for i in range(tokens)]
 
 
 async def handed_over(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int]) -> list[int]:

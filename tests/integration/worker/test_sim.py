@@ -14,10 +14,8 @@ import pytest
 from tandem.core.ids import BlockId, GroupId
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.loopback import Loopback
-from tests.integration.worker.pair import MODEL, pair, submit
-from tests.integration.worker.test_loopback import prompt_of
-from tests.integration.worker.test_pair import tokens_of
+from tests.integration.worker.loopback import Loopback, prompt_of
+from tests.integration.worker.pair import MODEL, pair, submit, tokens_of
 
 VOCAB = 4096
 EOS = (1,)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.pair import RunningWorker, pair, submit
-from tests.integration.worker.test_pair import reference, tokens_of
+from tests.integration.worker.pair import RunningWorker, pair, submit, tokens_of
+from tests.integration.worker.reference import reference
 
 PROMPT = [(7 * i) % 4000 + 10 for i in range(100)]
 COUNT = 12
