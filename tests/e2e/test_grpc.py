@@ -10,7 +10,7 @@ import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
-from tests.e2e.test_parameters import NOISY, PROMPT, ids, model_config
+from tests.e2e.questions import NOISY, PROMPT, ids, model_config
 from tests.integration.router.grpc_answers import Whole, completion, responses
 from tools.running_cluster import Cluster, is_free
 from tools.waiting import wait_for

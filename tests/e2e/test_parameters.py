@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from tests.integration.worker.pair import MODEL
+from tests.e2e.questions import NOISY, PROMPT, ids, model_config
 from tools.running_cluster import Cluster
-
-PROMPT = "Return a list of the"
-NOISY = {"temperature": 1.5, "seed": 11}
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +28,6 @@ def ask(cluster: Cluster) -> Any:
 @pytest.fixture(scope="module")
 def greedy(ask: Any) -> str:
     return str(ask(temperature=0)[0]["text"])
-
-
-def ids(cluster: Cluster, text: str) -> list[int]:
-    status, answer = cluster.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-    assert status == 200
-    return list(answer["tokens"])
-
-
-def model_config() -> dict[str, Any]:
-    return dict(json.loads((MODEL / "config.json").read_text()))
 
 
 def test_seed_fixes_an_answer_and_changes_it(ask: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
+from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind, Reply, ReplyKind
 from tandem.kvtransfer.ticket import Endpoint
@@ -74,3 +76,15 @@ class Raw:
         """Read until the receiver ends the connection: raises LinkClosedError with its reason."""
         for _ in self._replies:
             pass
+
+
+def make_frame(rig: Any, ticket: Any, block: int = 0, **changes: Any) -> tuple[Frame, bytes]:
+    """A good data frame for one block of group 0, then changed."""
+    payload = bytes([block + 1]) * rig.DENSE.block_bytes()
+    frame = Frame(
+        kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
+        source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
+        source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=GroupId(0), layers=range(4), heads=range(4),
+        blocks=(BlockId(block),), payload_bytes=len(payload), payload_crc=zlib.crc32(payload), send_ns=1,
+    )  # fmt: skip
+    return replace(frame, **changes), payload

@@ -25,7 +25,7 @@ from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.devicememory import HostMemory
 from tandem.kvtransfer.transports.ipc import MAX_IPC_PAYLOAD_BYTES, PRELUDE, IpcLink
 from tandem.kvtransfer.transports.ipc_listener import _Landing
-from tests.integration.kvtransfer.conformance.test_hostile import make_frame
+from tests.integration.kvtransfer.raw import make_frame
 from tests.integration.kvtransfer.rig import Rig
 
 G0 = GroupId(0)

@@ -269,3 +269,9 @@ def builder(folder: Path) -> Iterator[Build]:
         for house in houses:
             if house.is_started:
                 house.stop()
+
+
+def ask(house: House, **more: Any) -> httpx.Response:
+    """The answer to a short greedy completion, once it is complete; `more` goes into the body."""
+    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0, **more}
+    return httpx.post(f"{house.url}/v1/completions", json=body, timeout=15)

@@ -5,19 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import socket
-from typing import Any
 
 import httpx
 import pytest
 
 from tandem.core.config import Disaggregation
-from tests.integration.router.house import Build, House
+from tests.integration.router.house import Build, ask
 from tests.integration.router.scripted_worker import Script
-
-
-def ask(house: House, **more: Any) -> httpx.Response:
-    body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0, **more}
-    return httpx.post(f"{house.url}/v1/completions", json=body, timeout=15)
 
 
 def events(answer: httpx.Response) -> list[str]:

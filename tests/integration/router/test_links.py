@@ -12,9 +12,8 @@ from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.router.links import WorkerLink
 from tandem.router.wire import TokenChunk
-from tests.integration.router.house import Build, House
+from tests.integration.router.house import Build, House, ask
 from tests.integration.router.scripted_worker import Script
-from tests.integration.router.test_faults import ask
 
 D = WorkerId("decode-0")
 

@@ -12,9 +12,8 @@ import pytest
 
 from tandem.core.config import Disaggregation
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.router.house import Build, House, builder
+from tests.integration.router.house import Build, House, ask, builder
 from tests.integration.router.scripted_worker import Script, ScriptedWorker
-from tests.integration.router.test_faults import ask
 from tests.integration.router.transcript import Transcript, read_stream, read_whole
 
 COMPLETION: dict[str, Any] = {"prompt": "Hello there", "max_tokens": 24, "temperature": 0}

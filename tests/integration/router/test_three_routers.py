@@ -28,7 +28,7 @@ from tandem.prefixindex.speculation import PENDING_S
 from tandem.router.plan import Candidate, Job
 from tandem.router.policies.cost import CostPolicy
 from tandem.router.prefix import PrefixFinder
-from tests.unit.router.test_prefix import facts
+from tests.unit.router.facts import facts
 from tools.waiting import wait_for_async
 
 SALT, BLOCK = b"tenant", 16

@@ -17,7 +17,7 @@ from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tests.integration.worker.pair import start_worker
-from tests.integration.workerhost.test_protocol import Stranger
+from tests.integration.workerhost.service import Stranger
 
 
 def test_the_router_hears_why_the_hand_over_failed(folder: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -16,40 +15,9 @@ from tandem.router import wire as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tandem.workerhost.auth import SecretInterceptor, call_metadata
+from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.peers import PeerChannels
-from tandem.workerhost.server import WorkerService
-
-SECRET = ClusterSecret(b"0123456789abcdef0123456789abcdef")
-
-
-class Backend:
-    """Stands for the worker around the service; keeps what would go to rank 0."""
-
-    def __init__(self, name: str = "d0", incarnation: int = 77) -> None:
-        self.info = w.WorkerInfo(worker=name, incarnation=incarnation)
-        self.got: asyncio.Queue[e.HostToRank] = asyncio.Queue()
-        self.acknowledgements = 0
-
-    def to_rank(self, message: e.HostToRank) -> None:
-        self.got.put_nowait(message)
-
-    def acknowledged(self) -> None:
-        self.acknowledgements += 1
-
-
-@asynccontextmanager
-async def serving(backend: Backend) -> AsyncIterator[tuple[WorkerService, str]]:
-    service = WorkerService(backend)
-    server = grpc.aio.server(interceptors=(SecretInterceptor(SECRET),))
-    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield service, f"127.0.0.1:{port}"
-    finally:
-        service.close_all()
-        await server.stop(0.1)
+from tests.integration.workerhost.service import SECRET, Backend, serving
 
 
 async def code_of(address: str, metadata: Any, *messages: w.RouterMessage) -> grpc.StatusCode:

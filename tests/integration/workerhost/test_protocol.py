@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -16,19 +15,9 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.peers import PeerChannels
-from tests.integration.workerhost.test_guarded import SECRET, Backend, serving
+from tests.integration.workerhost.service import NOVELTY, SECRET, Backend, Stranger, hello, serving
 
 MAJOR = PROTOCOL[0]
-NOVELTY = b"\xfa\x3e\x03new"
-"""Field 999, as some later minor version may add it."""
-
-
-def hello(major: int, minor: int, peer_incarnation: int = 77) -> w.PeerMessage:
-    """The hello of a worker that has a field more than we know."""
-    said = w.PeerHello(
-        worker="p0", incarnation=5, peer_incarnation=peer_incarnation, protocol=major, protocol_minor=minor
-    )
-    return w.PeerMessage.FromString(w.PeerMessage(hello=said).SerializeToString() + NOVELTY)
 
 
 async def opened(address: str, first: w.PeerMessage) -> Any:
@@ -70,24 +59,6 @@ def test_another_major_version_is_refused_with_the_reason(major: int) -> None:
             assert "update the older worker" in (refused.value.details() or "")
 
     asyncio.run(run())
-
-
-class Stranger(worker_pb2_grpc.WorkerServicer):
-    """A worker that answers every control channel with the same version."""
-
-    async def Stream(self, requests: Any, context: Any) -> Any:  # noqa: N802
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no routers here")
-        yield w.WorkerMessage()
-
-    def __init__(self, major: int, minor: int) -> None:
-        self._answer = hello(major, minor)
-
-    async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> Any:  # noqa: N802
-        await anext(requests)
-        yield self._answer
-        async for message in requests:
-            if message.HasField("ticket_request"):
-                yield w.PeerMessage(ticket=w.Ticket(request=message.ticket_request.request))
 
 
 async def dialled(major: int, minor: int) -> e.HostToRank:

@@ -23,7 +23,7 @@ from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_process import RankProcess
 from tandem.workerhost.server import WorkerService
-from tests.integration.workerhost.test_guarded import SECRET, Backend, serving
+from tests.integration.workerhost.service import SECRET, Backend, serving
 
 
 def hello(router: str) -> w.RouterMessage:

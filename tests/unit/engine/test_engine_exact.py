@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 
-from tandem.core.blockhash import BlockHash
-from tandem.core.clock import MonotonicClock
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind
-from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.pace import SchedulerConfig
-from tandem.engine.request import EngineRequest, RequestKind
-from tandem.engine.runner import ModelRunner
+from tandem.engine.request import RequestKind
+from tests.unit.engine.bundled import ANSWER, MODEL, prompt_of, request
 
-MODEL = Path(__file__).resolve().parents[3] / "models" / "tandem-tiny"
-ANSWER = 24
 LENGTHS = (5, 16, 33, 47, 64, 100, 150, 201)
 GAP = 1e-3
 """Between the two best logits: above it, no order of fp32 additions changes the greedy token."""
@@ -60,32 +53,6 @@ class Oracle:
 @pytest.fixture(scope="module")
 def oracle() -> Oracle:
     return Oracle()
-
-
-@pytest.fixture(scope="module")
-def new_engine() -> Callable[..., Engine]:
-    runners: dict[int, ModelRunner] = {}
-
-    def make(num_blocks: int = 200, **config: int) -> Engine:
-        if num_blocks not in runners:
-            runners[num_blocks] = ModelRunner(
-                model_dir=MODEL, dtype="float32", num_blocks=num_blocks, max_model_len=min(512, 16 * num_blocks)
-            )
-        settings = {"max_step_s": 1e9} | config
-        return Engine(runners[num_blocks], config=SchedulerConfig(**settings), clock=MonotonicClock())  # type: ignore[arg-type]
-
-    return make
-
-
-def prompt_of(length: int, seed: int = 0) -> tuple[int, ...]:
-    generator = torch.Generator().manual_seed(1000 * seed + length)
-    return tuple(torch.randint(16, 2000, (length,), generator=generator).tolist())
-
-
-def request(key: str, prompt: tuple[int, ...], **options: object) -> EngineRequest:
-    kind = options.pop("kind", RequestKind.FULL)
-    sampling = SamplingParams(**({"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True} | options))  # type: ignore[arg-type]
-    return EngineRequest(key=key, prompt=prompt, sampling=sampling, hash_root=BlockHash(bytes(16)), kind=kind)  # type: ignore[arg-type]
 
 
 def run(engine: Engine) -> tuple[dict[str, list[int]], list[str]]:

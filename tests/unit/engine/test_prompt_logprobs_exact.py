@@ -11,9 +11,7 @@ import torch
 
 from tandem.core.handoff import TokenLogprob
 from tandem.engine.engine import Engine
-from tests.unit.engine.test_engine_exact import MODEL, new_engine, prompt_of, request
-
-__all__ = ["new_engine"]
+from tests.unit.engine.bundled import MODEL, prompt_of, request
 
 COUNT = 4
 CLOSE = 2e-4

@@ -7,7 +7,7 @@ from tandem.core.ids import Attempt
 from tandem.core.lifecycle import FinishReason
 from tandem.router.requests import Flight, Inbox
 from tandem.router.wire import PromptChunk
-from tests.unit.router.test_requests import chunk, flight, read
+from tests.unit.router.flights import chunk, flight, read
 
 
 def scores(position: int, tokens: list[int], attempt: int = 1) -> PromptChunk:

@@ -9,31 +9,16 @@ import pytest
 
 from tandem.core.blockhash import BlockHash, HashRoot, chain
 from tandem.core.clock import ManualClock
-from tandem.core.ids import GroupId, Incarnation, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.core.pairing import ALWAYS_BYTES_PER_S, KVProfile
+from tandem.core.pairing import ALWAYS_BYTES_PER_S
 from tandem.prefixindex.speculation import SETTLED_S, Speculation
 from tandem.router.popularity import Popularity
 from tandem.router.prefix import KeptHashes, PrefixFinder
-from tandem.router.wire import WorkerFacts
+from tests.unit.router.facts import facts
 
 PROMPT = list(range(100, 196))
 SALT = b"tenant"
-
-
-def facts(
-    name: str, role: RoleName, block_tokens: int = 16, dtype: str = "float32", incarnation: int = 1, **more: Any
-) -> WorkerFacts:
-    spec = KVGroupSpec(
-        group=GroupId(0), layers=(0,), planes=2, heads=2, width=8, block_tokens=block_tokens, dtype=dtype
-    )  # fmt: skip
-    profile = KVProfile(fingerprint="f", identity=(), layout=KVLayout(groups=(spec,)), **more)
-    return WorkerFacts(
-        worker=WorkerId(name), incarnation=Incarnation(incarnation), role=role, address="", model="m", fingerprint="f",
-        tp=1, block_tokens=block_tokens, kv_dtype=dtype, max_model_len=100, vocab_size=100, num_blocks=(9,),
-        token_kv_bytes=1, transports=(), protocol=2, eos_token_ids=(), pid=1, rank_pids=(), profile=profile,
-    )  # fmt: skip
 
 
 class Held:

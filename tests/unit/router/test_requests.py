@@ -9,29 +9,10 @@ import pytest
 
 from tandem.core.errors import CancelledError, WorkerLostError
 from tandem.core.handoff import TokenLogprob
-from tandem.core.ids import Attempt, RequestId
+from tandem.core.ids import Attempt
 from tandem.core.lifecycle import FinishReason
-from tandem.core.sampling import SamplingParams
-from tandem.router.requests import Flight, Inbox, Work
-from tandem.router.wire import TokenChunk
-
-
-def chunk(index: int, tokens: list[int], **more: object) -> TokenChunk:
-    fields: dict[str, object] = {"request": "r", "attempt": 1, "choice": 0, **more}
-    return TokenChunk(index=index, tokens=tokens, **fields)  # type: ignore[arg-type]
-
-
-def flight(inbox: Inbox, n: int = 1) -> Flight:
-    work = Work(prompt=[1], sampling=SamplingParams(max_tokens=100, n=n), timeout_s=1)
-
-    return Flight(id=RequestId("r"), slot=0, work=work, inbox=inbox, started_s=0)
-
-
-def read(inbox: Inbox) -> list[int]:
-    async def run() -> list[int]:
-        return [token for arrival in await inbox.take() for token in arrival.tokens]
-
-    return asyncio.run(run())
+from tandem.router.requests import Inbox
+from tests.unit.router.flights import chunk, flight, read
 
 
 def test_any_order_and_repetition_gives_the_same() -> None:

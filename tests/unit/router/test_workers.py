@@ -15,8 +15,8 @@ from tandem.router.plan import Candidate
 from tandem.router.wire import GroupBlocks, Load, load_from_wire
 from tandem.router.workers import WorkerTable
 from tandem.rpc.v1 import worker_pb2 as w
+from tests.unit.router.facts import facts
 from tests.unit.router.stage import Stage
-from tests.unit.router.test_prefix import facts
 
 SPEED = PrefillSpeed(tokens_per_s=1000.0, context_s=1e-6)
 REPORT = w.LoadReport(

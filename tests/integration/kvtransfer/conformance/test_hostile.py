@@ -19,7 +19,6 @@ from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import (
     HEADER_BYTES,
     MAX_FRAME_BLOCKS,
-    Frame,
     FrameKind,
     Reply,
     ReplyKind,
@@ -28,20 +27,9 @@ from tandem.kvtransfer.frame import (
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.grpc import MAX_MESSAGE_BYTES
 from tandem.kvtransfer.transports.ring import ReceiverRing
+from tests.integration.kvtransfer.raw import make_frame
 
 G0 = GroupId(0)
-
-
-def make_frame(rig: Any, ticket: Any, block: int = 0, **changes: Any) -> tuple[Frame, bytes]:
-    """A good data frame for one block of group 0, then changed."""
-    payload = bytes([block + 1]) * rig.DENSE.block_bytes()
-    frame = Frame(
-        kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
-        source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
-        source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=G0, layers=range(4), heads=range(4),
-        blocks=(BlockId(block),), payload_bytes=len(payload), payload_crc=zlib.crc32(payload), send_ns=1,
-    )  # fmt: skip
-    return replace(frame, **changes), payload
 
 
 def begin(rig: Any, blocks: Any = (0, 1)) -> tuple[Any, Any, Any, Any]:

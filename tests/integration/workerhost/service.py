@@ -1,0 +1,77 @@
+"""The service of a worker without the worker, and peers of other versions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from tandem.core.secret import ClusterSecret
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.workerhost.auth import SecretInterceptor
+from tandem.workerhost.server import WorkerService
+
+SECRET = ClusterSecret(b"0123456789abcdef0123456789abcdef")
+NOVELTY = b"\xfa\x3e\x03new"
+"""Field 999, as some later minor version may add it."""
+
+
+class Backend:
+    """Stands for the worker around the service; keeps what would go to rank 0."""
+
+    def __init__(self, name: str = "d0", incarnation: int = 77) -> None:
+        self.info = w.WorkerInfo(worker=name, incarnation=incarnation)
+        self.got: asyncio.Queue[e.HostToRank] = asyncio.Queue()
+        self.acknowledgements = 0
+
+    def to_rank(self, message: e.HostToRank) -> None:
+        self.got.put_nowait(message)
+
+    def acknowledged(self) -> None:
+        self.acknowledgements += 1
+
+
+@asynccontextmanager
+async def serving(backend: Backend) -> AsyncIterator[tuple[WorkerService, str]]:
+    service = WorkerService(backend)
+    server = grpc.aio.server(interceptors=(SecretInterceptor(SECRET),))
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield service, f"127.0.0.1:{port}"
+    finally:
+        service.close_all()
+        await server.stop(0.1)
+
+
+def hello(major: int, minor: int, peer_incarnation: int = 77) -> w.PeerMessage:
+    """The hello of a worker that has a field more than we know."""
+    said = w.PeerHello(
+        worker="p0", incarnation=5, peer_incarnation=peer_incarnation, protocol=major, protocol_minor=minor
+    )
+    return w.PeerMessage.FromString(w.PeerMessage(hello=said).SerializeToString() + NOVELTY)
+
+
+class Stranger(worker_pb2_grpc.WorkerServicer):
+    """A worker that answers every control channel with the same version."""
+
+    async def Stream(self, requests: Any, context: Any) -> Any:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no routers here")
+        yield w.WorkerMessage()
+
+    def __init__(self, major: int, minor: int) -> None:
+        self._answer = hello(major, minor)
+
+    async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> Any:  # noqa: N802
+        await anext(requests)
+        yield self._answer
+        async for message in requests:
+            if message.HasField("ticket_request"):
+                yield w.PeerMessage(ticket=w.Ticket(request=message.ticket_request.request))

@@ -1,0 +1,28 @@
+"""Engines on the bundled model, whose runners are made once a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tandem.core.clock import MonotonicClock
+from tandem.engine.engine import Engine
+from tandem.engine.pace import SchedulerConfig
+from tandem.engine.runner import ModelRunner
+from tests.unit.engine.bundled import MODEL
+
+
+@pytest.fixture(scope="module")
+def new_engine() -> Callable[..., Engine]:
+    runners: dict[int, ModelRunner] = {}
+
+    def make(num_blocks: int = 200, **config: int) -> Engine:
+        if num_blocks not in runners:
+            runners[num_blocks] = ModelRunner(
+                model_dir=MODEL, dtype="float32", num_blocks=num_blocks, max_model_len=min(512, 16 * num_blocks)
+            )
+        settings = {"max_step_s": 1e9} | config
+        return Engine(runners[num_blocks], config=SchedulerConfig(**settings), clock=MonotonicClock())  # type: ignore[arg-type]
+
+    return make
