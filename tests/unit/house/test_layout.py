@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
@@ -105,3 +106,34 @@ def test_decisions_fit_a_page() -> None:
     for record in records:
         assert re.fullmatch(r"\d{4}-[a-z0-9-]+\.md", record.name)
         assert len(record.read_text().splitlines()) <= 60, record.name
+
+
+HOUSES = ("tools", "bench", "proof", "tests")
+"""Beside the components; each may import those before it."""
+
+
+def test_what_tools_benches_proofs_and_tests_may_import() -> None:
+    """Rigs of `tests` are no tests: proofs drive them, too. Nothing imports a test but who runs a conformance suite."""
+    wrong = []
+    for house in HOUSES:
+        for path in (ROOT / house).rglob("*.py"):
+            is_test = path.stem.startswith("test_") or path.stem == "conftest"
+            for name in _imports(path):
+                to, is_of_test = name.split(".")[0], ".test_" in name.replace(".conformance.test_", ".")
+                is_later = to in HOUSES and HOUSES.index(to) > HOUSES.index(house)
+                is_rig_for_proof = (house, to) == ("proof", "tests") and not is_of_test
+                is_proof_for_rig = (house, to) == ("tests", "proof") and not is_test
+                if is_of_test or is_proof_for_rig or (is_later and not is_rig_for_proof):
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def _imports(path: Path) -> list[str]:
+    """Every module that it imports, anywhere in it; what it takes out of a package counts as one."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names if alias.name.islower())]
+    return [name for name in found if name.split(".")[0] in HOUSES]
