@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -91,3 +92,8 @@ def kept(out: Path | None, load: Mapping[str, Any]) -> list[Row]:
 def rows_in(record: Mapping[str, Any]) -> list[Row]:
     """Of a file that `write` made."""
     return [Row(**{field.name: row[field.name] for field in fields(Row)}) for row in record["rows"]]
+
+
+def quantile(values: Sequence[float], percent: int) -> float:
+    """Between neighbours where it falls between them; of a single value that value."""
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -20,10 +19,10 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
 
-from bench.report import Row, publish
-from bench.serve.client import Answer, complete
+from bench.load import Answer, Due, ask, body_of, check_served, offer
+from bench.report import Row, publish, quantile
 from tools.running_cluster import Cluster, running
 
 TTFT_S, ITL_S = 1.0, 0.1
@@ -62,20 +61,10 @@ class Load:
     """Sends to one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        url = urlsplit(cluster.api)
-        self._host, self._port = str(url.hostname), int(url.port or 0)
-        self._words = random.Random(0)
+        self._api, self._words = cluster.api, random.Random(0)
 
-    async def send(self, due_s: float, headers: Mapping[str, str]) -> Answer:
-        body = {
-            "model": "tandem-tiny",
-            "prompt": [self._words.randrange(300, 4000) for _ in range(PROMPT_TOKENS)],  # nothing is cached
-            "max_tokens": ANSWER_TOKENS,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        return await complete(self._host, self._port, body, due_s, TIMEOUT_S, headers)
+    def _body(self) -> dict[str, Any]:
+        return body_of([self._words.randrange(300, 4000) for _ in range(PROMPT_TOKENS)], ANSWER_TOKENS)
 
     async def capacity(self, clients: int, seconds: float) -> float:
         """Requests a second that end while every client always has one."""
@@ -84,9 +73,7 @@ class Load:
 
         async def one() -> None:
             while time.monotonic() < began_s + seconds:
-                answer = await self.send(time.monotonic(), {})
-                if answer.error:
-                    raise SystemExit(f"a request failed: {answer.error}")
+                check_served([await ask(self._api, self._body(), time.monotonic(), TIMEOUT_S)])
                 ends_s.append(time.monotonic())
 
         await asyncio.gather(*(one() for _ in range(clients)))
@@ -94,20 +81,15 @@ class Load:
         return len(counted) / (seconds - 2.0)
 
     async def offer(self, streams: Sequence[Stream], seconds: float) -> list[list[Answer]]:
-        """All answers of each stream."""
-        start_s = time.monotonic() + 0.1
-        found: list[list[Answer]] = [[] for _ in streams]
-
-        async def one(into: list[Answer], due_s: float, headers: Mapping[str, str]) -> None:
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            into.append(await self.send(due_s, headers))
-
-        async with asyncio.TaskGroup() as tasks:
-            for stream, into in zip(streams, found, strict=True):
-                dice, at_s = random.Random(stream.seed), 0.0
-                while (at_s := at_s + dice.expovariate(stream.rate)) < seconds:
-                    tasks.create_task(one(into, start_s + at_s, stream.headers))
-        return found
+        """All answers of each stream. Nothing of their prompts is cached."""
+        due: list[tuple[float, int]] = []
+        for number, stream in enumerate(streams):
+            dice, at_s = random.Random(stream.seed), 0.0
+            while (at_s := at_s + dice.expovariate(stream.rate)) < seconds:
+                due.append((at_s, number))
+        due.sort()
+        answers = await offer(self._api, [Due(at_s, self._body(), streams[n].headers) for at_s, n in due], TIMEOUT_S)
+        return [[a for a, (_, n) in zip(answers, due, strict=True) if n == number] for number in range(len(streams))]
 
 
 def key(cluster: Cluster, tenant: str) -> dict[str, str]:
@@ -129,14 +111,12 @@ def is_met(answer: Answer) -> bool:
 
 def p99_ms(answers: Sequence[Answer]) -> float:
     served = [answer.ttft_s for answer in answers if not answer.error]
-    return statistics.quantiles(served, n=100, method="inclusive")[98] * 1000
+    return quantile(served, 99) * 1000
 
 
 def refused(answers: Sequence[Answer]) -> int:
     """How many were told to come back; ends the measurement if any failed in another way."""
-    wrong = [a.error for a in answers if a.error and " 503 " not in a.error]
-    if wrong:
-        raise SystemExit(f"{len(wrong)} requests failed, the first with: {wrong[0]}")
+    check_served(answers, allowed=" 503 ")
     return sum(bool(answer.error) for answer in answers)
 
 

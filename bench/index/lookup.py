@@ -15,7 +15,7 @@ import tracemalloc
 from collections import deque
 from collections.abc import Callable
 
-from bench.report import Row
+from bench.report import Row, quantile
 from tandem.core.blockhash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Incarnation, WorkerId
@@ -57,8 +57,7 @@ def measure(lookup: Callable[[list[BlockHash]], object], asked: list[list[BlockH
             begin = time.perf_counter_ns()
             lookup(fresh)
             times.append((time.perf_counter_ns() - begin) / 1000)
-    cuts = statistics.quantiles(times, n=100)
-    return {"p5_us": round(cuts[4], 1), "p50_us": round(statistics.median(times), 1), "p99_us": round(cuts[98], 1)}
+    return {f"p{percent}_us": round(quantile(times, percent), 1) for percent in (5, 50, 99)}
 
 
 def run(workers: int, blocks: int, length: int) -> list[Row]:

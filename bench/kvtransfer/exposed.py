@@ -13,12 +13,11 @@ import random
 import statistics
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from bench.kvtransfer import model_135m
 from bench.kvtransfer.children import Child
+from bench.load import Answer, ask, body_of, check_served
 from bench.report import Row
-from bench.serve.client import Answer, complete
 from tools.running_cluster import running
 
 TOKENS, CHUNK, LAYER_GROUPS = 2048, 512, 4
@@ -112,22 +111,16 @@ def _second(answer: Answer) -> float:
 def _served(flags: tuple[str, ...], prompts: int) -> list[Answer]:
     dice = random.Random(11)
     with running("--model", str(model_135m.folder()), "--threads", "1", "--kv-memory", "256MiB", *flags) as cluster:
-        url = urlsplit(cluster.api)
 
-        async def ask() -> Answer:
-            body = {
-                "model": "bench-135m", "prompt": [dice.randrange(300, 4000) for _ in range(TOKENS)], "max_tokens": 8,
-                "ignore_eos": True, "temperature": 0, "stream": True,
-                "logit_bias": {"400": 100},  # random weights say tokens that are no whole characters
-            }  # fmt: skip
+        async def one() -> Answer:
+            prompt = [dice.randrange(300, 4000) for _ in range(TOKENS)]
+            bias = {"400": 100}  # random weights say tokens that are no whole characters
             now_s = asyncio.get_running_loop().time()
-            return await complete(str(url.hostname), int(url.port or 0), body, now_s, TIMEOUT_S)
+            return await ask(cluster.api, body_of(prompt, 8, "bench-135m", logit_bias=bias), now_s, TIMEOUT_S)
 
         async def all_of_them() -> list[Answer]:
-            return [await ask() for _ in range(prompts + 1)][1:]
+            return [await one() for _ in range(prompts + 1)][1:]
 
         answers = asyncio.run(all_of_them())
-    failed = [answer.error for answer in answers if answer.error]
-    if failed:
-        raise SystemExit(f"{len(failed)} of {prompts} requests failed, the first with: {failed[0]}")
+    check_served(answers)
     return answers

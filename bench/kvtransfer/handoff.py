@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
-from urllib.parse import urlsplit
 
-from bench.kvtransfer.transports import quantile
-from bench.report import Row
-from bench.serve.client import Answer, complete
+from bench.load import Answer, ask, body_of, check_served
+from bench.report import Row, quantile
 from tools.running_cluster import Cluster, running
 
 AIMS_MS = {50: 5.0, 99: 25.0}
@@ -33,18 +30,14 @@ def run(requests: int) -> list[Row]:
 
 
 def _ask(cluster: Cluster, at_once: int, requests: int, seed: int) -> list[Answer]:
-    url = urlsplit(cluster.api)
     dice = random.Random(seed)
     answers: list[Answer] = []
 
     async def client(count: int) -> None:
         for _ in range(count):
-            body: dict[str, Any] = {
-                "model": "tandem-tiny", "prompt": [dice.randrange(300, 4000) for _ in range(PROMPT_TOKENS)],
-                "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, "temperature": 0, "stream": True,
-            }  # fmt: skip
+            prompt = [dice.randrange(300, 4000) for _ in range(PROMPT_TOKENS)]
             now_s = asyncio.get_running_loop().time()
-            answers.append(await complete(str(url.hostname), int(url.port or 0), body, now_s, TIMEOUT_S))
+            answers.append(await ask(cluster.api, body_of(prompt, OUTPUT_TOKENS), now_s, TIMEOUT_S))
 
     async def clients() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -52,9 +45,7 @@ def _ask(cluster: Cluster, at_once: int, requests: int, seed: int) -> list[Answe
                 tasks.create_task(client(requests // at_once))
 
     asyncio.run(clients())
-    failed = [answer.error for answer in answers if answer.error]
-    if failed:
-        raise SystemExit(f"{len(failed)} of {requests} requests failed, the first with: {failed[0]}")
+    check_served(answers)
     return answers
 
 

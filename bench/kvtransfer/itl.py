@@ -15,8 +15,7 @@ from typing import Any
 
 from bench.kvtransfer import pools
 from bench.kvtransfer.children import Child
-from bench.kvtransfer.transports import quantile
-from bench.report import Row
+from bench.report import Row, quantile
 
 AIM = 1.25
 STEP_S = 0.010

@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.kvtransfer import pools
 from bench.kvtransfer.children import Child
-from bench.report import Row
+from bench.report import Row, quantile
 
 TRANSPORTS = ("shm", "tcp", "grpc", "gloo")
 SIZES = (64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
@@ -164,7 +164,3 @@ def _rows(name: str, size: int, at_once: int, ours: Samples, bare: Samples) -> l
         at = [1e3 * quantile(samples.each_s, percent) for samples in (ours, bare)]
         rows.append(Row(case, f"latency p{percent}", at[0], "ms", at[1] if at_once == 1 else None))
     return rows
-
-
-def quantile(values: Sequence[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1] if len(values) > 1 else values[0]

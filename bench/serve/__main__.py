@@ -9,17 +9,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from bench.report import Row, publish
-from bench.serve.client import Answer, complete
-from tools.running_cluster import Cluster, running
+from bench.load import Due, body_of, check_served, offer
+from bench.report import Row, publish, quantile
+from tools.running_cluster import running
 
 OVERHEAD_LIMIT_MS = 5.0
 TIMEOUT_S = 60.0
@@ -28,50 +24,25 @@ SPLIT = ("--prefill", "1", "--decode", "1", "--disaggregation", "always")
 MIXED = ("--mixed", "2", "--disaggregation", "never")
 
 
-def workload(seed: int, requests: int, rate: float) -> list[tuple[float, dict[str, Any]]]:
-    """(seconds after start, body) of every request: token-id prompts of 32 to 768, answers of 16 to 96 tokens."""
+def workload(seed: int, requests: int, rate: float) -> list[Due]:
+    """Every request: token-id prompts of 32 to 768, answers of 16 to 96 tokens."""
     dice = random.Random(seed)
     at_s, plan = 0.0, []
     for _ in range(requests):
         at_s += dice.expovariate(rate)
-        body = {
-            "model": "tandem-tiny",
-            "prompt": [dice.randrange(300, 4000) for _ in range(dice.choice((32, 64, 128, 256, 512, 768)))],
-            "max_tokens": dice.choice((16, 32, 64, 96)),
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-        }
-        plan.append((at_s, body))
+        prompt = [dice.randrange(300, 4000) for _ in range(dice.choice((32, 64, 128, 256, 512, 768)))]
+        plan.append(Due(at_s, body_of(prompt, dice.choice((16, 32, 64, 96)))))
     return plan
-
-
-async def offer(cluster: Cluster, plan: Sequence[tuple[float, dict[str, Any]]]) -> tuple[list[Answer], float]:
-    """Send every request when it is due; all answers and the seconds from the first to the last token."""
-    url = urlsplit(cluster.api)
-    assert url.hostname is not None
-    assert url.port is not None
-    start_s = time.monotonic() + 0.1
-    answers: list[Answer] = []
-
-    async def one(at_s: float, body: dict[str, Any]) -> None:
-        await asyncio.sleep(max(0.0, start_s + at_s - time.monotonic()))
-        answers.append(await complete(str(url.hostname), int(url.port or 0), body, start_s + at_s, TIMEOUT_S))
-
-    async with asyncio.TaskGroup() as tasks:
-        for at_s, body in plan:
-            tasks.create_task(one(at_s, body))
-    return answers, time.monotonic() - start_s
 
 
 def measure(flags: Sequence[str], seed: int, requests: int, rate: float) -> dict[str, tuple[float, str]]:
     """Start a cluster, warm it up, offer the load; metric → (value, unit)."""
     with running(*flags) as cluster:
-        asyncio.run(offer(cluster, workload(seed + 1, 10, rate)))
-        answers, took_s = asyncio.run(offer(cluster, workload(seed, requests, rate)))
-    failed = [answer.error for answer in answers if answer.error]
-    if failed:
-        raise SystemExit(f"{len(failed)} of {requests} requests failed, the first with: {failed[0]}")
+        asyncio.run(offer(cluster.api, workload(seed + 1, 10, rate), TIMEOUT_S))
+        plan = workload(seed, requests, rate)
+        answers = asyncio.run(offer(cluster.api, plan, TIMEOUT_S))
+    check_served(answers)
+    took_s = max(a.token_s[-1] for a in answers) - (answers[0].due_s - plan[0].at_s)
     figures: dict[str, tuple[float, str]] = {}
     _spread(figures, "ttft", [a.ttft_s for a in answers])
     _spread(figures, "second_token", [a.second_s for a in answers])
@@ -85,9 +56,8 @@ def measure(flags: Sequence[str], seed: int, requests: int, rate: float) -> dict
 
 
 def _spread(figures: dict[str, tuple[float, str]], name: str, seconds: list[float]) -> None:
-    cuts = statistics.quantiles(seconds, n=100, method="inclusive")
     for percent in PERCENTILES:
-        figures[f"{name}_p{percent}"] = (cuts[percent - 1] * 1000, "ms")
+        figures[f"{name}_p{percent}"] = (quantile(seconds, percent) * 1000, "ms")
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.report import Row, publish
+from bench.report import Row, publish, quantile
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.worker.commands import Command, Step, Stop, decode, encode
 from tandem.workerhost.ring import RingPair, RingReader, RingWriter
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
             data = encode(command)
             times = cross(pair, command, args.repetitions, args.pause_ms / 1e3)
             rows.append(Row(name, "handed over to decoded, median", statistics.median(times), "ms"))
-            rows.append(Row(name, "handed over to decoded, p99", statistics.quantiles(times, n=100)[-1], "ms"))
+            rows.append(Row(name, "handed over to decoded, p99", quantile(times, 99), "ms"))
             rows.append(Row(name, "of this: encode", alone(functools.partial(encode, command), args.repetitions), "ms"))
             rows.append(Row(name, "of this: decode", alone(functools.partial(decode, data), args.repetitions), "ms"))
             rows.append(Row(name, "size", len(data) / 1024, "KiB"))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.serve.client import Answer, complete
+from bench.load import Answer, complete
 from proof.laboratory.figures import Served
 from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run, idle_prompts, prompts
 from tandem.cluster.simulator.traces import Trace

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.report import quantile
 from proof import record
 from proof.transfer.plan import TRANSPORTS, faults_of
 
@@ -123,9 +124,5 @@ class Record:
 def _spread(values: list[float]) -> dict[str, float]:
     if not values:
         return {}
-    ordered = sorted(values)
-
-    def at(share: float) -> float:
-        return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3)
-
-    return {"n": len(values), "p50": at(0.5), "p90": at(0.9), "p99": at(0.99), "max": round(ordered[-1], 3)}
+    shares = {f"p{percent}": round(quantile(values, percent), 3) for percent in (50, 90, 99)}
+    return {"n": len(values), **shares, "max": round(max(values), 3)}

@@ -1,4 +1,4 @@
-"""One streaming completion over a plain socket, timed token by token.
+"""Loads for a whole cluster: streaming completions over plain sockets, timed token by token. Not a benchmark itself.
 
 An HTTP library costs more per chunk than the tiny model takes to make it, on the same two cores; so the response is
 read line by line as it comes. Chunked framing lines are hexadecimal and cannot be taken for `data:` lines.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 TIMING = b": tandem-timing "
 DONE = b"data: [DONE]"
@@ -93,3 +94,46 @@ async def _talk(
             is_done = True
     if not is_done and not answer.error:
         answer.error = "the stream ended without [DONE]"
+
+
+def body_of(prompt: Sequence[int], tokens: int, model: str = "tandem-tiny", **more: Any) -> dict[str, Any]:
+    """A greedy streamed completion of that many tokens."""
+    fixed = {"ignore_eos": True, "temperature": 0, "stream": True}
+    return {"model": model, "prompt": list(prompt), "max_tokens": tokens, **fixed, **more}
+
+
+async def ask(
+    api: str, body: dict[str, Any], due_s: float, timeout_s: float, headers: Mapping[str, str] = _NONE
+) -> Answer:
+    """`complete` at the API's URL."""
+    url = urlsplit(api)
+    return await complete(str(url.hostname), int(url.port or 0), body, due_s, timeout_s, headers)
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A request that is sent `at_s` seconds after the start, whatever became of those before."""
+
+    at_s: float
+    body: dict[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+async def offer(api: str, plan: Sequence[Due], timeout_s: float) -> list[Answer]:
+    """Send every request when it is due; their answers, in the order of the plan."""
+    start_s = time.monotonic() + 0.1
+
+    async def one(due: Due) -> Answer:
+        await asyncio.sleep(max(0.0, start_s + due.at_s - time.monotonic()))
+        return await ask(api, due.body, start_s + due.at_s, timeout_s, due.headers)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(due)) for due in plan]
+    return [task.result() for task in tasks]
+
+
+def check_served(answers: Sequence[Answer], allowed: str = "") -> None:
+    """SystemExit if a request failed, but for errors with these words."""
+    failed = [answer.error for answer in answers if answer.error and not (allowed and allowed in answer.error)]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(answers)} requests failed, the first with: {failed[0]}")
