@@ -12,11 +12,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def programs(folder: str) -> dict[str, str]:
-    """Name → first line of the docstring, of every package with a `__main__.py` in `folder`."""
-    found: dict[str, str] = {}
-    for main in sorted(ROOT.glob(f"{folder}/*/__main__.py")):
-        found[main.parent.name] = _first_line(main.parent / "__init__.py") or _first_line(main)
-    return found
+    """Name → first line of the docstring, of every `__main__.py` below `folder`."""
+    return {main.parent.name: _first_line(main) for main in sorted(ROOT.glob(f"{folder}/*/__main__.py"))}
 
 
 def main() -> int:
@@ -45,8 +42,6 @@ def _listing(folder: str, known: dict[str, str]) -> str:
 
 
 def _first_line(path: Path) -> str:
-    if not path.is_file():
-        return ""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return text.splitlines()[0] if text else ""
 

@@ -1,4 +1,7 @@
-"""KV transfer against what the machine can do. Parts and predictions: README.md beside this file."""
+"""KV transfer against what the machine can do: every transport, checksums, codecs, overlap with compute, slow links.
+
+Parts and predictions: README.md beside this file.
+"""
 
 from __future__ import annotations
 

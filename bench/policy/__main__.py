@@ -1,5 +1,6 @@
-"""Plays a trace (Mooncake's JSON lines, Azure's CSV, or one made up) to a simulated cluster, once a policy and queue.
+"""Routing policies on virtual time: hit rate, TTFT, waits and imbalance of each, on one trace.
 
+Plays a trace (Mooncake's JSON lines, Azure's CSV, or one made up) to a simulated cluster, once a policy and queue.
 Everything that decides is the product's own code; computing and wires are arithmetic (docs/simulator.md). `--scale`
 makes the trace arrive so many times as fast; `--share 0.85` looks for the highest rate that `--base` sustains, and
 takes that share of it. Finished cases are in `--out` at once: the same command goes on where it was stopped.

@@ -1,6 +1,7 @@
-"""Start a simulated cluster with two models, and have schemathesis send it everything for ten minutes.
+"""Ten minutes of schemathesis: no failure of the server's own, and no answer that /openapi.json does not describe.
 
-In slices with seeds of their own; finished slices are kept in --out, so a run that was stopped goes on where it was.
+Sent to a simulated cluster with two models, in slices with seeds of their own; finished slices are kept in --out, so a
+run that was stopped goes on where it was.
 """
 
 from __future__ import annotations

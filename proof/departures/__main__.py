@@ -1,4 +1,7 @@
-"""Waves of clients that leave one real cluster, streamed, whole and over gRPC; the workers are asked what they hold."""
+"""Clients that leave at random moments: within a second nothing of them is left at the router or the workers.
+
+They leave one real cluster in waves, streamed, whole and over gRPC; the workers are asked what they hold.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Exactness of the disaggregated path against transformers in fp32. Resumable: finished cases are kept in --out.
+"""Exactness of the disaggregated path against transformers in fp32: log-probabilities, greedy tokens, KV bytes.
 
 Every case is one pair of ranks (model × transport × chunk size) that answers every prompt length cold, again with
-prefix hits, eight at once, and with three choices.
+prefix hits, eight at once, and with three choices. Finished cases are kept in --out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Runs seeds one after the other, then three routers; what is finished is kept in --out, so a run that was stopped goes
-on where it was.
+"""Random deaths and losses around the prefix index: it finds back within the lease time, and is never wrong after.
 
-Each seed is a cluster of its own with rounds of trouble under load, while one event in a hundred is lost and the last
-ones always are; in the end a dead worker comes back from an old dump, again and again. The three routers share one
-Redis: they hit as one does, and any of them may be killed.
+Runs seeds one after the other, then three routers; what is finished is kept in --out, so a run that was stopped goes on
+where it was. Each seed is a cluster of its own with rounds of trouble under load, while one event in a hundred is lost
+and the last ones always are; in the end a dead worker comes back from an old dump, again and again. The three routers
+share one Redis: they hit as one does, and any of them may be killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""KV transfers under every fault, workers killed and stopped in every state, every TP pairing: nothing is lost."""
+"""What has to be set before anything here is imported."""
 
 import os
 

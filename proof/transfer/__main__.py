@@ -1,8 +1,8 @@
-"""KV transfers under every fault. Resumable: finished cases are kept in --out; a failure says how to run it alone.
+"""KV transfers under every fault, workers killed and stopped in every state, every TP pairing: nothing is lost.
 
 Parts: "matrix", all TP pairings × transports × layouts, chunked and not, at three hit ratios; "wire", random transfers
 with random faults between two processes; "kills" and "stops", SIGKILL and SIGSTOP of a random process of real workers
-in random states.
+in random states. Finished cases are kept in --out; a failure says how to run it alone.
 """
 
 from __future__ import annotations

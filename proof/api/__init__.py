@@ -1,1 +1,0 @@
-"""Ten minutes of schemathesis: no failure of the server's own, and no answer that /openapi.json does not describe."""

@@ -1,1 +1,0 @@
-"""Clients that leave at random moments: within a second nothing of them is left at the router or the workers."""

@@ -1,1 +1,0 @@
-"""Random trouble between two ranks: every answer that ends is the undisturbed one, and nothing is held after."""
