@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -278,14 +279,22 @@ def test_an_engine_that_nobody_knows() -> None:
         resolve(ClusterConfig(worker=WorkerSection(engine="vllm")), ENVIRONMENT)
 
 
-def test_a_taken_port_is_named_with_what_to_do() -> None:
+@pytest.mark.parametrize(
+    ("flag", "section"),
+    [
+        ("--port", lambda port: RouterSection(port=port, grpc_port=0, admin_port=0)),
+        ("--grpc-port", lambda port: RouterSection(port=0, grpc_port=port, admin_port=0)),
+        ("--admin-port", lambda port: RouterSection(port=0, grpc_port=0, admin_port=port)),
+    ],
+)
+def test_a_taken_port_is_named_with_what_to_do(flag: str, section: Callable[[int], RouterSection]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(StartupError, match=f"port {port} on 127.0.0.1 is taken.*--grpc-port"):
-            check_ports(RouterSection(port=0, grpc_port=port, admin_port=0))
-    check_ports(RouterSection(port=port, grpc_port=0, admin_port=0))
+        with pytest.raises(StartupError, match=f"port {port} on 127.0.0.1 is taken.*{flag}"):
+            check_ports(section(port))
+    check_ports(section(port))
 
 
 def test_a_default_class_has_to_exist() -> None:
