@@ -20,6 +20,8 @@ CLIENTS = 6
 LONGEST_STAY_S = 0.6
 GIVE_UP_S = 20.0
 """What a wave gets to be forgotten before it counts as never."""
+ANSWER_TOKENS = 2000
+"""Take 40 s: what is free before that was forgotten, not finished."""
 CONFIG = """
 [pools]
 prefill = 1
@@ -44,7 +46,7 @@ class Wave:
 
 @contextmanager
 def simulated(folder: Path) -> Iterator[Cluster]:
-    """A prefill and a decode worker whose prompts take some hundred milliseconds, and answers some seconds."""
+    """A prefill and a decode worker: prompts take some hundred milliseconds, answers longer than anybody waits."""
     config = folder / "cluster.toml"
     config.write_text(CONFIG)
     flags = ("--config", str(config), "--model", str(MODEL), "--threads", "1", "--disaggregation", "always")
@@ -60,7 +62,9 @@ def wave(cluster: Cluster, rng: random.Random) -> Wave:
     for number in range(CLIENTS):
         size = 300 + 200 * number + rng.randrange(100)  # by which the router's list of requests tells them apart
         prompt = [300 + rng.randrange(3000) for _ in range(size)]
-        leave = ask(http, cluster.context["grpc"], rng.choice(WAYS), prompt, max_tokens=400, model="tandem-tiny")
+        leave = ask(
+            http, cluster.context["grpc"], rng.choice(WAYS), prompt, max_tokens=ANSWER_TOKENS, model="tandem-tiny"
+        )
         stays.append((time.monotonic() + rng.uniform(0.0, LONGEST_STAY_S), size, leave))
     for until_s, size, leave in sorted(stays):
         time.sleep(max(0.0, until_s - time.monotonic()))
