@@ -25,22 +25,20 @@ import grpc
 import grpc.aio
 import uvloop
 
-from tandem.core.ids import Incarnation, WorkerId, new_incarnation
+from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.liveness import BEAT_S
-from tandem.core.pairing import PROTOCOL
-from tandem.core.secret import METADATA_KEY, ClusterSecret
-from tandem.core.streamversion import STREAM_VERSION
+from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.records import WorkerRecord
+from tandem.prefixindex.lease import BEAT_S, WorkerLease
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 from tandem.workerhost.out_queue import OutQueue
 from tandem.workerhost.streams import joined
 from tandem.workerhost.wire import each
+from tools.made_up_worker import MadeUpWorker, let_in
 
 LOAD_S = 0.1
 PREFILL_S = 0.005
@@ -49,7 +47,6 @@ PREFILL_TOKENS_PER_S = 1e6
 """As reported: so fast that no request waits in the router for room at a worker."""
 BLOCK_TOKENS = 16
 BLOCKS = 65_536
-_FINGERPRINT = "f" * 32
 
 
 @dataclass(slots=True)
@@ -224,26 +221,14 @@ class Fabric:
         worker = Worker(name, role, self)
         self.workers[worker.incarnation] = worker
 
-    def info(self, worker: Worker) -> w.WorkerInfo:
+    def facts(self, worker: Worker) -> MadeUpWorker:
         group = w.KvGroup(
             layers=list(range(4)), planes=2, heads=4, width=64, block_tokens=BLOCK_TOKENS, dtype="float32"
         )
-        profile = w.KvProfile(
-            fingerprint=_FINGERPRINT, identity={"model": "tandem-tiny"}, groups=[group], tp=1,
-            protocol_major=PROTOCOL[0], protocol_minor=PROTOCOL[1], transports=["shm", "grpc"],
-        )  # fmt: skip
-        return w.WorkerInfo(
+        return MadeUpWorker(
             worker=worker.name, incarnation=worker.incarnation, role=worker.role, address=self.address,
-            model="tandem-tiny", fingerprint=_FINGERPRINT, tp=1, block_tokens=BLOCK_TOKENS, kv_dtype="float32",
-            max_model_len=32_768, vocab_size=4096, num_blocks=[BLOCKS], token_kv_bytes=8192, transports=["shm"],
-            protocol=STREAM_VERSION, eos_token_ids=[1], host="bench", profile=profile,
-        )  # fmt: skip
-
-    def record(self, worker: Worker) -> WorkerRecord:
-        return WorkerRecord(
-            worker=worker.name, incarnation=Incarnation(worker.incarnation), role=worker.role, address=self.address,
-            model="tandem-tiny", fingerprint=_FINGERPRINT, max_model_len=32_768, vocab_size=4096,
-            num_blocks=(BLOCKS,), token_kv_bytes=8192, transports=("shm",), eos_token_ids=(1,),
+            block_tokens=BLOCK_TOKENS, max_model_len=32_768, num_blocks=BLOCKS, token_kv_bytes=8192, groups=(group,),
+            transports=("shm",), host="bench",
         )  # fmt: skip
 
 
@@ -252,12 +237,10 @@ class _Servicer(w_grpc.WorkerServicer):
         self._fabric = fabric
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[w.WorkerMessage]:  # noqa: N802
-        token = dict(context.invocation_metadata()).get(METADATA_KEY, "")
-        if not self._fabric.secret.is_rpc_token(token):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong cluster secret")
+        await let_in(context, self._fabric.secret)
         hello = (await anext(aiter(requests))).hello
         worker = self._fabric.workers[hello.worker_incarnation]
-        yield w.WorkerMessage(hello=w.WorkerHello(info=self._fabric.info(worker)))
+        yield w.WorkerMessage(hello=w.WorkerHello(info=self._fabric.facts(worker).info()))
         reader = asyncio.create_task(self._read(worker, requests))
         try:
             while messages := await worker.outbox.take():
@@ -290,7 +273,7 @@ async def _beat(fabric: Fabric, redis_url: str, cluster: str) -> None:
     redis = await connect(redis_url)
     leases = [WorkerLease(redis, Keys(cluster)) for _ in fabric.workers]
     for lease, worker in zip(leases, fabric.workers.values(), strict=True):
-        await lease.register(fabric.record(worker))
+        await lease.register(fabric.facts(worker).record())
     while True:
         for lease in leases:
             await lease.beat(0, 0, 0)

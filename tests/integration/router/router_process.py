@@ -11,7 +11,6 @@ import msgspec
 
 from tandem.core.config import RouterConfig
 from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.records import WorkerRecord
 from tests.integration.router.scripted_worker import ScriptedWorker
 
 PATIENCE_S = 60.0
@@ -26,15 +25,7 @@ def start(config: RouterConfig, folder: Path) -> subprocess.Popen[str]:
 
 
 async def register_and_beat(lease: WorkerLease, worker: ScriptedWorker) -> None:
-    info = worker.info()
-    record = WorkerRecord(
-        worker=worker.worker,
-        incarnation=worker.incarnation,
-        role=info.role,
-        address=info.address,
-        model=info.model,
-        fingerprint=info.fingerprint,
-    )
+    record = worker.facts.record()
     await lease.register(record)
     while True:
         if not await lease.beat(0, 0, 0):

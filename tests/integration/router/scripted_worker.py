@@ -19,15 +19,14 @@ import grpc.aio
 from tandem.core.blockhash import HashRoot, chain
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
-from tandem.core.pairing import PROTOCOL
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 from tandem.workerhost.wire import each
+from tools.made_up_worker import EOS, MadeUpWorker, let_in
 
-EOS = 1
 Answerer = Callable[[w.Submit, int], list[int]]
 """(request, choice) → all output tokens of that choice; EOS ends it with STOP, else it ends with LENGTH."""
 
@@ -128,32 +127,14 @@ class ScriptedWorker:
         self.incarnation = new_incarnation()
         await self.start()
 
-    def info(self) -> w.WorkerInfo:
-        return w.WorkerInfo(
-            worker=self.worker,
-            incarnation=self.incarnation,
-            role=self.role,
-            address=self.address,
-            model=self.model,
-            fingerprint=self.fingerprint,
-            tp=1,
-            block_tokens=self.block_tokens,
-            kv_dtype="float32",
-            max_model_len=self.max_model_len,
-            vocab_size=4096,
-            num_blocks=[self.num_blocks],
-            transports=["shm", "grpc"],
-            protocol=self.protocol,
-            eos_token_ids=[EOS],
-            profile=w.KvProfile(
-                fingerprint=self.fingerprint,
-                identity={"model": self.model, "revision": self.fingerprint},
-                tp=1,
-                protocol_major=PROTOCOL[0],
-                protocol_minor=PROTOCOL[1],
-                transports=["shm", "grpc"],
-            ),
-        )
+    @property
+    def facts(self) -> MadeUpWorker:
+        """What it says of itself."""
+        return MadeUpWorker(
+            worker=self.worker, incarnation=self.incarnation, role=self.role, address=self.address, model=self.model,
+            fingerprint=self.fingerprint, block_tokens=self.block_tokens, max_model_len=self.max_model_len,
+            num_blocks=self.num_blocks, protocol=self.protocol,
+        )  # fmt: skip
 
 
 class _Servicer(w_grpc.WorkerServicer):
@@ -162,15 +143,13 @@ class _Servicer(w_grpc.WorkerServicer):
 
     async def Stream(self, requests: Any, context: Any) -> AsyncIterator[w.WorkerMessage]:  # noqa: N802
         worker = self._worker
-        token = dict(context.invocation_metadata()).get(METADATA_KEY, "")
-        if not worker.secret.is_rpc_token(token):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong cluster secret")
+        await let_in(context, worker.secret)
         hello = await anext(aiter(requests))
         assert hello.WhichOneof("kind") == "hello"
         # Real workers refuse a hello to another incarnation; this one leaves that to the router, which must see it too.
         worker.streams += 1
         outbox: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
-        outbox.put_nowait(w.WorkerMessage(hello=w.WorkerHello(info=worker.info())))
+        outbox.put_nowait(w.WorkerMessage(hello=w.WorkerHello(info=worker.facts.info())))
         running: dict[tuple[str, int], asyncio.Task[None]] = {}
         reader = asyncio.create_task(self._read(requests, outbox, running))
         try:

@@ -16,7 +16,8 @@ from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.router.tokenizer import Tokenizer
 from tests.integration.router.house import MODEL, Build, House
-from tests.integration.router.scripted_worker import EOS, Script
+from tests.integration.router.scripted_worker import Script
+from tools.made_up_worker import EOS
 
 ASK: dict[str, Any] = {"model": "tiny", "input": "Say something.", "max_output_tokens": 12, "temperature": 0}
 

@@ -1,0 +1,70 @@
+"""What a worker says of itself that somebody plays, in tests and benches of the router: once for all who play one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.pairing import PROTOCOL
+from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.streamversion import STREAM_VERSION
+from tandem.prefixindex.records import WorkerRecord
+from tandem.rpc.v1 import worker_pb2 as w
+
+EOS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeUpWorker:
+    """It says it serves the bundled model; those of one fingerprint fit together."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    role: RoleName
+    address: str
+    model: str = "tandem-tiny"
+    fingerprint: str = "f" * 32
+    block_tokens: int = 16
+    max_model_len: int = 4096
+    num_blocks: int = 512
+    token_kv_bytes: int = 0
+    groups: tuple[w.KvGroup, ...] = ()
+    transports: tuple[str, ...] = ("shm", "grpc")
+    protocol: int = STREAM_VERSION
+    host: str = ""
+
+    def info(self) -> w.WorkerInfo:
+        """For the hello of its stream."""
+        profile = w.KvProfile(
+            fingerprint=self.fingerprint, identity={"model": self.model, "revision": self.fingerprint},
+            groups=self.groups, tp=1, protocol_major=PROTOCOL[0], protocol_minor=PROTOCOL[1],
+            transports=["shm", "grpc"],
+        )  # fmt: skip
+        return w.WorkerInfo(
+            worker=self.worker, incarnation=self.incarnation, role=self.role, address=self.address, model=self.model,
+            fingerprint=self.fingerprint, tp=1, block_tokens=self.block_tokens, kv_dtype="float32",
+            max_model_len=self.max_model_len, vocab_size=4096, num_blocks=[self.num_blocks],
+            token_kv_bytes=self.token_kv_bytes, transports=self.transports, protocol=self.protocol,
+            eos_token_ids=[EOS], host=self.host, profile=profile,
+        )  # fmt: skip
+
+    def record(self) -> WorkerRecord:
+        """For the registry."""
+        return WorkerRecord(
+            worker=self.worker, incarnation=self.incarnation, role=self.role, address=self.address, model=self.model,
+            fingerprint=self.fingerprint, block_tokens=self.block_tokens, kv_dtype="float32",
+            max_model_len=self.max_model_len, vocab_size=4096, num_blocks=(self.num_blocks,),
+            token_kv_bytes=self.token_kv_bytes, transports=self.transports, protocol=self.protocol,
+            eos_token_ids=(EOS,),
+        )  # fmt: skip
+
+
+async def let_in(context: Any, secret: ClusterSecret) -> None:
+    """End a call whose caller is no member of the cluster."""
+    token = dict(context.invocation_metadata()).get(METADATA_KEY, "")
+    if not secret.is_rpc_token(token):
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong cluster secret")
