@@ -47,7 +47,7 @@ class Record:
     def verdict(self, done: int, *, left: int = 0, broken: int = 0) -> int:
         """Say what came of the run; its exit status. `done`: wanted results on record, of which some are `broken`."""
         known = f"{done} results" + (f" of commit {', '.join(self._commits)}" if self._commits else "")
-        again = f"they are in {self.path}; --fresh runs them again, another --seed others"
+        again = f"they are in {self.path}; --fresh runs them again"
         if broken:
             was_run = "" if self.has_new else f"; none was run now: {again}"
             print(f"broken promises in {broken} of {known}{was_run}")

@@ -1,13 +1,12 @@
-"""Plays parts of a trace to real clusters of sim engines on loopback, and to the laboratory, and compares.
+"""The policy laboratory against real clusters of sim engines: the same requests, the same figures within 10 %.
 
-Runs come one after the other; finished ones are kept in --out, so that a proof that was stopped goes on where it was.
-Nothing else should run meanwhile: the laboratory knows of no other load on the machine.
+Plays parts of a trace to both, one run after the other; finished ones are kept in --out, so that a proof that was
+stopped goes on where it was. Nothing else should run meanwhile: the laboratory knows of no other load on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -17,11 +16,11 @@ from typing import Any
 from proof.laboratory import real, virtual
 from proof.laboratory.figures import errors, figures
 from proof.laboratory.runs import RUNS, Run, part
+from proof.record import Record, arguments_of
 from tandem.cluster.simulator import traces
 from tandem.cluster.simulator.traces import Trace
 from tandem.core.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
 TRACE = "TANDEM_TRACE"
 LIMIT = 0.1
 MAX_MODEL_LEN = 4096
@@ -35,19 +34,18 @@ def main() -> int:
         print(f"proof.laboratory: {error}", file=sys.stderr)
         return 2
     load = {"seconds": arguments.seconds, "scale": arguments.scale, "trace": trace.name}
-    record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    if record.get("load") != load:
-        record = {"name": "laboratory", "load": load, "runs": {}}
-    for run in RUNS[: arguments.runs]:
-        if run.name not in record["runs"]:
-            wanted = part(trace, run, scale=arguments.scale, seconds=arguments.seconds, max_tokens=MAX_MODEL_LEN)
-            record["runs"][run.name] = _both(run, wanted)
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
-        _show(run.name, record["runs"][run.name])
-    worst = max(abs(error) for entry in record["runs"].values() for error in entry["errors"].values())
-    print(f"{len(record['runs'])} runs of {arguments.seconds:g} s; off by at most {worst:.1%}, {LIMIT:.0%} are allowed")
-    return int(worst > LIMIT)
+    record = Record(arguments.out, "laboratory", {"load": load}, is_fresh=arguments.fresh)
+    done: dict[str, dict[str, Any]] = record.content.setdefault("runs", {})
+    wanted = RUNS[: arguments.runs]
+    for run in wanted:
+        if run.name not in done:
+            requests = part(trace, run, scale=arguments.scale, seconds=arguments.seconds, max_tokens=MAX_MODEL_LEN)
+            done[run.name] = _both(run, requests)
+            record.save()
+        _show(run.name, done[run.name])
+    worst = [max(abs(error) for error in done[run.name]["errors"].values()) for run in wanted]
+    print(f"{len(wanted)} runs of {arguments.seconds:g} s; off by at most {max(worst):.1%}, {LIMIT:.0%} are allowed")
+    return record.verdict(len(wanted), broken=sum(error > LIMIT for error in worst))
 
 
 def _both(run: Run, trace: Trace) -> dict[str, Any]:
@@ -79,8 +77,7 @@ def _trace_path(given: Path | None) -> Path:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="proof.laboratory", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / "laboratory.json")
+    parser = arguments_of("laboratory", __doc__)
     parser.add_argument("--trace", type=Path, help=f"without it, what {TRACE} names")
     parser.add_argument("--runs", type=int, default=len(RUNS), help=f"at most {len(RUNS)}")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each run")

@@ -1,1 +1,0 @@
-"""The policy laboratory against real clusters of sim engines: the same requests, the same figures within 10 %."""
