@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 PATIENCE_S = 60.0
-LOOK_EVERY_S, LOOK_EVERY_ASYNC_S = 0.01, 0.002
+LOOK_EVERY_S, LOOK_EVERY_ASYNC_S = 0.02, 0.002
 
 
 def wait_for(condition: Callable[[], Any], timeout_s: float = PATIENCE_S, what: str = "") -> Any:
@@ -38,9 +38,9 @@ async def wait_for_async(
         raise AssertionError(f"{what or words_of(condition)}: not within {timeout_s:g} s") from error
 
 
-def words_of(condition: Callable[[], Any]) -> str:
+def words_of(condition: Callable[..., Any]) -> str:
     """Names a condition: a lambda by the line that it stands in."""
-    name = getattr(condition, "__qualname__", repr(condition))
+    name = str(getattr(condition, "__qualname__", repr(condition)))
     if name.endswith("<lambda>"):
         try:
             return " ".join(inspect.getsource(condition).split())

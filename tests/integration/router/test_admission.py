@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, Build, House
 from tests.integration.router.leaving import WAYS, ask
+from tools.waiting import wait_for
 
 ONE_AT_A_TIME = AdmissionSection(worker_queue_s=0.0, worker_queue_requests=1, quantum_tokens=8)
 SLO = {"chat": SloSection(ttft_s=0.5, itl_s=1.0), "patient": SloSection(ttft_s=60.0)}
@@ -62,10 +62,7 @@ def held(house: House, threads: int) -> Iterator[ThreadPoolExecutor]:
 
 def await_count(house: House, name: str, value: int) -> None:
     """Answers are counted once they have been sent."""
-    ends_s = time.monotonic() + 10
-    while house.metric(name) != value:
-        assert time.monotonic() < ends_s, f"{name} is {house.metric(name)}, not {value}"
-        time.sleep(0.01)
+    wait_for(lambda: house.metric(name) == value, what=f"{name} is {value}")
 
 
 def refusal(answer: httpx.Response) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit, tokens_of
 from tests.integration.worker.reference import reference
+from tools.waiting import wait_for_async, words_of
 
 PROMPT = [(7 * i) % 4000 + 10 for i in range(100)]
 NEW = [(11 * i) % 4000 + 10 for i in range(30)]
@@ -37,9 +38,7 @@ async def turn(p: RunningWorker, d: RunningWorker, request: str, prompt: list[in
 
 async def told(worker: RunningWorker, is_so: Callable[[w.LoadReport], bool]) -> dict[str, float]:
     """The worker's counters once its load report says so."""
-    async with asyncio.timeout(BOUND_S):
-        while not is_so(worker.load):
-            await asyncio.sleep(0.01)
+    await wait_for_async(lambda: is_so(worker.load), BOUND_S, f"the load of {worker.name}: {words_of(is_so)}")
     return dict(worker.load.counters)
 
 

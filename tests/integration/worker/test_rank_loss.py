@@ -21,6 +21,7 @@ from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.pair import RunningWorker, start_worker, submit
 from tools.running_cluster import is_alive
+from tools.waiting import wait_for_async
 
 ENDS_WITHIN_S = 5.0
 PROMPT = [(7 * i) % 4000 + 10 for i in range(40)]
@@ -118,9 +119,7 @@ def test_ranks_do_not_wait_for_one_that_died_at_the_start(folder: Path) -> None:
         redis = PrivateRedis.start(folder / "redis", "test-password")
         try:
             start = asyncio.ensure_future(start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=2))
-            async with asyncio.timeout(20):
-                while not (pids := _pids_of_rank(1)):
-                    await asyncio.sleep(0.01)
+            pids = await wait_for_async(lambda: _pids_of_rank(1))
             os.kill(pids[0], signal.SIGKILL)
             await asyncio.wait_for(start, ENDS_WITHIN_S)
         finally:

@@ -14,6 +14,7 @@ import pytest
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.pair import RunningWorker, pair, submit, tokens_of
 from tests.integration.worker.reference import reference
+from tools.waiting import wait_for_async
 
 PROMPT = [(7 * i) % 4000 + 10 for i in range(100)]
 COUNT = 12
@@ -68,14 +69,11 @@ def test_chunks_and_layer_groups_of_every_rank_arrive_computed(folder: Path) -> 
             for request in prompts:
                 assert first[request] + rest[request] == expected[request]
             blocks = sum(-(-len(prompt) // BLOCK_TOKENS) for prompt in prompts.values())
-            async with asyncio.timeout(20):
-                while p.load.counters["handovers"] < len(prompts) or d.load.counters["transfer_bytes"] < 1:
-                    await asyncio.sleep(0.05)
+            await wait_for_async(lambda: p.load.counters["handovers"] >= len(prompts))
+            await wait_for_async(lambda: d.load.counters["transfer_bytes"] >= 1)
             whole = blocks * BLOCK_TOKENS * TOKEN_KV_BYTES
             assert p.load.counters["kv_sent_bytes"] == d.load.counters["kv_received_bytes"] == whole
-            async with asyncio.timeout(20):
-                while d.load.counters["transfer_bytes"] != whole:
-                    await asyncio.sleep(0.05)
+            await wait_for_async(lambda: d.load.counters["transfer_bytes"] == whole)
 
     asyncio.run(run())
 
@@ -101,9 +99,7 @@ def test_every_block_comes_back_from_a_crowd_of_which_half_is_cancelled(folder: 
             first, rest = await all_tokens(p, kept, 1), await all_tokens(d, kept, COUNT - 1)
             for request in kept:
                 assert first[request] + rest[request] == expected[request]
-            async with asyncio.timeout(20):
-                while held(p) or held(d):
-                    await asyncio.sleep(0.05)
+            await wait_for_async(lambda: not held(p) and not held(d))
 
     asyncio.run(run())
 
@@ -117,13 +113,9 @@ def test_a_receiving_rank_dies_in_the_middle_and_the_senders_ranks_let_everythin
                 prompt = [(31 * i + 7 * k) % 4000 + 10 for i in range(1500)]
                 await d.send(submit=submit(f"r{k}", w.LEG_DECODE, p, prompt, max_tokens=50, ignore_eos=True))
                 await p.send(submit=submit(f"r{k}", w.LEG_PREFILL, d, prompt, max_tokens=50, ignore_eos=True))
-            async with asyncio.timeout(30):
-                while not any(b.pushing for b in p.load.blocks):
-                    await asyncio.sleep(0.01)
+            await wait_for_async(lambda: any(b.pushing for b in p.load.blocks))
             os.kill(int(d.ready["rank_pids"][1]), signal.SIGKILL)
-            async with asyncio.timeout(20):
-                while held(p):
-                    await asyncio.sleep(0.05)
+            await wait_for_async(lambda: not held(p))
             after = submit("after", w.LEG_FULL, p, PROMPT, max_tokens=COUNT, ignore_eos=True)
             await p.send(submit=after)
             assert (await all_tokens(p, ["after"], COUNT))["after"] == expected

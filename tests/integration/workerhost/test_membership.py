@@ -67,9 +67,7 @@ def test_beats_extend_the_lease_and_blocks_are_published(tmp_path: Path) -> None
             block = BlockHash(b"0123456789abcdef")
             watched.membership.publish([(GroupId(0), block, False)])
             key = Keys("test").blocks(WorkerId("w0"), incarnation)
-            async with asyncio.timeout(10):
-                while not await redis.scard(key):
-                    await asyncio.sleep(0.01)
+            await wait_for_async(lambda: redis.scard(key))
             before = len(watched.leases)
             watched.clock.advance(1.0)
             await wait_for_async(lambda: len(watched.leases) > before and watched.leases[-1] == 103.5)
@@ -92,9 +90,7 @@ def test_a_lost_registry_entry(tmp_path: Path, has_lapsed: bool, keeps_incarnati
             if has_lapsed:
                 watched.clock.advance(10.0)
             await redis.flushall()
-            async with asyncio.timeout(10):
-                while not await registered(redis):
-                    await asyncio.sleep(0.01)
+            await wait_for_async(lambda: registered(redis))
             assert (await registered(redis) == incarnation) is keeps_incarnation
             await wait_for_async(lambda: bool(watched.renewed) is not keeps_incarnation)
 

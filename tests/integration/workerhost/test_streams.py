@@ -24,6 +24,7 @@ from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_process import RankProcess
 from tandem.workerhost.server import WorkerService
 from tests.integration.workerhost.service import SECRET, Backend, serving
+from tools.waiting import wait_for_async
 
 
 def hello(router: str) -> w.RouterMessage:
@@ -87,8 +88,8 @@ def test_a_peer_that_never_answers_does_not_hold_up_the_end() -> None:
             for incarnation in (1, 2):
                 to = e.ToPeer(worker="d0", incarnation=incarnation, address=address, message=w.PeerMessage())
                 assert channels.send(to)
-                while incarnation == 1 and not writers:  # the other one is not even begun
-                    await asyncio.sleep(0.01)
+                if incarnation == 1:  # the other one is not even begun
+                    await wait_for_async(lambda: writers)
             channels.close()
             assert not channels.send(to)
             closed_s = time.monotonic()
@@ -201,8 +202,7 @@ def test_what_a_peer_says_and_the_rank_cannot_take_ends_its_channel_alone() -> N
             ticket = w.PeerMessage(ticket=w.Ticket(request="r"))
             to = e.ToPeer(worker="d0", incarnation=77, address=address, message=ticket)
             assert channels.send(to)
-            while not service.answer_peer("p0", ticket):
-                await asyncio.sleep(0.01)
+            await wait_for_async(lambda: service.answer_peer("p0", ticket))
             gone = (await asyncio.wait_for(backend.got.get(), 5)).peer_gone
             channels.close()
             return gone
