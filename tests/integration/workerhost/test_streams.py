@@ -116,11 +116,13 @@ def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
             failed = w.RequestFailed(request="x", message="y" * 1_000_000)
             for _ in range(30):
                 service.to_router("r", w.WorkerMessage(failed=failed))
-            for _ in range(50):
+
+            async def is_gone() -> bool:
                 await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
-                await asyncio.sleep(0.1)
-                if not backend.got.empty():
-                    break
+                await asyncio.sleep(0.1)  # between two pings
+                return not backend.got.empty()
+
+            await wait_for_async(is_gone)
             assert backend.got.get_nowait().router_gone.router == "r"
             call.cancel()
 
