@@ -245,7 +245,7 @@ async def _ipv6(config: RouterConfig) -> None:
             async with httpx.AsyncClient(trust_env=False) as http:
                 return (await http.get(f"{ready['http']}/readyz")).status_code == 200
 
-        await until(is_ready)
+        await wait_for_async(is_ready)
         assert (await complete(ready["http"])).json()["usage"]["completion_tokens"] == 4
         async with grpc.aio.insecure_channel(ready["grpc"]) as channel:
             call: Any = i_grpc.InferenceStub(channel).Generate(i.GenerateRequest(model="tiny", text="Hi"))
