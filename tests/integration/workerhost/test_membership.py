@@ -126,7 +126,7 @@ def test_a_lease_counts_from_the_question(tmp_path: Path, monkeypatch: pytest.Mo
 
     async def run() -> None:
         async with joined(tmp_path, clock) as (watched, incarnation, _):
-            await eventually(lambda: bool(watched.renewed))
+            await wait_for_async(lambda: bool(watched.renewed))
             assert watched.leases[:3] == [102.5, 102.5, 106.5]  # the second beat's answer came after the lapse
             assert watched.renewed[0] != incarnation
 
@@ -149,7 +149,7 @@ def test_a_lease_that_lapses_while_it_is_registered_again(tmp_path: Path, monkey
     async def run() -> None:
         async with joined(tmp_path, clock) as (watched, incarnation, redis):
             await redis.flushall()
-            await eventually(lambda: bool(watched.renewed))
+            await wait_for_async(lambda: bool(watched.renewed))
             assert asked == [incarnation, incarnation, watched.renewed[0]]
             assert watched.renewed[0] != incarnation
             assert await registered(redis) == watched.renewed[0]

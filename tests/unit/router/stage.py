@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -10,11 +13,13 @@ from tandem.core.config import Disaggregation, RouterSection
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
+from tandem.core.sampling import SamplingParams
 from tandem.router.dispatch import Dispatcher
 from tandem.router.links import Identity, WorkerAddress, WorkerLink
 from tandem.router.plan import Plan
 from tandem.router.policies import create_policy
 from tandem.router.prefix import PrefixFinder
+from tandem.router.requests import Work
 from tandem.router.survival import Survival
 from tandem.router.wire import TokenChunk
 from tandem.router.workers import WorkerTable
@@ -108,3 +113,22 @@ class Stage:
         self.clock.advance(1.0)
         for request in list(self.dispatcher._waiting):
             self.dispatcher._try(self.dispatcher._flights[request])
+
+
+def work(n: int = 2, max_tokens: int = 9, timeout_s: float = 60.0) -> Work:
+    return Work(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=max_tokens, n=n), timeout_s=timeout_s)
+
+
+def chunk(choice: int, index: int, *tokens: int, attempt: int = 1, **more: Any) -> TokenChunk:
+    return TokenChunk(request="r", attempt=attempt, choice=choice, index=index, tokens=tokens, **more)
+
+
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Timers of the dispatcher need a running loop."""
+
+    def run(**arguments: Any) -> None:
+        asyncio.run(test(**arguments))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    return run

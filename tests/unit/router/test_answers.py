@@ -17,8 +17,7 @@ from tandem.router.admission.desk import ANSWER_TOKENS, Admission
 from tandem.router.answers import Answer, AnswerDesk, AnswerSettings
 from tandem.router.metrics import Metrics
 from tandem.router.requests import Work
-from tests.unit.router.stage import Stage
-from tests.unit.router.test_dispatch import chunk, in_loop
+from tests.unit.router.stage import Stage, chunk, in_loop
 
 PROMPT_TOKENS = 500
 CHARGED = PROMPT_TOKENS + ANSWER_TOKENS

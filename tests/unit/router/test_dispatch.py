@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any
-
 import pytest
 
 from tandem.core.errors import (
@@ -21,32 +16,13 @@ from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
 from tandem.router.plan import Plan
 from tandem.router.requests import Inbox, Work
-from tandem.router.wire import Load, TokenChunk
+from tandem.router.wire import Load
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.unit.router.stage import Stage
+from tests.unit.router.stage import Stage, chunk, in_loop, work
 
 ERROR = TransferError("the channel to the decode worker was lost")
 R = RequestId("r")
-
-
-def work(n: int = 2, max_tokens: int = 9, timeout_s: float = 60.0) -> Work:
-    return Work(prompt=[1, 2, 3], sampling=SamplingParams(max_tokens=max_tokens, n=n), timeout_s=timeout_s)
-
-
-def chunk(choice: int, index: int, *tokens: int, attempt: int = 1, **more: Any) -> TokenChunk:
-    return TokenChunk(request="r", attempt=attempt, choice=choice, index=index, tokens=tokens, **more)
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Timers of the dispatcher need a running loop."""
-
-    def run(**arguments: Any) -> None:
-        asyncio.run(test(**arguments))
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
-    return run
 
 
 def forced(submit: w.Submit) -> dict[int, tuple[list[int], int]]:

@@ -13,8 +13,7 @@ from tandem.core.errors import InternalError
 from tandem.core.ids import RequestId
 from tandem.router import dispatch
 from tandem.router.requests import Inbox
-from tests.unit.router.stage import Stage
-from tests.unit.router.test_dispatch import in_loop, work
+from tests.unit.router.stage import Stage, in_loop, work
 
 COUNT = 300
 
