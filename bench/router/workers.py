@@ -31,7 +31,7 @@ from tandem.core.liveness import BEAT_S
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import BEAT_S, WorkerLease
+from tandem.prefixindex.lease import WorkerLease
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc

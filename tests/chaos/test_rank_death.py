@@ -11,7 +11,6 @@ import pytest
 
 from tandem.core.liveness import LEASE_S
 from tests.chaos.survivors import HEAR_OF_IT_S, Client, is_serving, long_answer
-from tests.chaos.test_worker_death import HEAR_OF_IT_S, is_serving
 from tools.running_cluster import Cluster, is_alive, is_free, running
 from tools.waiting import wait_for
 

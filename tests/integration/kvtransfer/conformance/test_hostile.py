@@ -19,6 +19,7 @@ from tandem.kvtransfer.events import Failed, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import (
     HEADER_BYTES,
     MAX_FRAME_BLOCKS,
+    Frame,
     FrameKind,
     Reply,
     ReplyKind,
