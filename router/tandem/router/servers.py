@@ -15,6 +15,7 @@ import uvicorn
 
 from tandem.core.errors import ConfigError, StartupError
 from tandem.router.acceptqueue import let_nobody_in, queued
+from tandem.router.http.protocol import BoundedProtocol
 
 _LOOK_S = 0.02
 _ENTERING_S = 0.2
@@ -116,7 +117,7 @@ class HttpServer:
     def __init__(self, app: Any, listener: socket.socket, tls: TlsFiles | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedProtocol,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -46,9 +46,11 @@ def error_response(error: TandemError, status: int | None = None, headers: Mappi
     extra = dict(headers or {}) | retry_headers(error, status)
     if status == 401:
         extra.setdefault("www-authenticate", "Bearer")
-    return Response(
-        orjson.dumps(error_object(error, status)), status_code=status, headers=extra, media_type="application/json"
-    )
+    return Response(error_body(error, status), status_code=status, headers=extra, media_type="application/json")
+
+
+def error_body(error: TandemError, status: int) -> bytes:
+    return orjson.dumps(error_object(error, status))
 
 
 def retry_headers(error: TandemError, status: int) -> dict[str, str]:
