@@ -89,14 +89,14 @@ class Dispatcher:
     ) -> Iterator[Flight]:
         """Send `work` off; its tokens, or its failure, arrive in `inbox`. Leaving cancels what is still running.
 
-        With a `plan` it is tried once, there.
+        With a `plan` it is tried once, there, and no client waits for it.
         """
         loop = asyncio.get_running_loop()
         error = DeadlineError(f"no complete answer within {work.timeout_s:g} s", todo="ask for less or try later")
         deadline = loop.call_later(work.timeout_s, inbox.fail, error)
         flight = Flight(id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s())
         if plan is not None:
-            flight.plan, flight.is_planned_outside = plan, True
+            flight.plan, flight.is_planned_outside, flight.is_background = plan, True, True
         self._flights[request] = flight
         try:
             self._survival.budget.earn()
@@ -290,9 +290,10 @@ class Dispatcher:
                 self._meter.dropped(dropped)
             if dropped in ("attempt", "choice"):
                 continue
-            if link.outstanding.compute(chunk.request):
+            is_first = link.outstanding.compute(chunk.request)
+            if is_first:
                 self._prefixes.settle(chunk.request, link.worker)
-            self._progress(flight, link)
+            self._progress(flight, link, is_first=is_first)
 
     def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None:
         for chunk in chunks:
@@ -302,7 +303,9 @@ class Dispatcher:
             if dropped:
                 self._meter.dropped(dropped)
 
-    def _progress(self, flight: Flight, link: WorkerLink) -> None:
+    def _progress(self, flight: Flight, link: WorkerLink, *, is_first: bool) -> None:
+        """`is_first`: of a prompt that this worker computed. Whoever has made a token of its own has proven itself; the
+        answer may take minutes from there."""
         plan = flight.plan
         is_decoder = link.worker == plan.decode
         if is_decoder and plan.prefill is not None and plan.prefill in flight.legs:
@@ -311,10 +314,12 @@ class Dispatcher:
                 flight.phase = Phase.DECODE
                 prefill = flight.legs[plan.prefill]
                 self._legs.release(flight, prefill)
-                self._survival.breakers.succeeded(_member(prefill))
+                for leg in (prefill, link):
+                    self._survival.breakers.succeeded(_member(leg))
                 self.on_proven(flight.pair)
-        elif is_decoder and plan.prefill is None and flight.phase is not Phase.DECODE:
+        elif is_decoder and plan.prefill is None and is_first:
             flight.phase = Phase.DECODE
+            self._survival.breakers.succeeded(_member(link))
             self.on_proven(flight.pair)
         if flight.is_finished and is_decoder:
             self._survival.breakers.succeeded(_member(link))

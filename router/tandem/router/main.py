@@ -228,7 +228,6 @@ class Router:
             servers = [group.create_task(server.run()) for server in (http, admin)]
             tasks = [
                 group.create_task(self.table.run(self._make_link)),
-                group.create_task(self.readiness.run()),
                 group.create_task(self._keyring.follow()),
                 group.create_task(self._budgets.run()),
                 group.create_task(self.dispatcher.run()),
@@ -238,10 +237,11 @@ class Router:
                 await http.wait_started()
                 await admin.wait_started()
             on_listening()
+            probing = group.create_task(self.readiness.run())
             batches = [group.create_task(runner.run())] if runner is not None else []
             await self._stopping.wait()
-            for task in batches:
-                task.cancel()  # first of all: another router goes on with them at once
+            for task in (*batches, probing):
+                task.cancel()  # first of all: another router goes on with batches at once, and nobody waits for probes
             http.end_connections()
             await self._grpc.end_health()
             busy = (lambda: http.busy - parting.refusing, lambda: self._grpc.busy)

@@ -26,10 +26,10 @@ from tandem.router.workers import WorkerTable
 
 _log = logging.getLogger(__name__)
 PROBE_S = 20.0
-_LOOK_S = 1.0
+LOOK_S = 1.0
 _FIRST_RETRY_S = 0.25
 _LAST_RETRY_S = 5.0
-_AT_ONCE = 4
+AT_ONCE = 4
 PAIRS_EACH = 4
 """All pairs would be thousands of requests in a large cluster."""
 _BACKLOG_BYTES = 1 << 20
@@ -69,6 +69,7 @@ class Readiness:
         """By model, everybody who could serve it together, as of `_able`, and who of them is tried."""
         self._tried: dict[str, dict[Key, Plan]] = {}
         self._able: tuple[tuple[str, int], ...] | None = None
+        self._probing: set[Key] = set()
         self._wake = asyncio.Event()
         self._served: set[str] = set()
         self.is_draining = False
@@ -113,26 +114,42 @@ class Readiness:
         return [f"{roles[self._mode]} must be connected", *lines]
 
     async def run(self) -> None:
-        """Probe whatever is new, and again what failed, until cancelled."""
-        while True:
-            self._look()
-            targets = [(model, plan, key) for model, tried in self._tried.items() for key, plan in tried.items()]
-            due = [target for target in targets if self._is_due(target[2])]
-            async with asyncio.TaskGroup() as group:
-                for target in due[:_AT_ONCE]:
-                    group.create_task(self._try(*target))
-            if not due:
+        """Probe whatever is new, and again what failed, until cancelled. One that hangs keeps no other waiting."""
+        async with asyncio.TaskGroup() as group:
+            while True:
                 self._wake.clear()
+                self._look()
+                targets = [(model, plan, key) for model, tried in self._tried.items() for key, plan in tried.items()]
+                due = [target for target in targets if self._is_due(target[2])]
+                for target in due[: AT_ONCE - len(self._probing)]:
+                    self._probing.add(target[2])
+                    group.create_task(self._probe(*target))
                 await self._sleep()
 
-    async def _sleep(self) -> None:
-        now_s = self._clock.now_s()
-        waits = [trial.retry_at_s - now_s for trial in self._trials.values()]
+    async def _probe(self, model: str, plan: Plan, key: Key) -> None:
         try:
-            async with asyncio.timeout(max(0.01, min([_LOOK_S, *waits]))):
+            await self._try(model, plan, key)
+        finally:
+            self._probing.discard(key)
+            self._wake.set()
+
+    async def _sleep(self) -> None:
+        """Until somebody comes, a probe ends or is to be tried again."""
+        try:
+            async with asyncio.timeout(self._pause_s()):
                 await self._wake.wait()
         except TimeoutError:
             return
+
+    def _pause_s(self) -> float:
+        if len(self._probing) >= AT_ONCE:
+            return LOOK_S
+        now_s = self._clock.now_s()
+        failed = (self._trials[key] for tried in self._tried.values() for key in tried if self._may_fail_again(key))
+        return max(0.01, min([LOOK_S, *(trial.retry_at_s - now_s for trial in failed)]))
+
+    def _may_fail_again(self, key: Key) -> bool:
+        return key in self._trials and key not in self._proven and key not in self._probing
 
     async def _try(self, model: str, plan: Plan, key: Key) -> None:
         sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
@@ -159,7 +176,8 @@ class Readiness:
 
     def _is_due(self, key: Key) -> bool:
         trial = self._trials.get(key)
-        return key not in self._proven and (trial is None or trial.retry_at_s <= self._clock.now_s())
+        is_known = key in self._proven or key in self._probing
+        return not is_known and (trial is None or trial.retry_at_s <= self._clock.now_s())
 
     def _look(self) -> None:
         """See who is here, and forget who is not; cheap while nothing changes."""

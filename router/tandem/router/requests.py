@@ -219,7 +219,7 @@ class Flight:
     prefill_started_s: float | None = None
     first_token_s: float | None = None
     is_background: bool = field(default_factory=IS_BACKGROUND.get)
-    """Work of a batch, for which no client waits."""
+    """Work of a batch or a probe, for which no client waits."""
     progress_s: float = 0.0
     """When its workers last showed that they go on with it."""
     orders: list[_Order] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.core.config import Disaggregation
 from tandem.core.errors import (
     InvalidRequestError,
     TandemError,
@@ -194,6 +195,27 @@ async def test_an_empty_budget_ends_it() -> None:
         stage.go("p1")
         assert sum(inbox.error is not None for inbox in inboxes) == 1
     assert stage.meter.counts["gave up budget"] == 1
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+@in_loop
+async def test_a_worker_that_was_tried_again_has_proven_itself_with_a_token_of_its_own(is_alone: bool) -> None:
+    mode = Disaggregation.NEVER if is_alone else Disaggregation.ALWAYS
+    stage = Stage("p1", "d1", breaker_failures=1, breaker_open_s=5.0, disaggregation=mode)
+    breakers, link = stage.survival.breakers, stage.link("d1")
+    member = (link.worker, link.where.incarnation)
+    breakers.failed(member)
+    stage.clock.advance(6.0)
+    with stage.dispatcher.fly(R, 0, work(n=1), Inbox(1 << 20)):
+        assert not breakers.allows(member), "one request tries it out"
+        if is_alone:
+            stage.goes_on("d1", "r", 1)  # it may say so before it has a token
+            stage.say("d1", chunk(0, 0, 10))
+        else:
+            stage.say("p1", chunk(0, 0, 10))
+            assert not breakers.allows(member)
+            stage.say("d1", chunk(0, 1, 11))
+        assert breakers.allows(member)
 
 
 @in_loop
