@@ -91,7 +91,11 @@ def from_json(text: bytes | str) -> ApiKey:
     """The key; ValueError, TypeError or KeyError when it is none."""
     raw = json.loads(text)
     key = ApiKey(**{**raw, "scopes": tuple(Scope(scope) for scope in raw["scopes"])})
-    for name, kind in (("digest", str), ("tenant", str), ("slo", str), ("expires_s", int), ("priority", int)):
+    kinds = {
+        str: ("id", "digest", "tenant", "slo", "name"),
+        int: ("created_s", "expires_s", "priority"),
+    }
+    for name, kind in ((name, kind) for kind, names in kinds.items() for name in names):
         if type(getattr(key, name)) is not kind:
             raise ValueError(f"{name} is no {kind.__name__}")
     if len(key.digest) != 64 or not key.digest.isascii():

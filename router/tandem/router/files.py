@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tandem.core.batch import FileRecord
 from tandem.core.errors import ConfigError, NotFoundError, UnavailableError
@@ -16,6 +17,8 @@ from tandem.router.batches.folder import FilesFolder, is_id
 from tandem.router.quoting import quoted
 
 _log = logging.getLogger(__name__)
+ORPHAN_S = 86400.0
+"""A folder that belongs to no batch stays for so long: the batch may be about to be written down."""
 KEPT_S = 60.0
 """A batch's work stays for so long after its end: the store may forget its last second when it is killed."""
 
@@ -63,13 +66,33 @@ class Files:
 
 
 async def sweep(files: Files, batches: BatchStore) -> None:
-    """Remove what is due: expired files, uploads that broke off, the work of batches that are over. One router does."""
+    """Remove what is due: expired files, uploads that broke off, the work of batches that are over or never came to be.
+    One router does. What cannot be removed or read is left, and keeps nothing else."""
     now_s = files.wall_s()
     for file in await files.store.due(now_s):
-        await files.remove(file)
-        event(_log, "file removed", file=file)
+        with _left(file):
+            await files.remove(file)
+            event(_log, "file removed", file=file)
     await batches.forget_due(now_s)
     for batch in await asyncio.to_thread(files.folder.works):
-        record = await batches.load(batch)
-        if record is not None and record.status.is_over and now_s > record.ended_s + KEPT_S:
-            await asyncio.to_thread(files.folder.remove_work, batch)
+        with _left(batch):
+            if await _is_due(files, batches, batch, now_s):
+                await asyncio.to_thread(files.folder.remove_work, batch)
+
+
+async def _is_due(files: Files, batches: BatchStore, batch: str, now_s: float) -> bool:
+    record = await batches.load(batch)
+    if record is None:  # its input was taken, and Redis or the router went before it was written down
+        return now_s > await asyncio.to_thread(files.folder.changed_s, batch) + ORPHAN_S
+    return record.status.is_over and now_s > record.ended_s + KEPT_S
+
+
+@contextmanager
+def _left(name: str) -> Iterator[None]:
+    """Go on without it, unless Redis is away."""
+    try:
+        yield
+    except UnavailableError:
+        raise
+    except Exception:  # noqa: BLE001 - whatever is wrong with one entry, the others are swept
+        _log.exception("not swept", extra={"fields": {"id": name}})

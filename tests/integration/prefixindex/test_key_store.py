@@ -46,7 +46,8 @@ def test_added_listed_revoked(server: PrivateRedis, client: Any) -> None:
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", "null", "{}", to_json(FIRST).replace('"infer"', '"root"'),
-     to_json(FIRST).replace('"slo":"fast"', '"slo":1'), to_json(FIRST).replace(FIRST.digest, "é")],
+     to_json(FIRST).replace('"slo":"fast"', '"slo":1'), to_json(FIRST).replace('"created_s":1000', '"created_s":"x"'),
+     to_json(FIRST).replace(f'"id":"{FIRST.id}"', '"id":1'), to_json(FIRST).replace(FIRST.digest, "é")],
 )  # fmt: skip
 def test_what_cannot_be_read_opens_nothing(server: PrivateRedis, client: Any, text: str) -> None:
     async def scenario() -> None:

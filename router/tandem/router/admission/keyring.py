@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Collection
 from typing import Any, Literal, Protocol
 
@@ -10,6 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from tandem.core.apikeys import ApiKey, KeyWish, Scope, draw
 from tandem.core.errors import InvalidRequestError
 from tandem.router.admission.gate import Gate
+
+_log = logging.getLogger(__name__)
+RETRY_S = 2.0
 
 
 class KeyStore(Protocol):
@@ -47,8 +52,13 @@ class Keyring:
         self._gate.set_keys(await self._store.all())
 
     async def follow(self) -> None:
-        """Keep the gate's keys as the store's, until cancelled."""
-        await self._store.watch(self._gate.set_keys)
+        """Keep the gate's keys as the store's, until cancelled. While that fails, the keys known last count."""
+        while True:
+            try:
+                await self._store.watch(self._gate.set_keys)
+            except Exception:  # noqa: BLE001 - supervises the watcher; the router goes on without it
+                _log.exception("API keys cannot be followed")
+            await asyncio.sleep(RETRY_S)
 
     async def list(self) -> dict[str, Any]:
         """Every key without its secret."""

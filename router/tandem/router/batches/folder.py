@@ -110,6 +110,10 @@ class FilesFolder:
         """Remove the folder of a batch that is over."""
         shutil.rmtree(self.work(batch), ignore_errors=True)
 
+    def changed_s(self, batch: str) -> float:
+        """When something was last made or removed in the folder of a batch, in seconds since 1970."""
+        return self.work(batch).stat().st_mtime
+
     def works(self) -> list[str]:
         """Ids of the batches that have a folder."""
         return [path.name for path in self._batches.iterdir() if _ID.fullmatch(path.name)]

@@ -174,4 +174,6 @@ class BatchRunner:
                 await sweep(self._files, self._batches)
             except (OSError, UnavailableError) as error:
                 event(_log, "files not swept", logging.WARNING, why=str(error))
+            except Exception:  # noqa: BLE001 - batches run all the same
+                _log.exception("files not swept")
             await asyncio.sleep(SWEEP_S)
