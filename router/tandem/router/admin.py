@@ -20,11 +20,12 @@ from tandem.core.errors import AuthError, ConfigError, InternalError, InvalidReq
 from tandem.router.admission.gate import Gate
 from tandem.router.admission.keyring import Keyring, NewKey
 from tandem.router.admission.slo_desk import NewSlo, SloDesk
-from tandem.router.audit import AuditDesk
+from tandem.router.audit import MAX_HOLDS, AuditDesk
 from tandem.router.http.errors import error_response
-from tandem.router.http.reading import read_json
+from tandem.router.http.reading import read_body, read_json
 from tandem.router.metrics import CONTENT_TYPE, Metrics
 from tandem.router.net import net
+from tandem.router.quoting import shortened
 from tandem.router.routing_desk import RoutingDesk
 from tandem.router.status import StatusPage
 from tandem.router.workers import WorkerTable
@@ -32,6 +33,8 @@ from tandem.router.workers import WorkerTable
 _log = logging.getLogger(__name__)
 _MIN_KEY_BYTES = 16
 _MAX_BODY_BYTES = 64 * 1024
+_REPAIR_BYTES = MAX_HOLDS * 1024
+EXPLAIN_PATH, REPAIR_PATH = "/admin/v1/route/explain", "/admin/v1/kv/repair"
 OnDown = Callable[[], Awaitable[None]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -45,6 +48,20 @@ def load_key(path: Path) -> bytes:
     if len(key) < _MIN_KEY_BYTES:
         raise ConfigError(f"the admin key {path} is too short", why=f"at least {_MIN_KEY_BYTES} bytes are needed")
     return key
+
+
+def check_form(authorization: str, key: bytes) -> None:
+    """AuthError unless this is the admin key, or looks like an API key, which may open the port or not."""
+    scheme, _, given = authorization.partition(" ")
+    text = given.strip()
+    if scheme.lower() == "bearer" and (hmac.compare_digest(text.encode(), key) or id_of(text) is not None):
+        return
+    raise AuthError("the admin key is missing or wrong", todo="send it as Authorization: Bearer <key>")
+
+
+def body_limit(path: str, max_body_bytes: int) -> int:
+    """How long the body of a request to the admin port may be; a prompt to explain is as long as one to be served."""
+    return {EXPLAIN_PATH: max_body_bytes, REPAIR_PATH: _REPAIR_BYTES}.get(path, _MAX_BODY_BYTES)
 
 
 class AdminLock:
@@ -78,6 +95,15 @@ def create_admin_app(
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
 
+    async def body_of(request: Request) -> bytes:
+        return await read_body(request, body_limit(request.scope["path"], page.config.settings.max_body_bytes))
+
+    async def json_of(request: Request) -> object:
+        try:
+            return orjson.loads(await body_of(request))
+        except ValueError as error:
+            raise InvalidRequestError("the body is no valid JSON", why=str(error)) from error
+
     async def status(request: Request) -> Response:
         return _json(page.status())
 
@@ -93,7 +119,7 @@ def create_admin_app(
 
     async def repair(request: Request) -> Response:
         try:
-            holds = orjson.loads(await request.body())["holds"]
+            holds = orjson.loads(await body_of(request))["holds"]
             wanted = [dict(hold) for hold in holds]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequestError('the body must be {"holds": [...]}', why=str(error)) from error
@@ -103,10 +129,10 @@ def create_admin_app(
         return _json(net(table))
 
     async def policy(request: Request) -> Response:
-        return _json(routing.policy() if request.method == "GET" else routing.select(await _body(request)))
+        return _json(routing.policy() if request.method == "GET" else routing.select(await json_of(request)))
 
     async def explain(request: Request) -> Response:
-        return _json(await routing.explain(await _body(request)))
+        return _json(await routing.explain(await json_of(request)))
 
     async def keys(request: Request) -> Response:
         return _json(await keyring.list())
@@ -130,10 +156,10 @@ def create_admin_app(
         Route("/admin/v1/requests", _keyed(lock, requests), methods=["GET"]),
         Route("/admin/v1/down", _keyed(lock, down), methods=["POST"]),
         Route("/admin/v1/kv/audit", _keyed(lock, audit), methods=["GET"]),
-        Route("/admin/v1/kv/repair", _keyed(lock, repair), methods=["POST"]),
+        Route(REPAIR_PATH, _keyed(lock, repair), methods=["POST"]),
         Route("/admin/v1/net", _keyed(lock, links), methods=["GET"]),
         Route("/admin/v1/route/policy", _keyed(lock, policy), methods=["GET", "POST"]),
-        Route("/admin/v1/route/explain", _keyed(lock, explain), methods=["POST"]),
+        Route(EXPLAIN_PATH, _keyed(lock, explain), methods=["POST"]),
         Route("/admin/v1/keys", _keyed(lock, keys), methods=["GET"]),
         Route("/admin/v1/keys", _keyed(lock, create_key), methods=["POST"]),
         Route("/admin/v1/keys/{key}", _keyed(lock, revoke_key), methods=["DELETE"]),
@@ -141,13 +167,6 @@ def create_admin_app(
         Route("/metrics", scrape, methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
-
-
-async def _body(request: Request) -> object:
-    try:
-        return orjson.loads(await request.body())
-    except ValueError as error:
-        raise InvalidRequestError("the body is no valid JSON", why=str(error)) from error
 
 
 def _keyed(lock: AdminLock, endpoint: Endpoint) -> Endpoint:
@@ -166,7 +185,8 @@ def _keyed(lock: AdminLock, endpoint: Endpoint) -> Endpoint:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return error_response(InvalidRequestError(f"{request.method} {request.url.path} does not exist"), status)
+    path = shortened(request.scope["path"])  # not of request.url, which a strange Host makes unreadable
+    return error_response(InvalidRequestError(f"{request.method} {path} does not exist"), status)
 
 
 def _json(body: object, status: int = 200) -> Response:

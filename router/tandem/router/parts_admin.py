@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import orjson
 from prometheus_client import generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -23,16 +23,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tandem.core.errors import InvalidRequestError, StartupError, TandemError, UnavailableError
+from tandem.core import metricnames as names
+from tandem.core.errors import StartupError, TandemError, UnavailableError
+from tandem.router.admin import body_limit, check_form
 from tandem.router.admission import view
 from tandem.router.http.errors import error_response
+from tandem.router.http.reading import read_body
 from tandem.router.orders import POLICY_PATH, SLO_PATH, Orders
 
 ANSWER_S = 10.0
-_MAX_BODY_BYTES = 1 << 20
+TOGETHER_S = 3.0
+"""What all are asked, a process has so long to answer: those who ask for metrics do not wait much longer themselves."""
 _MAX_ANSWER_BYTES = 64 << 20
 _OF_WORKERS = "worker"
 """A metric with this label is what a worker reported: every process says the same of it."""
+_KNOWN_TO_ALL = frozenset({names.INDEX_BLOCKS})
 _TO_ALL = (POLICY_PATH, SLO_PATH)
 
 
@@ -56,6 +61,16 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
+class _Told:
+    """What the processes of `router`, whose admin port is `port`, said, and who said nothing and why."""
+
+    router: str
+    port: int
+    answers: Mapping[Part, _Answer]
+    silent: Mapping[Part, TandemError]
+
+
+@dataclass(frozen=True, slots=True)
 class _Answer:
     status: int
     kind: str
@@ -69,15 +84,28 @@ class _Answer:
         return Response(self.body, status_code=self.status, headers={"content-type": self.kind})
 
 
-def create_parts_admin(router: str, port: int, parts: Callable[[], Sequence[Part]], orders: Orders) -> Starlette:
-    """The application; `parts` are the processes that can be asked now, `orders` keeps what is told to all."""
+def create_parts_admin(
+    router: str,
+    port: int,
+    parts: Callable[[], Sequence[Part]],
+    orders: Orders,
+    *,
+    admin_key: bytes,
+    max_body_bytes: int,
+) -> Starlette:
+    """The application; `parts` are the processes that can be asked now, `orders` keeps what is told to all. Whoever
+    has no key is not read to the end."""
 
     async def run(request: Request) -> Response:
         try:
-            question = _Question(request.method, _target(request), _headers(request), await _body(request))
-            if request.method == "POST" and request.url.path in _TO_ALL:
-                return await _tell_all(question, request.url.path, parts, orders)
-            return await _ask(question, request.url.path, router, port, _some_of(parts()))
+            path, body = str(request.scope["path"]), b""  # not of request.url, which a strange Host makes unreadable
+            if request.method == "POST":
+                check_form(request.headers.get("authorization", ""), admin_key)
+                body = await read_body(request, body_limit(path, max_body_bytes))
+            question = _Question(request.method, _target(request), _headers(request), body)
+            if request.method == "POST" and path in _TO_ALL:
+                return await _tell_all(question, path, parts, orders)
+            return await _ask(question, path, router, port, _some_of(parts()))
         except TandemError as error:
             return error_response(error)
 
@@ -112,12 +140,25 @@ async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence
 
 async def _ask(question: _Question, path: str, router: str, port: int, parts: Sequence[Part]) -> Response:
     together = {"/metrics": _metrics, "/admin/v1/requests": _requests, "/admin/v1/status": _status}.get(path)
-    asked = parts if together is not None else parts[:1]
-    answers = await asyncio.gather(*(_fetch(part, question) for part in asked))
-    bad = next((answer for answer in answers if not answer.is_good), None)
-    if bad is not None or together is None:
-        return (bad or answers[0]).response()
-    return Response(together(answers, router, port, asked), headers={"content-type": answers[0].kind})
+    if together is None:
+        return (await _fetch(parts[0], question)).response()
+    told = await asyncio.gather(*(_fetch(part, question, TOGETHER_S) for part in parts), return_exceptions=True)
+    answers: dict[Part, _Answer] = {}
+    silent: dict[Part, TandemError] = {}
+    for part, one in zip(parts, told, strict=True):
+        if isinstance(one, _Answer):
+            answers[part] = one
+        elif isinstance(one, TandemError):
+            silent[part] = one
+        else:
+            raise one
+    if not answers:
+        raise next(iter(silent.values()))
+    bad = next((answer for answer in answers.values() if not answer.is_good), None)
+    if bad is not None:
+        return bad.response()
+    kind = next(iter(answers.values())).kind
+    return Response(together(_Told(router, port, answers, silent)), headers={"content-type": kind})
 
 
 def _some_of(parts: Sequence[Part]) -> Sequence[Part]:
@@ -127,7 +168,8 @@ def _some_of(parts: Sequence[Part]) -> Sequence[Part]:
 
 
 def _target(request: Request) -> str:
-    return f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else str(path)
 
 
 def _headers(request: Request) -> dict[str, str]:
@@ -135,25 +177,17 @@ def _headers(request: Request) -> dict[str, str]:
     return {name: value for name in ("authorization", "content-type") if (value := request.headers.get(name))}
 
 
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise InvalidRequestError("the body is too long", why=f"at most {_MAX_BODY_BYTES} bytes are allowed")
-    return bytes(body)
-
-
 # ---- putting together ---------------------------------------------------------------------------------------------
 
 
-def _requests(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[Part]) -> bytes:
-    rows = [row for answer in answers for row in orjson.loads(answer.body)["requests"]]
+def _requests(told: _Told) -> bytes:
+    rows = [row for answer in told.answers.values() for row in orjson.loads(answer.body)["requests"]]
     return orjson.dumps({"requests": sorted(rows, key=lambda row: -row["age_s"])})
 
 
-def _status(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[Part]) -> bytes:
-    pages: list[dict[str, Any]] = [orjson.loads(answer.body) for answer in answers]
+def _status(told: _Told) -> bytes:
+    said: dict[Part, dict[str, Any]] = {part: orjson.loads(answer.body) for part, answer in told.answers.items()}
+    pages = list(said.values())
     status = next((page for page in pages if not page["is_ready"]), pages[0])
     counts: dict[str, int] = {}
     for page in pages:
@@ -162,15 +196,20 @@ def _status(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[
     for worker in status["workers"]:
         worker["router_in_flight"] = counts[worker["worker"]]
     status["admission"] = view.added_up([page["admission"] for page in pages])
+    processes = [
+        {"id": part.name, "is_ready": page["is_ready"], **_some(page["router"], "incarnation", "in_flight", "pid")}
+        for part, page in said.items()
+    ]
+    processes += [
+        {"id": part.name, "is_ready": False, "pid": part.pid, "trouble": error.message}
+        for part, error in told.silent.items()
+    ]
     status["router"] |= {
-        "id": router,
-        "admin": port,
+        "id": told.router,
+        "admin": told.port,
         "pid": os.getpid(),
         "in_flight": sum(page["router"]["in_flight"] for page in pages),
-        "processes": [
-            {"id": part.name, "is_ready": page["is_ready"], **_some(page["router"], "incarnation", "in_flight", "pid")}
-            for part, page in zip(parts, pages, strict=True)
-        ],
+        "processes": sorted(processes, key=lambda process: process["id"]),
     }
     return orjson.dumps(status)
 
@@ -179,8 +218,12 @@ def _some(row: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: row[name] for name in names}
 
 
-def _metrics(answers: Sequence[_Answer], router: str, port: int, parts: Sequence[Part]) -> bytes:
-    added = added_up([answer.body.decode() for answer in answers])
+def _metrics(told: _Told) -> bytes:
+    added = added_up([answer.body.decode() for answer in told.answers.values()])
+    up = GaugeMetricFamily(names.ROUTER_PROCESS_UP, "Whether the process answers.", labels=["process"])
+    for part in (*told.answers, *told.silent):
+        up.add_metric([part.name], part in told.answers)
+    added.append(up)
 
     class Added(Collector):
         def collect(self) -> list[Metric]:
@@ -191,7 +234,7 @@ def _metrics(answers: Sequence[_Answer], router: str, port: int, parts: Sequence
 
 def added_up(texts: Sequence[str]) -> list[Metric]:
     """Metrics of several processes as those of one: samples with equal names and labels are added, but for what workers
-    reported, which all processes know from the same reports."""
+    reported, which all processes know from the same reports, and what each of them knows of the same index."""
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for text in texts:
@@ -202,6 +245,8 @@ def added_up(texts: Sequence[str]) -> list[Metric]:
                 key = (sample.name, tuple(sorted(sample.labels.items())))
                 if key not in known:
                     known[key] = sample.value
+                elif sample.name in _KNOWN_TO_ALL:
+                    known[key] = max(known[key], sample.value)
                 elif _OF_WORKERS not in sample.labels and not sample.name.endswith("_created"):
                     known[key] += sample.value
     for name, family in families.items():
@@ -213,14 +258,14 @@ def added_up(texts: Sequence[str]) -> list[Metric]:
 # ---- asking -------------------------------------------------------------------------------------------------------
 
 
-async def _fetch(part: Part, question: _Question) -> _Answer:
+async def _fetch(part: Part, question: _Question, timeout_s: float = ANSWER_S) -> _Answer:
     """UnavailableError when there is no answer."""
     url = urlsplit(part.admin)
     head = [f"{question.method} {question.target} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
     head += [f"{name}: {value}" for name, value in question.headers.items()]
     head.append(f"Content-Length: {len(question.body)}")
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(timeout_s):
             reader, writer = await asyncio.open_connection(url.hostname, url.port)
             try:
                 writer.write("\r\n".join([*head, "\r\n"]).encode("latin-1") + question.body)

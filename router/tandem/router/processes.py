@@ -81,7 +81,11 @@ async def _serve(
     def parts() -> list[Part]:
         return [process.part for process in every if process.part is not None]
 
-    admin = HttpServer(create_parts_admin(config.router_id, port_of(listener), parts, orders), listener)
+    app = create_parts_admin(
+        config.router_id, port_of(listener), parts, orders,
+        admin_key=load_key(Path(config.admin_key_file)), max_body_bytes=config.settings.max_body_bytes,
+    )  # fmt: skip
+    admin = HttpServer(app, listener)
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(admin.run()), *(group.create_task(process.keep()) for process in every)]
         async with asyncio.timeout(READY_S):
