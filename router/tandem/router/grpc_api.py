@@ -204,7 +204,7 @@ class _Inference(i_grpc.InferenceServicer):
     async def _detokenize(self, request: i.DetokenizeRequest) -> i.DetokenizeResponse:
         tokenizer = self._model_of(request.model).tokenizer
         check_ids("ids", request.ids, tokenizer.vocab_size)
-        return i.DetokenizeResponse(text=tokenizer.decode_all(request.ids))
+        return i.DetokenizeResponse(text=await tokenizer.text_of(request.ids))
 
     def _model_of(self, name: str) -> Model:
         return self._door.models.find(name) if name else self._door.models.only()

@@ -7,16 +7,21 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import InvalidRequestError, ModelError
 from tandem.router.chat_template import DEFAULT_RENDERING, ChatTemplate, Rendering
 
+T = TypeVar("T")
 LONG_TEXT_CHARS = 4096
 """Texts at least this long, which take a millisecond, are tokenised in a thread: the event loop has other streams to
 feed. The way there and back is 0.05 ms of work, but it waits for the interpreter while other streams are served."""
+LONG_TOKENS = 4096
+"""So many token ids become text in that thread, too."""
+_MESSAGE_CHARS = 32
+"""What a message takes to be rendered and tokenised beside its content."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -72,12 +77,13 @@ class Tokenizer:
         self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING
     ) -> list[int]:
         """Token ids of a rendered chat; the template itself writes the special tokens."""
-        if sum(len(str(message.get("content", ""))) for message in messages) < LONG_TEXT_CHARS:
+        chars = sum(len(str(message.get("content", ""))) + _MESSAGE_CHARS for message in messages)
+        if chars < LONG_TEXT_CHARS:
             return self._encode(self.render_chat(messages, rendering), False)
         return await self._run(lambda: self._encode(self.render_chat(messages, rendering), False))
 
-    async def _run(self, encode: Callable[[], list[int]]) -> list[int]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, encode)
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING) -> str:
         if self._template is None:
@@ -92,6 +98,14 @@ class Tokenizer:
     def decode_all(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` with special tokens."""
         return str(self._hub.decode(list(tokens), skip_special_tokens=False))
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """Like `decode_all`, beside the event loop where there are many."""
+        if len(tokens) < LONG_TOKENS:
+            return self.decode_all(tokens)
+        # The batch leaves the interpreter to others.
+        texts = await self._run(lambda: self._hub.decode_batch([list(tokens)], skip_special_tokens=False))
+        return str(texts[0])
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, which may be a part of a character."""

@@ -19,6 +19,7 @@ from tandem.core.errors import (
     DeadlineError,
     InvalidRequestError,
     NotFoundError,
+    PermissionDeniedError,
     RequestTooLargeError,
     UnavailableError,
     UnsupportedParameterError,
@@ -29,7 +30,7 @@ from tandem.router.http.callers import tenant_of
 from tandem.router.http.endpoints import guarded, json_response
 from tandem.router.http.multipart import Form, boundary_of
 from tandem.router.http.paging import page_of
-from tandem.router.http.reading import BODY_S
+from tandem.router.http.reading import BODY_S, is_foreign
 from tandem.router.quoting import quoted
 
 LEAST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
@@ -70,6 +71,8 @@ class _Api:
 
     async def upload(self, request: Request) -> Response:
         files = self._files
+        if is_foreign(request):
+            raise PermissionDeniedError("a page of another origin may not upload files", todo="upload it elsewhere")
         form = Form(boundary_of(request.headers.get("content-type", "")))
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes + _FORM_BYTES:

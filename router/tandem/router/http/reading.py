@@ -33,6 +33,9 @@ from tandem.router.http.schemas import (
 from tandem.router.quoting import quoted
 
 BODY_S = 60.0
+LONG_BODY_BYTES = 256 * 1024
+"""Bodies at least this long are read in a thread: the event loop has other streams to feed."""
+MAX_MESSAGES = 8192
 _DRAIN_S = 2.0
 _DRAIN_FACTOR = 8
 _COMPLETION_MAX_TOKENS = 16
@@ -71,16 +74,31 @@ async def read_json(request: Request, limit_bytes: int, model: type[M], simplify
     """The body as `model`; InvalidRequestError names the field that is wrong."""
     _check_media_type(request)
     raw = await read_body(request, limit_bytes)
+    if len(raw) < LONG_BODY_BYTES:
+        return _parsed(raw, model, simplify)
+    return await asyncio.to_thread(_parsed, raw, model, simplify)
+
+
+def _parsed(raw: bytes, model: type[M], simplify: Simplify | None) -> M:
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError("the request body is no valid JSON", why=str(error)) from error
     if not isinstance(data, dict):
         raise InvalidRequestError("the request body is no JSON object", todo="send an object")
+    for name in ("messages", "input"):
+        _check_count(name, data.get(name))
     try:
         return model.model_validate(simplify(data) if simplify else data)
     except ValidationError as error:
         raise from_validation(error, data) from error
+
+
+def _check_count(name: str, messages: Any) -> None:
+    """Each takes time, however short it is."""
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        why = f"at most {MAX_MESSAGES} are allowed"
+        raise InvalidRequestError(f"{name} has {len(messages)} entries", why=why, param=name)
 
 
 def chat_ask(body: ChatRequest) -> Ask:
@@ -199,8 +217,9 @@ def check_tokenizing(body: TokenizeRequest) -> None:
 
 
 def _check_media_type(request: Request) -> None:
-    """JSON in UTF-8 and plain, if the client says at all what it sends. Web pages elsewhere cannot say so unasked."""
-    given = request.headers.get("content-type", "application/json")
+    """JSON in UTF-8 and plain, if the client says at all what it sends. Web pages elsewhere have to say so, which they
+    cannot unasked."""
+    given = request.headers.get("content-type", "" if is_foreign(request) else "application/json")
     kind, _, options = given.lower().partition(";")
     charset = options.partition("charset=")[2].strip(" \"'") or "utf-8"
     if kind.strip() != "application/json" or charset not in ("utf-8", "utf8"):
@@ -210,6 +229,14 @@ def _check_media_type(request: Request) -> None:
         raise MediaTypeError(
             f"the Content-Encoding is {quoted(encoding)}", todo="send the body as it is", param="content-encoding"
         )
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether a browser says that a page of another origin has it send this. Clients that are no browsers do not."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 def _sampling(body: SamplingFields) -> dict[str, Any]:

@@ -82,8 +82,18 @@ Metadata = Annotated[dict[Short, Annotated[str, Field(max_length=512)]], Field(m
 
 
 def _token_ids(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    """A list of numbers is taken as it is: pydantic needs a millisecond for it. Which are tokens is asked later."""
-    return value if type(value) is list and set(map(type, value)) == {int} else validate(value)
+    """A list of numbers, or of such lists, is taken as it is: pydantic needs a millisecond for it. Which are tokens is
+    asked later."""
+    if type(value) is not list or not value:
+        return validate(value)
+    rows = value if type(value[0]) is list else [value]
+    is_plain = all(type(row) is list and set(map(type, row)) <= {int} for row in rows)
+    return value if is_plain else validate(value)
+
+
+def _plain_ids(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """As `_token_ids`, of one list."""
+    return value if type(value) is list and set(map(type, value)) <= {int} else validate(value)
 
 
 class SamplingFields(Strict):
@@ -170,7 +180,7 @@ class TokenizeRequest(RenderingFields):
 
 class DetokenizeRequest(Strict):
     model: str | None = None
-    tokens: list[Int]
+    tokens: Annotated[list[Int], WrapValidator(_plain_ids)]
 
 
 def without_neutral_chat(body: Mapping[str, Any]) -> dict[str, Any]:

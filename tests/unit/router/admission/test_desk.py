@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.clock import ManualClock
@@ -316,6 +316,7 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
+@settings(deadline=None)
 @given(STEPS)
 def test_everybody_ends_once_and_the_queue_is_bounded(steps: list[tuple[str, int, int, float, bool]]) -> None:
     """Sent, told or left: each request exactly one of these, and none before or after it."""
