@@ -16,7 +16,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.core.errors import InvalidRequestError, ModelError
-from tandem.router.quoting import quoted
+from tandem.router.quoting import quoted, shortened
 
 MAX_VARIABLES_BYTES = 16 * 1024
 MAX_VARIABLES_DEPTH = 8
@@ -69,9 +69,10 @@ class ChatTemplate:
                 **self._variables, **rendering.variables, "messages": chat, "tools": None, "documents": None,
                 "add_generation_prompt": rendering.adds_prompt,
             })  # fmt: skip
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is a program: it may fail in any way at what a client sent
+            why = shortened(str(error) or type(error).__name__)
             raise InvalidRequestError(
-                "the model's chat template does not accept these messages", why=str(error), param="messages"
+                "the model's chat template does not accept these messages", why=why, param="messages"
             ) from error
         return _cut(text) if rendering.continues_last else text
 

@@ -85,6 +85,25 @@ def test_a_variable_that_is_not_the_clients_is_refused(tmp_path: Path, name: str
     assert name in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "fails",
+    ["[].pop()", "1 // (messages | length - 1)", "messages[0].content.nothing.at_all", "(none).x()",
+     "raise_exception('z' * 5000)"],
+)  # fmt: skip
+def test_however_a_template_fails_at_what_a_client_sent_it_is_the_clients(tmp_path: Path, fails: str) -> None:
+    made = with_template(tmp_path, "{{ " + fails + " }}")
+    with pytest.raises(InvalidRequestError, match="does not accept these messages") as failed:
+        made.render_chat([{"role": "user", "content": "Hi"}])
+    assert failed.value.param == "messages"
+    assert len(failed.value.message) < 300
+
+
+def test_a_template_that_calls_itself_for_ever_is_no_bug_of_the_router(tmp_path: Path) -> None:
+    made = with_template(tmp_path, "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+    with pytest.raises(InvalidRequestError, match="does not accept these messages"):
+        made.render_chat([{"role": "user", "content": "Hi"}])
+
+
 def test_variables_are_bounded() -> None:
     nested: Any = 1
     for _ in range(MAX_VARIABLES_DEPTH - 1):
