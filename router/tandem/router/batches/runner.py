@@ -60,7 +60,6 @@ class BatchRunner:
         self._limits = limits
         self._slots = Slots()
         self._pace = Pace(at_once)
-        self.is_owner = False
 
     @property
     def running(self) -> int:
@@ -85,12 +84,10 @@ class BatchRunner:
 
     async def _own(self, incarnation: Incarnation) -> None:
         event(_log, "runs batches", incarnation=incarnation)
-        self.is_owner = True
         work = asyncio.create_task(self._work(incarnation))
         try:
             await self._hold_on(incarnation, work)
         finally:
-            self.is_owner = False
             work.cancel()
             await asyncio.wait([work])
             with suppress(UnavailableError, TimeoutError):
