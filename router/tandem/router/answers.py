@@ -12,7 +12,7 @@ from typing import Any
 from tandem.core.clock import Clock
 from tandem.core.errors import CancelledError, DeadlineError, InternalError, InvalidRequestError, TandemError
 from tandem.core.handoff import TokenLogprob
-from tandem.core.ids import RequestId
+from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason
 from tandem.router.admission.budgets import Budgets
 from tandem.router.admission.desk import ANSWER_TOKENS, Admission, Arrived, Place
@@ -112,7 +112,7 @@ class Answer:
             return self
         admission = self._desk.admission
         try:
-            place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail)
+            place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail, self._alone)
         except BaseException:
             self._settle(is_served=False)
             raise
@@ -167,6 +167,15 @@ class Answer:
         except TandemError:  # it is told so when it is sent off
             return 0.0
         return sum(plan.cost.compute_s for plan in plans if plan.cost is not None)
+
+    def _alone(self) -> WorkerId | None:
+        """The decode worker that had better compute its prompt, if it has one prompt."""
+        if len(self._works) > 1:
+            return None
+        try:
+            return self._desk.dispatcher.alone(self._works[0])
+        except TandemError:  # it is told so when it is sent off
+            return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._unfinished and self._error is None:

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from tandem.core.clock import Clock
 from tandem.core.errors import DeadlineError, InternalError, TandemError, UnavailableError, WorkerLostError
-from tandem.core.ids import RequestId
-from tandem.core.lifecycle import Phase
+from tandem.core.ids import RequestId, WorkerId
+from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
 from tandem.router import wire
@@ -66,6 +66,8 @@ class Dispatcher:
         self.on_link_up: Callable[[], None] = lambda: None
         self.on_proven: Callable[[tuple[tuple[str, int], ...]], None] = lambda pair: None
         """Told the workers, with incarnations, that just answered a request of more than one token together."""
+        self.waiting_for: Callable[[str], int] = lambda model: 0
+        """How many requests for this model wait in the router, and are no flights yet."""
         self.check: Callable[[Work, Plan], None] = lambda work, plan: None
         """Raises what is to be said to a client whose request had better not be served as planned."""
 
@@ -148,7 +150,8 @@ class Dispatcher:
         return view.computed_whole() if sampling.prompt_logprobs is not None else view
 
     def _plan(self, flight: Flight, view: PrefixView, now_s: float) -> Plan | Wait:
-        job, candidates = flight.job(now_s, view.followers), self._candidates(flight.work, view, now_s)
+        job = flight.job(now_s, view.followers, self.waiting_for(flight.work.model))
+        candidates = self._candidates(flight.work, view, now_s)
         plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
         return plan if isinstance(plan, Wait) else with_sources(plan, job, candidates)
 
@@ -163,6 +166,12 @@ class Dispatcher:
     def foresee(self, work: Work) -> Plan:
         """What would be done with `work` now."""
         return self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s())
+
+    def alone(self, work: Work) -> WorkerId | None:
+        """The decode worker that had better compute the prompt too, as things are now; None if there is none."""
+        plan = self.foresee(work)
+        link = None if plan.prefill is not None else self._table.link(plan.decode)
+        return plan.decode if link and link.facts and link.facts.role is RoleName.DECODE else None
 
     def _foresee(self, work: Work, view: PrefixView, now_s: float) -> Plan:
         flight = Flight(id=RequestId(""), slot=0, work=work, inbox=Inbox(0), started_s=now_s)

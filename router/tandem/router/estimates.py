@@ -61,6 +61,8 @@ class Estimates:
         self._most_held = self._holders[0].held_tokens if self._holders else 0
         places = sum(c.role is not RoleName.DECODE for c in candidates)
         followers = 0.0 if job.is_kept_together or job.is_computed_whole else job.followers
+        self._waiting_each = job.waiting / places if places else 0.0
+        """How many of those that wait in the router a prompt delays, at a worker that they might go to."""
         self._copy_share = 1 / (1 + followers / places) if places else 1.0
         """Of making a copy of a prefix, what this request pays: those that come spread over all, and use it too."""
         # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
@@ -99,7 +101,7 @@ class Estimates:
         """No more than `prefill` in all, and quickly: as if all that anybody holds were fetched in no time."""
         compute_s = self._compute_s(worker, max(worker.reusable_tokens, self._most_held))
         if not worker.queue and not worker.queued_tokens:
-            return compute_s + _decoding(worker) * compute_s
+            return compute_s + self._delayed(worker) * compute_s
         return self._prefill(worker, compute_s).total_s
 
     def _compute_s(self, worker: Candidate, known_tokens: int) -> float:
@@ -114,14 +116,14 @@ class Estimates:
         return found
 
     def _prefill(self, worker: Candidate, compute_s: float) -> Prefill:
+        others_s = self._delayed(worker) * compute_s
         if not worker.queue and not worker.queued_tokens:
-            return Prefill(0.0, compute_s, _decoding(worker) * compute_s)
+            return Prefill(0.0, compute_s, others_s)
         job, speed = self._job, self.prefill_speed(worker)
         due_s = worker.rules.due_s(
             arrived_s=job.now_s, remaining_s=compute_s, now_s=job.now_s, deadline_s=job.deadline_s
         )
         listed, ahead_s = 0, 0.0
-        others_s = _decoding(worker) * compute_s
         for row in worker.queue:
             listed += row.tokens
             row_s = speed.seconds(row.tokens, row.attended)
@@ -131,6 +133,10 @@ class Estimates:
                 others_s += min(row.requests * compute_s, row_s)  # never more than computing them first would cost
         ahead_s += speed.seconds(max(0, worker.queued_tokens - listed), 0.0)
         return Prefill(ahead_s, compute_s, others_s)
+
+    def _delayed(self, worker: Candidate) -> float:
+        """How many lose the time that it computes this prompt: who decodes there, and who waits for such a worker."""
+        return _decoding(worker) + (self._waiting_each if worker.role is not RoleName.DECODE else 0.0)
 
     def fits(self, sender: Candidate, receiver: Candidate) -> bool:
         """Whether they can exchange KV blocks at all."""

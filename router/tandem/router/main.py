@@ -139,6 +139,7 @@ class Router:
         self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
         self.metrics.watch_admission(lambda: self.admission.waiting)
         self.dispatcher.check = self._check_in_time
+        self.dispatcher.waiting_for = lambda model: self.admission.waiting_for(model)
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
         )
@@ -300,6 +301,10 @@ class Router:
             lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
             self.metrics,
             order=lambda: next((link.load.queue_rules for link in self.table.usable()), QueueRules()),
+            has_place=lambda worker, need: (
+                (link := self.table.link(worker)) is not None
+                and room.is_there_to_decode(need, link, self._clock.now_s())
+            ),
             stranded=self.dispatcher.stranded,
         )
 

@@ -73,7 +73,8 @@ class Job:
 
     `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
     has a home (see `affinity`), which others that cost nearly the same do not take turns with. `followers`: prompts
-    that are expected soon, and begin with what any worker holds of this one (see `popularity`).
+    that are expected soon, and begin with what any worker holds of this one (see `popularity`). `waiting`: requests
+    that wait in the router until a worker that computes prompts has room.
     """
 
     prompt_tokens: int
@@ -84,6 +85,7 @@ class Job:
     is_computed_whole: bool = False
     is_kept_together: bool = False
     followers: float = 0.0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -284,8 +284,9 @@ class Flight:
         shortest = min((order.next_index for order in self.orders if not order.is_done), default=0)
         return max(1, self.work.sampling.max_tokens - shortest)
 
-    def job(self, now_s: float, followers: float = 0.0) -> Job:
-        """What the policy needs to know of it, planned at `now_s`. `followers`: prompts to come that begin alike."""
+    def job(self, now_s: float, followers: float = 0.0, waiting: int = 0) -> Job:
+        """What the policy needs to know of it, planned at `now_s`. `followers`: prompts to come that begin alike;
+        `waiting`: requests that wait in the router."""
         return Job(
             prompt_tokens=len(self.work.prompt) + self.replayed_tokens,
             max_tokens=self.longest_rest_tokens,
@@ -295,6 +296,7 @@ class Flight:
             is_computed_whole=self.sampling.prompt_logprobs is not None,
             is_kept_together=bool(self.work.cache_key),
             followers=followers,
+            waiting=waiting,
         )
 
     def begin_attempt(self) -> None:

@@ -97,12 +97,19 @@ class Front:
             arrived_s=job.now_s,
             deadline_s=math.inf,
         )
-        self._admission.enter(arrived, lambda: self._compute_s(request, hashes), go, _refused)
+        self._admission.enter(
+            arrived, lambda: self._compute_s(request, hashes), go, _refused, lambda: self._alone(request, hashes)
+        )
 
     def job(self, request: TraceRequest) -> Job:
         """What a router knows of a request that it has got now."""
         max_tokens = request.output_tokens if self._setup.max_tokens is None else self._setup.max_tokens
-        return Job(prompt_tokens=request.prompt_tokens, max_tokens=max_tokens, now_s=self._events.now_s())
+        return Job(
+            prompt_tokens=request.prompt_tokens,
+            max_tokens=max_tokens,
+            now_s=self._events.now_s(),
+            waiting=0 if self._admission is None else self._admission.waiting,
+        )
 
     def plan(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> Plan:
         """What the policy says of the candidates as this router sees them now."""
@@ -170,8 +177,11 @@ class Front:
                 self._read(known, now_s - self._calibration.rpc_s)
             return room.is_there(need, self._known.values(), now_s)
 
+        def has_place(worker: WorkerId, need: Need) -> bool:
+            return room.is_there_to_decode(need, self._known[worker], self._events.now_s())
+
         patient = dataclasses.replace(rules, max_waiting=_MAX_WAITING)
-        return Admission(patient, self._events, has_room, _Uncounted(), self._pump_soon)
+        return Admission(patient, self._events, has_room, _Uncounted(), self._pump_soon, has_place=has_place)
 
     def _pump_soon(self) -> None:
         self._events.after(POLL_S, self._pump)
@@ -181,6 +191,12 @@ class Front:
             self._admission.pump()
             if self._admission.waiting:
                 self._pump_soon()
+
+    def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> WorkerId | None:
+        """As router.dispatch says it."""
+        plan = self.plan(request, hashes)
+        is_alone = plan.prefill is None and self._known[plan.decode].facts.role is RoleName.DECODE
+        return plan.decode if is_alone else None
 
     def _compute_s(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> float:
         cost = self.plan(request, hashes).cost

@@ -17,6 +17,7 @@ from typing import Protocol
 from tandem.core.clock import Clock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import CapacityError, DeadlineError, InternalError, TandemError
+from tandem.core.ids import WorkerId
 from tandem.core.prefill_queue import QueueRules
 from tandem.router.admission.drain import MEMORY_S, DrainRate
 from tandem.router.admission.fairqueue import FairQueue, Waiting
@@ -37,6 +38,10 @@ _STRANDED_S = 1.0
 """What a client is told to wait where nobody knows when a worker will come."""
 CREDIT_TOKENS = 4096
 """So much may a tenant's short requests take before their turn, while a long one of another finds no room."""
+LEAST_WAITING = 8
+"""From so many on it is asked whether a decode worker should compute a prompt."""
+ASK_EVERY_S = 0.02
+"""How often at most, while the answer is no."""
 _PASSING = 4
 """How many are looked at when there is no room for the one whose turn it is."""
 
@@ -52,6 +57,7 @@ class Place(Waiting):
     slo: str = ""
     grant: Callable[[], None]
     refuse: Callable[[TandemError], None]
+    alone: Callable[[], WorkerId | None]
     is_over: bool = field(default=False, init=False)
 
 
@@ -80,11 +86,14 @@ class _Lane:
 
     queue: FairQueue[Place]
     rate: DrainRate = field(default_factory=DrainRate)
+    ask_again_s: float = -math.inf
+    """Nothing was better off alone: not to be asked for everybody every POLL_S."""
 
 
 class Admission:
-    """`has_room(model, need)` looks at the workers; `order` says how they sort prompts; `on_waiting` is called when the
-    first one begins to wait. `stranded(model)`: how many were let in and wait for a worker to come at all."""
+    """`has_room(model, need)` looks at the workers, `has_place(worker, need)` at one decode worker; `order` says how
+    workers sort prompts; `on_waiting` is called when the first one begins to wait. `stranded(model)`: how many were let
+    in and wait for a worker to come at all."""
 
     def __init__(
         self,
@@ -94,15 +103,22 @@ class Admission:
         meter: AdmissionMeter,
         on_waiting: Callable[[], None] = lambda: None,
         order: Callable[[], QueueRules] = QueueRules,
+        has_place: Callable[[WorkerId, Need], bool] = lambda worker, need: False,
         stranded: Callable[[str], int] = lambda model: 0,
     ) -> None:
         self._rules, self._clock, self._has_room, self._meter = rules, clock, has_room, meter
-        self._order, self.on_waiting, self._stranded = order, on_waiting, stranded
+        self._order, self._has_place, self.on_waiting = order, has_place, on_waiting
+        self._stranded = stranded
         self._lanes: dict[str, _Lane] = {}
 
     @property
     def waiting(self) -> int:
         return sum(len(lane.queue) for lane in self._lanes.values())
+
+    def waiting_for(self, model: str) -> int:
+        """How many wait for workers of this model."""
+        lane = self._lanes.get(model)
+        return 0 if lane is None else len(lane.queue)
 
     @property
     def lanes(self) -> dict[str, tuple[FairQueue[Place], DrainRate]]:
@@ -115,10 +131,12 @@ class Admission:
         compute_s: Callable[[], float],
         grant: Callable[[], None],
         refuse: Callable[[TandemError], None],
+        alone: Callable[[], WorkerId | None] = lambda: None,
     ) -> Place | None:
         """Let a request in: `grant` is called before this returns, and None returned, or later, as is `refuse`.
 
-        `compute_s` says how long its prompt takes, when that is needed. Raises CapacityError if it cannot wait, and
+        `compute_s` says how long its prompt takes, when that is needed; `alone`, which decode worker had better compute
+        it now, seeing how many wait, if one had. Raises CapacityError if it cannot wait, and
         what `grant` raises if that is called at once.
         """
         self._check_stranded(arrived.model)
@@ -128,7 +146,7 @@ class Admission:
             return None
         if lane is None:
             lane = self._lanes[arrived.model] = self._new_lane()
-        place = self._place(arrived, compute_s(), grant, refuse)
+        place = self._place(arrived, compute_s(), grant, refuse, alone)
         if not len(lane.queue) and self._has_room(arrived.model, place.need):  # it overtakes what is there
             grant()
             return None
@@ -193,11 +211,22 @@ class Admission:
     def _next(self, model: str, queue: FairQueue[Place]) -> Place | None:
         """Whose turn it is, if there is room for it; else somebody short who would overtake it at a worker, too."""
         first = queue.first()
-        if first is None or self._has_room(model, first.need):
+        if first is None or self._has_room(model, first.need) or self._is_better_alone(model, first):
             return first
         most_s = (first.need.compute_s or 0.0) / SHORTER
         passing = (place for place in queue.passing(_PASSING) if (place.need.compute_s or 0.0) <= most_s)
         return next((place for place in passing if self._has_room(model, place.need)), None)
+
+    def _is_better_alone(self, model: str, first: Place) -> bool:
+        """Whether a decode worker should compute it: where many wait, each would wait as long as a prompt takes."""
+        lane, now_s = self._lanes[model], self._clock.now_s()
+        if len(lane.queue) < LEAST_WAITING or now_s < lane.ask_again_s:
+            return False
+        worker = first.alone()
+        if worker is not None and self._has_place(worker, first.need):
+            return True
+        lane.ask_again_s = now_s + ASK_EVERY_S
+        return False
 
     def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
         """CapacityError when the first token would come too late for the class, and not because the prompt is long."""
@@ -218,7 +247,12 @@ class Admission:
         )
 
     def _place(
-        self, arrived: Arrived, compute_s: float, grant: Callable[[], None], refuse: Callable[[TandemError], None]
+        self,
+        arrived: Arrived,
+        compute_s: float,
+        grant: Callable[[], None],
+        refuse: Callable[[TandemError], None],
+        alone: Callable[[], WorkerId | None],
     ) -> Place:
         now_s, terms = self._clock.now_s(), arrived.terms
         due_s = self._order().due_s(arrived_s=arrived.arrived_s, remaining_s=compute_s, now_s=now_s)
@@ -237,6 +271,7 @@ class Admission:
             slo=terms.slo,
             grant=grant,
             refuse=refuse,
+            alone=alone,
         )
 
     def _check_stranded(self, model: str) -> None:

@@ -93,6 +93,10 @@ class Room:
             self._can_decode(link, need, now_s) for link in decoding
         )
 
+    def is_there_to_decode(self, need: Need, link: Link, now_s: float) -> bool:
+        """Whether this worker can take the whole request, its prompt too."""
+        return link.facts is not None and self._can_decode(link, need, now_s)
+
     def _can_compute(self, link: Link, need: Need, now_s: float) -> bool:
         """Whether little is ahead of it there. What it would overtake does not count, if that is known."""
         load, is_stale, due_s = link.load, link.outstanding.is_stale(now_s), math.inf

@@ -14,7 +14,7 @@ from tandem.cluster.simulator.laboratory import Laboratory, Outcome
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import Trace, TraceRequest
 from tandem.cluster.simulator.workloads import Conversations, conversations, shared_prompt
-from tandem.core.config import Disaggregation, PolicyName
+from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
 from tandem.core.prefill_queue import QueueRules
@@ -192,3 +192,18 @@ def test_an_overload_is_seen() -> None:
 def test_a_request_that_fits_nowhere_is_an_error() -> None:
     with pytest.raises(ConfigError, match="request 1 needs 98 blocks"):
         play(pair(), request(0.0, 50_000, 3))
+
+
+def test_decode_workers_compute_prompts_while_many_wait_in_the_router() -> None:
+    """A hundred prompts of half a second at once, for one prefill worker: whose turn it is, goes to the decode worker
+    while more are behind it than decode there."""
+    burst = [request(0.0, 512, 4, 1000 + number) for number in range(100)]
+    ended_s, alone = {}, {}
+    for mode in (Disaggregation.AUTO, Disaggregation.ALWAYS):
+        setup = pair(policy=create_policy(PolicyName.COST, mode), queue=QueueRules(), admission=AdmissionSection())
+        outcome = play(setup, *burst)
+        ended_s[mode] = outcome.ended_s
+        alone[mode] = sum(record.prefill == record.decode for record in outcome.records)
+    assert alone[Disaggregation.ALWAYS] == 0
+    assert alone[Disaggregation.AUTO] > 20
+    assert ended_s[Disaggregation.AUTO] < ended_s[Disaggregation.ALWAYS]

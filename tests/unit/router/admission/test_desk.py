@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import CapacityError, DeadlineError, InternalError, TandemError, UnavailableError
-from tandem.router.admission.desk import MARGIN, Admission, Arrived, Place
+from tandem.core.ids import WorkerId
+from tandem.router.admission.desk import ASK_EVERY_S, LEAST_WAITING, MARGIN, Admission, Arrived, Place
 from tandem.router.admission.room import Need
 from tandem.router.admission.terms import Terms
 
@@ -41,10 +42,17 @@ class Hall:
         self.errors: dict[str, TandemError] = {}
         self.started = 0
         self.stranded: dict[str, int] = {}
+        self.alone: WorkerId | None = None
+        self.places = 0
+        self.asked = 0
         self.admission = Admission(
             AdmissionSection(**rules), self.clock, self._has_room, self.counts, on_waiting=self._on_waiting,
-            stranded=lambda model: self.stranded.get(model, 0),
+            has_place=lambda worker, need: self.places > 0, stranded=lambda model: self.stranded.get(model, 0),
         )  # fmt: skip
+
+    def _alone(self) -> WorkerId | None:
+        self.asked += 1
+        return self.alone
 
     def _has_room(self, model: str, need: Need) -> bool:
         return self.room > 0 or self.has_room_for(need)
@@ -75,7 +83,7 @@ class Hall:
             assert name not in self.errors
             self.errors[name] = failure
 
-        return self.admission.enter(arrived, lambda: compute_s, self.grant(name, error), refuse)
+        return self.admission.enter(arrived, lambda: compute_s, self.grant(name, error), refuse, self._alone)
 
     def pass_time(self, seconds: float, room: int = 0) -> None:
         self.clock.advance(seconds)
@@ -98,6 +106,32 @@ def test_what_overtakes_at_a_worker_goes_at_once() -> None:
     assert hall.enter("long", compute_s=1.0) is not None
     assert (hall.sent, hall.admission.waiting) == (["short"], 1)
     assert hall.enter("another", compute_s=0.01) is not None, "nobody passes those that wait"
+
+
+def test_a_decode_worker_computes_for_whose_turn_it_is_where_many_wait() -> None:
+    hall = Hall()
+    hall.alone, hall.places = WorkerId("d0"), 1
+    for number in range(LEAST_WAITING - 1):
+        hall.enter(str(number))
+    hall.pass_time(1.0)
+    assert (hall.sent, hall.asked) == ([], 0), "too few wait"
+    hall.enter("last")
+    hall.pass_time(0.005)
+    assert hall.sent == ["0"], "in the order of the queue, until few are left"
+
+
+def test_nobody_is_sent_to_a_decode_worker_that_has_no_place_or_that_it_is_no_better_at() -> None:
+    hall = Hall()
+    for number in range(LEAST_WAITING):
+        hall.enter(str(number))
+    hall.alone = WorkerId("d0")
+    hall.pass_time(0.005)
+    assert (hall.sent, hall.asked) == ([], 1)
+    hall.alone, hall.places = None, 1
+    hall.pass_time(ASK_EVERY_S / 2)
+    assert hall.asked == 1, "it was asked just now"
+    hall.pass_time(ASK_EVERY_S)
+    assert (hall.sent, hall.asked) == ([], 2)
 
 
 def test_what_going_at_once_raises_reaches_the_caller() -> None:

@@ -148,6 +148,16 @@ def test_conditional_disaggregation() -> None:
     assert plan(queue, dataclasses.replace(busy, running=1), mode=AUTO).workers == ("d0",), "P is too busy"
 
 
+def test_who_waits_in_the_router_loses_a_share_of_what_a_prefill_worker_computes() -> None:
+    prefills, decode = [p(f"p{n}", prefill_speed=at(1000.0)) for n in range(4)], d(prefill_speed=at(1000.0), running=10)
+    alone, waited = cost(*prefills, decode), cost(*prefills, decode, waiting=40)
+    assert waited.others_s - alone.others_s == pytest.approx(40 / 4 * 1.0)
+    assert waited.first_token_s == alone.first_token_s, "it waits no longer itself"
+    assert plan(*prefills, decode, mode=AUTO, waiting=40).workers == ("p0", "d0"), "eleven lose more"
+    assert plan(*prefills, decode, mode=AUTO, waiting=50).workers == ("d0",)
+    assert plan(*prefills, decode, mode=ALWAYS, waiting=500).workers == ("p0", "d0")
+
+
 def test_mixed_workers_and_pairs_by_one_cost() -> None:
     assert plan(p(queued_tokens=5000), d(), m(), mode=AUTO).workers == ("m0",)
     assert plan(p(), d(in_flight=2), m(running=30, in_flight=30), mode=AUTO).workers in {("p0", "d0"), ("d0",)}
