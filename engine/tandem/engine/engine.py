@@ -17,7 +17,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.ledger import Holder
+from tandem.core.ledger import Holder, HoldKind
 from tandem.core.prefill_queue import PrefillSpeed, QueueRules
 from tandem.engine.blockspace import BlockSpace
 from tandem.engine.limits import check_request, finish_reason
@@ -242,6 +242,31 @@ class Engine:
             prefill_tokens=plan.prefill_tokens, decode_tokens=plan.decode_tokens, started_s=started_s,
             ended_s=ended_s, failed=failed, admitted=plan.admitted, prompt_logprobs=tuple(scores),
         )  # fmt: skip
+
+    def forget_pace(self) -> None:
+        """Forget how fast steps were so far: those of a warm-up tell nothing."""
+        self._pace.forget()
+
+    def probe(self) -> None:
+        """After a step that failed: compute one token beside all requests, if a block is free.
+
+        Raises WorkerLostError if that fails too: then it was not the requests, and no further step can be trusted.
+        """
+        holder = Holder(HoldKind.REQUEST, "probe")
+        tables = [ledger.allocate(holder, 1) for ledger in self.ledgers]
+        try:
+            if all(tables):
+                self._runner.step(
+                    StepBatch([0], [0], [SeqSlice(1, 1, tuple(table or [] for table in tables))], []), [], None
+                )
+        except WorkerLostError:
+            raise
+        except Exception as error:
+            what = "the engine cannot compute even one token any more"
+            raise WorkerLostError(what, why=f"{type(error).__name__}: {error}") from error
+        finally:
+            for ledger in self.ledgers:
+                ledger.release(holder)
 
     def _new_state(self, request: EngineRequest, outputs: tuple[ChoiceState, ...]) -> RequestState:
         """Check a request and settle choices whose known tokens already end them (their last token is told again)."""

@@ -15,7 +15,7 @@ from tandem.engine.sampled import SampleRow
 def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
     """Allowed tokens, bad words and the tokens that `min_tokens` keeps back; `scores` [n, vocab] has a row a row.
 
-    At least one token of every row keeps its score.
+    At least one token of every row keeps its score. IndexError for a token beyond the vocabulary.
     """
     vocab = scores.shape[1]
     ids = array("q")
@@ -31,6 +31,8 @@ def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:
         lengths.append(len(banned))
         places.append(place)
     if ids:
+        if max(ids) >= vocab:  # its place would be in the next row
+            raise IndexError(f"token {max(ids)} is beyond the vocabulary of {vocab}")
         offsets = torch.tensor(places).repeat_interleave(torch.tensor(lengths)) * vocab
         scores.view(-1)[(offsets + torch.frombuffer(ids, dtype=torch.int64)).to(scores.device)] = -math.inf
 

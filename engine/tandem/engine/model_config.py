@@ -106,7 +106,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         has_mlp_bias=raw.flag("mlp_bias", default=False),
         has_qk_norm=family.has_qk_norm,
         dtype=_dtype(raw),
-        eos_token_ids=_eos_token_ids(raw, model_dir),
+        eos_token_ids=_eos_token_ids(raw, model_dir, raw.positive("vocab_size")),
     )
     _check_shape(raw, config)
     return config
@@ -235,8 +235,11 @@ def _dtype(raw: _Fields) -> str:
     return str(named)
 
 
-def _eos_token_ids(raw: _Fields, model_dir: Path) -> tuple[int, ...]:
-    """Ids that end an answer, from config.json and generation_config.json together, in order, without doubles."""
+def _eos_token_ids(raw: _Fields, model_dir: Path, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end an answer, from config.json and generation_config.json together, in order, without doubles.
+
+    Ids beyond the vocabulary, which models that were shrunk keep, can never come and are left out.
+    """
     sources = [raw]
     generation = model_dir / "generation_config.json"
     if generation.exists():
@@ -249,7 +252,7 @@ def _eos_token_ids(raw: _Fields, model_dir: Path) -> tuple[int, ...]:
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
                 raise fields.error(f"eos_token_id is {value!r}", why="it must be a token id or a list of them")
             ids[token] = None
-    return tuple(ids)
+    return tuple(token for token in ids if token < vocab_size)
 
 
 def _check_shape(raw: _Fields, config: ModelConfig) -> None:

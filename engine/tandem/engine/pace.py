@@ -39,6 +39,10 @@ class StepPace:
 
     def __init__(self, config: SchedulerConfig, block_tokens: int) -> None:
         self._config, self._block_tokens = config, block_tokens
+        self.forget()
+
+    def forget(self) -> None:
+        """As if nothing had been measured yet."""
         self._decode_s: float | None = None
         self._tokens_per_s: float | None = None
         self._fit = _SpeedFit()

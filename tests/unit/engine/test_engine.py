@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.core.blockhash import chain
-from tandem.core.errors import ContextLengthError, InternalError, InvalidRequestError
+from tandem.core.errors import ContextLengthError, InternalError, InvalidRequestError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind, LedgerError
@@ -339,6 +339,18 @@ def test_add_prefilled_refuses_blocks_that_are_not_held() -> None:
     assert bench.engine.ledgers[0].blocks_of(holder) == blocks
     finished = (ChoiceState(choice=ChoiceIndex(0), tokens=(5,), finish=FinishReason.STOP),)
     bench.engine.add_prefilled(make_request("a", tokens(3)), holder, (blocks,), finished)
+    bench.check_idle()
+
+
+def test_a_device_that_is_broken_for_good_ends_the_engine() -> None:
+    bench = Bench(broken=31)
+    bench.add("bad", (*tokens(8, 2), 31), max_tokens=6)
+    bench.run()
+    bench.engine.probe()  # it was the request: one token is computed, and leaves nothing behind
+    bench.check_idle()
+    bench.runner.broken = 0
+    with pytest.raises(WorkerLostError, match="cannot compute even one token"):
+        bench.engine.probe()
     bench.check_idle()
 
 

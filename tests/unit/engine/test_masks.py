@@ -136,3 +136,11 @@ def test_words_are_looked_for_in_the_output_alone() -> None:
     for token in (9, 3, 4):
         state.sampling.count(token)
     assert state.sampling.banned(3, VOCAB) == {8}
+
+
+def test_a_token_beyond_the_vocabulary_is_no_token_of_the_next_row() -> None:
+    scores = torch.zeros(2, VOCAB)
+    beyond = ChoiceSampling(SamplingParams(max_tokens=9, min_tokens=2), 0, (3, 4), (), (VOCAB + 3,))
+    with pytest.raises(IndexError, match=f"token {VOCAB + 3} is beyond the vocabulary of {VOCAB}"):
+        apply_masks(scores, [SampleRow(0, 0, beyond), row([])])
+    assert scores.isfinite().all()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tandem.core.blockhash import HashRoot
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import ENGINES, WorkerConfig, WorkerSection
-from tandem.core.errors import ConfigError
+from tandem.core.errors import ConfigError, StartupError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
 from tandem.core.kvlayout import KVGroupSpec
@@ -61,15 +61,18 @@ class Loaded:
     fingerprint: Fingerprint
 
     def warm_up(self) -> None:
-        """Run one short request, so that the first user does not wait for lazy initialisation. Leaves no trace."""
+        """Run one short request, so that the first user does not wait for lazy initialisation. Leaves no trace, not in
+        the measured pace either. Raises StartupError if it fails: a worker that cannot compute is not ready."""
         root = HashRoot(fingerprint="warm-up", block_tokens=1).digest()
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
         self.engine.add(EngineRequest(key="warm-up", prompt=(0, 1, 2), sampling=sampling, hash_root=root))
         while self.engine.has_work:
-            self.engine.step()
+            for error in self.engine.step().failed.values():
+                raise StartupError("the model does not run here", why=str(error), todo="see its log") from error
         for ledger in self.engine.ledgers:
             ledger.evict_cached()
         self.engine.take_block_events()
+        self.engine.forget_pace()
 
 
 def join_group(config: WorkerConfig, rank: int, rendezvous: Path) -> TensorGroup:

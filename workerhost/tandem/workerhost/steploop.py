@@ -283,6 +283,8 @@ class StepLoop:
         self._pulse.begin_step()
         try:
             result = self._shell.engine.step(self._hook)
+            if result.failed:
+                self._shell.engine.probe()
         finally:
             self._pulse.end_step()
         self._meter.measure(result)

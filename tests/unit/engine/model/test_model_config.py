@@ -43,6 +43,7 @@ def test_families_differ_where_they_should(
         (None, (1,)),
         ({"eos_token_id": 7}, (7, 1)),
         ({"eos_token_id": [9, 1, 9]}, (9, 1)),
+        ({"eos_token_id": [9, 1_000_000]}, (9, 1)),  # beyond the vocabulary
         ({"temperature": 0.5}, (1,)),
     ],
 )
