@@ -45,12 +45,17 @@ def next_hash(parent: BlockHash, tokens: Sequence[int]) -> BlockHash:
     return BlockHash(hashlib.sha256(parent + tokenids.pack(tokens)).digest()[:HASH_BYTES])
 
 
-def chain(root: BlockHash, tokens: Sequence[int], block_tokens: int) -> list[BlockHash]:
-    """Hashes of every *full* block of `tokens`, first to last; a partial tail block has none."""
-    data = memoryview(tokenids.pack(tokens))
+def chain(
+    root: BlockHash, tokens: Sequence[int], block_tokens: int, known: Sequence[BlockHash] = ()
+) -> list[BlockHash]:
+    """Hashes of every *full* block of `tokens`, first to last; a partial tail block has none.
+
+    `known`: the first of them, where they have been computed before; only the rest is.
+    """
+    hashes = list(known)
+    data = memoryview(tokenids.pack(tokens[len(hashes) * block_tokens :]))
     size = 4 * block_tokens
-    hashes: list[BlockHash] = []
-    parent = root
+    parent = hashes[-1] if hashes else root
     for start in range(0, len(data) - size + 1, size):
         parent = BlockHash(hashlib.sha256(parent + data[start : start + size]).digest()[:HASH_BYTES])
         hashes.append(parent)

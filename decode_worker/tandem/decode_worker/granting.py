@@ -6,7 +6,6 @@ no turn among the choices that run at once ──▶ tickets that nobody pushes 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 from tandem.core.ids import Incarnation, TransferId, new_transfer_id
@@ -124,7 +123,7 @@ class Granting:
         """From now on the request finds and leaves blocks under the root of the form in which its prompt comes: what a
         codec or a conversion changed is never taken for what was computed."""
         root = self._shell.hash_root(tracked.salt, lossy=form.lossy)
-        tracked.engine_request = dataclasses.replace(tracked.engine_request, hash_root=root)
+        tracked.engine_request = tracked.engine_request.under(root)
 
     def _grant(self, asked: Asked, tracked: Tracked, transfer: TransferId, room: Room) -> None:
         ticket = Ticket(

@@ -119,7 +119,7 @@ def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | No
     tables: list[list[BlockId]] = []
     groups: list[GroupBlocks] = []
     for spec, ledger in zip(engine.layout.groups, engine.ledgers, strict=True):
-        matched = engine.match_prefix(request.hash_root, request.prompt, spec.group)
+        matched = engine.match_prefix(request.hash_root, request.prompt, spec.group, request.hashes)
         ledger.share(holder, matched)
         missing = spec.blocks_for(len(request.prompt)) - len(matched)
         has_room = ledger.available - missing >= engine.growth_blocks

@@ -195,9 +195,12 @@ class Engine:
         """Keys of all requests that are waiting, running or parked until `release`."""
         return [state.request.key for state in self._scheduler.states()]
 
-    def match_prefix(self, hash_root: BlockHash, prompt: tuple[int, ...], group: GroupId) -> list[BlockId]:
-        """Blocks of the longest cached prefix of full blocks. Not held yet: call the ledger's `share` first."""
-        return self.ledgers[group].match(chain(hash_root, prompt, self._space.block_tokens))
+    def match_prefix(
+        self, hash_root: BlockHash, prompt: tuple[int, ...], group: GroupId, known: tuple[BlockHash, ...] = ()
+    ) -> list[BlockId]:
+        """Blocks of the longest cached prefix of full blocks. Not held yet: call the ledger's `share` first.
+        `known`: the prompt's hashes, as far as somebody has computed them."""
+        return self.ledgers[group].match(chain(hash_root, prompt, self._space.block_tokens, known))
 
     def take_block_events(self) -> list[BlockEvent]:
         """Hashes stored and removed since the last call, in order. Call it after every step."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +37,12 @@ class EngineRequest:
     """When nobody waits for the answer any more, on the clock of `arrival_s`."""
     forced: tuple[ChoiceState, ...] = ()
     """Output tokens that are already fixed (a replay); they are computed like a prompt and not reported again."""
+    hashes: tuple[BlockHash, ...] = ()
+    """Of the prompt's full blocks under `hash_root`, if somebody has computed them."""
+
+    def under(self, root: BlockHash) -> EngineRequest:
+        """The same request, its blocks found and left under another root."""
+        return self if root == self.hash_root else dataclasses.replace(self, hash_root=root, hashes=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

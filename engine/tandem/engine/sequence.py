@@ -46,7 +46,7 @@ class Sequence:
         self.computed = 0
         self.finish: FinishReason | None = None
         self.has_sampled = False
-        self.hashes: list[BlockHash] = []
+        self.hashes: list[BlockHash] = list(request.hashes)
         self.published = 0
         self.tables: tuple[list[BlockId], ...] = tuple([] for _ in range(groups))
         self.holder = Holder(HoldKind.REQUEST, f"{request.key}#{choice}")

@@ -76,3 +76,13 @@ def test_the_digest_does_not_depend_on_order(blocks: list[bytes]) -> None:
     for block in blocks:
         one = digest_xor(one, BlockHash(block))
     assert one == 0
+
+
+def test_what_is_known_of_a_chain_is_not_computed_again() -> None:
+    root = HashRoot(fingerprint="f", block_tokens=4).digest()
+    tokens = tuple(range(19))
+    whole = chain(root, tokens, 4)
+    for count in range(len(whole) + 1):
+        assert chain(root, tokens, 4, whole[:count]) == whole
+    foreign = HashRoot(fingerprint="g", block_tokens=4).digest()
+    assert chain(root, tokens, 4, [foreign])[0] == foreign

@@ -9,7 +9,6 @@ A fetch decides nothing about its request: whatever becomes of it, the request r
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -103,7 +102,8 @@ class Fetching:
         limit = (len(tokens) - 1) // size
         if not 0 < limit * size <= MAX_TOKENS:
             return False
-        own = held_blocks(self._shell.engine, chain(tracked.engine_request.hash_root, tokens, size)[:limit])
+        request = tracked.engine_request
+        own = held_blocks(self._shell.engine, chain(request.hash_root, tokens, size, request.hashes)[:limit])
         sources = deque(
             source
             for source in message.sources
@@ -275,8 +275,8 @@ class Fetching:
         """The request runs, and finds and leaves blocks under `root`: what was changed on its way is never taken for
         what was computed, nor is anything that is computed upon it."""
         tracked = fetch.tracked
-        if root is not None and root != tracked.engine_request.hash_root:
-            tracked.engine_request = dataclasses.replace(tracked.engine_request, hash_root=root)
+        if root is not None:
+            tracked.engine_request = tracked.engine_request.under(root)
         self._run(tracked, fetch.message)
 
     def _failed(self, fetch: Fetch, reason: str, why: str, *, is_peer_told: bool = False) -> None:
@@ -287,8 +287,8 @@ class Fetching:
         if not fetch.sources:
             self._go(fetch)
             return
-        root = fetch.tracked.engine_request.hash_root
-        hashes = chain(root, fetch.tokens, self._block_tokens)[: fetch.limit_blocks]
+        request = fetch.tracked.engine_request
+        hashes = chain(request.hash_root, fetch.tokens, self._block_tokens, request.hashes)[: fetch.limit_blocks]
         self._ask(fetch, held_blocks(self._shell.engine, hashes))
 
     def _stop(self, fetch: Fetch, code: str, why: str, *, is_peer_told: bool = False) -> None:

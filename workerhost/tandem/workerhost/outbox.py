@@ -16,7 +16,7 @@ from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.ring import MessageTooLargeError
-from tandem.workerhost.wire import chunk_to_wire, prompt_chunk_to_wire, timing_to_wire
+from tandem.workerhost.wire import add_chunk, add_prompt_chunk, timing_to_wire
 
 _log = logging.getLogger(__name__)
 MAX_REASON_CHARS = 10_000
@@ -44,24 +44,22 @@ class Outbox:
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._tokens: dict[RouterId, w.StepTokens] = {}
+        self._tokens: dict[RouterId, e.RankToHost] = {}  # as they will be sent: what is wrapped later is copied
         self._unsent: list[Unsent] = []
 
     def token(
         self, tracked: Tracked, output: TokenOutput, *, cached_tokens: int | None, handoff: HandoffTiming | None
     ) -> None:
         """Add one token of a request to what its router gets at the next flush."""
-        chunk = chunk_to_wire(output, tracked.request, tracked.attempt)
+        chunk = add_chunk(self._tokens_for(tracked.router).chunks, output, tracked.request, tracked.attempt)
         if cached_tokens is not None:
             chunk.cached_tokens = cached_tokens
         if handoff is not None:
             chunk.handoff.CopyFrom(timing_to_wire(handoff))
-        self._tokens.setdefault(tracked.router, w.StepTokens()).chunks.append(chunk)
 
     def prompt_logprobs(self, tracked: Tracked, scores: PromptLogprobs) -> None:
         """Add log-probabilities of a request's prompt to what its router gets at the next flush, ahead of tokens."""
-        chunk = prompt_chunk_to_wire(scores, tracked.request, tracked.attempt)
-        self._tokens.setdefault(tracked.router, w.StepTokens()).prompts.append(chunk)
+        add_prompt_chunk(self._tokens_for(tracked.router).prompts, scores, tracked.request, tracked.attempt)
 
     def phase(self, tracked: Tracked, phase: Phase) -> None:
         message = w.RequestPhase(request=tracked.request, attempt=tracked.attempt, phase=phase.value)
@@ -101,9 +99,16 @@ class Outbox:
         """Send the tokens gathered so far, one message a router."""
         if not self._tokens:
             return
-        for router, tokens in self._tokens.items():
-            self.to_router(router, w.WorkerMessage(tokens=tokens))
+        for message in self._tokens.values():
+            self.put(message)
         self._tokens.clear()
+
+    def _tokens_for(self, router: RouterId) -> w.StepTokens:
+        message = self._tokens.get(router)
+        if message is None:
+            message = self._tokens[router] = e.RankToHost()
+            message.router.router = router
+        return message.router.message.tokens
 
     def _drop(self, message: e.RankToHost, error: MessageTooLargeError) -> None:
         parts = _parts(message.router.message.tokens)

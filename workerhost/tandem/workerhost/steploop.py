@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from tandem.core.blockhash import HashRoot, chain
+from tandem.core.blockhash import chain
 from tandem.core.errors import CancelledError, DeadlineError, TandemError
 from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
 from tandem.core.lifecycle import Phase
@@ -30,6 +30,8 @@ IDLE_WAIT_S = 0.1
 BLOCKED_WAIT_S = 0.01
 """When requests wait for blocks that are held elsewhere; a message that frees some wakes the loop at once."""
 REPORT_EVERY_S = 0.1
+MAX_REQUEST_S = 3600.0
+"""Of a request whose router names no deadline."""
 MAX_EVENTS = 10_000
 """Block events in one message to the host."""
 
@@ -190,14 +192,15 @@ class StepLoop:
     def _track(self, router: RouterId, message: w.Submit) -> Tracked:
         now_s = self._shell.clock.now_s()
         block_tokens = self._shell.engine.layout.groups[0].block_tokens
-        root = HashRoot(fingerprint=self._shell.fingerprint, block_tokens=block_tokens, salt=message.salt).digest()
+        root = self._shell.hash_root(message.salt)
         prompt = prompt_from_wire(message)
-        if message.last_block_hash and chain(root, prompt, block_tokens)[-1:] != [message.last_block_hash]:
+        hashes = tuple(chain(root, prompt, block_tokens))
+        if message.last_block_hash and hashes[-1:] != (message.last_block_hash,):
             self._shell.count("prefix_hash_mismatches")
         sampling = sampling_from_wire(message.sampling)
         sampling.validate(self._shell.engine.vocab_size)  # one bad row would fail the whole step
         key = request_key(message.request, message.attempt)
-        deadline_s = now_s + (message.timeout_s or 3600.0)
+        deadline_s = now_s + (message.timeout_s or MAX_REQUEST_S)
         return Tracked(
             key=key,
             router=router,
@@ -212,6 +215,7 @@ class StepLoop:
                 prompt=prompt,
                 sampling=sampling,
                 hash_root=root,
+                hashes=hashes,
                 kind=RequestKind.PREFILL_ONLY if message.leg == w.LEG_PREFILL else RequestKind.FULL,
                 arrival_s=now_s,
                 deadline_s=deadline_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grpc.aio
@@ -47,21 +47,25 @@ def from_peer(worker: str, incarnation: int, message: w.PeerMessage) -> e.HostTo
     return e.HostToRank(peer=stamped)
 
 
-def joined(messages: Iterable[w.WorkerMessage]) -> Iterator[w.WorkerMessage]:
+def joined(messages: Sequence[w.WorkerMessage]) -> Iterator[w.WorkerMessage]:
     """The same in fewer messages: each costs both ends more than what most of them say."""
-    batch, size = w.WorkerMessage(), 0
+    if len(messages) == 1:  # most steps: neither measured nor copied
+        yield messages[0]
+        return
+    batch: list[w.WorkerMessage] = []
+    size = 0
     for message in messages:
-        batch.batch.messages.append(message)
+        batch.append(message)
         size += message.ByteSize()
         if size > BATCH_BYTES:
-            yield _unwrapped(batch)
-            batch, size = w.WorkerMessage(), 0
-    if size:
-        yield _unwrapped(batch)
+            yield _as_one(batch)
+            batch, size = [], 0
+    if batch:
+        yield _as_one(batch)
 
 
-def _unwrapped(message: w.WorkerMessage) -> w.WorkerMessage:
-    return message.batch.messages[0] if len(message.batch.messages) == 1 else message
+def _as_one(messages: list[w.WorkerMessage]) -> w.WorkerMessage:
+    return messages[0] if len(messages) == 1 else w.WorkerMessage(batch=w.WorkerBatch(messages=messages))
 
 
 async def run_stream(
@@ -69,7 +73,7 @@ async def run_stream(
     handle: Callable[[Any], None],
     queue: OutQueue[Any],
     out: Any,
-    join: Callable[[Iterable[Any]], Iterable[Any]] = iter,
+    join: Callable[[Sequence[Any]], Iterable[Any]] = iter,
 ) -> str:
     """Read `incoming` into `handle`, and what `queue` gives, as `join` puts it, into `out.write`, until either end
     leaves, falls silent or takes nothing. Closes the queue; returns why it ended.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+
 from tandem.core import tokenids
 from tandem.core.errors import InvalidRequestError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
@@ -103,9 +105,11 @@ def timing_to_wire(timing: HandoffTiming) -> g.HandoffTiming:
     )
 
 
-def chunk_to_wire(output: TokenOutput, request: str, attempt: int) -> w.TokenChunk:
-    """One sampled token as a chunk of its own."""
-    return w.TokenChunk(
+def add_chunk(
+    chunks: RepeatedCompositeFieldContainer[w.TokenChunk], output: TokenOutput, request: str, attempt: int
+) -> w.TokenChunk:
+    """Add one sampled token as a chunk of its own; made in place, for what is appended is copied."""
+    return chunks.add(
         request=request,
         attempt=attempt,
         choice=output.choice,
@@ -116,8 +120,10 @@ def chunk_to_wire(output: TokenOutput, request: str, attempt: int) -> w.TokenChu
     )
 
 
-def prompt_chunk_to_wire(scores: PromptLogprobs, request: str, attempt: int) -> w.PromptChunk:
-    return w.PromptChunk(
+def add_prompt_chunk(
+    chunks: RepeatedCompositeFieldContainer[w.PromptChunk], scores: PromptLogprobs, request: str, attempt: int
+) -> w.PromptChunk:
+    return chunks.add(
         request=request,
         attempt=attempt,
         position=scores.position,
