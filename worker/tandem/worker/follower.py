@@ -193,10 +193,8 @@ class Follower:
         self._held = deque(command for command in self._held if command.transfer != transfer)
 
     def _has_lease(self) -> bool:
-        """A lease that the host got as another incarnation is not for what was begun before: rank 0 tells it first."""
-        until_s = self._pulse.lease_until_s
-        is_mine = self._pulse.incarnation in (0, self._incarnation)
-        return until_s == 0.0 or (is_mine and self._clock.now_s() < until_s)
+        """Of another incarnation, rank 0 tells first."""
+        return self._pulse.has_lease(self._clock.now_s(), self._incarnation)
 
     # ---- receiving -------------------------------------------------------------------------------------------------
 

@@ -47,6 +47,15 @@ class Pulse:
         _U64.pack_into(self._map, _INCARNATION, incarnation)  # first: nobody takes the new lease for the old one's
         _DOUBLE.pack_into(self._map, _LEASE, until_s)
 
+    def has_lease(self, now_s: float, incarnation: int) -> bool:
+        """Whether the rank may push, publish and send now as `incarnation`; before the first grant it may.
+
+        A lease that the host got as another incarnation is not for what was begun before.
+        """
+        until_s = self.lease_until_s  # before the incarnation, which was written first
+        is_mine = self.incarnation in (0, incarnation)
+        return until_s == 0.0 or (is_mine and now_s < until_s)
+
     @property
     def ticked_s(self) -> float:
         return self._double(_TICK)

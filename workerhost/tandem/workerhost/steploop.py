@@ -103,6 +103,17 @@ class StepLoop:
                 self._deferred.append(item)
         for item in self._deferred:  # also what came in the middle of the last step
             _raise_if_lost(item)
+        while any(_is_incarnation(item) for item in self._deferred):
+            self._end_incarnation()
+
+    def _end_incarnation(self) -> None:
+        """Take everything up to the message that makes this another incarnation. What routers and peers said to the
+        one before, and what its last step computed, is void: its streams are closed, its requests end with it."""
+        while not _is_incarnation(item := self._deferred.popleft()):
+            is_said = isinstance(item, e.HostToRank) and item.WhichOneof("kind") in ("router", "peer")
+            if not is_said and not isinstance(item, StepResult):
+                self._handle(item)
+        self._handle(item)
 
     # ---- what came in ----------------------------------------------------------------------------------------------
 
@@ -308,7 +319,7 @@ class StepLoop:
         self._role.after_step(result)
 
     def _has_lease(self) -> bool:
-        return self._pulse.lease_until_s == 0.0 or self._shell.clock.now_s() < self._pulse.lease_until_s
+        return self._pulse.has_lease(self._shell.clock.now_s(), self._shell.incarnation)
 
     # ---- what goes out ---------------------------------------------------------------------------------------------
 
@@ -333,6 +344,10 @@ class StepLoop:
         if data != self._last_report:
             self._last_report = data
             self._shell.outbox.put(e.RankToHost(load=report))
+
+
+def _is_incarnation(item: object) -> bool:
+    return isinstance(item, e.HostToRank) and item.HasField("incarnation")
 
 
 def _raise_if_lost(item: object) -> None:
