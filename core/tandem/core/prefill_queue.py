@@ -87,16 +87,6 @@ class QueueRules:
 FIRST_COME = QueueRules(stretch=0.0, max_overtake_s=0.0)
 
 
-def tokens_ahead(queue: Iterable[QueuedWork], due_s: float) -> int:
-    """Tokens that are computed before a prompt that arrives now and is due at `due_s`."""
-    return sum(work.tokens for work in queue if work.due_s <= due_s)
-
-
-def requests_behind(queue: Iterable[QueuedWork], due_s: float) -> int:
-    """Prompts that such a prompt puts off."""
-    return sum(work.requests for work in queue if work.due_s > due_s)
-
-
 def condensed(queue: Iterable[QueuedWork], limit: int = MAX_ROWS) -> list[QueuedWork]:
     """By due time, at most `limit` rows: neighbours become one that is due when the first of them is."""
     rows = sorted(queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
@@ -16,8 +17,6 @@ from tandem.core.prefill_queue import (
     QueuedWork,
     QueueRules,
     condensed,
-    requests_behind,
-    tokens_ahead,
 )
 
 RULES = QueueRules(stretch=10.0, max_overtake_s=30.0)
@@ -61,6 +60,16 @@ def test_nobody_who_comes_after_the_bound_overtakes(
     first_s: float, long_s: float, later_s: float, any_s: float
 ) -> None:
     assert due(first_s, long_s) < due(first_s + later_s, any_s)
+
+
+def tokens_ahead(queue: Iterable[QueuedWork], due_s: float) -> int:
+    """Tokens that are computed before a prompt that arrives now and is due at `due_s`."""
+    return sum(work.tokens for work in queue if work.due_s <= due_s)
+
+
+def requests_behind(queue: Iterable[QueuedWork], due_s: float) -> int:
+    """Prompts that such a prompt puts off."""
+    return sum(work.requests for work in queue if work.due_s > due_s)
 
 
 WORK = st.builds(QueuedWork, st.floats(-50, 50), st.integers(1, 9000), st.integers(1, 3))

@@ -38,8 +38,7 @@ def handover(*offered: str) -> Handover:
         hash_root=BlockHash(bytes(16)),
     )  # fmt: skip
     tracked = Tracked(
-        key="r#1", router=RouterId("router"), request=RequestId("r"), attempt=Attempt(1), leg=w.LEG_PREFILL,
-        received_s=0.0, deadline_s=9.0, engine_request=request,
+        router=RouterId("router"), request=RequestId("r"), attempt=Attempt(1), deadline_s=9.0, engine_request=request,
     )  # fmt: skip
     made = Handover(tracked, w.WorkerRef(worker="d0"))
     made.offered = offered

@@ -13,12 +13,9 @@ from tandem.engine.request import EngineRequest
 class Tracked:
     """One attempt of a request here. `engine_request` is what the engine runs or would run."""
 
-    key: str
     router: RouterId
     request: RequestId
     attempt: Attempt
-    leg: int
-    received_s: float
     deadline_s: float
     engine_request: EngineRequest
     salt: bytes = b""
@@ -26,6 +23,14 @@ class Tracked:
     has_reported_cached: bool = False
     ended_choices: set[int] = field(default_factory=set)
     """Choices that nobody wants more of; see EndChoices."""
+
+    @property
+    def key(self) -> str:
+        return self.engine_request.key
+
+    @property
+    def received_s(self) -> float:
+        return self.engine_request.arrival_s
 
 
 def request_key(request: str, attempt: int) -> str:

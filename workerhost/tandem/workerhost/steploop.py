@@ -210,19 +210,15 @@ class StepLoop:
             self._shell.count("prefix_hash_mismatches")
         sampling = sampling_from_wire(message.sampling)
         sampling.validate(self._shell.engine.vocab_size)  # one bad row would fail the whole step
-        key = request_key(message.request, message.attempt)
         deadline_s = now_s + (message.timeout_s or MAX_REQUEST_S)
         return Tracked(
-            key=key,
             router=router,
             request=RequestId(message.request),
             attempt=Attempt(message.attempt),
-            leg=message.leg,
-            received_s=now_s,
             deadline_s=deadline_s,
             salt=message.salt,
             engine_request=EngineRequest(
-                key=key,
+                key=request_key(message.request, message.attempt),
                 prompt=prompt,
                 sampling=sampling,
                 hash_root=root,
