@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bench import pages
 from bench.report import ROOT, Row
-from tandem.engine.runner import ModelRunner, SeqSlice, StepBatch
+from tandem.engine.runner import ModelRunner
+from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.kernels import kv_wire
 
 BUNDLED = ROOT / "models" / "tandem-tiny"

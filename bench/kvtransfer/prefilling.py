@@ -20,7 +20,8 @@ from bench.kvtransfer import pools
 from bench.kvtransfer.children import serve
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import GroupId, Rank, TransferId, WorkerId
-from tandem.engine.runner import ModelRunner, SeqSlice, StepBatch
+from tandem.engine.runner import ModelRunner
+from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.kvtransfer.events import Sent
 from tandem.kvtransfer.pool import HostPool, payload_bytes
 from tandem.kvtransfer.sender import TransferSender

@@ -18,7 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from bench.report import ROOT, Row, publish
-from tandem.engine.runner import ModelRunner, SeqSlice, StepBatch
+from tandem.engine.runner import ModelRunner
+from tandem.engine.step_batch import SeqSlice, StepBatch
 
 
 def decode_batch(runner: ModelRunner, batch: int, context: int) -> StepBatch:

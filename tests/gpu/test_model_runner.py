@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.engine.runner import ModelRunner, SeqSlice, StepBatch
+from tandem.engine.runner import ModelRunner
+from tandem.engine.step_batch import SeqSlice, StepBatch
 
 BUNDLED = Path(__file__).resolve().parents[2] / "models" / "tandem-tiny"
 

@@ -7,7 +7,7 @@ same steps in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,9 +19,10 @@ from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
 from tandem.engine.pool_plan import block_counts, context_length, kv_layout
+from tandem.engine.runner_protocol import LayersStored
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sampler import sample
-from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.step_batch import StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
 from tandem.engine.tp_fit import check_tp
 from tandem.kernels.cpu_memory import keep_freed_memory
@@ -30,11 +31,6 @@ from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import copy_blocks
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
-
-__all__ = ["LayersStored", "ModelRunner", "SeqSlice", "StepBatch"]
-
-LayersStored = Callable[[int, int], None]
-"""on_layers(first, last): the step's KV of layers [first, last) is in the pool (on CUDA: queued on the stream)."""
 
 
 class ModelRunner:

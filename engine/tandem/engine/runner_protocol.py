@@ -9,6 +9,9 @@ from tandem.core.kvlayout import KVLayout
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.step_batch import StepBatch
 
+LayersStored = Callable[[int, int], None]
+"""on_layers(first, last): the step's KV of layers [first, last) is in the pool (on CUDA: queued on the stream)."""
+
 
 class Runner(Protocol):
     """Executes steps on one tensor-parallel group. Called from the step loop's thread only.
@@ -29,9 +32,7 @@ class Runner(Protocol):
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each KV group's pool."""
 
-    def step(
-        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
-    ) -> list[Sampled]:
+    def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
         """Compute the batch and choose a token for every row; `row.row` indexes `batch.logit_rows`.
 
         Calls `on_layers(first, last)` as KV layers are written. The block tables in `batch` belong to the scheduler and

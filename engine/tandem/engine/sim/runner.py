@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
 from tandem.core.kvlayout import KVLayout
+from tandem.engine.runner_protocol import LayersStored
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
 from tandem.engine.sim.exchange import gather
@@ -17,8 +18,6 @@ from tandem.engine.step_batch import SeqSlice, StepBatch
 
 if TYPE_CHECKING:
     from tandem.engine.parallel import TensorGroup
-
-LayersStored = Callable[[int, int], None]
 
 
 class SimRunner:
