@@ -2,7 +2,8 @@
 
 A seeded sample of cosmic-ray's mutants of every target (`--sample` each; 0 = all). Each is put into a copy of the
 project, and the target's tests run there. Survivors that change no behaviour are named with the reason in
-harmless.json and do not count. Finished mutants are kept in --out for the commit and seed: the same command goes on.
+harmless.json and do not count. Finished mutants are kept in --out, those of files that have changed since are tried
+again; `--again` tries survivors again, after tests were written for them.
 """
 
 from __future__ import annotations
@@ -20,39 +21,54 @@ from pathlib import Path
 from queue import SimpleQueue
 from random import Random
 from typing import Any
+from zlib import crc32
 
-from bench.report import commit
 from proof.mutation.house import House, Outcome
 from proof.mutation.mutants import Mutant, mutants
 from proof.mutation.targets import ROOT, TARGETS, Target
+from proof.record import CUT, Record, arguments_of
 
 LEAST_SCORE = 0.85
-CUT = os.EX_TEMPFAIL
 _SURVIVED = "survived: "
 _HARMLESS = Path(__file__).with_name("harmless.json")
 
 
 def main() -> int:
     arguments = _arguments()
-    record = _record(arguments.out, arguments.seed, arguments.sample)
+    about = {"seed": arguments.seed, "sample": arguments.sample}
+    record = Record(arguments.out, "mutation", about, is_fresh=arguments.fresh)
+    entries: dict[str, dict[str, Any]] = record.content.setdefault("targets", {})
     until_s = time.monotonic() + arguments.budget_s
+    names = arguments.target or list(TARGETS)
     with tempfile.TemporaryDirectory(prefix="td-") as folder:
         houses: SimpleQueue[House] = SimpleQueue()
         for number in range(arguments.jobs):
             houses.put(House(Path(folder) / str(number)))
-        for name in arguments.target or TARGETS:
-            entry = record["targets"].setdefault(name, {"mutants": 0, "tried": {}})
+        for name in names:
+            entry = _entry(TARGETS[name], entries.get(name, {}), is_again=arguments.again)
+            entries[name] = entry
             for key, outcome in _tried(TARGETS[name], entry, arguments, houses, until_s):
                 entry["tried"][key] = outcome
-                _save(record, arguments.out)
+                record.save()
             _show(name, entry)
-    is_cut = any(len(entry["tried"]) < entry["sampled"] for entry in record["targets"].values())
-    if is_cut:
-        print("cut by the budget: run it again to go on")
-        return CUT
-    worst = min(_score(entry) for entry in record["targets"].values())
-    print(f"lowest score {worst:.1%}, {LEAST_SCORE:.0%} are asked for")
-    return int(worst < LEAST_SCORE)
+    done = [entries[name] for name in names]
+    return record.verdict(
+        sum(len(entry["tried"]) for entry in done),
+        left=sum(entry["sampled"] - len(entry["tried"]) for entry in done),
+        broken=sum(_score(entry) < LEAST_SCORE for entry in done),
+    )
+
+
+def _entry(target: Target, known: Mapping[str, Any], *, is_again: bool) -> dict[str, Any]:
+    """What is known of a target, without mutants of files that are others now."""
+    digests = {path: f"{crc32((ROOT / path).read_bytes()):08x}" for path in target.paths()}
+    same = {path for path, digest in digests.items() if known.get("files", {}).get(path) == digest}
+    tried = {
+        key: outcome
+        for key, outcome in known.get("tried", {}).items()
+        if key.partition(":")[0] in same and not (is_again and outcome.startswith(_SURVIVED))
+    }
+    return {"mutants": 0, "sampled": 0, "files": digests, "tried": tried}
 
 
 def _tried(
@@ -61,7 +77,9 @@ def _tried(
     """Key and outcome of every mutant: `failed`, `hung`, or `survived: ` and the change."""
     found = mutants(ROOT, target.paths())
     sample = _sample(found, arguments.sample, arguments.seed)
-    entry |= {"mutants": len(found), "sampled": len(sample)}
+    keys = {mutant.key for mutant in sample}
+    tried = {key: outcome for key, outcome in entry["tried"].items() if key in keys}
+    entry |= {"mutants": len(found), "sampled": len(sample), "tried": tried}
     left = [mutant for mutant in sample if mutant.key not in entry["tried"]]
     if not left:
         return
@@ -128,25 +146,12 @@ def _show(name: str, entry: Mapping[str, Any]) -> None:
         print(f"  survived  {key}: {text}")
 
 
-def _record(out: Path, seed: int, sample: int) -> dict[str, Any]:
-    about = {"name": "mutation", "commit": commit(), "seed": seed, "sample": sample}
-    record: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    return record if {key: record.get(key) for key in about} == about else {**about, "targets": {}}
-
-
-def _save(record: Mapping[str, Any], out: Path) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = out.with_name(f".{out.name}.{os.getpid()}")
-    draft.write_text(json.dumps(record, indent=1) + "\n")
-    draft.replace(out)
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="proof.mutation", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "proof" / "mutation.json")
+    parser = arguments_of("mutation", __doc__)
     parser.add_argument("--target", choices=TARGETS, action="append", help="which ones; all without it")
     parser.add_argument("--sample", type=int, default=150, help="mutants of each target; 0: all")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("--again", action="store_true", help="try survivors again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="copies of the project to work in")
     parser.add_argument(
         "--budget-s", type=float, default=36_000.0,
