@@ -103,7 +103,7 @@ class StateDir:
     def is_held(self) -> bool:
         """Whether an `up` of this name runs now."""
         try:
-            lock = os.open(self._lock_file, os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(self._lock_file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False
         try:

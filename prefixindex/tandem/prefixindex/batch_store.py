@@ -106,6 +106,10 @@ class BatchStore:
         """The batch, or None when there is none of that id that can be read."""
         return await self._shelf.load(batch)
 
+    async def is_known(self, batch: str) -> bool:
+        """Whether there is a batch of that id, even one that cannot be read."""
+        return await self._shelf.is_known(batch)
+
     async def list(self, tenant: str, *, after: str | None, limit: int) -> tuple[Sequence[BatchRecord], bool]:
         """At most `limit` batches after the one of id `after`, newest first; and whether there are more."""
         start = await self._shelf.place_after(tenant, after, is_ascending=False)

@@ -56,6 +56,13 @@ class Shelf(Generic[R]):
             raise no_answer(error) from error
         return self.read(one, text)
 
+    async def is_known(self, one: str) -> bool:
+        """Whether something stands there under that id, readable or not."""
+        try:
+            return bool(await self.redis.hexists(self.records, one))
+        except OUTAGE as error:
+            raise no_answer(error) from error
+
     async def load_all(self, ids: Sequence[str]) -> list[R]:
         """Their records, in this order, without those that are not there or cannot be read."""
         if not ids:

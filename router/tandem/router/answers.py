@@ -168,12 +168,12 @@ class Answer:
             return 0.0
         return sum(plan.cost.compute_s for plan in plans if plan.cost is not None)
 
-    def _alone(self) -> WorkerId | None:
+    def _alone(self, waiting: int) -> WorkerId | None:
         """The decode worker that had better compute its prompt, if it has one prompt."""
         if len(self._works) > 1:
             return None
         try:
-            return self._desk.dispatcher.alone(self._works[0])
+            return self._desk.dispatcher.alone(self._works[0], waiting)
         except TandemError:  # it is told so when it is sent off
             return None
 

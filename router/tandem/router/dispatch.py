@@ -149,8 +149,10 @@ class Dispatcher:
         view = self._prefixes.find(work.prompt, facts, work.salt, work.hashes)
         return view.computed_whole() if sampling.prompt_logprobs is not None else view
 
-    def _plan(self, flight: Flight, view: PrefixView, now_s: float) -> Plan | Wait:
-        job = flight.job(now_s, view.followers, self.waiting_for(flight.work.model))
+    def _plan(self, flight: Flight, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan | Wait:
+        """`waiting`: in the router for the same workers; None = as many as do."""
+        waiting = self.waiting_for(flight.work.model) if waiting is None else waiting
+        job = flight.job(now_s, view.followers, waiting)
         candidates = self._candidates(flight.work, view, now_s)
         plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
         return plan if isinstance(plan, Wait) else with_sources(plan, job, candidates)
@@ -167,15 +169,16 @@ class Dispatcher:
         """What would be done with `work` now."""
         return self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s())
 
-    def alone(self, work: Work) -> WorkerId | None:
-        """The decode worker that had better compute the prompt too, as things are now; None if there is none."""
-        plan = self.foresee(work)
+    def alone(self, work: Work, waiting: int) -> WorkerId | None:
+        """The decode worker that had better compute the prompt too, as things are now and with so many others `waiting`
+        in the router; None if there is none."""
+        plan = self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s(), waiting)
         link = None if plan.prefill is not None else self._table.link(plan.decode)
         return plan.decode if link and link.facts and link.facts.role is RoleName.DECODE else None
 
-    def _foresee(self, work: Work, view: PrefixView, now_s: float) -> Plan:
+    def _foresee(self, work: Work, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan:
         flight = Flight(id=RequestId(""), slot=0, work=work, inbox=Inbox(0), started_s=now_s)
-        plan = self._plan(flight, view, now_s)
+        plan = self._plan(flight, view, now_s, waiting)
         if isinstance(plan, Wait):
             why = "a worker that was lost is expected back"
             raise UnavailableError("nobody can serve it now", why=why, todo="try again")

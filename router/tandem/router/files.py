@@ -83,6 +83,8 @@ async def sweep(files: Files, batches: BatchStore) -> None:
 async def _is_due(files: Files, batches: BatchStore, batch: str, now_s: float) -> bool:
     record = await batches.load(batch)
     if record is None:  # its input was taken, and Redis or the router went before it was written down
+        if await batches.is_known(batch):  # of another release: it cannot be read here
+            return False
         return now_s > await asyncio.to_thread(files.folder.changed_s, batch) + ORPHAN_S
     return record.status.is_over and now_s > record.ended_s + KEPT_S
 

@@ -281,11 +281,18 @@ async def _fetch(part: Part, question: _Question, timeout_s: float = ANSWER_S) -
 
 async def _read(reader: asyncio.StreamReader) -> _Answer:
     """One response of a server of ours, which says how long it is."""
-    status = int((await reader.readline()).split()[1])
+    first = (await reader.readline()).split()
+    if len(first) < 2:
+        raise ValueError("the connection ended without an answer")
+    status = int(first[1])
     headers: dict[str, str] = {}
-    while line := (await reader.readline()).strip():
-        name, _, value = line.decode("latin-1").partition(":")
+    while line := await reader.readline():
+        if not line.strip():
+            break
+        name, _, value = line.strip().decode("latin-1").partition(":")
         headers[name.lower()] = value.strip()
+    else:
+        raise ValueError("the connection ended within an answer")
     length = int(headers.get("content-length", "0"))
     if length > _MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {length} bytes")

@@ -172,7 +172,7 @@ class Process:
             await asyncio.sleep(delay_s)
             try:
                 await self.start()
-            except (_RefusedError, StartupError, OSError) as error:  # the last: no memory, no room on the disk
+            except (_RefusedError, TandemError, OSError) as error:  # the last: no memory, no room on the disk
                 event(_log, "process did not start", logging.ERROR, process=self.name, why=str(error))
 
     async def stop(self) -> None:

@@ -110,10 +110,14 @@ def test_a_port_lost_in_a_race_is_tried_again(tmp_path: Path, monkeypatch: pytes
             assert command(server.url, "PING") is True
 
 
+KEYS = 24_576
+"""Seven seconds of loading, which answers now and then."""
+
+
 def test_a_server_that_loads_its_data_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that takes, for time-outs are for those that say nothing. Loading is slow here by a setting."""
     with PrivateRedis.start(tmp_path / "d", "pw") as server:
-        asyncio.run(_fill(server.url, 8192))
+        asyncio.run(_fill(server.url, KEYS))
     settings, now_s = private_redis._settings, time.monotonic
     monkeypatch.setattr(private_redis, "_settings", lambda *of: settings(*of) + "key-load-delay 300\n")
     told: list[str] = []
@@ -124,7 +128,7 @@ def test_a_server_that_loads_its_data_is_waited_for(tmp_path: Path, monkeypatch:
 
     with PrivateRedis.start(tmp_path / "d", "pw", on_loading=later) as server:
         assert told == ["loading"]
-        assert command(server.url, "DBSIZE") == 8192
+        assert command(server.url, "DBSIZE") == KEYS
 
 
 async def _fill(url: str, keys: int) -> None:

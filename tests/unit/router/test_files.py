@@ -30,16 +30,19 @@ class FileStore:
 
 
 class BatchStore:
-    """Raises what stands in place of a record."""
+    """Raises what stands in place of a record; one that is None cannot be read."""
 
     def __init__(self) -> None:
-        self.records: dict[str, BatchRecord | Exception] = {}
+        self.records: dict[str, BatchRecord | Exception | None] = {}
 
     async def load(self, batch: str) -> BatchRecord | None:
         record = self.records.get(batch)
         if isinstance(record, Exception):
             raise record
         return record
+
+    async def is_known(self, batch: str) -> bool:
+        return batch in self.records
 
     async def forget_due(self, now_s: float) -> None:
         return
@@ -88,6 +91,13 @@ def test_a_record_that_cannot_be_read_keeps_nothing_else(tmp_path: Path) -> None
     assert case.sweep() == ["batch_0"]
     assert case.files.files == ["no id"]
     assert not case.folder.file("file-1").exists()
+
+
+def test_what_is_behind_a_record_of_another_release_stays(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.work("batch_0", ORPHAN_S + 2, None)
+    case.batches.records["batch_0"] = None
+    assert case.sweep() == ["batch_0"]
 
 
 def test_without_redis_nothing_is_removed(tmp_path: Path) -> None:

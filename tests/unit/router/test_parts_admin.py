@@ -64,8 +64,11 @@ def status(in_flight: int) -> bytes:
     return orjson.dumps({"is_ready": True, "workers": [], "admission": {}, "router": router})
 
 
+CUT_OFF = (b"", b"HTTP/1.1", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
+
+
 class Processes:
-    """Admin ports that answer every request with the next of `bodies`, or, without one, never."""
+    """Admin ports that answer every request with the next of `bodies`; None never, and CUT_OFF not to the end."""
 
     def __init__(self) -> None:
         self.asked: list[bytes] = []
@@ -74,7 +77,9 @@ class Processes:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             self.asked.append(head.split(b"\r\n")[0])
-            if body is not None:
+            if body in CUT_OFF:
+                writer.write(body or b"")
+            elif body is not None:
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
             else:
                 await reader.read()  # until whoever asks has gone
@@ -93,6 +98,17 @@ async def asking(*bodies: bytes | None) -> AsyncIterator[tuple[httpx.AsyncClient
         made = create_parts_admin("r", 1, lambda: parts, Orders(), admin_key=KEY.encode(), max_body_bytes=LIMIT)
         transport = httpx.ASGITransport(made)
         yield await stack.enter_async_context(httpx.AsyncClient(transport=transport, base_url="http://r")), processes
+
+
+@pytest.mark.parametrize("answer", CUT_OFF)
+def test_a_process_that_dies_while_it_is_asked_is_named_and_the_others_are_heard(answer: bytes) -> None:
+    async def run() -> None:
+        async with asking(text(3, 0.5, 70).encode(), answer) as (client, _):
+            lines = (await client.get("/metrics")).text.splitlines()
+        assert f'{names.ROUTER_PROCESS_UP}{{process="r-0"}} 1.0' in lines
+        assert f'{names.ROUTER_PROCESS_UP}{{process="r-1"}} 0.0' in lines
+
+    asyncio.run(run())
 
 
 def test_a_process_that_hangs_is_named_and_the_others_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:

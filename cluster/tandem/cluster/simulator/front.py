@@ -98,7 +98,7 @@ class Front:
             deadline_s=math.inf,
         )
         self._admission.enter(
-            arrived, lambda: self._compute_s(request, hashes), go, _refused, lambda: self._alone(request, hashes)
+            arrived, lambda: self._compute_s(request, hashes), go, _refused, partial(self._alone, request, hashes)
         )
 
     def job(self, request: TraceRequest) -> Job:
@@ -111,11 +111,13 @@ class Front:
             waiting=0 if self._admission is None else self._admission.waiting,
         )
 
-    def plan(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> Plan:
+    def plan(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int | None = None) -> Plan:
         """What the policy says of the candidates as this router sees them now."""
         held, expected = self._table.lookup(hashes), self._speculation.lookup(hashes)
         followers = self._popularity.followers(_shared(hashes, held, expected))
         job = dataclasses.replace(self.job(request), followers=followers)
+        if waiting is not None:
+            job = dataclasses.replace(job, waiting=waiting)
         candidates = [
             self._candidate(known, job, held.get(name, 0), expected.get((name, _INCARNATION), 0))
             for name, known in self._known.items()
@@ -192,9 +194,9 @@ class Front:
             if self._admission.waiting:
                 self._pump_soon()
 
-    def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> WorkerId | None:
+    def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int) -> WorkerId | None:
         """As router.dispatch says it."""
-        plan = self.plan(request, hashes)
+        plan = self.plan(request, hashes, waiting)
         is_alone = plan.prefill is None and self._known[plan.decode].facts.role is RoleName.DECODE
         return plan.decode if is_alone else None
 

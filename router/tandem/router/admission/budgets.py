@@ -7,6 +7,7 @@ what it would not refuse alone.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -65,11 +66,16 @@ class Budgets:
         """A request that was charged has ended: it counts as what it `used`, or, not served, as nothing."""
         if self._of(tenant) is None:
             return
-        tokens = (used if is_served else 0) - charged
-        self._owe(tenant, Charge(requests=-(not is_served), tokens=tokens, is_asked=False))
+        charge = Charge(requests=-(not is_served), tokens=(used if is_served else 0) - charged, is_asked=False)
+        local = self._local.get(tenant)
+        if local is not None:  # it may have been charged here
+            local.spend(charge, self._clock.now_s())
+        if self._books is not None:
+            self._owe(tenant, charge)
 
     async def run(self) -> None:
-        """Settle in the background until cancelled; what Redis did not take is kept for later."""
+        """Settle in the background until cancelled. What Redis did not take is kept for later; what it perhaps took, as
+        its answer did not come in time, is not said again."""
         while True:
             await self._has_due.wait()
             await asyncio.sleep(SETTLE_S)
@@ -81,13 +87,12 @@ class Budgets:
         due, self._due = self._due, {}
         for tenant, charge in due.items():
             budget = self._of(tenant)
-            if budget is None:
-                continue
-            local = self._local.get(tenant)
-            if local is not None:  # it may have been charged here
-                local.spend(charge, self._clock.now_s())
-            if self._books is not None and await self._ask(tenant, budget, charge) is None:
-                self._owe(tenant, charge)
+            if budget is not None:
+                with contextlib.suppress(TimeoutError):
+                    try:
+                        await self._ask(tenant, budget, charge)
+                    except UnavailableError:
+                        self._owe(tenant, charge)
 
     def _owe(self, tenant: str, charge: Charge) -> None:
         """Have it settled with what else is due."""
@@ -102,24 +107,23 @@ class Budgets:
         return budget if is_bounded else None
 
     async def _spend(self, tenant: str, budget: BudgetSection, charge: Charge) -> float:
-        wait_s = await self._ask(tenant, budget, charge)
-        if wait_s is not None:
-            return wait_s
+        with contextlib.suppress(UnavailableError, TimeoutError):
+            return await self._ask(tenant, budget, charge)
         now_s, local = self._clock.now_s(), self._local.get(tenant)
         if local is None:
             local = self._local[tenant] = LocalBucket(budget, now_s)
         return local.spend(charge, now_s)
 
-    async def _ask(self, tenant: str, budget: BudgetSection, charge: Charge) -> float | None:
-        """What Redis says; None = it is away."""
+    async def _ask(self, tenant: str, budget: BudgetSection, charge: Charge) -> float:
+        """What Redis says. UnavailableError: it is away; TimeoutError: it did not answer, and may have counted it."""
         now_s = self._clock.now_s()
         if self._books is None or now_s < self._away_until_s:
-            return None
+            raise UnavailableError("no books of budgets can be reached", todo="wait")
         try:
             async with asyncio.timeout(ANSWER_S):
                 wait_s = await self._books.spend(tenant, budget, charge)
         except (UnavailableError, TimeoutError):
             self._away_until_s = now_s + AWAY_S
-            return None
+            raise
         self._local.pop(tenant, None)
         return wait_s

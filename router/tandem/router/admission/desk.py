@@ -57,7 +57,7 @@ class Place(Waiting):
     slo: str = ""
     grant: Callable[[], None]
     refuse: Callable[[TandemError], None]
-    alone: Callable[[], WorkerId | None]
+    alone: Callable[[int], WorkerId | None]
     is_over: bool = field(default=False, init=False)
 
 
@@ -131,12 +131,12 @@ class Admission:
         compute_s: Callable[[], float],
         grant: Callable[[], None],
         refuse: Callable[[TandemError], None],
-        alone: Callable[[], WorkerId | None] = lambda: None,
+        alone: Callable[[int], WorkerId | None] = lambda waiting: None,
     ) -> Place | None:
         """Let a request in: `grant` is called before this returns, and None returned, or later, as is `refuse`.
 
         `compute_s` says how long its prompt takes, when that is needed; `alone`, which decode worker had better compute
-        it now, seeing how many wait, if one had. Raises CapacityError if it cannot wait, and
+        it now, seeing how many others wait, if one had. Raises CapacityError if it cannot wait, and
         what `grant` raises if that is called at once.
         """
         self._check_stranded(arrived.model)
@@ -222,11 +222,16 @@ class Admission:
         lane, now_s = self._lanes[model], self._clock.now_s()
         if len(lane.queue) < LEAST_WAITING or now_s < lane.ask_again_s:
             return False
-        worker = first.alone()
-        if worker is not None and self._has_place(worker, first.need):
-            return True
         lane.ask_again_s = now_s + ASK_EVERY_S
-        return False
+        try:
+            worker = first.alone(len(lane.queue) - 1)
+        except Exception:  # noqa: BLE001 - an error of ours: it waits for its turn, as do all others
+            _log.exception("not planned", extra={"fields": {"model": model}})
+            return False
+        if worker is None or not self._has_place(worker, first.need):
+            return False
+        lane.ask_again_s = now_s
+        return True
 
     def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
         """CapacityError when the first token would come too late for the class, and not because the prompt is long."""
@@ -252,7 +257,7 @@ class Admission:
         compute_s: float,
         grant: Callable[[], None],
         refuse: Callable[[TandemError], None],
-        alone: Callable[[], WorkerId | None],
+        alone: Callable[[int], WorkerId | None],
     ) -> Place:
         now_s, terms = self._clock.now_s(), arrived.terms
         due_s = self._order().due_s(arrived_s=arrived.arrived_s, remaining_s=compute_s, now_s=now_s)

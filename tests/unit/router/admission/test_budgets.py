@@ -148,6 +148,39 @@ def test_what_redis_did_not_take_is_settled_there_once_it_is_back() -> None:
     run(act)
 
 
+def test_while_redis_is_away_an_answer_counts_once_here_however_often_it_is_offered_there() -> None:
+    async def act() -> None:
+        books = Books()
+        books.failure = UnavailableError("gone")
+        budgets, _, _ = made(books, acme=SIXTY)
+        for _ in range(int(BURST_S)):
+            await budgets.spend("acme", 1)
+        budgets.settle("acme", charged=1, used=0, is_served=False)
+        for _ in range(5):
+            await budgets.flush()
+        await budgets.spend("acme", 1)
+        with pytest.raises(RateLimitError):
+            await budgets.spend("acme", 1)
+
+    run(act)
+
+
+def test_what_redis_perhaps_took_is_not_said_again() -> None:
+    async def act() -> None:
+        books = Books()
+        budgets, clock, _ = made(books, acme=TOKENS)
+        await budgets.spend("acme", 100)
+        books.failure, books.charges = TimeoutError(), []
+        budgets.settle("acme", charged=100, used=10, is_served=True)
+        await budgets.flush()
+        clock.advance(AWAY_S)
+        books.failure = None
+        await budgets.flush()
+        assert books.charges == [("acme", Charge(requests=0, tokens=-90, is_asked=False))]
+
+    run(act)
+
+
 def test_without_redis_what_is_given_back_is_there_again() -> None:
     async def act() -> None:
         budgets, _, _ = made(None, acme=SIXTY)

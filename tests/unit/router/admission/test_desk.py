@@ -45,13 +45,17 @@ class Hall:
         self.alone: WorkerId | None = None
         self.places = 0
         self.asked = 0
+        self.is_broken = False
         self.admission = Admission(
             AdmissionSection(**rules), self.clock, self._has_room, self.counts, on_waiting=self._on_waiting,
             has_place=lambda worker, need: self.places > 0, stranded=lambda model: self.stranded.get(model, 0),
         )  # fmt: skip
 
-    def _alone(self) -> WorkerId | None:
+    def _alone(self, waiting: int) -> WorkerId | None:
         self.asked += 1
+        assert waiting == self.admission.waiting - 1
+        if self.is_broken:
+            raise RuntimeError("an error of ours")
         return self.alone
 
     def _has_room(self, model: str, need: Need) -> bool:
@@ -132,6 +136,16 @@ def test_nobody_is_sent_to_a_decode_worker_that_has_no_place_or_that_it_is_no_be
     assert hall.asked == 1, "it was asked just now"
     hall.pass_time(ASK_EVERY_S)
     assert (hall.sent, hall.asked) == ([], 2)
+
+
+def test_an_error_of_ours_while_that_is_asked_holds_nobody_up() -> None:
+    hall = Hall()
+    hall.is_broken = True
+    for number in range(LEAST_WAITING):
+        hall.enter(str(number))
+    hall.pass_time(0.005)
+    hall.pass_time(0.005, room=3)
+    assert (hall.sent, hall.asked, hall.errors) == (["0", "1", "2"], 1, {})
 
 
 def test_what_going_at_once_raises_reaches_the_caller() -> None:
