@@ -88,11 +88,14 @@ class Cluster:
         return {w["worker"]: [w["pid"], *w["rank_pids"]] for w in self.status()["workers"] if "pid" in w}
 
 
-def is_free(cluster: Cluster) -> bool:
-    """Nothing in flight at the router, no request at a worker, no block held; every worker says so."""
+def is_free(cluster: Cluster, workers: int = 0) -> bool:
+    """Nothing in flight at the router, no request at a worker, no block held; every worker says so, and at least so
+    many are there to say it."""
     if cluster.status()["router"]["in_flight"]:
         return False
     audit = cluster.admin("/admin/v1/kv/audit")
+    if len(audit["workers"]) < workers:
+        return False
     return not (audit["unanswered"] or audit["holds"] or any(worker["requests"] for worker in audit["workers"]))
 
 

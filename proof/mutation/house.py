@@ -19,7 +19,7 @@ LEAST_S, TIMES = 30.0, 6.0
 """A change may make the tests hang: they are ended after so many times of what they take without one, or so long."""
 
 
-_LEFT_OUT = shutil.ignore_patterns(".venv", ".git", "build", "dist", "__pycache__", ".*_cache", ".hypothesis")
+_BUILT = {"build", "dist", "__pycache__"}
 
 
 class Outcome(StrEnum):
@@ -34,7 +34,7 @@ class House:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        shutil.copytree(ROOT, folder, ignore=_LEFT_OUT, symlinks=True)
+        shutil.copytree(ROOT, folder, ignore=_left_out, symlinks=True)
 
     def run(self, tests: Sequence[str], timeout_s: float) -> Outcome:
         """What the tests say of the files as they are now."""
@@ -79,3 +79,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _left_out(folder: str, names: list[str]) -> set[str]:
+    """What is no part of the project: what was built, environments of whatever name, and all that begins with a dot."""
+    environments = {name for name in names if (Path(folder) / name / "pyvenv.cfg").is_file()}
+    return {name for name in names if name.startswith(".") or name in _BUILT} | environments

@@ -50,7 +50,7 @@ def test_the_second_rank_is_lost(cluster: Cluster, worker: str, number: signal.S
     assert not set(after) & set(pids)
     reason = "rank 1 was killed by signal 9" if number is signal.SIGKILL else "rank 1 has stopped"
     assert reason in cluster.output[output:]
-    wait_for(lambda: is_free(cluster), 10, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=2), 10, "nothing in flight, nothing held")
 
 
 def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
@@ -74,4 +74,4 @@ def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
     after = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
     assert cluster.pids()["decode-0"] == pids
     assert after["decode-0"] != before["decode-0"]
-    wait_for(lambda: is_free(cluster), 10, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=2), 10, "nothing in flight, nothing held")

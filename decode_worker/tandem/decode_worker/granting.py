@@ -65,6 +65,8 @@ class Granting:
         preempted_s = engine.oldest_preempted_s
         if engine.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
             return None  # what comes free is theirs first
+        if not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, 0):
+            return None  # nor would it have one if all that is reserved were taken back
         while not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, self._reservations.choices):
             if not self._revoke_unused():
                 return None  # once admitted it would get no token until somebody else has ended
@@ -113,7 +115,7 @@ class Granting:
             request=ticket.request,
             attempt=ticket.attempt,
             transfer=ticket.transfer,
-            reason=f"nothing was pushed for {UNUSED_S:g} s, and blocks are short",
+            reason=f"nothing was pushed for {UNUSED_S:g} s, and blocks or turns are short",
         )
         message = w.PeerMessage(revoked=revoked)
         self._shell.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)

@@ -112,13 +112,19 @@ class BatchStore:
 
     async def list(self, tenant: str, *, after: str | None, limit: int) -> tuple[Sequence[BatchRecord], bool]:
         """At most `limit` batches after the one of id `after`, newest first; and whether there are more."""
+        found: list[BatchRecord] = []
+        listing = self._keys.tenant_batches(tenant)
         start = await self._shelf.place_after(tenant, after, is_ascending=False)
         try:
-            found = await self._redis.zrange(self._keys.tenant_batches(tenant), start, start + limit, desc=True)
+            while len(found) <= limit:
+                ids = await self._redis.zrange(listing, start, start + limit, desc=True)
+                if not ids:
+                    break
+                found += await self._shelf.load_all([batch.decode() for batch in ids])
+                start += len(ids)
         except OUTAGE as error:
             raise no_answer(error) from error
-        ids = [batch.decode() for batch in found]
-        return await self._shelf.load_all(ids[:limit]), len(ids) > limit
+        return found[:limit], len(found) > limit
 
     async def open(self) -> Sequence[str]:
         """Ids of the batches that are not over, oldest first."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from tandem.core.batch import BatchRecord, FileRecord
+from tandem.core.errors import ConfigError
 from tandem.prefixindex.connection import OUTAGE, no_answer
 
 _log = logging.getLogger(__name__)
@@ -41,8 +42,10 @@ class Shelf(Generic[R]):
         if text is None:
             return None
         try:
-            return self.parse(text)
-        except ValueError as error:
+            record = self.parse(text)
+            self.listing(record.tenant)  # raises for a name that none of ours has
+            return record
+        except (ValueError, ConfigError) as error:
             if one not in self._told and len(self._told) < _MAX_TOLD:
                 self._told.add(one)
                 _log.error("record not readable", extra={"fields": {"id": one, "why": str(error)}})

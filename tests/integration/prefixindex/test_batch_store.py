@@ -118,7 +118,25 @@ def test_lists_and_what_is_open(run: Any) -> None:
     run(scenario)
 
 
-@pytest.mark.parametrize("damage", [{"status": "resting"}, {"expires_s": "soon"}, {"endpoint": None}, {"errors": [1]}])
+def test_a_page_is_filled_whatever_of_it_cannot_be_read(run: Any) -> None:
+    async def scenario(redis: Any) -> None:
+        store = BatchStore(redis, KEYS)
+        for number in range(5):
+            await store.save(batch(number))
+        for number in (1, 2, 4):
+            await redis.hset(KEYS.batches, f"batch_{number}", "2 {}")
+        page, has_more = await store.list("t", after=None, limit=1)
+        assert ([record.id for record in page], has_more) == (["batch_3"], True)
+        page, has_more = await store.list("t", after="batch_3", limit=1)
+        assert ([record.id for record in page], has_more) == (["batch_0"], False)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"status": "resting"}, {"expires_s": "soon"}, {"endpoint": None}, {"errors": [1]}, {"tenant": "no name"}],
+)
 def test_a_batch_that_cannot_be_read_is_left_out(run: Any, damage: dict[str, Any]) -> None:
     async def scenario(redis: Any) -> None:
         store = BatchStore(redis, KEYS)
@@ -131,8 +149,12 @@ def test_a_batch_that_cannot_be_read_is_left_out(run: Any, damage: dict[str, Any
             text = json.loads((await redis.hget(KEYS.batches, f"batch_{number}")).partition(b" ")[2])
             await redis.hset(KEYS.batches, f"batch_{number}", f"2 {json.dumps(text | damage)}")
         assert await store.load("batch_0") is None
+        assert await store.is_known("batch_0")
+        assert not await store.is_known("batch_9")
         page, has_more = await store.list("t", after=None, limit=9)
         assert ([record.id for record in page], has_more) == (["batch_3", "batch_2"], False)
+        page, has_more = await store.list("t", after="batch_2", limit=1)
+        assert (page, has_more) == ([], False)
         assert list(await store.open()) == ["batch_0", "batch_3"]
         assert list(await store.oldest_open(1)) == ["batch_3"]
         await store.forget_due(202 + KEPT_S)

@@ -62,7 +62,7 @@ def test_a_burst_is_no_outage(server: PrivateRedis, client: Any) -> None:
     async def scenario() -> None:
         async with client(server.url) as redis:
             store, budget = BudgetStore(redis, KEYS), BudgetSection(requests_per_minute=60)
-            waits = await asyncio.gather(*(store.spend("acme", budget, ONE) for _ in range(300)))
+            waits = await asyncio.gather(*(store.spend("acme", budget, ONE) for _ in range(100)))
             assert waits.count(0) >= BURST_S
             assert max(waits) > 0
 

@@ -163,7 +163,9 @@ def test_a_peer_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
             await deaf.stop(None)
 
     gone = asyncio.run(run())
-    assert (gone.worker, gone.incarnation, gone.reason) == ("d0", 77, "it took nothing for 1 s")
+    assert (gone.worker, gone.incarnation) == ("d0", 77)
+    # Where the loop stands still, what the peer says may be late, too.
+    assert gone.reason in ("it took nothing for 1 s", "it said nothing for 1 s")
 
 
 def test_nobody_is_dialled_once_the_channels_are_closed() -> None:

@@ -37,7 +37,7 @@ async def closed_as_a_message_comes(turns: int) -> tuple[str, list[Any]]:
     for _ in range(turns):
         await asyncio.sleep(0)
     wire.incoming.put_nowait("ping")
-    async with asyncio.timeout(1):  # less than it takes to call the other end silent
+    async with asyncio.timeout(2):  # less than it takes to call the other end silent
         return await stream, heard
 
 

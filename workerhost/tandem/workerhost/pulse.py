@@ -2,18 +2,16 @@
 
 The rank writes when it last ticked, how many steps it has begun and which of them is in progress. The host writes
 until when the rank may push, publish and send, and as which incarnation. Each field is one aligned 8-byte store, so a
-reader never sees half.
+reader never sees half: through a view of words, for `struct` clears what it packs into first.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
-import struct
 
-_DOUBLE = struct.Struct("d")  # native: one store, where another byte order would be packed byte by byte
-_U64 = struct.Struct("Q")
-_TICK, _STEPS, _STEP, _LEASE, _INCARNATION = 0, 8, 16, 64, 72
+_TICK, _STEPS, _STEP, _LEASE, _INCARNATION = 0, 1, 2, 8, 9
+"""Which word; what the host writes is in a cache line of its own."""
 PAGE_BYTES = 4096
 
 
@@ -23,6 +21,7 @@ class Pulse:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
         self._map = mmap.mmap(descriptor, PAGE_BYTES)
+        self._numbers, self._seconds = memoryview(self._map).cast("Q"), memoryview(self._map).cast("d")
 
     @classmethod
     def create(cls, name: str) -> Pulse:
@@ -32,20 +31,20 @@ class Pulse:
 
     def tick(self, now_s: float) -> None:
         """The rank is alive (written by a thread that runs beside long steps)."""
-        _DOUBLE.pack_into(self._map, _TICK, now_s)
+        self._seconds[_TICK] = now_s
 
     def begin_step(self) -> None:
-        step: int = _U64.unpack_from(self._map, _STEPS)[0] + 1
-        _U64.pack_into(self._map, _STEPS, step)
-        _U64.pack_into(self._map, _STEP, step)
+        step = self._numbers[_STEPS] + 1
+        self._numbers[_STEPS] = step
+        self._numbers[_STEP] = step
 
     def end_step(self) -> None:
-        _U64.pack_into(self._map, _STEP, 0)
+        self._numbers[_STEP] = 0
 
     def grant(self, until_s: float, incarnation: int = 0) -> None:
         """The host holds the lease until then, as this incarnation."""
-        _U64.pack_into(self._map, _INCARNATION, incarnation)  # first: nobody takes the new lease for the old one's
-        _DOUBLE.pack_into(self._map, _LEASE, until_s)
+        self._numbers[_INCARNATION] = incarnation  # first: nobody takes the new lease for the old one's
+        self._seconds[_LEASE] = until_s
 
     def has_lease(self, now_s: float, incarnation: int) -> bool:
         """Whether the rank may push, publish and send now as `incarnation`; before the first grant it may.
@@ -58,28 +57,24 @@ class Pulse:
 
     @property
     def ticked_s(self) -> float:
-        return self._double(_TICK)
+        return self._seconds[_TICK]
 
     @property
     def step(self) -> int:
         """The number, from 1, of the step in progress; 0 between steps."""
-        number: int = _U64.unpack_from(self._map, _STEP)[0]
-        return number
+        return self._numbers[_STEP]
 
     @property
     def lease_until_s(self) -> float:
-        return self._double(_LEASE)
+        return self._seconds[_LEASE]
 
     @property
     def incarnation(self) -> int:
         """Whose lease it is; 0 before the first."""
-        number: int = _U64.unpack_from(self._map, _INCARNATION)[0]
-        return number
+        return self._numbers[_INCARNATION]
 
     def close(self) -> None:
+        self._numbers.release()
+        self._seconds.release()
         self._map.close()
         os.close(self.descriptor)
-
-    def _double(self, at: int) -> float:
-        value: float = _DOUBLE.unpack_from(self._map, at)[0]
-        return value

@@ -74,7 +74,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
         info = self._backend.info
         why = stream_refusal(first.hello.protocol)
-        if first.hello.worker_incarnation != info.incarnation or not info.incarnation:
+        if not why and (first.hello.worker_incarnation != info.incarnation or not info.incarnation):
             why = f"this worker is now {info.incarnation}"
         if why:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)

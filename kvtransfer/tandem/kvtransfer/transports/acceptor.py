@@ -16,8 +16,8 @@ from tandem.core.logs import event
 
 RETRY_S = 0.1
 """After connections could not be taken, for want of descriptors or memory."""
-MAX_STRANGERS = 256
-"""Far more than a burst of honest ones, which take a millisecond each."""
+MAX_STRANGERS = 1024
+"""Far more than a burst of honest ones: 64 ranks that dial at once with 16 sockets each."""
 Serve = Callable[[socket.socket, Callable[[], None]], None]
 """Called with a connection, and with what is to be called once its peer is no stranger any more; that raises OSError if
 there are too many links."""

@@ -83,7 +83,7 @@ class IpcListener:
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One link's life, on a thread of its own. Raises OSError if it is not let in."""
-        check_user(connection)
+        check_user(self._listening, connection)
         connection.settimeout(DIAL_TIMEOUT_S)
         admission = Admission(purpose(self._transport), self._site.secret)
         connection.send(admission.challenge)

@@ -54,7 +54,7 @@ class ShmListener:
         self._listening.remove()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        check_user(connection)
+        check_user(self._listening, connection)
         connection.settimeout(DIAL_TIMEOUT_S)
         peer, answer = introduced(connection, self._secret)
         admit()

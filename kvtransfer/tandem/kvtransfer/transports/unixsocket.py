@@ -37,8 +37,11 @@ class UnixSocket:
             Path(self.address).unlink(missing_ok=True)
 
 
-def check_user(connection: socket.socket) -> None:
-    """Raises PermissionError unless the other end was opened by this process's user, or by root."""
+def check_user(listening: UnixSocket, connection: socket.socket) -> None:
+    """Raises PermissionError unless the other end was opened by this process's user, or by root. Who may open a path is
+    the business of its mode and folder."""
+    if not listening.address.startswith("@"):
+        return
     user = _user_of(connection)
     if user not in (0, os.geteuid()):
         raise PermissionError(f"user {user} may not connect here")

@@ -132,7 +132,7 @@ class RouterHello(_message.Message):
     router: _builtins.str
     router_incarnation: _builtins.int
     worker_incarnation: _builtins.int
-    """The incarnation that the router believes it speaks to; 0 = any."""
+    """The incarnation that the router believes it speaks to."""
     protocol: _builtins.int
     """Version of this stream; must be the worker's."""
     def __init__(
