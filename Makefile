@@ -27,7 +27,8 @@ venv: $(STAMP) ## create the environment in .venv and install Tandem with everyt
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tandem needs Python 3.11 or newer, this is " \
 	  + sys.version.split()[0] + ". Say which one to use: make PYTHON=/path/to/python3")'
-	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip >/dev/null 2>&1 \
+	@$(PY) -m pip --version >/dev/null 2>&1 \
+	  || { $(PY) -m ensurepip >/dev/null 2>&1 && $(PY) -m pip --version >/dev/null 2>&1; } \
 	  || { echo "==> environment: creating $(VENV)"; $(PYTHON) -m venv $(HALF_MADE) $(VENV); }
 	@echo "==> environment: installing Tandem with its dependencies (minutes the first time, most of it torch)"
 	@$(PY) -m pip install --no-input --disable-pip-version-check -e '.[$(EXTRAS)]'; \

@@ -17,6 +17,7 @@ case "$*" in
   "-m venv"*)
     for folder; do :; done
     mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && touch "$folder/pip" "$folder/pyvenv.cfg" ;;
+  "-m ensurepip") test -e "$(dirname "$0")/../ensurable" && touch "$(dirname "$0")/../pip" ;;
   "-m pip --version") test -e "$(dirname "$0")/../pip" ;;
 esac
 """
@@ -51,6 +52,16 @@ def test_a_half_made_environment_is_made_again(folder: Path) -> None:
     shutil.copy(folder / "python3", folder / ".venv" / "bin" / "python")  # Python is there, pip is not
     lines = make(folder)
     assert any("-m venv --clear .venv" in line for line in lines)
+    assert any("pip install" in line for line in lines)
+
+
+def test_one_that_was_made_without_pip_gets_it_and_is_kept(folder: Path) -> None:
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    (folder / ".venv" / "pyvenv.cfg").touch()
+    (folder / ".venv" / "ensurable").touch()
+    shutil.copy(folder / "python3", folder / ".venv" / "bin" / "python")
+    lines = make(folder)
+    assert not any("-m venv" in line for line in lines)
     assert any("pip install" in line for line in lines)
 
 
