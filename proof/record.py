@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.report import ROOT, commit, replace_text
 
 CUT = os.EX_TEMPFAIL
 """Exit status of a run that broke no promise and left something to do: run it again to go on."""
+Entry = TypeVar("Entry")
 UNKNOWN = "unknown"
 """Stands for the commit of results that do not say which code made them."""
 
@@ -65,6 +68,40 @@ def arguments_of(name: str, doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=ROOT / "proof" / "results" / f"{name}.json")
     parser.add_argument("--fresh", action="store_true", help="forget what --out holds")
     return parser
+
+
+def add_every(parser: argparse.ArgumentParser) -> None:
+    """`--every`, for proofs whose entries are the same under each seed, so that some seeds can divide them."""
+    parser.add_argument(
+        "--every", type=_at_least_one, default=1,
+        help="run only each so many-th entry, counted from the seed on: so many seeds in a row run all of them",
+    )  # fmt: skip
+
+
+def share(entries: Sequence[Entry], seed: int, every: int) -> Sequence[Entry]:
+    """Each `every`-th of the entries, a different part of them for each of `every` seeds in a row."""
+    return entries[seed % every :: every]
+
+
+@contextmanager
+def said_how_to_repeat(name: str, options: str) -> Iterator[None]:
+    """What is raised within is a broken promise: says how to see it alone."""
+    try:
+        yield
+    except Exception:
+        say_how_to_repeat(name, options)
+        raise
+
+
+def say_how_to_repeat(name: str, options: str) -> None:
+    """Of a broken promise: what to run to see it alone."""
+    print(f"again: make proof NAME={name} ARGS='{options} --fresh' OUT=build/again.json", file=sys.stderr)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
 
 
 def _read(path: Path) -> dict[str, Any]:

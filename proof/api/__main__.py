@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.report import ROOT
 from proof.api.schemathesis_run import CHECKS, run
-from proof.record import CUT, Record, arguments_of
+from proof.record import CUT, Record, arguments_of, say_how_to_repeat
 from tools.running_cluster import Cluster, running
 
 MODEL = ROOT / "models" / "tandem-tiny"
@@ -73,6 +73,7 @@ def _slice(cluster: Cluster, seed: int, seconds: int) -> dict[str, Any] | None:
     print(f"seed {seed}: {outcome.cases} cases in {took_s:.0f} s, generations by outcome: {counts}", flush=True)
     if not outcome.passed or any(counts.get(name, 0) for name in OUR_FAULT):
         print(outcome.report)
+        say_how_to_repeat("api", f"--seed {seed} --seconds {seconds} --slice {seconds}")
         return None
     return {"seed": seed, "seconds": seconds, "cases": outcome.cases, "outcomes": counts}
 

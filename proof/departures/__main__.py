@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from proof.record import Record, arguments_of
+from proof.record import Record, arguments_of, said_how_to_repeat
 from tests.chaos.departures import CLIENTS, simulated, wave
 
 LONGEST_S = 1.0
@@ -28,7 +28,8 @@ def main() -> int:
     about = {"seed": arguments.seed, "waves": arguments.waves, "clients": CLIENTS * arguments.waves}
     record = Record(arguments.out, "departures", about, is_fresh=arguments.fresh)
     if not record.content:
-        record.content |= _run(arguments.seed, arguments.waves)
+        with said_how_to_repeat("departures", f"--seed {arguments.seed} --waves {arguments.waves}"):
+            record.content |= _run(arguments.seed, arguments.waves)
         record.save()
     print(json.dumps(record.content, indent=1))
     is_late = record.content["free_after_s"]["longest"] > LONGEST_S

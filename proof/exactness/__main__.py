@@ -20,7 +20,7 @@ import torch
 from bench.report import ROOT
 from proof.exactness.compare import Verdict, compare
 from proof.exactness.reference import Reference
-from proof.record import Record, arguments_of
+from proof.record import Record, add_every, arguments_of, share
 from tests.integration.worker.loopback import Loopback
 from tools.random_model import RandomModel, make_random_model
 
@@ -160,16 +160,18 @@ def main() -> int:
     parser = arguments_of("exactness", __doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slice", action="store_true", help="a few lengths and settings, as CI does")
+    add_every(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     lengths = SLICE_LENGTHS if arguments.slice else LENGTHS
     about = {"seed": arguments.seed, "lengths": lengths}
     record = Record(arguments.out, "exactness", about, is_fresh=arguments.fresh)
     done: list[dict[str, Any]] = record.content.setdefault("cases", [])
+    wanted = share(list(cases(arguments.slice)), arguments.seed, arguments.every)
     print(f"seed {arguments.seed}, lengths {lengths}")
     with tempfile.TemporaryDirectory(prefix="td-models-") as under:
         references: dict[str, Reference] = {}
-        for case in cases(arguments.slice):
+        for case in wanted:
             if asdict(case) in [entry["case"] for entry in done]:
                 continue
             started = time.monotonic()

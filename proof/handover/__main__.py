@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from proof.handover.disturbed import run_seed, undisturbed
-from proof.record import Record, arguments_of
+from proof.record import Record, arguments_of, said_how_to_repeat
 
 TRANSPORTS = ("shm", "grpc")
 
@@ -37,7 +37,8 @@ def main() -> int:
             answers = undisturbed(Path(folder))
         for seed in todo:
             transport, began_s = TRANSPORTS[int(seed) % len(TRANSPORTS)], time.monotonic()
-            with tempfile.TemporaryDirectory(prefix="td-") as folder:
+            again = said_how_to_repeat("handover", f"--seed {seed} --seeds 1")
+            with again, tempfile.TemporaryDirectory(prefix="td-") as folder:
                 outcome = run_seed(int(seed), Path(folder), answers, transport)
             done[seed] = {"transport": transport, **asdict(outcome)}
             record.save()

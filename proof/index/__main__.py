@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from proof.record import Record, arguments_of
+from proof.record import Record, arguments_of, said_how_to_repeat
 from tandem.core.liveness import LEASE_S
 from tests.chaos.index_scene import TROUBLES, IndexScene, index_scene
 from tests.chaos.router_scene import ROUTERS, router_scene
@@ -86,9 +86,11 @@ def main() -> int:
     while todo and (part_began_s := time.monotonic()) - began_s + longest_s <= arguments.seconds:
         part = todo.pop(0)
         if part == "routers":
-            record.content["routers"] = run_routers(arguments.seed)
+            with said_how_to_repeat("index", f"--seed {arguments.seed} --seeds 0"):
+                record.content["routers"] = run_routers(arguments.seed)
         else:
-            with tempfile.TemporaryDirectory(prefix="td-") as folder:
+            again = said_how_to_repeat("index", f"--seed {part} --seeds 1")
+            with again, tempfile.TemporaryDirectory(prefix="td-") as folder:
                 seeds[part] = run_seed(int(part), Path(folder))
         record.save()
         took_s = time.monotonic() - part_began_s

@@ -8,6 +8,7 @@ stopped, or ran out of --seconds, goes on.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 import tempfile
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proof.record import Record, arguments_of
+from proof.record import Record, add_every, arguments_of, said_how_to_repeat, share
 from tests.chaos.strikes import CELLS, Cell, strike
 from tests.chaos.survivors import asked_calmly, check
 from tools.running_cluster import Cluster, running
@@ -80,10 +81,17 @@ def run(engine: str, todo: list[tuple[Cell, int]], record: Record, ends_s: float
         for cell, seed in todo:
             if time.monotonic() > ends_s:
                 return
-            result = run_cell(clusters[0], clusters[1], engine, cell, seed)
+            with said_how_to_repeat("survival", f'--seed {seed} --engines {engine} --only "{cell}"'):
+                result = run_cell(clusters[0], clusters[1], engine, cell, seed)
             record.content["cells"][_key(engine, cell, seed)] = result
             record.save()
             print(f"{_key(engine, cell, seed)}: {result}", flush=True)
+
+
+def _due(seed: int, arguments: argparse.Namespace) -> Sequence[Cell]:
+    if arguments.only:
+        return [cell for cell in CELLS if str(cell) == arguments.only]
+    return share(CELLS, seed, arguments.every)
 
 
 def _key(engine: str, cell: Cell, seed: int) -> str:
@@ -95,6 +103,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--passes", type=int, default=1, help="how often the matrix is gone through")
     parser.add_argument("--engines", default="sim,model")
+    add_every(parser)
+    parser.add_argument("--only", choices=[str(cell) for cell in CELLS], metavar="CELL", help="one cell alone")
     parser.add_argument("--seconds", type=float, default=900.0, help="after which no cell is begun")
     arguments = parser.parse_args()
     record = Record(arguments.out, "survival", {}, is_fresh=arguments.fresh)
@@ -103,10 +113,10 @@ def main() -> int:
     wanted: list[str] = []
     ends_s = time.monotonic() + arguments.seconds
     for engine in arguments.engines.split(","):
-        every = [(cell, seed) for seed in seeds for cell in CELLS]
-        if todo := [(cell, seed) for cell, seed in every if _key(engine, cell, seed) not in cells]:
+        due = [(cell, seed) for seed in seeds for cell in _due(seed, arguments)]
+        if todo := [(cell, seed) for cell, seed in due if _key(engine, cell, seed) not in cells]:
             run(engine, todo, record, ends_s)
-        wanted += [_key(engine, cell, seed) for cell, seed in every]
+        wanted += [_key(engine, cell, seed) for cell, seed in due]
     done = [cells[key] for key in wanted if key in cells]
     _report(done)
     return record.verdict(len(done), left=len(wanted) - len(done))

@@ -14,10 +14,11 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proof.record import CUT, arguments_of
+from proof.record import CUT, add_every, arguments_of, share
 from proof.transfer.plan import TRANSFERS, matrix
 from proof.transfer.record import PARTS, Record
 from proof.transfer.rounds import run_strikes
@@ -37,9 +38,10 @@ def main() -> int:
     run = Run(record, arguments)
     if arguments.only:
         part, index = arguments.only.split("/", 1)
-        wanted = {part: _indices(part, index)}
+        wanted: dict[str, Sequence[int]] = {part: _indices(part, index)}
     else:
-        wanted = {part: range(_cases(part, arguments.count)) for part in arguments.part or PARTS}
+        every = {part: range(_cases(part, arguments.count)) for part in arguments.part or PARTS}
+        wanted = {part: share(indices, arguments.seed, arguments.every) for part, indices in every.items()}
     for part, indices in wanted.items():
         run.part(part, indices)
     _show(record.summary())
@@ -51,6 +53,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one; may be given several times")
     parser.add_argument("--count", type=int, default=0, help="transfers, or strikes, of each part")
+    add_every(parser)
     parser.add_argument("--only", default="", help="one case, such as wire/12 or stops/40")
     parser.add_argument(
         "--budget-s", type=float, default=0.0,
@@ -91,7 +94,7 @@ class Run:
         self._began_s = self._saved_s = time.monotonic()
         self.is_cut = False
 
-    def part(self, part: str, indices: range) -> None:
+    def part(self, part: str, indices: Sequence[int]) -> None:
         missing = self._record.missing(part, indices) if not self._arguments.only else list(indices)
         began_s, self._done, self._wanted = time.monotonic(), 0, len(missing)
         if not missing:

@@ -16,7 +16,8 @@ from proof.handover import __main__ as handover
 from proof.handover.disturbed import Outcome
 from proof.record import CUT, UNKNOWN, Record
 
-COMMITTED = sorted((ROOT / "proof" / "results").glob("*.json"))
+COMMITTED = sorted((ROOT / "proof" / "results").rglob("*.json"))
+"""Those of other seeds are named by proof and seed."""
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +94,7 @@ def test_how_a_run_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
 def test_committed_results_are_read(path: Path) -> None:
-    assert Record(path, path.stem, {}).content
+    assert Record(path, path.stem.partition("-")[0], {}).content
 
 
 def test_a_proof_runs_what_is_not_on_record_and_nothing_else(
@@ -121,3 +122,21 @@ def test_a_proof_runs_what_is_not_on_record_and_nothing_else(
     assert ran == [7, 8, 9, 20]
     run("--seed", "20", "--seeds", "1", "--fresh")
     assert ran == [7, 8, 9, 20, 20]
+
+
+def test_a_broken_promise_comes_with_what_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_seed(seed: int, *_: Any) -> Outcome:
+        assert seed != 8, "a token twice"
+        return Outcome(requests=2, attempts=3, completed=1, breakages=1, turns=9)
+
+    monkeypatch.setattr(handover, "run_seed", run_seed)
+    monkeypatch.setattr(handover, "undisturbed", lambda _: {})
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["proof.handover", "--out", str(out), "--seed=7", "--seeds=5"])
+    with pytest.raises(AssertionError, match="a token twice"):
+        handover.main()
+    again = "make proof NAME=handover ARGS='--seed 8 --seeds 1 --fresh' OUT=build/again.json"
+    assert again in capsys.readouterr().err
+    assert list(json.loads(out.read_text())["seeds"]) == ["7"]
