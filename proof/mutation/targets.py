@@ -44,6 +44,7 @@ TARGETS: Mapping[str, Target] = {
         tests=(
             "tests/unit/core/test_prefill_queue.py", "tests/unit/engine/test_scheduler.py",
             "tests/unit/engine/test_engine.py", "tests/unit/engine/test_engine_states.py",
+            "tests/unit/engine/test_hand_over.py",
         ),
         left_out={},
     ),

@@ -1,4 +1,4 @@
-"""Which version of the stream between routers and workers is spoken (worker.proto: RouterMessage, WorkerMessage)."""
+"""Which version of the stream between routers and workers is spoken (router_stream.proto)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tandem.core.ids import Incarnation, RouterId, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker in the registry; the same content as `WorkerInfo` in worker.proto."""
+    """A worker in the registry; the same content as `WorkerInfo` in router_stream.proto."""
 
     worker: WorkerId
     incarnation: Incarnation

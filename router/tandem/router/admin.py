@@ -94,16 +94,17 @@ def create_admin_app(
     slo_desk: SloDesk,
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
+    routes = [
+        *_state_routes(lock, page, on_down, table),
+        *_audit_routes(lock, audits, page.config.settings.max_body_bytes),
+        *_routing_routes(lock, routing, page.config.settings.max_body_bytes),
+        *_tenant_routes(lock, keyring, slo_desk),
+        Route("/metrics", _scraping(metrics), methods=["GET"]),
+    ]
+    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
 
-    async def body_of(request: Request) -> bytes:
-        return await read_body(request, body_limit(request.scope["path"], page.config.settings.max_body_bytes))
 
-    async def json_of(request: Request) -> object:
-        try:
-            return orjson.loads(await body_of(request))
-        except ValueError as error:
-            raise InvalidRequestError("the body is no valid JSON", why=str(error)) from error
-
+def _state_routes(lock: AdminLock, page: StatusPage, on_down: OnDown, table: WorkerTable) -> list[Route]:
     async def status(request: Request) -> Response:
         return _json(page.status())
 
@@ -114,19 +115,41 @@ def create_admin_app(
         await on_down()
         return _json({"is_stopping": True}, 202)
 
+    async def links(request: Request) -> Response:
+        return _json(net(table))
+
+    return [
+        Route("/admin/v1/status", _keyed(lock, status), methods=["GET"]),
+        Route("/admin/v1/requests", _keyed(lock, requests), methods=["GET"]),
+        Route("/admin/v1/down", _keyed(lock, down), methods=["POST"]),
+        Route("/admin/v1/net", _keyed(lock, links), methods=["GET"]),
+    ]
+
+
+def _audit_routes(lock: AdminLock, audits: AuditDesk, max_body_bytes: int) -> list[Route]:
     async def audit(request: Request) -> Response:
         return _json(await audits.look())
 
     async def repair(request: Request) -> Response:
         try:
-            holds = orjson.loads(await body_of(request))["holds"]
+            holds = orjson.loads(await _body_of(request, max_body_bytes))["holds"]
             wanted = [dict(hold) for hold in holds]
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidRequestError('the body must be {"holds": [...]}', why=str(error)) from error
         return _json(await audits.repair(wanted))
 
-    async def links(request: Request) -> Response:
-        return _json(net(table))
+    return [
+        Route("/admin/v1/kv/audit", _keyed(lock, audit), methods=["GET"]),
+        Route(REPAIR_PATH, _keyed(lock, repair), methods=["POST"]),
+    ]
+
+
+def _routing_routes(lock: AdminLock, routing: RoutingDesk, max_body_bytes: int) -> list[Route]:
+    async def json_of(request: Request) -> object:
+        try:
+            return orjson.loads(await _body_of(request, max_body_bytes))
+        except ValueError as error:
+            raise InvalidRequestError("the body is no valid JSON", why=str(error)) from error
 
     async def policy(request: Request) -> Response:
         return _json(routing.policy() if request.method == "GET" else routing.select(await json_of(request)))
@@ -134,6 +157,13 @@ def create_admin_app(
     async def explain(request: Request) -> Response:
         return _json(await routing.explain(await json_of(request)))
 
+    return [
+        Route("/admin/v1/route/policy", _keyed(lock, policy), methods=["GET", "POST"]),
+        Route(EXPLAIN_PATH, _keyed(lock, explain), methods=["POST"]),
+    ]
+
+
+def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_desk: SloDesk) -> list[Route]:
     async def keys(request: Request) -> Response:
         return _json(await keyring.list())
 
@@ -148,25 +178,23 @@ def create_admin_app(
             return _json(slo_desk.list())
         return _json(slo_desk.set(await read_json(request, _MAX_BODY_BYTES, NewSlo)))
 
-    async def scrape(request: Request) -> Response:
-        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
-
-    routes = [
-        Route("/admin/v1/status", _keyed(lock, status), methods=["GET"]),
-        Route("/admin/v1/requests", _keyed(lock, requests), methods=["GET"]),
-        Route("/admin/v1/down", _keyed(lock, down), methods=["POST"]),
-        Route("/admin/v1/kv/audit", _keyed(lock, audit), methods=["GET"]),
-        Route(REPAIR_PATH, _keyed(lock, repair), methods=["POST"]),
-        Route("/admin/v1/net", _keyed(lock, links), methods=["GET"]),
-        Route("/admin/v1/route/policy", _keyed(lock, policy), methods=["GET", "POST"]),
-        Route(EXPLAIN_PATH, _keyed(lock, explain), methods=["POST"]),
+    return [
         Route("/admin/v1/keys", _keyed(lock, keys), methods=["GET"]),
         Route("/admin/v1/keys", _keyed(lock, create_key), methods=["POST"]),
         Route("/admin/v1/keys/{key}", _keyed(lock, revoke_key), methods=["DELETE"]),
         Route("/admin/v1/slo", _keyed(lock, slo), methods=["GET", "POST"]),
-        Route("/metrics", scrape, methods=["GET"]),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+
+def _scraping(metrics: Metrics) -> Endpoint:
+    async def scrape(request: Request) -> Response:
+        return Response(metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+    return scrape
+
+
+async def _body_of(request: Request, max_body_bytes: int) -> bytes:
+    return await read_body(request, body_limit(request.scope["path"], max_body_bytes))
 
 
 def _keyed(lock: AdminLock, endpoint: Endpoint) -> Endpoint:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +14,9 @@ from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import tcp
 from tests.integration.kvtransfer.rig import NAMES, Rig, as_json
 from tools.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.integration.kvtransfer.gloo_pair import Pair
 
 
 @pytest.fixture
@@ -38,6 +41,15 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
 def any_rig(tmp_path: Path) -> Iterator[Rig]:
     """For tests that name their transports themselves."""
     made = Rig("shm", tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    from tests.integration.kvtransfer.gloo_pair import Pair  # torch, for those alone that take it
+
+    made = Pair()
     yield made
     made.close()
 

@@ -1,4 +1,4 @@
-"""docs/transfer.md against the code: promises, transports, and the frame's bytes where the tables say they are."""
+"""docs/transfer.md and frames.md against the code: promises, transports, bytes where the tables say they are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs" / "transfer.md").read_text()
+FRAMES = (ROOT / "docs" / "frames.md").read_text()
 
 
 def section(title: str) -> str:
@@ -35,10 +36,9 @@ def rows(text: str) -> list[list[str]]:
 
 def byte_table(heading: str) -> list[tuple[int, str, str]]:
     """(offset, size, field) of the table whose last column is called `heading`."""
-    table = section("## Frames, byte by byte")
-    start = table.index(f"| at | bytes | {heading} |\n")
-    end = table.find("\n\n", start)
-    return [(int(at), size, field) for at, size, field in rows(table[start:end])[1:]]
+    start = FRAMES.index(f"| at | bytes | {heading} |\n")
+    end = FRAMES.find("\n\n", start)
+    return [(int(at), size, field) for at, size, field in rows(FRAMES[start:end])[1:]]
 
 
 def test_every_promise_names_a_proof() -> None:
@@ -54,7 +54,7 @@ def test_every_transport_has_a_row() -> None:
     tables = rows(section("## Transports"))
     about = [row[0].strip("`") for row in tables if len(row) == 6][1:]
     assert about == list(TRANSPORTS)
-    for wide, text in ((4, section("## Transports")), (5, section("## Frames, byte by byte"))):
+    for wide, text in ((4, section("## Transports")), (5, FRAMES)):
         named = {name for row in rows(text) if len(row) == wide for name in re.findall(r"`(\w+)`", row[0])}
         assert named == set(TRANSPORTS)
     for row in tables:
@@ -84,7 +84,7 @@ def test_the_header_lies_as_the_table_says() -> None:
     data = frame.encode(FRAME)
     assert [at for at, _, _ in table] == [0, *(at + int(size) for at, size, _ in table[:-1])]
     assert table[-1][0] + int(table[-1][1]) == frame.HEADER_BYTES
-    assert f"{frame.HEADER_BYTES} bytes of header" in section("## Frames, byte by byte")
+    assert f"{frame.HEADER_BYTES} bytes of header" in FRAMES
     for (at, size, field), value in zip(table[:-1], IN_ORDER, strict=True):
         expected = value if isinstance(value, bytes) else int(value).to_bytes(int(size), "little")
         assert data[at : at + int(size)] == expected, field
@@ -107,9 +107,9 @@ def test_a_reply_lies_as_the_table_says() -> None:
         assert data[at : at + int(size)] == expected, field
     rest = data[table[-1][0] :]
     assert rest == b"why" + zlib.crc32(data[:-4]).to_bytes(4, "little")
-    assert f"({frame.MAX_REPLY_BYTES} bytes at most)" in TEXT
+    assert f"({frame.MAX_REPLY_BYTES} bytes at most)" in FRAMES
 
 
 @pytest.mark.parametrize("kinds", [FrameKind, ReplyKind])
 def test_every_kind_has_its_number(kinds: type[FrameKind] | type[ReplyKind]) -> None:
-    assert f"kind: {', '.join(f'{kind.value} {kind.name}' for kind in kinds)} |" in TEXT
+    assert f"kind: {', '.join(f'{kind.value} {kind.name}' for kind in kinds)} |" in FRAMES

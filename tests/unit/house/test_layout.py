@@ -108,6 +108,37 @@ def test_decisions_fit_a_page() -> None:
         assert len(record.read_text().splitlines()) <= 60, record.name
 
 
+MOST_LINES, MOST_FUNCTION_LINES = 500, 80
+CODE = {".py", ".proto", ".c", ".h", ".md", ".toml"}
+"""What people write, beside the Makefile and .ci/run; results and corpora are data."""
+
+
+def _written() -> list[Path]:
+    """All that people write here, but the changelog, which only grows, and what is generated."""
+    folders = (ROOT / name for name in (*ROOTS, "proto", "docs", "models", ".ci", *HOUSES) if name != "protogen")
+    files = [path for folder in folders for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    files += [path for path in ROOT.iterdir() if path.name not in {"CHANGELOG.md", "LICENSE"}]
+    return [path for path in files if path.is_file() and (path.suffix in CODE or path.name in {"Makefile", "run"})]
+
+
+def test_no_file_is_longer_than_a_head_is_wide() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in _written()}
+    assert {"Makefile", "README.md", "proto/tandem/rpc/v1/worker.proto", "docs/transfer.md"} <= set(lengths)
+    assert not {name: lines for name, lines in lengths.items() if lines > MOST_LINES}
+
+
+def test_no_function_is_longer_than_two_screens() -> None:
+    """Kernels apart: what a GPU runs as one is one function."""
+    long = {}
+    for path in (path for path in _written() if path.suffix == ".py" and ROOT / "kernels" not in path.parents):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                long[f"{path.relative_to(ROOT)}:{node.name}"] = lines
+    assert len(long) > 1000
+    assert not {name: lines for name, lines in long.items() if lines > MOST_FUNCTION_LINES}
+
+
 HOUSES = ("tools", "bench", "proof", "tests")
 """Beside the components; each may import those before it."""
 

@@ -23,6 +23,26 @@ _sym_db = _symbol_database.Default()
 
 
 from tandem.rpc.v1 import worker_pb2 as tandem_dot_rpc_dot_v1_dot_worker__pb2
+try:
+  tandem_dot_rpc_dot_v1_dot_audit__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem_dot_rpc_dot_v1_dot_audit__pb2
+except AttributeError:
+  tandem_dot_rpc_dot_v1_dot_audit__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.audit_pb2
+try:
+  tandem_dot_rpc_dot_v1_dot_kv__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem_dot_rpc_dot_v1_dot_kv__pb2
+except AttributeError:
+  tandem_dot_rpc_dot_v1_dot_kv__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.kv_pb2
+try:
+  tandem_dot_rpc_dot_v1_dot_peer__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem_dot_rpc_dot_v1_dot_peer__pb2
+except AttributeError:
+  tandem_dot_rpc_dot_v1_dot_peer__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.peer_pb2
+try:
+  tandem_dot_rpc_dot_v1_dot_ping__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem_dot_rpc_dot_v1_dot_ping__pb2
+except AttributeError:
+  tandem_dot_rpc_dot_v1_dot_ping__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.ping_pb2
+try:
+  tandem_dot_rpc_dot_v1_dot_router__stream__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem_dot_rpc_dot_v1_dot_router__stream__pb2
+except AttributeError:
+  tandem_dot_rpc_dot_v1_dot_router__stream__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.router_stream_pb2
 
 
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/engine.proto\x12\rtandem.rpc.v1\x1a\x1atandem/rpc/v1/worker.proto\"\xd7\x02\n\nHostToRank\x12+\n\x06router\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.FromRouterH\x00\x12\'\n\x04peer\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.FromPeerH\x00\x12\x30\n\x0brouter_gone\x18\x03 \x01(\x0b\x32\x19.tandem.rpc.v1.RouterGoneH\x00\x12,\n\tpeer_gone\x18\x04 \x01(\x0b\x32\x17.tandem.rpc.v1.PeerGoneH\x00\x12\x34\n\x0bincarnation\x18\x05 \x01(\x0b\x32\x1d.tandem.rpc.v1.NewIncarnationH\x00\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x13.tandem.rpc.v1.StopH\x00\x12\x30\n\x0blink_speeds\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LinkSpeedsH\x00\x42\x06\n\x04kind\"K\n\nFromRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"p\n\x08\x46romPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12+\n\x07message\x18\x03 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\x12\x12\n\nreceived_s\x18\x04 \x01(\x01\"\x1c\n\nRouterGone\x12\x0e\n\x06router\x18\x01 \x01(\t\"?\n\x08PeerGone\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"%\n\x0eNewIncarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xf4\x02\n\nRankToHost\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.RankReadyH\x00\x12)\n\x06router\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.ToRouterH\x00\x12%\n\x04peer\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.ToPeerH\x00\x12,\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.BlockEventsH\x00\x12%\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x14.tandem.rpc.v1.FatalH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12+\n\x08progress\x18\x08 \x01(\x0b\x32\x17.tandem.rpc.v1.ProgressH\x00\x12\x34\n\rlink_measured\x18\t \x01(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredH\x00\x42\x06\n\x04kind\"\x18\n\x08Progress\x12\x0c\n\x04text\x18\x01 \x01(\t\"d\n\tRankReady\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\x12.\n\tendpoints\x18\x02 \x03(\x0b\x32\x1b.tandem.rpc.v1.RankEndpoint\"I\n\x08ToRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\"k\n\x06ToPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12+\n\x07message\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\"8\n\x0b\x42lockEvents\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.BlockEvent\"=\n\nBlockEvent\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x12\n\nis_removed\x18\x03 \x01(\x08\"&\n\x05\x46\x61tal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x9b\x01\n\x0cLinkMeasured\x12\x11\n\tfrom_host\x18\x01 \x01(\t\x12\x0f\n\x07to_host\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\x11\n\tlatency_s\x18\x06 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\"7\n\nLinkSpeeds\x12)\n\x04rows\x18\x01 \x03(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredb\x06proto3')

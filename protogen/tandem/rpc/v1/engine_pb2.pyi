@@ -7,7 +7,8 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from tandem.rpc.v1 import worker_pb2 as _worker_pb2
+from tandem.rpc.v1 import peer_pb2 as _peer_pb2
+from tandem.rpc.v1 import router_stream_pb2 as _router_stream_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -73,12 +74,12 @@ class FromRouter(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     @_builtins.property
-    def message(self) -> _worker_pb2.RouterMessage: ...
+    def message(self) -> _router_stream_pb2.RouterMessage: ...
     def __init__(
         self,
         *,
         router: _builtins.str = ...,
-        message: _worker_pb2.RouterMessage | None = ...,
+        message: _router_stream_pb2.RouterMessage | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -101,13 +102,13 @@ class FromPeer(_message.Message):
     received_s: _builtins.float
     """CLOCK_MONOTONIC seconds at which the host took it off the channel."""
     @_builtins.property
-    def message(self) -> _worker_pb2.PeerMessage: ...
+    def message(self) -> _peer_pb2.PeerMessage: ...
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
-        message: _worker_pb2.PeerMessage | None = ...,
+        message: _peer_pb2.PeerMessage | None = ...,
         received_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
@@ -227,7 +228,7 @@ class RankToHost(_message.Message):
     @_builtins.property
     def fatal(self) -> Global___Fatal: ...
     @_builtins.property
-    def load(self) -> _worker_pb2.LoadReport: ...
+    def load(self) -> _router_stream_pb2.LoadReport: ...
     @_builtins.property
     def progress(self) -> Global___Progress: ...
     @_builtins.property
@@ -240,7 +241,7 @@ class RankToHost(_message.Message):
         peer: Global___ToPeer | None = ...,
         events: Global___BlockEvents | None = ...,
         fatal: Global___Fatal | None = ...,
-        load: _worker_pb2.LoadReport | None = ...,
+        load: _router_stream_pb2.LoadReport | None = ...,
         progress: Global___Progress | None = ...,
         link_measured: Global___LinkMeasured | None = ...,
     ) -> None: ...
@@ -282,14 +283,14 @@ class RankReady(_message.Message):
     INFO_FIELD_NUMBER: _builtins.int
     ENDPOINTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def info(self) -> _worker_pb2.WorkerInfo: ...
+    def info(self) -> _router_stream_pb2.WorkerInfo: ...
     @_builtins.property
-    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_worker_pb2.RankEndpoint]: ...
+    def endpoints(self) -> _containers.RepeatedCompositeFieldContainer[_peer_pb2.RankEndpoint]: ...
     def __init__(
         self,
         *,
-        info: _worker_pb2.WorkerInfo | None = ...,
-        endpoints: _abc.Iterable[_worker_pb2.RankEndpoint] | None = ...,
+        info: _router_stream_pb2.WorkerInfo | None = ...,
+        endpoints: _abc.Iterable[_peer_pb2.RankEndpoint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -307,12 +308,12 @@ class ToRouter(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     router: _builtins.str
     @_builtins.property
-    def message(self) -> _worker_pb2.WorkerMessage: ...
+    def message(self) -> _router_stream_pb2.WorkerMessage: ...
     def __init__(
         self,
         *,
         router: _builtins.str = ...,
-        message: _worker_pb2.WorkerMessage | None = ...,
+        message: _router_stream_pb2.WorkerMessage | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -336,14 +337,14 @@ class ToPeer(_message.Message):
     incarnation: _builtins.int
     address: _builtins.str
     @_builtins.property
-    def message(self) -> _worker_pb2.PeerMessage: ...
+    def message(self) -> _peer_pb2.PeerMessage: ...
     def __init__(
         self,
         *,
         worker: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         address: _builtins.str = ...,
-        message: _worker_pb2.PeerMessage | None = ...,
+        message: _peer_pb2.PeerMessage | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -22,120 +22,25 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from tandem.rpc.v1 import generation_pb2 as tandem_dot_rpc_dot_v1_dot_generation__pb2
+from tandem.rpc.v1 import audit_pb2 as tandem_dot_rpc_dot_v1_dot_audit__pb2
+from tandem.rpc.v1 import kv_pb2 as tandem_dot_rpc_dot_v1_dot_kv__pb2
+from tandem.rpc.v1 import peer_pb2 as tandem_dot_rpc_dot_v1_dot_peer__pb2
+from tandem.rpc.v1 import ping_pb2 as tandem_dot_rpc_dot_v1_dot_ping__pb2
+from tandem.rpc.v1 import router_stream_pb2 as tandem_dot_rpc_dot_v1_dot_router__stream__pb2
 
+from tandem.rpc.v1.audit_pb2 import *
+from tandem.rpc.v1.kv_pb2 import *
+from tandem.rpc.v1.peer_pb2 import *
+from tandem.rpc.v1.ping_pb2 import *
+from tandem.rpc.v1.router_stream_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/worker.proto\x12\rtandem.rpc.v1\x1a\x1etandem/rpc/v1/generation.proto\"\xf8\x02\n\rRouterMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.tandem.rpc.v1.RouterHelloH\x00\x12\'\n\x06submit\x18\x02 \x01(\x0b\x32\x15.tandem.rpc.v1.SubmitH\x00\x12\'\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.CancelH\x00\x12#\n\x04ping\x18\x04 \x01(\x0b\x32\x13.tandem.rpc.v1.PingH\x00\x12,\n\x05\x61udit\x18\x05 \x01(\x0b\x32\x1b.tandem.rpc.v1.AuditRequestH\x00\x12.\n\x06repair\x18\x06 \x01(\x0b\x32\x1c.tandem.rpc.v1.RepairRequestH\x00\x12\x30\n\x0b\x65nd_choices\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.EndChoicesH\x00\x12+\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.RouterBatchH\x00\x42\x06\n\x04kind\"=\n\x0bRouterBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"g\n\x0bRouterHello\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x1a\n\x12router_incarnation\x18\x02 \x01(\x04\x12\x1a\n\x12worker_incarnation\x18\x03 \x01(\x04\x12\x10\n\x08protocol\x18\x04 \x01(\r\"A\n\tWorkerRef\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xdc\x02\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x03leg\x18\x03 \x01(\x0e\x32\x12.tandem.rpc.v1.Leg\x12&\n\x04peer\x18\x04 \x01(\x0b\x32\x18.tandem.rpc.v1.WorkerRef\x12\x0e\n\x06prompt\x18\x05 \x03(\r\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.tandem.rpc.v1.SamplingParams\x12\x0c\n\x04salt\x18\x07 \x01(\x0c\x12\x17\n\x0flast_block_hash\x18\x08 \x01(\x0c\x12\x11\n\ttimeout_s\x18\t \x01(\x01\x12*\n\x06\x66orced\x18\n \x03(\x0b\x32\x1a.tandem.rpc.v1.ChoiceState\x12,\n\x07sources\x18\x0b \x03(\x0b\x32\x1b.tandem.rpc.v1.PrefixSource\x12\x12\n\nprompt_ids\x18\x0c \x01(\x0c\"W\n\x0cPrefixSource\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.WorkerRef\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\r\n\x05lossy\x18\x03 \x01(\t\":\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"?\n\nEndChoices\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\r\"\x18\n\x04Ping\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"\x1a\n\x0c\x41uditRequest\x12\n\n\x02id\x18\x01 \x01(\x04\"Y\n\rRepairRequest\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\'\n\x05holds\x18\x03 \x03(\x0b\x32\x18.tandem.rpc.v1.AuditHold\"\xfd\x03\n\x0b\x41uditReport\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0c\n\x04role\x18\x04 \x01(\t\x12\r\n\x05now_s\x18\x05 \x01(\x01\x12/\n\x06\x62locks\x18\x06 \x03(\x0b\x32\x1f.tandem.rpc.v1.GroupBlocksCount\x12\'\n\x05holds\x18\x07 \x03(\x0b\x32\x18.tandem.rpc.v1.AuditHold\x12\x32\n\x08requests\x18\x08 \x03(\x0b\x32 .tandem.rpc.v1.AuditRequestState\x12-\n\x07sending\x18\t \x03(\x0b\x32\x1c.tandem.rpc.v1.AuditTransfer\x12/\n\treceiving\x18\n \x03(\x0b\x32\x1c.tandem.rpc.v1.AuditTransfer\x12)\n\x06\x63laims\x18\x0b \x03(\x0b\x32\x19.tandem.rpc.v1.AuditClaim\x12*\n\x08released\x18\x0c \x03(\x0b\x32\x18.tandem.rpc.v1.AuditHold\x12-\n\x07refused\x18\r \x03(\x0b\x32\x1c.tandem.rpc.v1.RepairRefusal\x12\x15\n\rcached_blocks\x18\x0e \x01(\x04\x12\x15\n\rcached_digest\x18\x0f \x01(\t\"V\n\tAuditHold\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0b\n\x03key\x18\x03 \x01(\t\x12\x0f\n\x07since_s\x18\x04 \x01(\x01\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\"y\n\x11\x41uditRequestState\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0e\n\x06router\x18\x04 \x01(\t\x12\x0f\n\x07since_s\x18\x05 \x01(\x01\x12\x14\n\x0cis_in_engine\x18\x06 \x01(\x08\"\xcc\x01\n\rAuditTransfer\x12\x10\n\x08transfer\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0e\n\x06sender\x18\x04 \x01(\t\x12\x1a\n\x12sender_incarnation\x18\x05 \x01(\x04\x12\x10\n\x08receiver\x18\x06 \x01(\t\x12\x1c\n\x14receiver_incarnation\x18\x07 \x01(\x04\x12\r\n\x05phase\x18\x08 \x01(\t\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\x12\r\n\x05\x62ytes\x18\n \x01(\x04\"a\n\nAuditClaim\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x10\n\x08transfer\x18\x03 \x01(\x04\x12\x0c\n\x04peer\x18\x04 \x01(\t\x12\x18\n\x10peer_incarnation\x18\x05 \x01(\x04\"D\n\rRepairRefusal\x12&\n\x04hold\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.AuditHold\x12\x0b\n\x03why\x18\x02 \x01(\t\"\xf9\x02\n\rWorkerMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.tandem.rpc.v1.WorkerHelloH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.tandem.rpc.v1.StepTokensH\x00\x12.\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1c.tandem.rpc.v1.RequestFailedH\x00\x12)\n\x04load\x18\x04 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12#\n\x04pong\x18\x05 \x01(\x0b\x32\x13.tandem.rpc.v1.PingH\x00\x12,\n\x05phase\x18\x06 \x01(\x0b\x32\x1b.tandem.rpc.v1.RequestPhaseH\x00\x12+\n\x05\x61udit\x18\x07 \x01(\x0b\x32\x1a.tandem.rpc.v1.AuditReportH\x00\x12+\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.WorkerBatchH\x00\x42\x06\n\x04kind\"=\n\x0bWorkerBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\"6\n\x0bWorkerHello\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\"\x95\x03\n\nWorkerInfo\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\n\n\x02tp\x18\x07 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x08 \x01(\r\x12\x10\n\x08kv_dtype\x18\t \x01(\t\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x03(\r\x12\x16\n\x0etoken_kv_bytes\x18\r \x01(\x04\x12\x12\n\ntransports\x18\x0e \x03(\t\x12\x10\n\x08protocol\x18\x0f \x01(\r\x12\x15\n\reos_token_ids\x18\x10 \x03(\r\x12\x0b\n\x03pid\x18\x11 \x01(\r\x12\x11\n\trank_pids\x18\x12 \x03(\r\x12)\n\x07profile\x18\x13 \x01(\x0b\x32\x18.tandem.rpc.v1.KvProfile\x12\x0c\n\x04host\x18\x14 \x01(\t\"\xc5\x02\n\tKvProfile\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x38\n\x08identity\x18\x02 \x03(\x0b\x32&.tandem.rpc.v1.KvProfile.IdentityEntry\x12&\n\x06groups\x18\x03 \x03(\x0b\x32\x16.tandem.rpc.v1.KvGroup\x12\n\n\x02tp\x18\x04 \x01(\r\x12\x16\n\x0eprotocol_major\x18\x05 \x01(\r\x12\x16\n\x0eprotocol_minor\x18\x06 \x01(\r\x12\x0e\n\x06\x63odecs\x18\x07 \x03(\t\x12\x12\n\ntransports\x18\x08 \x03(\t\x12\x0e\n\x06offers\x18\t \x03(\t\x12 \n\x18offers_below_bytes_per_s\x18\n \x01(\x01\x1a/\n\rIdentityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\x07KvGroup\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x0e\n\x06planes\x18\x02 \x01(\r\x12\r\n\x05heads\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x06window\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x15\n\ris_replicated\x18\x08 \x01(\x08\x42\t\n\x07_window\"d\n\nStepTokens\x12)\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.TokenChunk\x12+\n\x07prompts\x18\x02 \x03(\x0b\x32\x1a.tandem.rpc.v1.PromptChunk\"p\n\x0bPromptChunk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\"\x96\x02\n\nTokenChunk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\x12+\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x1b.tandem.rpc.v1.FinishReason\x12\x1a\n\rcached_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12-\n\x07handoff\x18\t \x01(\x0b\x32\x1c.tandem.rpc.v1.HandoffTimingB\x10\n\x0e_cached_tokens\"P\n\rRequestFailed\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"?\n\x0cRequestPhase\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\"\x8e\x04\n\nLoadReport\x12\x17\n\x0fqueued_requests\x18\x01 \x01(\r\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12/\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x1f.tandem.rpc.v1.GroupBlocksCount\x12\x14\n\x0cprefill_rate\x18\x05 \x01(\x01\x12\x15\n\rdecode_step_s\x18\x06 \x01(\x01\x12\x39\n\x08\x63ounters\x18\x07 \x03(\x0b\x32\'.tandem.rpc.v1.LoadReport.CountersEntry\x12\x11\n\tin_flight\x18\x08 \x01(\r\x12(\n\x05links\x18\t \x03(\x0b\x32\x19.tandem.rpc.v1.LinkReport\x12(\n\x05queue\x18\n \x03(\x0b\x32\x19.tandem.rpc.v1.QueuedWork\x12\x15\n\rqueue_stretch\x18\x0b \x01(\x01\x12\x1c\n\x14queue_max_overtake_s\x18\x0c \x01(\x01\x12\x1a\n\x12\x64\x65\x63oding_sequences\x18\r \x01(\r\x12\x19\n\x11\x64\x65\x63ode_sequence_s\x18\x0e \x01(\x01\x12\x19\n\x11prefill_context_s\x18\x0f \x01(\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"R\n\nQueuedWork\x12\x10\n\x08\x64ue_in_s\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x10\n\x08requests\x18\x03 \x01(\r\x12\x10\n\x08\x61ttended\x18\x04 \x01(\x01\"\xe8\x01\n\nLinkReport\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x11\n\tpeer_rank\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x11\n\tfrom_host\x18\x05 \x01(\t\x12\x0f\n\x07to_host\x18\x06 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01\x12\x11\n\tlatency_s\x18\x08 \x01(\x01\x12\x1c\n\x14\x61\x63hieved_bytes_per_s\x18\t \x01(\x01\x12\x0e\n\x06stalls\x18\n \x01(\x04\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x0e\n\x06unused\x18\x0c \x03(\t\"\x82\x01\n\x10GroupBlocksCount\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\r\x12\x0f\n\x07pushing\x18\x06 \x01(\r\x12\x10\n\x08reserved\x18\x07 \x01(\r\"\xfc\x04\n\x0bPeerMessage\x12)\n\x05hello\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.PeerHelloH\x00\x12\x36\n\x0eticket_request\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.TicketRequestH\x00\x12\'\n\x06ticket\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.TicketH\x00\x12\x36\n\x0eticket_refused\x18\x04 \x01(\x0b\x32\x1c.tandem.rpc.v1.TicketRefusedH\x00\x12+\n\x08\x63omplete\x18\x05 \x01(\x0b\x32\x17.tandem.rpc.v1.CompleteH\x00\x12+\n\x08verified\x18\x06 \x01(\x0b\x32\x17.tandem.rpc.v1.VerifiedH\x00\x12/\n\x06\x66\x61iled\x18\x07 \x01(\x0b\x32\x1d.tandem.rpc.v1.TransferFailedH\x00\x12#\n\x04ping\x18\x08 \x01(\x0b\x32\x13.tandem.rpc.v1.PingH\x00\x12\x34\n\rfetch_request\x18\t \x01(\x0b\x32\x1b.tandem.rpc.v1.FetchRequestH\x00\x12\x30\n\x0b\x66\x65tch_offer\x18\n \x01(\x0b\x32\x19.tandem.rpc.v1.FetchOfferH\x00\x12/\n\x07revoked\x18\x0b \x01(\x0b\x32\x1c.tandem.rpc.v1.TicketRevokedH\x00\x12-\n\x06queued\x18\x0c \x01(\x0b\x32\x1b.tandem.rpc.v1.TicketQueuedH\x00\x12)\n\x07holding\x18\r \x01(\x0b\x32\x16.tandem.rpc.v1.HoldingH\x00\x42\x06\n\x04kind\"t\n\tPeerHello\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x18\n\x10peer_incarnation\x18\x03 \x01(\x04\x12\x10\n\x08protocol\x18\x04 \x01(\r\x12\x16\n\x0eprotocol_minor\x18\x05 \x01(\r\"\xac\x01\n\rTicketRequest\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1a\n\x12sender_incarnation\x18\x03 \x01(\x04\x12\x1c\n\x14receiver_incarnation\x18\x04 \x01(\x04\x12)\n\x07profile\x18\t \x01(\x0b\x32\x18.tandem.rpc.v1.KvProfile\x12\x0e\n\x06\x63odecs\x18\n \x03(\tJ\x04\x08\x05\x10\t\"\x8c\x02\n\x06Ticket\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08transfer\x18\x03 \x01(\x04\x12\x1a\n\x12sender_incarnation\x18\x04 \x01(\x04\x12\x1c\n\x14receiver_incarnation\x18\x05 \x01(\x04\x12*\n\x06groups\x18\x06 \x03(\x0b\x32\x1a.tandem.rpc.v1.TicketGroup\x12.\n\tendpoints\x18\x07 \x03(\x0b\x32\x1b.tandem.rpc.v1.RankEndpoint\x12)\n\x07profile\x18\x08 \x01(\x0b\x32\x18.tandem.rpc.v1.KvProfile\x12\r\n\x05\x63odec\x18\t \x01(\t\":\n\x0bTicketGroup\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04skip\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\"N\n\x0cRankEndpoint\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x11\n\ttransport\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\"P\n\rTicketRefused\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"\xc2\x01\n\x08\x43omplete\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08transfer\x18\x03 \x01(\x04\x12\x1a\n\x12sender_incarnation\x18\x04 \x01(\x04\x12+\n\x07\x63hoices\x18\x05 \x03(\x0b\x32\x1a.tandem.rpc.v1.ChoiceState\x12\x14\n\x0csampled_at_s\x18\x06 \x01(\x01\x12\x0c\n\x04host\x18\x07 \x01(\t\x12\x15\n\rticket_wait_s\x18\x08 \x01(\x01\"M\n\x08Verified\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08transfer\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"c\n\x0eTransferFailed\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08transfer\x18\x03 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\"S\n\rTicketRevoked\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08transfer\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\"V\n\x0cTicketQueued\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12\x12\n\nestimate_s\x18\x04 \x01(\x01\"K\n\x07Holding\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x18\n\x10peer_incarnation\x18\x02 \x01(\x04\x12\x11\n\ttransfers\x18\x03 \x03(\x04\"\xf7\x01\n\x0c\x46\x65tchRequest\x12\r\n\x05\x66\x65tch\x18\x01 \x01(\x04\x12\x0f\n\x07request\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x1d\n\x15requester_incarnation\x18\x04 \x01(\x04\x12\x1a\n\x12holder_incarnation\x18\x05 \x01(\x04\x12\x0e\n\x06tokens\x18\x06 \x03(\r\x12\x13\n\x0bhave_tokens\x18\x07 \x01(\r\x12\x0c\n\x04salt\x18\x08 \x01(\x0c\x12\r\n\x05lossy\x18\t \x01(\t\x12)\n\x07profile\x18\n \x01(\x0b\x32\x18.tandem.rpc.v1.KvProfile\x12\x0e\n\x06\x63odecs\x18\x0b \x03(\t\"\xa1\x01\n\nFetchOffer\x12\r\n\x05\x66\x65tch\x18\x01 \x01(\x04\x12\x1a\n\x12holder_incarnation\x18\x02 \x01(\x04\x12\x0e\n\x06tokens\x18\x03 \x01(\r\x12)\n\x07profile\x18\x04 \x01(\x0b\x32\x18.tandem.rpc.v1.KvProfile\x12\x0e\n\x06\x63odecs\x18\x05 \x03(\t\x12\x0c\n\x04\x63ode\x18\x06 \x01(\t\x12\x0f\n\x07message\x18\x07 \x01(\t*I\n\x03Leg\x12\x13\n\x0fLEG_UNSPECIFIED\x10\x00\x12\x0c\n\x08LEG_FULL\x10\x01\x12\x0f\n\x0bLEG_PREFILL\x10\x02\x12\x0e\n\nLEG_DECODE\x10\x03\x32\x96\x01\n\x06Worker\x12H\n\x06Stream\x12\x1c.tandem.rpc.v1.RouterMessage\x1a\x1c.tandem.rpc.v1.WorkerMessage(\x01\x30\x01\x12\x42\n\x04Peer\x12\x1a.tandem.rpc.v1.PeerMessage\x1a\x1a.tandem.rpc.v1.PeerMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/worker.proto\x12\rtandem.rpc.v1\x1a\x19tandem/rpc/v1/audit.proto\x1a\x16tandem/rpc/v1/kv.proto\x1a\x18tandem/rpc/v1/peer.proto\x1a\x18tandem/rpc/v1/ping.proto\x1a!tandem/rpc/v1/router_stream.proto2\x96\x01\n\x06Worker\x12H\n\x06Stream\x12\x1c.tandem.rpc.v1.RouterMessage\x1a\x1c.tandem.rpc.v1.WorkerMessage(\x01\x30\x01\x12\x42\n\x04Peer\x12\x1a.tandem.rpc.v1.PeerMessage\x1a\x1a.tandem.rpc.v1.PeerMessage(\x01\x30\x01P\x00P\x01P\x02P\x03P\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.rpc.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KVPROFILE_IDENTITYENTRY']._loaded_options = None
-  _globals['_KVPROFILE_IDENTITYENTRY']._serialized_options = b'8\001'
-  _globals['_LOADREPORT_COUNTERSENTRY']._loaded_options = None
-  _globals['_LOADREPORT_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_LEG']._serialized_start=7992
-  _globals['_LEG']._serialized_end=8065
-  _globals['_ROUTERMESSAGE']._serialized_start=78
-  _globals['_ROUTERMESSAGE']._serialized_end=454
-  _globals['_ROUTERBATCH']._serialized_start=456
-  _globals['_ROUTERBATCH']._serialized_end=517
-  _globals['_ROUTERHELLO']._serialized_start=519
-  _globals['_ROUTERHELLO']._serialized_end=622
-  _globals['_WORKERREF']._serialized_start=624
-  _globals['_WORKERREF']._serialized_end=689
-  _globals['_SUBMIT']._serialized_start=692
-  _globals['_SUBMIT']._serialized_end=1040
-  _globals['_PREFIXSOURCE']._serialized_start=1042
-  _globals['_PREFIXSOURCE']._serialized_end=1129
-  _globals['_CANCEL']._serialized_start=1131
-  _globals['_CANCEL']._serialized_end=1189
-  _globals['_ENDCHOICES']._serialized_start=1191
-  _globals['_ENDCHOICES']._serialized_end=1254
-  _globals['_PING']._serialized_start=1256
-  _globals['_PING']._serialized_end=1280
-  _globals['_AUDITREQUEST']._serialized_start=1282
-  _globals['_AUDITREQUEST']._serialized_end=1308
-  _globals['_REPAIRREQUEST']._serialized_start=1310
-  _globals['_REPAIRREQUEST']._serialized_end=1399
-  _globals['_AUDITREPORT']._serialized_start=1402
-  _globals['_AUDITREPORT']._serialized_end=1911
-  _globals['_AUDITHOLD']._serialized_start=1913
-  _globals['_AUDITHOLD']._serialized_end=1999
-  _globals['_AUDITREQUESTSTATE']._serialized_start=2001
-  _globals['_AUDITREQUESTSTATE']._serialized_end=2122
-  _globals['_AUDITTRANSFER']._serialized_start=2125
-  _globals['_AUDITTRANSFER']._serialized_end=2329
-  _globals['_AUDITCLAIM']._serialized_start=2331
-  _globals['_AUDITCLAIM']._serialized_end=2428
-  _globals['_REPAIRREFUSAL']._serialized_start=2430
-  _globals['_REPAIRREFUSAL']._serialized_end=2498
-  _globals['_WORKERMESSAGE']._serialized_start=2501
-  _globals['_WORKERMESSAGE']._serialized_end=2878
-  _globals['_WORKERBATCH']._serialized_start=2880
-  _globals['_WORKERBATCH']._serialized_end=2941
-  _globals['_WORKERHELLO']._serialized_start=2943
-  _globals['_WORKERHELLO']._serialized_end=2997
-  _globals['_WORKERINFO']._serialized_start=3000
-  _globals['_WORKERINFO']._serialized_end=3405
-  _globals['_KVPROFILE']._serialized_start=3408
-  _globals['_KVPROFILE']._serialized_end=3733
-  _globals['_KVPROFILE_IDENTITYENTRY']._serialized_start=3686
-  _globals['_KVPROFILE_IDENTITYENTRY']._serialized_end=3733
-  _globals['_KVGROUP']._serialized_start=3736
-  _globals['_KVGROUP']._serialized_end=3899
-  _globals['_STEPTOKENS']._serialized_start=3901
-  _globals['_STEPTOKENS']._serialized_end=4001
-  _globals['_PROMPTCHUNK']._serialized_start=4003
-  _globals['_PROMPTCHUNK']._serialized_end=4115
-  _globals['_TOKENCHUNK']._serialized_start=4118
-  _globals['_TOKENCHUNK']._serialized_end=4396
-  _globals['_REQUESTFAILED']._serialized_start=4398
-  _globals['_REQUESTFAILED']._serialized_end=4478
-  _globals['_REQUESTPHASE']._serialized_start=4480
-  _globals['_REQUESTPHASE']._serialized_end=4543
-  _globals['_LOADREPORT']._serialized_start=4546
-  _globals['_LOADREPORT']._serialized_end=5072
-  _globals['_LOADREPORT_COUNTERSENTRY']._serialized_start=5025
-  _globals['_LOADREPORT_COUNTERSENTRY']._serialized_end=5072
-  _globals['_QUEUEDWORK']._serialized_start=5074
-  _globals['_QUEUEDWORK']._serialized_end=5156
-  _globals['_LINKREPORT']._serialized_start=5159
-  _globals['_LINKREPORT']._serialized_end=5391
-  _globals['_GROUPBLOCKSCOUNT']._serialized_start=5394
-  _globals['_GROUPBLOCKSCOUNT']._serialized_end=5524
-  _globals['_PEERMESSAGE']._serialized_start=5527
-  _globals['_PEERMESSAGE']._serialized_end=6163
-  _globals['_PEERHELLO']._serialized_start=6165
-  _globals['_PEERHELLO']._serialized_end=6281
-  _globals['_TICKETREQUEST']._serialized_start=6284
-  _globals['_TICKETREQUEST']._serialized_end=6456
-  _globals['_TICKET']._serialized_start=6459
-  _globals['_TICKET']._serialized_end=6727
-  _globals['_TICKETGROUP']._serialized_start=6729
-  _globals['_TICKETGROUP']._serialized_end=6787
-  _globals['_RANKENDPOINT']._serialized_start=6789
-  _globals['_RANKENDPOINT']._serialized_end=6867
-  _globals['_TICKETREFUSED']._serialized_start=6869
-  _globals['_TICKETREFUSED']._serialized_end=6949
-  _globals['_COMPLETE']._serialized_start=6952
-  _globals['_COMPLETE']._serialized_end=7146
-  _globals['_VERIFIED']._serialized_start=7148
-  _globals['_VERIFIED']._serialized_end=7225
-  _globals['_TRANSFERFAILED']._serialized_start=7227
-  _globals['_TRANSFERFAILED']._serialized_end=7326
-  _globals['_TICKETREVOKED']._serialized_start=7328
-  _globals['_TICKETREVOKED']._serialized_end=7411
-  _globals['_TICKETQUEUED']._serialized_start=7413
-  _globals['_TICKETQUEUED']._serialized_end=7499
-  _globals['_HOLDING']._serialized_start=7501
-  _globals['_HOLDING']._serialized_end=7576
-  _globals['_FETCHREQUEST']._serialized_start=7579
-  _globals['_FETCHREQUEST']._serialized_end=7826
-  _globals['_FETCHOFFER']._serialized_start=7829
-  _globals['_FETCHOFFER']._serialized_end=7990
-  _globals['_WORKER']._serialized_start=8068
-  _globals['_WORKER']._serialized_end=8218
+  _globals['_WORKER']._serialized_start=184
+  _globals['_WORKER']._serialized_end=334
 # @@protoc_insertion_point(module_scope)

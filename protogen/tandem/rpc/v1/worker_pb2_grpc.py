@@ -3,7 +3,8 @@
 import grpc
 import warnings
 
-from tandem.rpc.v1 import worker_pb2 as tandem_dot_rpc_dot_v1_dot_worker__pb2
+from tandem.rpc.v1 import peer_pb2 as tandem_dot_rpc_dot_v1_dot_peer__pb2
+from tandem.rpc.v1 import router_stream_pb2 as tandem_dot_rpc_dot_v1_dot_router__stream__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -36,13 +37,13 @@ class WorkerStub:
         """
         self.Stream = channel.stream_stream(
                 '/tandem.rpc.v1.Worker/Stream',
-                request_serializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.RouterMessage.SerializeToString,
-                response_deserializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.WorkerMessage.FromString,
+                request_serializer=tandem_dot_rpc_dot_v1_dot_router__stream__pb2.RouterMessage.SerializeToString,
+                response_deserializer=tandem_dot_rpc_dot_v1_dot_router__stream__pb2.WorkerMessage.FromString,
                 _registered_method=True)
         self.Peer = channel.stream_stream(
                 '/tandem.rpc.v1.Worker/Peer',
-                request_serializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.PeerMessage.SerializeToString,
-                response_deserializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.PeerMessage.FromString,
+                request_serializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.SerializeToString,
+                response_deserializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.FromString,
                 _registered_method=True)
 
 
@@ -68,13 +69,13 @@ def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Stream': grpc.stream_stream_rpc_method_handler(
                     servicer.Stream,
-                    request_deserializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.RouterMessage.FromString,
-                    response_serializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.WorkerMessage.SerializeToString,
+                    request_deserializer=tandem_dot_rpc_dot_v1_dot_router__stream__pb2.RouterMessage.FromString,
+                    response_serializer=tandem_dot_rpc_dot_v1_dot_router__stream__pb2.WorkerMessage.SerializeToString,
             ),
             'Peer': grpc.stream_stream_rpc_method_handler(
                     servicer.Peer,
-                    request_deserializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.PeerMessage.FromString,
-                    response_serializer=tandem_dot_rpc_dot_v1_dot_worker__pb2.PeerMessage.SerializeToString,
+                    request_deserializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.FromString,
+                    response_serializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -102,8 +103,8 @@ class Worker:
             request_iterator,
             target,
             '/tandem.rpc.v1.Worker/Stream',
-            tandem_dot_rpc_dot_v1_dot_worker__pb2.RouterMessage.SerializeToString,
-            tandem_dot_rpc_dot_v1_dot_worker__pb2.WorkerMessage.FromString,
+            tandem_dot_rpc_dot_v1_dot_router__stream__pb2.RouterMessage.SerializeToString,
+            tandem_dot_rpc_dot_v1_dot_router__stream__pb2.WorkerMessage.FromString,
             options,
             channel_credentials,
             insecure,
@@ -129,8 +130,8 @@ class Worker:
             request_iterator,
             target,
             '/tandem.rpc.v1.Worker/Peer',
-            tandem_dot_rpc_dot_v1_dot_worker__pb2.PeerMessage.SerializeToString,
-            tandem_dot_rpc_dot_v1_dot_worker__pb2.PeerMessage.FromString,
+            tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.SerializeToString,
+            tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.FromString,
             options,
             channel_credentials,
             insecure,
