@@ -20,14 +20,23 @@ def _blocks(language: str) -> list[str]:
 
 def _commands() -> list[list[str]]:
     lines = [line for block in _blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
-    return [shlex.split(line) for line in lines if line.strip() and not line.startswith("#")]
+    shown = [line[2:] for line in "\n".join(_blocks("console")).replace("\\\n", " ").splitlines() if line[:2] == "$ "]
+    return [shlex.split(line) for line in lines + shown if line.strip() and not line.startswith("#")]
 
 
-def test_the_readme_starts_with_two_commands() -> None:
-    assert [block.strip() for block in _blocks("bash") if block.strip().startswith("make")][:2] == [
-        "make serve",
-        "make test",
+def test_the_first_screen_has_the_picture_two_commands_with_their_output_and_what_was_measured() -> None:
+    screen = README.partition("\n## ")[0]
+    assert len(screen.splitlines()) < 70
+    marks = [
+        "```mermaid",
+        "$ make serve\n ",
+        "$ curl",
+        '{"id":',
+        "| time to first token, p50 |",
+        "`make bench NAME=serve`",
     ]
+    assert sorted(marks, key=screen.index) == marks
+    assert "make test" in _blocks("bash")[0]
 
 
 def test_every_command_is_looked_at() -> None:

@@ -1,0 +1,122 @@
+"""What a client waits for and which functions that time goes to: 1k-token prompts one by one, and 32 streams."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+from bench.load import Answer, ask, body_of, check_served
+from bench.profile.sampling import LIBRARIES, MODEL, watched
+from bench.report import Row, publish
+from tools.running_cluster import Cluster, running
+
+FLAGS = ("--prefill", "1", "--decode", "1", "--disaggregation", "always")
+LIMIT = 3.0
+"""Percent of all looks that one function of ours may have, outside the model's forward."""
+SHOWN = 8
+STREAMS = 32
+TIMEOUT_S = 120.0
+
+Load = Callable[[str, Random, float], list[Answer]]
+
+
+def one_by_one(api: str, dice: Random, seconds: float) -> list[Answer]:
+    """1,024 fresh token ids and four tokens of answer, the next request when the last one has ended."""
+
+    async def work() -> list[Answer]:
+        answers, ends_s = [], time.monotonic() + seconds
+        while time.monotonic() < ends_s:
+            body = body_of([dice.randrange(300, 4000) for _ in range(1024)], 4)
+            answers.append(await ask(api, body, time.monotonic(), TIMEOUT_S))
+        return answers
+
+    return asyncio.run(work())
+
+
+def streams(api: str, dice: Random, seconds: float) -> list[Answer]:
+    """32 at once: prompts of 64 token ids, 128 tokens each; another one when one ends."""
+
+    async def stream(ends_s: float) -> list[Answer]:
+        answers = []
+        while time.monotonic() < ends_s:
+            body = body_of([dice.randrange(300, 4000) for _ in range(64)], 128)
+            answers.append(await ask(api, body, time.monotonic(), TIMEOUT_S))
+        return answers
+
+    async def work() -> list[Answer]:
+        ends_s = time.monotonic() + seconds
+        return [answer for part in await asyncio.gather(*[stream(ends_s) for _ in range(STREAMS)]) for answer in part]
+
+    return asyncio.run(work())
+
+
+def rate_of(answers: Sequence[Answer]) -> float:
+    """Tokens a second while all streams run: from when the last one has its first token to when the first of the last
+    ones ends."""
+    times = sorted(at_s for answer in answers for at_s in answer.token_s)
+    starts = sorted(answer.due_s for answer in answers)
+    from_s, to_s = starts[STREAMS - 1] + 1.0, starts[-1]
+    inside = sum(from_s <= at_s < to_s for at_s in times)
+    return inside / (to_s - from_s)
+
+
+def processes_of(cluster: Cluster) -> dict[str, int]:
+    """By name: router, and of each worker its host and ranks."""
+    children = Path(f"/proc/{cluster.process.pid}/task/{cluster.process.pid}/children").read_text().split()
+    (router,) = [pid for pid in children if b"tandem.router" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    found = {"router": int(router)}
+    for worker in cluster.status()["workers"]:
+        found[f"{worker['role']} host"] = worker["pid"]
+        found |= {f"{worker['role']} rank {rank}": pid for rank, pid in enumerate(worker["rank_pids"])}
+    return found
+
+
+def shares(case: str, seen: Mapping[str, Counter[str]]) -> list[Row]:
+    """Percent of all looks at which a thread of any process was busy."""
+    total = sum(sum(counts.values()) for counts in seen.values())
+    rows = [Row(case, f"busy in {name}", 100 * sum(counts.values()) / total, "%") for name, counts in seen.items()]
+    every: Counter[str] = sum((Counter(counts) for counts in seen.values()), Counter())
+    for what in (MODEL, LIBRARIES):
+        rows.append(Row(case, what, 100 * every.pop(what, 0) / total, "%"))
+    return rows + [Row(case, name, 100 * count / total, "%", LIMIT) for name, count in every.most_common(SHOWN)]
+
+
+def measure(cluster: Cluster, case: str, load: Load, seconds: float, seed: int) -> list[Row]:
+    """First without anybody who looks, then with."""
+    dice = Random(seed)
+    check_served(load(cluster.api, dice, min(3.0, seconds)))
+    answers = load(cluster.api, dice, seconds)
+    check_served(answers)
+    rows = [Row(case, "time to first token, p50", 1e3 * statistics.median(a.ttft_s for a in answers), "ms")]
+    if load is streams:
+        rows.append(Row(case, "tokens a second", rate_of(answers), "tok/s"))
+    with watched(processes_of(cluster)) as seen:
+        check_served(load(cluster.api, dice, seconds))
+    return rows + shares(case, seen)
+
+
+def main() -> int:
+    """Runs the command line; 0 when everything was measured."""
+    parser = argparse.ArgumentParser(prog="bench.profile", description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each load, once with and once without profiler")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    rows = []
+    with running(*FLAGS) as cluster:
+        for case, load in (("1k tokens, one by one", one_by_one), (f"{STREAMS} streams", streams)):
+            print(f"{case}: {arguments.seconds:g} s as it is, and again with the profiler", flush=True)
+            rows += measure(cluster, case, load, arguments.seconds, arguments.seed)
+    publish("profile", rows, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
