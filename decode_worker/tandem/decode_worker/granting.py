@@ -10,7 +10,7 @@ from collections import Counter
 
 from tandem.core.ids import Incarnation, TransferId, new_transfer_id
 from tandem.core.pairing import WireForm
-from tandem.decode_worker.reservation import Reservation, Reservations, Room, needs, release, reserve
+from tandem.decode_worker.reservation import Reservation, Reservations, needs, reserve
 from tandem.decode_worker.tickets import Asked, TicketQueue
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_to_wire
@@ -19,6 +19,7 @@ from tandem.workerhost import quota
 from tandem.workerhost.leases import PeerLeases
 from tandem.workerhost.requests import Tracked
 from tandem.workerhost.role import Shell
+from tandem.workerhost.room import Room
 from tandem.workerhost.wire import ticket_to_wire
 
 UNUSED_S = 1.0
@@ -109,7 +110,7 @@ class Granting:
         ticket = reservation.ticket
         self._reservations.remove(reservation)
         self._leases.close(ticket.transfer)
-        release(self._shell.engine, reservation.holder)
+        self._shell.engine.let_go(reservation.holder)
         self._tickets.announce(reservation.tracked)
         revoked = w.TicketRevoked(
             request=ticket.request,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandem.core.blockhash import chain
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, Incarnation, TransferId, WorkerId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.engine import Engine
 from tandem.kvtransfer.events import Verified
-from tandem.kvtransfer.ticket import GroupBlocks, Ticket
+from tandem.kvtransfer.ticket import Ticket
 from tandem.workerhost.requests import Tracked
+from tandem.workerhost.room import Room
+from tandem.workerhost.room import reserve as room_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +96,6 @@ class Reservations:
         return [sum(len(r.tables[group]) for r in mine) for group in range(groups)]
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Blocks taken for one prompt, group by group, in logical order."""
-
-    tables: tuple[list[BlockId], ...]
-    groups: tuple[GroupBlocks, ...]
-    holder: Holder
-
-
 def needs(engine: Engine, tracked: Tracked) -> list[int]:
     """Blocks of each KV group that the prompt takes, if none of them is shared."""
     return [spec.blocks_for(len(tracked.engine_request.prompt)) for spec in engine.layout.groups]
@@ -110,29 +104,11 @@ def needs(engine: Engine, tracked: Tracked) -> list[int]:
 def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | None:
     """Pin what the prefix cache has of the prompt and allocate the rest; None (and nothing held) if there is no room.
 
-    What running choices may grow into is no room.
-
-    The blocks are held as RESERVED: nobody reads them before the transfer is verified, nobody else gets them.
+    What running choices may grow into is no room. The blocks are held as RESERVED: nobody reads them before the
+    transfer is verified, nobody else gets them.
     """
     request = tracked.engine_request
+    block_tokens = engine.layout.groups[0].block_tokens
+    hashes = chain(request.hash_root, request.prompt, block_tokens, request.hashes)
     holder = Holder(HoldKind.RESERVED, f"{tracked.key}/{transfer}")
-    tables: list[list[BlockId]] = []
-    groups: list[GroupBlocks] = []
-    for spec, ledger in zip(engine.layout.groups, engine.ledgers, strict=True):
-        matched = engine.match_prefix(request.hash_root, request.prompt, spec.group, request.hashes)
-        ledger.share(holder, matched)
-        missing = spec.blocks_for(len(request.prompt)) - len(matched)
-        has_room = ledger.available - missing >= engine.growth_blocks
-        new = ledger.allocate(holder, missing) if has_room else None
-        if new is None:
-            release(engine, holder)
-            return None
-        tables.append([*matched, *new])
-        groups.append(GroupBlocks(group=spec.group, skip=len(matched), blocks=tuple(new)))
-    return Room(tuple(tables), tuple(groups), holder)
-
-
-def release(engine: Engine, holder: Holder) -> None:
-    """Give a reservation's blocks back, in every group. The transfer must be fenced before."""
-    for ledger in engine.ledgers:
-        ledger.release(holder)
+    return room_for(engine, holder, hashes, max(needs(engine, tracked)))

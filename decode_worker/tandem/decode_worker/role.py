@@ -12,7 +12,7 @@ from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason, Phase, RoleName
 from tandem.core.logs import event
 from tandem.decode_worker.granting import Granting
-from tandem.decode_worker.reservation import Completed, Reservation, Reservations, release
+from tandem.decode_worker.reservation import Completed, Reservation, Reservations
 from tandem.decode_worker.tickets import TicketQueue
 from tandem.engine.request import LayerHook, StepResult
 from tandem.kvtransfer.events import Failed, Verified
@@ -215,7 +215,7 @@ class DecodeRole:
             self._tell_failed(reservation, from_code("cancelled", "the request was cancelled."))
         self._unlist(reservation)
         self._shell.receiver.cancel(reservation.ticket.transfer)
-        release(self._shell.engine, reservation.holder)
+        self._shell.engine.let_go(reservation.holder)
 
     def _unlist(self, reservation: Reservation) -> None:
         self._reservations.remove(reservation)

@@ -28,6 +28,14 @@ class BlockCopy(NamedTuple):
     target: BlockId
 
 
+class Reserved(NamedTuple):
+    """Blocks of `group` in logical order: the first `hits` were cached, the others are to be filled."""
+
+    group: GroupId
+    blocks: list[BlockId]
+    hits: int
+
+
 class BlockSpace:
     """Ledgers of all groups. Not thread-safe: owned by the step loop."""
 
@@ -89,6 +97,29 @@ class BlockSpace:
         leader.published = hits
         leader.computed = hits * self.block_tokens
         return True
+
+    def reserve(
+        self, holder: Holder, hashes: AbstractSequence[BlockHash], count: int, headroom_blocks: int
+    ) -> tuple[Reserved, ...] | None:
+        """Pin what is cached of `hashes` and take the rest of `count` blocks, in every group, for `holder`, who has
+        none yet. None, and nothing held, if fewer than `headroom_blocks` would be left in a group."""
+        reserved = []
+        for ledger in self.ledgers:
+            hits = ledger.match(hashes)
+            ledger.share(holder, hits)
+            missing = count - len(hits)
+            has_room = ledger.available - missing >= headroom_blocks
+            new = ledger.allocate(holder, missing) if has_room else None
+            if new is None:
+                self.let_go(holder)
+                return None
+            reserved.append(Reserved(ledger.group, [*hits, *new], len(hits)))
+        return tuple(reserved)
+
+    def let_go(self, holder: Holder) -> None:
+        """Give back all that `holder` has, in every group."""
+        for ledger in self.ledgers:
+            ledger.release(holder)
 
     def cached_tokens(self, state: RequestState) -> int:
         """Leading tokens that a waiting request would not have to compute if it were admitted now. Holds nothing.
@@ -182,8 +213,7 @@ class BlockSpace:
 
     def release_sequence(self, sequence: Sequence) -> None:
         """Give back one choice's blocks."""
-        for ledger in self.ledgers:
-            ledger.release(sequence.holder)
+        self.let_go(sequence.holder)
         sequence.forget()
 
     def end_sequence(self, state: RequestState, sequence: Sequence) -> None:
@@ -205,8 +235,7 @@ class BlockSpace:
         """Give back all blocks of a request; full published ones stay cached."""
         for sequence in state.sequences:
             self.release_sequence(sequence)
-        for ledger in self.ledgers:
-            ledger.release(state.spare_holder)
+        self.let_go(state.spare_holder)
         state.spare_blocks = 0
         state.is_forked = len(state.live) <= 1
 

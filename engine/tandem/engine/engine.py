@@ -12,14 +12,14 @@ from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from itertools import islice
 
-from tandem.core.blockhash import BlockHash, chain
+from tandem.core.blockhash import BlockHash
 from tandem.core.clock import Clock
 from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.prefill_queue import PrefillSpeed, QueueRules
-from tandem.engine.blockspace import BlockSpace
+from tandem.engine.blockspace import BlockSpace, Reserved
 from tandem.engine.limits import check_request, finish_reason
 from tandem.engine.pace import SchedulerConfig, StepPace
 from tandem.engine.request import (
@@ -147,8 +147,7 @@ class Engine:
         if len(known) != request.sampling.n:
             raise InternalError(f"{len(known)} of {request.sampling.n} choices have a first token")
         if all(choice.finish for choice in choices) or not (state := self._new_state(request, choices)).live:
-            for ledger in self.ledgers:
-                ledger.release(holder)
+            self.let_go(holder)
             return
         state.cached_tokens = 0
         state.scored = len(request.prompt) - 1  # whoever computed the prompt has told
@@ -195,12 +194,14 @@ class Engine:
         """Keys of all requests that are waiting, running or parked until `release`."""
         return [state.request.key for state in self._scheduler.states()]
 
-    def match_prefix(
-        self, hash_root: BlockHash, prompt: tuple[int, ...], group: GroupId, known: tuple[BlockHash, ...] = ()
-    ) -> list[BlockId]:
-        """Blocks of the longest cached prefix of full blocks. Not held yet: call the ledger's `share` first.
-        `known`: the prompt's hashes, as far as somebody has computed them."""
-        return self.ledgers[group].match(chain(hash_root, prompt, self._space.block_tokens, known))
+    def reserve(self, holder: Holder, hashes: AbstractSequence[BlockHash], count: int) -> tuple[Reserved, ...] | None:
+        """`count` blocks a group for what is to come from elsewhere: those cached under `hashes`, and new ones.
+        None, and nothing held, if running choices could not grow then."""
+        return self._space.reserve(holder, hashes, count, self.growth_blocks)
+
+    def let_go(self, holder: Holder) -> None:
+        """Give a holder's blocks back, in every group. Nothing may read or write them for it any more."""
+        self._space.let_go(holder)
 
     def take_block_events(self) -> list[BlockEvent]:
         """Hashes stored and removed since the last call, in order. Call it after every step."""
@@ -268,8 +269,7 @@ class Engine:
             what = "the engine cannot compute even one token any more"
             raise WorkerLostError(what, why=f"{type(error).__name__}: {error}") from error
         finally:
-            for ledger in self.ledgers:
-                ledger.release(holder)
+            self.let_go(holder)
 
     def _new_state(self, request: EngineRequest, outputs: tuple[ChoiceState, ...]) -> RequestState:
         """Check a request and settle choices whose known tokens already end them (their last token is told again)."""

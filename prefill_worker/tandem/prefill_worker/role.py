@@ -256,7 +256,7 @@ class PrefillRole:
             return
         quiet = self._quiescing.pop(event.transfer, None)
         if quiet is not None:  # whichever event the transfer ended with: its source is no longer read
-            self._release(quiet)
+            self._shell.engine.let_go(quiet)
             return
         handover = self._by_transfer.get(event.transfer)
         if handover is None:
@@ -308,14 +308,10 @@ class PrefillRole:
         self._leases.close(ticket.transfer)
         holder = pusher(handover.tracked.key, ticket.transfer)
         if handover.is_sent:
-            self._release(holder)
+            self._shell.engine.let_go(holder)
         else:
             self._quiescing[ticket.transfer] = holder
             self._shell.sender.cancel(ticket.transfer)
-
-    def _release(self, holder: Holder) -> None:
-        for ledger in self._shell.engine.ledgers:
-            ledger.release(holder)
 
     def _tell_failed(self, handover: Handover, code: str, message: str) -> None:
         if handover.stage is not Stage.QUEUED and handover.peer.worker:

@@ -14,6 +14,7 @@ from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import generation_pb2 as g
 from tests.integration.worker.loopback import Rank, prompt_of
 from tests.integration.worker.trio import Trio
+from tests.unit.engine.arithmetic import cached_blocks
 
 
 @pytest.fixture(params=["shm", "tcp", "grpc"])
@@ -179,8 +180,8 @@ def test_lossy_copies_never_pass_for_exact(folder: Path, form: str) -> None:
         assert trio.count("d1", names.FETCHED_TOKENS) == 96
         rank = trio["d1"].shell
         exact, changed = (rank.hash_root(b"", lossy=name) for name in ("", lossy))
-        assert not rank.engine.match_prefix(exact, tuple(prompt), GroupId(0))
-        assert len(rank.engine.match_prefix(changed, tuple(prompt), GroupId(0))) == 6
+        assert not cached_blocks(rank.engine, exact, tuple(prompt), GroupId(0))
+        assert len(cached_blocks(rank.engine, changed, tuple(prompt), GroupId(0))) == 6
         trio.submit("c", prompt, "d1")
         trio.run_until_rest()
         trio.check("c", prompt)
@@ -217,8 +218,8 @@ def test_a_lossy_copy_is_passed_on_under_its_name(folder: Path) -> None:
         trio.run_until_rest()
         shell = trio["d2"].shell
         assert trio.count("d2", names.FETCHES) == 1
-        assert len(shell.engine.match_prefix(shell.hash_root(b"", lossy="int8"), tuple(prompt), GroupId(0))) == 6
-        assert not shell.engine.match_prefix(shell.hash_root(b""), tuple(prompt), GroupId(0))
+        assert len(cached_blocks(shell.engine, shell.hash_root(b"", lossy="int8"), tuple(prompt), GroupId(0))) == 6
+        assert not cached_blocks(shell.engine, shell.hash_root(b""), tuple(prompt), GroupId(0))
         trio.check_baseline()
     finally:
         trio.close()

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.blockhash import BlockHash, chain
 from tandem.core.clock import ManualClock
 from tandem.core.handoff import ChoiceState
-from tandem.core.ids import GroupId
+from tandem.core.ids import BlockId, GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
@@ -40,6 +40,11 @@ def layout(groups: int = 1, block_tokens: int = BLOCK) -> KVLayout:
         for g in range(groups)
     )
     return KVLayout(groups=specs)
+
+
+def cached_blocks(engine: Engine, root: BlockHash, prompt: Sequence[int], group: GroupId) -> list[BlockId]:
+    """Blocks of the longest cached prefix of full blocks."""
+    return engine.ledgers[group].match(chain(root, prompt, engine.layout.groups[group].block_tokens))
 
 
 def mix(a: int, b: int) -> int:

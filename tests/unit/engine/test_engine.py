@@ -13,7 +13,7 @@ from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.lifecycle import FinishReason
 from tandem.engine.request import PrefillSlice, RequestKind
-from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, expected, make_request, tokens
+from tests.unit.engine.arithmetic import BLOCK, EOS, ROOT, Bench, cached_blocks, expected, make_request, tokens
 
 G0 = GroupId(0)
 
@@ -83,11 +83,11 @@ def test_blocks_are_published_only_after_their_step() -> None:
     seen: list[int] = []
 
     def hook(slices: tuple[PrefillSlice, ...], first: int, last: int) -> None:
-        seen.append(len(bench.engine.match_prefix(ROOT, tokens(8), G0)))
+        seen.append(len(cached_blocks(bench.engine, ROOT, tokens(8), G0)))
 
     bench.engine.step(hook)
     assert seen == [0, 0]
-    assert len(bench.engine.match_prefix(ROOT, tokens(8), G0)) == 2
+    assert len(cached_blocks(bench.engine, ROOT, tokens(8), G0)) == 2
     events = bench.engine.take_block_events()
     assert [event.hash for event in events if event.is_stored] == chain(ROOT, tokens(8), BLOCK)
     assert bench.engine.take_block_events() == []
@@ -243,7 +243,7 @@ def test_prefill_only_keeps_its_blocks_until_release() -> None:
     assert not bench.engine.has_work
     bench.engine.release("a")
     bench.check_idle()
-    assert len(bench.engine.match_prefix(ROOT, tokens(10), GroupId(1))) == 2
+    assert len(cached_blocks(bench.engine, ROOT, tokens(10), GroupId(1))) == 2
     with pytest.raises(KeyError):
         bench.engine.block_table("a", G0)
 
@@ -299,7 +299,7 @@ def test_nan_logits_fail_one_request_and_forget_what_it_cached() -> None:
     assert list(bench.failed) == ["bad"]
     assert isinstance(bench.failed["bad"], InternalError)
     bench.check_outputs("good")
-    assert bench.engine.match_prefix(ROOT, tokens(8, 2), G0) == []
+    assert cached_blocks(bench.engine, ROOT, tokens(8, 2), G0) == []
     bench.check_idle()
 
 
@@ -310,13 +310,13 @@ def test_bad_blocks_are_not_found_while_a_push_holds_them_nor_afterwards() -> No
     bench.step()
     (ledger,), push = bench.engine.ledgers, Holder(HoldKind.PUSHING, "bad")
     ledger.share(push, bench.engine.block_table("bad", G0)[:2])
-    assert len(bench.engine.match_prefix(ROOT, tokens(8, 2), G0)) == 2
+    assert len(cached_blocks(bench.engine, ROOT, tokens(8, 2), G0)) == 2
     bench.run()
     assert list(bench.failed) == ["bad"]
     assert len(ledger.blocks_of(push)) == 2
-    assert bench.engine.match_prefix(ROOT, tokens(8, 2), G0) == []
+    assert cached_blocks(bench.engine, ROOT, tokens(8, 2), G0) == []
     ledger.release(push)
-    assert bench.engine.match_prefix(ROOT, tokens(8, 2), G0) == []
+    assert cached_blocks(bench.engine, ROOT, tokens(8, 2), G0) == []
     bench.check_idle()
 
 

@@ -13,7 +13,7 @@ from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.request import RequestKind
-from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, expected, make_request, slot_value, tokens
+from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, cached_blocks, expected, make_request, slot_value, tokens
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -98,7 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
         holder = Holder(HoldKind.RESERVED, f"{key}/1")
         tables: list[list[BlockId]] = []
         for group, ledger in enumerate(self.engine.ledgers):
-            matched = self.engine.match_prefix(ROOT, request.prompt, GroupId(group))
+            matched = cached_blocks(self.engine, ROOT, request.prompt, GroupId(group))
             ledger.share(holder, matched)
             new = ledger.allocate(holder, -(-prompt // BLOCK) - len(matched))
             if new is None:

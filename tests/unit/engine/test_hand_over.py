@@ -12,7 +12,7 @@ from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.ledger import Holder, HoldKind, LedgerError
 from tandem.core.lifecycle import FinishReason
 from tandem.engine.request import RequestKind
-from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, make_request, tokens
+from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, cached_blocks, make_request, tokens
 
 G0 = GroupId(0)
 
@@ -36,7 +36,7 @@ def _hand_over(n: int, prompt: int, groups: int = 1, pushing: bool = False) -> N
     request = make_request("a", tokens(prompt), 9, **options)
     receiver.requests["a"] = make_request("a", tokens(prompt), 9, forced=choices, **options)
     receiver.engine.add_prefilled(request, holder, tuple(tables), choices)
-    assert len(receiver.engine.match_prefix(ROOT, tokens(prompt), G0)) == prompt // BLOCK
+    assert len(cached_blocks(receiver.engine, ROOT, tokens(prompt), G0)) == prompt // BLOCK
     assert receiver.engine.cached_tokens("a") == 0
     if pushing:
         for ledger, table in zip(receiver.engine.ledgers, tables, strict=True):

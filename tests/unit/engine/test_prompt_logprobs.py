@@ -14,6 +14,7 @@ from tandem.engine import engine as engine_module
 from tandem.engine.engine import Engine
 from tandem.engine.request import EngineRequest, RequestKind, StepResult
 from tandem.engine.sim.arithmetic import expected_prompt_logprobs
+from tests.unit.engine.arithmetic import cached_blocks
 from tests.unit.engine.simulation import ROOT, VOCAB, layout, new_engine, new_runner, oracle, prompt_of
 
 GREEDY = {"temperature": 0.0, "max_tokens": 8}
@@ -153,7 +154,7 @@ def test_whoever_takes_over_a_prompt_says_nothing_of_it() -> None:
     holder = Holder(HoldKind.RESERVED, "a/1")
     tables = []
     for ledger in listener.engine.ledgers:
-        blocks = listener.engine.match_prefix(ROOT, request.prompt, ledger.group)
+        blocks = cached_blocks(listener.engine, ROOT, request.prompt, ledger.group)
         ledger.share(holder, blocks)
         new = ledger.allocate(holder, 1)
         assert new is not None

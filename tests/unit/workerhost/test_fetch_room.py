@@ -13,7 +13,7 @@ from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.engine import Engine
 from tandem.engine.sim.runner import SimRunner
 from tandem.workerhost.fetch_names import fetch_holder, fetch_name, is_fetch
-from tandem.workerhost.fetch_room import FetchRoom, held_blocks, keep, release, reserve
+from tandem.workerhost.fetch_room import FetchRoom, held_blocks, keep, reserve
 
 BLOCKS, SIZE = 40, 4
 HASHES = chain(HashRoot(fingerprint="f", block_tokens=SIZE).digest(), range(100), SIZE)
@@ -70,7 +70,7 @@ def test_only_what_lacks_is_received(engine: Engine) -> None:
 def test_given_up_before_it_is_verified(engine: Engine) -> None:
     have(engine, 0, 3)
     assert room(engine, 9) is not None
-    release(engine, ME)
+    engine.let_go(ME)
     assert engine.ledgers[0].counts().cached == 3
     assert all(ledger.available == BLOCKS and not ledger.holders() for ledger in engine.ledgers)
 

@@ -27,7 +27,7 @@ from tandem.kvtransfer.wire import profile_from_wire, profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.claims import Claim
 from tandem.workerhost.fetch_names import fetch_holder, fetch_name, tell_failed
-from tandem.workerhost.fetch_room import FetchRoom, held_blocks, keep, release, reserve
+from tandem.workerhost.fetch_room import FetchRoom, held_blocks, keep, reserve
 from tandem.workerhost.leases import PeerLeases
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
@@ -297,7 +297,7 @@ class Fetching:
         self._leases.close(fetch.transfer)
         if fetch.room is not None:
             self._shell.receiver.cancel(fetch.transfer)
-            release(self._shell.engine, fetch.holder)
+            self._shell.engine.let_go(fetch.holder)
         if not is_peer_told:
             failed = w.TransferFailed(
                 request=fetch_name(fetch.tracked.request), attempt=fetch.tracked.attempt, transfer=fetch.transfer,

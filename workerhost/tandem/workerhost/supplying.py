@@ -28,7 +28,6 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost import quota
 from tandem.workerhost.claims import Claim
 from tandem.workerhost.fetch_names import fetch_holder, fetch_name, tell_failed
-from tandem.workerhost.fetch_room import release
 from tandem.workerhost.leases import PeerLeases
 from tandem.workerhost.requests import request_key
 from tandem.workerhost.role import Shell
@@ -213,7 +212,7 @@ class Supplying:
                 ledger.share(supply.holder, table)
             is_too_much = any(ledger.available < engine.growth_blocks for ledger in engine.ledgers)
         if is_too_much:
-            release(engine, supply.holder)
+            engine.let_go(supply.holder)
             raise CapacityError("blocks are short here")
 
     def _check(self, supply: Supply, ticket: Ticket) -> None:
@@ -266,7 +265,7 @@ class Supplying:
     def _forget(self, supply: Supply) -> None:
         del self._supplies[supply.transfer]
         self._leases.close(supply.transfer)
-        release(self._shell.engine, supply.holder)
+        self._shell.engine.let_go(supply.holder)
 
     def _tell_failed(self, supply: Supply, error: TandemError) -> None:
         event(_log, "supply failed", logging.WARNING, request=_key(supply), peer=supply.peer, error=error.message)

@@ -74,26 +74,24 @@ class Fetches:
         self._net.tell(self._worker, partial(self._offered, fetch, len(held)))
 
     def _offered(self, fetch: _Fetch, count: int) -> None:
-        hashes, ledger, scheduler = fetch.hashes[:count], self._ledger, self._worker.scheduler
-        own = ledger.match(hashes)
-        missing = count - len(own)
-        if missing <= 0:
+        hashes, space, scheduler = fetch.hashes[:count], self._worker.space, self._worker.scheduler
+        if len(self._ledger.match(hashes)) == count:
             self._unpin(fetch)
             self._next(fetch.flight, fetch.hashes, fetch.sources)
             return
         is_short = scheduler.has_preempted or scheduler.is_starved
-        is_over = quota.is_over([self._held_blocks], [count], [ledger.num_blocks])
-        ledger.share(fetch.receiver, own)
-        has_room = not is_short and not is_over and ledger.available - missing >= scheduler.running_sequences
-        new = ledger.allocate(fetch.receiver, missing) if has_room else None
-        if new is None:
-            ledger.release(fetch.receiver)
+        is_over = quota.is_over([self._held_blocks], [count], [self._ledger.num_blocks])
+        room = None
+        if not is_short and not is_over:
+            room = space.reserve(fetch.receiver, hashes, count, scheduler.running_sequences)
+        if room is None:
             self._unpin(fetch)
             self._run(fetch.flight)
             return
-        fetch.blocks, fetch.reserved = tuple(new), count
+        hits = room[0].hits
+        fetch.blocks, fetch.reserved = tuple(room[0].blocks[hits:]), count
         self._held_blocks += count
-        self._net.tell(fetch.source, partial(self._push, fetch, hashes[len(own) :]))
+        self._net.tell(fetch.source, partial(self._push, fetch, hashes[hits:]))
 
     def _push(self, fetch: _Fetch, hashes: list[BlockHash]) -> None:
         """At the source: all at once."""

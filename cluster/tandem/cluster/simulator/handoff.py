@@ -156,8 +156,7 @@ class DecodeSide(WholeSide):
         """The answer ended with its first token."""
         self._asked.pop(flight.key, None)
         if self._reserved.pop(flight.key, None) is not None and flight.holder is not None:
-            for ledger in self.worker.space.ledgers:
-                ledger.release(flight.holder)
+            self.worker.space.let_go(flight.holder)
         self.worker.flights.pop(flight.key, None)
 
     def before_step(self) -> None:
@@ -210,15 +209,10 @@ class DecodeSide(WholeSide):
 
     def _reserve(self, flight: Flight) -> bool:
         """As decode_worker.reservation.reserve."""
-        ledger, holder = self.worker.space.ledgers[0], Holder(HoldKind.RESERVED, f"{flight.key}#1/1")
-        matched = ledger.match(flight.hashes)
-        ledger.share(holder, matched)
-        missing = self._needs(flight) - len(matched)
-        has_room = ledger.available - missing >= self.worker.scheduler.running_sequences
-        new = ledger.allocate(holder, missing) if has_room else None
-        if new is None:
-            ledger.release(holder)
+        space, holder = self.worker.space, Holder(HoldKind.RESERVED, f"{flight.key}#1/1")
+        room = space.reserve(holder, flight.hashes, self._needs(flight), self.worker.scheduler.running_sequences)
+        if room is None:
             return False
-        flight.holder, flight.tables = holder, ([*matched, *new],)
-        flight.skipped_tokens = len(matched) * self.worker.space.block_tokens
+        flight.holder, flight.tables = holder, tuple(group.blocks for group in room)
+        flight.skipped_tokens = room[0].hits * space.block_tokens
         return True

@@ -1,0 +1,40 @@
+"""Room for blocks that a peer is to push: what was cached, what was taken for the rest, and how a ticket says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.blockhash import BlockHash
+from tandem.core.ids import BlockId
+from tandem.core.ledger import Holder
+from tandem.engine.blockspace import Reserved
+from tandem.engine.engine import Engine
+from tandem.kvtransfer.ticket import GroupBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What `holder` has, group by group."""
+
+    holder: Holder
+    reserved: tuple[Reserved, ...]
+
+    @property
+    def tables(self) -> tuple[list[BlockId], ...]:
+        """In logical order: cached blocks first."""
+        return tuple(group.blocks for group in self.reserved)
+
+    @property
+    def groups(self) -> tuple[GroupBlocks, ...]:
+        """As a ticket names them."""
+        return tuple(
+            GroupBlocks(group=group.group, skip=group.hits, blocks=tuple(group.blocks[group.hits :]))
+            for group in self.reserved
+        )
+
+
+def reserve(engine: Engine, holder: Holder, hashes: Sequence[BlockHash], count: int) -> Room | None:
+    """Room for `count` blocks a group, see `Engine.reserve`. `Engine.let_go(holder)` gives it back."""
+    reserved = engine.reserve(holder, hashes, count)
+    return Room(holder, reserved) if reserved is not None else None
