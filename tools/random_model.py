@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tandem.kernels.dtypes import TORCH_DTYPES
+
 BUNDLED = Path(__file__).resolve().parent.parent / "models" / "tandem-tiny"
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
 
     def draw(name: str, *shape: int, around: float = 0.0) -> None:
         values = torch.randn(shape, generator=generator) * model.std + around
-        made[name] = values.to(DTYPES[model.dtype])
+        made[name] = values.to(TORCH_DTYPES[model.dtype])
 
     draw("model.embed_tokens.weight", model.vocab, model.hidden)
     for index in range(model.layers):
@@ -155,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("head-dim", 0), ("vocab", 512), ("max-positions", 2048), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--dtype", choices=sorted(DTYPES), default="float32")
+    parser.add_argument("--dtype", choices=sorted(TORCH_DTYPES), default="float32")
     parser.add_argument("--std", type=float, default=0.08, help="standard deviation of the weights")
     parser.add_argument("--tied", action="store_true", dest="is_tied", help="tie the embeddings")
     values = vars(parser.parse_args(argv))

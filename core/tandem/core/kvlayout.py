@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from tandem.core.ids import GroupId
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Everything that KV may be stored in, each of which converts to each other; bytes of a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

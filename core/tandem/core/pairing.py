@@ -8,16 +8,32 @@ transports as long as one is shared, and the protocol's minor version (the small
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 
 from tandem.core.errors import PairRefusedError
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kvlayout import DTYPE_BYTES, KVGroupSpec, KVLayout
 
 PROTOCOL = (2, 0)
 """Major and minor version of what workers say to each other, frames included. A message or a field that others need not
 understand raises the minor one, and goes only to peers whose agreed version has it; all there is now is of 2.0."""
-CODECS = ("int8", "fp8")
-"""Wire codecs that this version can encode and decode; both keep one scale a (block, layer, plane, head)."""
-CONVERTIBLE = frozenset({"float32", "bfloat16", "float16"})
+
+
+class Codec(IntEnum):
+    """How a payload's numbers are written, as frames number it: in the receiver's dtype, or quantised with one scale a
+    (block, layer, plane, head) (`tandem.kernels.kv_wire`)."""
+
+    NONE = 0
+    INT8 = 1
+    FP8 = 2
+
+    @property
+    def label(self) -> str:
+        """Its name in profiles, tickets and settings; "" = none."""
+        return self.name.lower() if self else ""
+
+
+CODECS = tuple(codec.label for codec in Codec if codec)
+"""Wire codecs that this version can encode and decode."""
 ALWAYS_BYTES_PER_S = 1e15
 """A speed that no link reaches: below it, a codec is offered without a measurement."""
 
@@ -69,7 +85,7 @@ def refusal(sender: KVProfile, receiver: KVProfile) -> str:
             return f"KV group {a.group} differs in shape: {_shape(a)} and {_shape(b)}; both must serve one model"
         if min(a.block_tokens, b.block_tokens) < 1:
             return f"KV group {a.group} has blocks of {a.block_tokens} and {b.block_tokens} tokens; use 1 or more"
-        if a.dtype != b.dtype and not {a.dtype, b.dtype} <= CONVERTIBLE:
+        if a.dtype != b.dtype and not {a.dtype, b.dtype} <= DTYPE_BYTES.keys():
             return f"KV dtype differs and cannot be converted: {a.dtype} and {b.dtype}; set one --kv-dtype for both"
     if sender.transports and receiver.transports and not set(sender.transports) & set(receiver.transports):
         ours, others = ", ".join(sender.transports), ", ".join(receiver.transports)

@@ -14,8 +14,7 @@ from torch import Tensor
 from tandem.core.errors import StartupError
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.engine.pool_plan import human_size
-
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+from tandem.kernels.dtypes import TORCH_DTYPES
 
 
 class KVPools:

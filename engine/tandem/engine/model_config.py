@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.core.errors import ModelError
+from tandem.core.kvlayout import DTYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ FAMILIES: dict[str, FamilySpec] = {
 }
 """Every architecture that `models/decoder.py` computes; a new dense family is one more line."""
 
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = tuple(DTYPE_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

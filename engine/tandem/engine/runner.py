@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.errors import ConfigError
-from tandem.engine.kv_pool import TORCH_DTYPES, KVPools
+from tandem.engine.kv_pool import KVPools
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
@@ -27,6 +27,7 @@ from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
 from tandem.engine.tp_fit import check_tp
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
+from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import copy_blocks
 from tandem.kernels.kv_store import kv_store

@@ -12,7 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from tandem.kernels.dtypes import TORCH_DTYPES
+
 KEY_PLANE = 0
 VALUE_PLANE = 1
 
@@ -34,8 +35,8 @@ def check_layer_view(layer_view: Tensor) -> None:
 def check_dtypes(layer_view: Tensor, **others: Tensor) -> None:
     """Raise TypeError naming a tensor whose numbers cannot be converted to the view's or back: floats only."""
     for name, tensor in (("layer_view", layer_view), *others.items()):
-        if tensor.dtype not in STORED_DTYPES:
-            raise TypeError(f"{name} is {tensor.dtype}, which is none of {', '.join(map(str, STORED_DTYPES))}")
+        if tensor.dtype not in TORCH_DTYPES.values():
+            raise TypeError(f"{name} is {tensor.dtype}, which is none of {', '.join(map(str, TORCH_DTYPES.values()))}")
 
 
 def check_attention_arguments(q: Tensor, layer_view: Tensor, block_table: Tensor, context_lens: Tensor) -> None:
@@ -55,6 +56,14 @@ def check_attention_arguments(q: Tensor, layer_view: Tensor, block_table: Tensor
             "block_table must be [sequences, max_blocks] and context_lens [sequences], "
             f"got {tuple(block_table.shape)} and {tuple(context_lens.shape)}"
         )
+
+
+def check_cu_seqlens(cu_seqlens: Tensor, sequences: int) -> None:
+    """Raise ValueError or TypeError unless `cu_seqlens` has the bounds of so many sequences' query rows."""
+    if cu_seqlens.dtype != torch.int32:
+        raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}")
+    if cu_seqlens.shape != (sequences + 1,):
+        raise ValueError(f"cu_seqlens must be [{sequences + 1}], got {tuple(cu_seqlens.shape)}")
 
 
 def gather_tokens(layer_view: Tensor, block_ids: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

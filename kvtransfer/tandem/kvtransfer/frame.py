@@ -21,6 +21,7 @@ from enum import IntEnum
 from typing import cast
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
+from tandem.core.pairing import Codec
 
 MAGIC = b"TKVF"
 PROTOCOL_VERSION = 2
@@ -51,14 +52,6 @@ class FrameKind(IntEnum):
     FINISH = 3
     ABORT = 4
     PROBE = 5
-
-
-class Codec(IntEnum):
-    """How a payload's numbers are written: in the receiver's dtype, or quantised (`tandem.kernels.kv_wire`)."""
-
-    NONE = 0
-    INT8 = 1
-    FP8 = 2
 
 
 class Checksum(IntEnum):

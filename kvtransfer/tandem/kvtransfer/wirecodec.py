@@ -9,17 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.pairing import CODECS, Codec
 from tandem.kernels import kv_wire
-from tandem.kvtransfer.frame import Codec
-
-_NAMES = {"": Codec.NONE, "int8": Codec.INT8, "fp8": Codec.FP8}
 
 
 def codec_named(name: str) -> Codec:
     """The codec of a ticket; raises ValueError for a name that this version does not know."""
-    if name not in _NAMES:
-        raise ValueError(f"unknown wire codec {name!r}: expected one of {', '.join(filter(None, _NAMES))}, or none")
-    return _NAMES[name]
+    for codec in Codec:
+        if codec.label == name:
+            return codec
+    raise ValueError(f"unknown wire codec {name!r}: expected one of {', '.join(CODECS)}, or none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class PayloadForm:
     def encode(self, source: memoryview, dtype: str, out: memoryview) -> int:
         """Write numbers of `dtype`, in the receiver's blocks, as a payload; its CRC-32."""
         if self.codec:
-            kv_wire.encode(self.codec.name.lower(), source, dtype, out, row_size=self.row_size)
+            kv_wire.encode(self.codec.label, source, dtype, out, row_size=self.row_size)
         else:
             kv_wire.convert(source, dtype, out, self.spec.dtype)
         return kv_wire.crc32(out)
@@ -55,5 +54,5 @@ class PayloadForm:
         """A codec's payload in the receiver's dtype, in new memory."""
         rows = len(payload) // kv_wire.encoded_bytes(1, self.row_size)
         out = memoryview(bytearray(rows * self.spec.head_bytes()))
-        kv_wire.decode(self.codec.name.lower(), payload, out, self.spec.dtype, row_size=self.row_size)
+        kv_wire.decode(self.codec.label, payload, out, self.spec.dtype, row_size=self.row_size)
         return out

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
+from tandem.core.pairing import Codec
 from tandem.kvtransfer import frame
-from tandem.kvtransfer.frame import Checksum, Codec, Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, Reply, ReplyKind
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[3]

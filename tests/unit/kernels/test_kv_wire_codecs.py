@@ -11,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandem.core.kvlayout import DTYPE_BYTES
 from tandem.kernels import kv_wire, native
+from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.kv_wire import binding
-from tandem.kernels.kv_wire.reference import DTYPES, convert_reference, decode_reference, encode_reference
+from tandem.kernels.kv_wire.reference import convert_reference, decode_reference, encode_reference
 
-NAMES = tuple(DTYPES)
+NAMES = tuple(TORCH_DTYPES)
 PATHS = ("python", "table", "pclmul", "")  # in the library the path also chooses the vector width of conversions
 
 
@@ -39,7 +41,7 @@ def raw(x: torch.Tensor) -> bytearray:
 def every_value(name: str) -> torch.Tensor:
     """All 65,536 values of a 16-bit type, or a hundred thousand bit patterns of float32, its edges among them."""
     if name != "float32":
-        return torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(DTYPES[name])
+        return torch.arange(-32768, 32768, dtype=torch.int32).to(torch.int16).view(TORCH_DTYPES[name])
     edges = [0x00000000, 0x00000001, 0x007FFFFF, 0x00800000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FC00000, 0x7FFFFFFF]
     halves = [(e << 23) + m for e in range(90, 145) for m in (0, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x7FFF, 0x8000,
               0x8001, 0x17FFF, 0x18000, 0x7FF000, 0x7FFFFF)]  # fmt: skip
@@ -54,16 +56,16 @@ def every_value(name: str) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_conversion_equals_torch_bit_for_bit(path: None, name: str, to: str) -> None:
     x = every_value(name)
-    expected = convert_reference(x, DTYPES[to])
-    out = bytearray(len(x) * kv_wire.DTYPE_BYTES[to])
+    expected = convert_reference(x, TORCH_DTYPES[to])
+    out = bytearray(len(x) * DTYPE_BYTES[to])
     kv_wire.convert(memoryview(raw(x)), name, memoryview(out), to)
     assert out == raw(expected)
-    plain = x.to(torch.float32).to(DTYPES[to])
+    plain = x.to(torch.float32).to(TORCH_DTYPES[to])
     numbers = ~plain.isnan()
     assert torch.equal(expected[numbers], plain[numbers])
     assert torch.equal(expected.isnan(), plain.isnan())
     if name != to:
-        assert torch.equal(x.to(DTYPES[to])[numbers], plain[numbers])
+        assert torch.equal(x.to(TORCH_DTYPES[to])[numbers], plain[numbers])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,7 +74,7 @@ def test_codecs_equal_the_reference_bit_for_bit(path: None, codec: str, name: st
     generator = torch.Generator().manual_seed(6)
     for rows, size in ((1, 1), (7, 33), (40, 1024), (3, 16 * 576)):
         x = torch.randn(rows, size, generator=generator) * torch.logspace(-12, 6, rows)[:, None]
-        check_codec(codec, name, x.to(DTYPES[name]))
+        check_codec(codec, name, x.to(TORCH_DTYPES[name]))
     check_codec(codec, name, every_value(name)[: 2048 * 31].view(31, -1))
 
 
@@ -83,9 +85,9 @@ def check_codec(codec: str, name: str, x: torch.Tensor) -> None:
     kv_wire.encode(codec, memoryview(raw(x)), name, memoryview(out), row_size=size)
     assert out == raw(scales) + raw(codes)
     for to in NAMES:
-        back = bytearray(rows * size * kv_wire.DTYPE_BYTES[to])
+        back = bytearray(rows * size * DTYPE_BYTES[to])
         kv_wire.decode(codec, memoryview(out), memoryview(back), to, row_size=size)
-        assert back == raw(decode_reference(codec, scales, codes, DTYPES[to]))
+        assert back == raw(decode_reference(codec, scales, codes, TORCH_DTYPES[to]))
 
 
 @pytest.mark.parametrize("codec", ["int8", "fp8"])
@@ -94,9 +96,9 @@ def test_every_code_is_decoded_as_the_reference_does(path: None, codec: str) -> 
     for scale in (0.0, 1.0, 2.0**-149, 3.7e-3, 1e30):
         payload = bytearray(struct.pack("<f", scale)) + raw(codes)
         for to in NAMES:
-            back = bytearray(256 * kv_wire.DTYPE_BYTES[to])
+            back = bytearray(256 * DTYPE_BYTES[to])
             kv_wire.decode(codec, memoryview(payload), memoryview(back), to, row_size=256)
-            expected = decode_reference(codec, torch.tensor([scale]), codes, DTYPES[to])
+            expected = decode_reference(codec, torch.tensor([scale]), codes, TORCH_DTYPES[to])
             assert back == raw(expected)
 
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
+from tandem.core.pairing import Codec
 from tandem.kvtransfer.frame import (
     HEADER_BYTES,
     MAX_FRAME_BLOCKS,
     MAX_PAYLOAD_BYTES,
     MAX_REASON_BYTES,
     Checksum,
-    Codec,
     Frame,
     FrameKind,
     MalformedFrameError,

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.pairing import Codec
 from tandem.kernels import native
-from tandem.kernels.kv_wire.reference import DTYPES, convert_reference, decode_reference, encode_reference
+from tandem.kernels.dtypes import TORCH_DTYPES
+from tandem.kernels.kv_wire.reference import convert_reference, decode_reference, encode_reference
 from tandem.kvtransfer import guards
 from tandem.kvtransfer.events import Verified
-from tandem.kvtransfer.frame import Codec, Frame, FrameKind, MalformedFrameError, ReplyKind
+from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, ReplyKind
 from tandem.kvtransfer.intake import Intake
 from tandem.kvtransfer.layout import slices
 from tandem.kvtransfer.outgoing import Outgoing
@@ -63,7 +65,7 @@ class Worker:
         spec, size = self.spec, self.spec.block_tokens
         heads = spec.heads_of(rank, self.tp)
         shape = (len(self.blocks) + 3, len(spec.layers), spec.planes, len(heads), size, spec.width)
-        pool = torch.full(shape, before, dtype=DTYPES[spec.dtype])
+        pool = torch.full(shape, before, dtype=TORCH_DTYPES[spec.dtype])
         for index, block in enumerate(self.blocks):
             part = numbers[:, :, heads.start : heads.stop, index * size : (index + 1) * size]
             pool[block, :, :, :, : part.shape[3]] = part
@@ -129,7 +131,7 @@ def frames_for(
 
 def expected(numbers: torch.Tensor, source: Worker, target: Worker, codec: str) -> torch.Tensor:
     """What the receiver ought to hold: every row of its own blocks through the reference."""
-    dtype = DTYPES[target.spec.dtype]
+    dtype = TORCH_DTYPES[target.spec.dtype]
     if not codec:
         return numbers if source.spec.dtype == target.spec.dtype else convert_reference(numbers, dtype)
     size, tokens = target.spec.block_tokens, numbers.shape[3]
@@ -141,7 +143,7 @@ def expected(numbers: torch.Tensor, source: Worker, target: Worker, codec: str) 
 
 tps = st.sampled_from([1, 2, 4])
 sizes = st.sampled_from([1, 3, 4, 8, 16])
-dtypes = st.sampled_from(list(DTYPES))
+dtypes = st.sampled_from(list(TORCH_DTYPES))
 
 
 @settings(deadline=None, max_examples=150)
@@ -162,7 +164,7 @@ def test_every_pair_of_geometries_moves_the_same_numbers(
         target = Worker(replace(spec, block_tokens=sizes[1], dtype=dtypes[1]), tps[1], tokens, seed + 100)
         generator = torch.Generator().manual_seed(seed)
         shape = (len(spec.layers), spec.planes, spec.heads, tokens, spec.width)
-        numbers = (torch.randn(shape, generator=generator) * 3).to(DTYPES[dtypes[0]])
+        numbers = (torch.randn(shape, generator=generator) * 3).to(TORCH_DTYPES[dtypes[0]])
         source.store(numbers, before if codec else 0.0)  # under a codec nothing may show what a block held before
         skip = min(skip, tokens // sizes[1])
         wanted = expected(numbers, source, target, codec)

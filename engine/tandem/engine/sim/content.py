@@ -8,6 +8,7 @@ Encoding is affine over GF(2): `encode(a ^ b) == encode(a) ^ linear(b)`, and so 
 from __future__ import annotations
 
 from tandem.core.errors import ConfigError
+from tandem.core.kvlayout import DTYPE_BYTES
 
 ELEMENTS = 8
 """Elements that hold one number."""
@@ -24,7 +25,7 @@ class Encoding:
                 f"the simulated engine cannot fill heads of width {width}", why=f"a slot needs {ELEMENTS} elements",
                 todo="use a model whose heads are at least that wide",
             )  # fmt: skip
-        bits, self.element_bytes = _BITS[dtype]
+        bits, self.element_bytes = _BITS[dtype], DTYPE_BYTES[dtype]
         self.number_bytes = ELEMENTS * self.element_bytes
         self.slot_bytes = width * self.element_bytes
         self._repeats = -(-width // ELEMENTS)
@@ -64,4 +65,4 @@ def _float32(byte: int) -> int:
     return _bfloat16(byte) << 16
 
 
-_BITS = {"float32": (_float32, 4), "bfloat16": (_bfloat16, 2), "float16": (_float16, 2)}
+_BITS = {"float32": _float32, "bfloat16": _bfloat16, "float16": _float16}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from tandem.kernels.deterministic_attention.reference import KEY_TILE, paged_attention_deterministic_reference
-from tandem.kernels.layer_view import check_attention_arguments
+from tandem.kernels.layer_view import check_attention_arguments, check_cu_seqlens
 from tandem.kernels.packed_attention import AttentionSpec
 
 __all__ = ["KEY_TILE", "paged_attention_deterministic"]
@@ -30,10 +29,7 @@ def paged_attention_deterministic(
     is tested for fp32 on CPU, with one to three threads and widths that 16 divides; the rest computes without promise.
     """
     check_attention_arguments(q, layer_view, block_table, context_lens)
-    if cu_seqlens.dtype != torch.int32:
-        raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}")
-    if cu_seqlens.shape != (block_table.shape[0] + 1,):
-        raise ValueError(f"cu_seqlens must be [{block_table.shape[0] + 1}], got {tuple(cu_seqlens.shape)}")
+    check_cu_seqlens(cu_seqlens, block_table.shape[0])
     if KEY_TILE % layer_view.shape[3]:
         raise ValueError(f"block_tokens must divide {KEY_TILE}, got {layer_view.shape[3]}")
     spec = AttentionSpec(scale=scale, window=window, softcap=softcap)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tandem.kernels.backend import uses_triton
 from tandem.kernels.extend_attention.reference import extend_attention_reference
-from tandem.kernels.layer_view import check_attention_arguments
+from tandem.kernels.layer_view import check_attention_arguments, check_cu_seqlens
 from tandem.kernels.packed_attention import AttentionSpec
 
 __all__ = ["extend_attention"]
@@ -39,10 +39,7 @@ def extend_attention(
     Source: FlashAttention-2 (Dao 2023), section 3.1; chunked prefill after Sarathi (Agrawal et al. 2023).
     """
     check_attention_arguments(q, layer_view, block_table, context_lens)
-    if cu_seqlens.dtype != torch.int32:
-        raise TypeError(f"cu_seqlens must be int32, got {cu_seqlens.dtype}")
-    if cu_seqlens.shape != (block_table.shape[0] + 1,):
-        raise ValueError(f"cu_seqlens must be [{block_table.shape[0] + 1}], got {tuple(cu_seqlens.shape)}")
+    check_cu_seqlens(cu_seqlens, block_table.shape[0])
     spec = AttentionSpec(scale=scale, window=window, softcap=softcap)
     if q.shape[0] == 0 or block_table.shape[0] == 0:
         return torch.empty_like(q)

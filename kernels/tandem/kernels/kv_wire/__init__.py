@@ -11,18 +11,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+from tandem.core.kvlayout import DTYPE_BYTES
+from tandem.core.pairing import Codec
 from tandem.kernels.kv_wire import portable
 from tandem.kernels.kv_wire.binding import library
-from tandem.kernels.kv_wire.shape import DTYPE_BYTES, PoolShape, check_place, check_slice, is_within
+from tandem.kernels.kv_wire.shape import PoolShape, check_place, check_slice, is_within
 
 __all__ = [
-    "CODECS", "DTYPE_BYTES", "PoolShape", "convert", "copy", "crc32", "decode", "encode", "encoded_bytes", "gather",
+    "CODECS", "PoolShape", "convert", "copy", "crc32", "decode", "encode", "encoded_bytes", "gather",
     "is_within", "prepare", "reblock", "scatter",
 ]  # fmt: skip
 
-CODECS = {"int8": 1, "fp8": 2}
+CODECS = {codec.label: codec.value for codec in Codec if codec}
 SCALE_BYTES = 4
-_DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # numbered as in cpu.c
+_DTYPES = {"float32": 0, "bfloat16": 1, "float16": 2}  # numbered as in cpu.c, as codecs are
 
 
 def prepare() -> bool:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.kernels.kv_wire.reference import DTYPES, convert_reference, decode_reference, encode_reference
+from tandem.kernels.dtypes import TORCH_DTYPES
+from tandem.kernels.kv_wire.reference import convert_reference, decode_reference, encode_reference
 
 
 def convert(source: memoryview, from_dtype: str, target: memoryview, to_dtype: str) -> None:
     """See `kv_wire.convert`."""
-    _put(target, convert_reference(_read(source, DTYPES[from_dtype]), DTYPES[to_dtype]))
+    _put(target, convert_reference(_read(source, TORCH_DTYPES[from_dtype]), TORCH_DTYPES[to_dtype]))
 
 
 def encode(codec: str, source: memoryview, dtype: str, out: memoryview, rows: int, row_size: int) -> None:
     """See `kv_wire.encode`."""
-    scales, codes = encode_reference(codec, _read(source, DTYPES[dtype]).view(rows, row_size))
+    scales, codes = encode_reference(codec, _read(source, TORCH_DTYPES[dtype]).view(rows, row_size))
     _put(out[: 4 * rows], scales)
     _put(out[4 * rows :], codes)
 
@@ -23,7 +24,7 @@ def encode(codec: str, source: memoryview, dtype: str, out: memoryview, rows: in
 def decode(codec: str, payload: memoryview, out: memoryview, dtype: str, rows: int, row_size: int) -> None:
     """See `kv_wire.decode`."""
     scales, codes = _read(payload[: 4 * rows], torch.float32), _read(payload[4 * rows :], torch.uint8)
-    _put(out, decode_reference(codec, scales, codes.view(rows, row_size), DTYPES[dtype]))
+    _put(out, decode_reference(codec, scales, codes.view(rows, row_size), TORCH_DTYPES[dtype]))
 
 
 def _read(buffer: memoryview, dtype: torch.dtype) -> Tensor:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MOST = {"int8": 127.0, "fp8": 448.0}
 
 
@@ -24,7 +23,7 @@ def convert_reference(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def encode_reference(codec: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """`x`: `[rows, n]` of any of DTYPES. Returns scales, float32 `[rows]`, and codes, uint8 `[rows, n]`."""
+    """`x`: `[rows, n]` of any of TORCH_DTYPES. Returns scales, float32 `[rows]`, and codes, uint8 `[rows, n]`."""
     values, most = x.to(torch.float32), MOST[codec]
     finite = torch.where(torch.isfinite(values), values.abs(), torch.zeros((), dtype=torch.float32))
     amax = finite.amax(1) if x.shape[1] else finite.new_zeros(x.shape[0])
