@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
@@ -19,7 +19,7 @@ from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.line import ANSWER_TIMEOUT_S, Line, Measured
 from tandem.kvtransfer.linkspeeds import LinkSpeeds, fastest
-from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer
+from tandem.kvtransfer.transports.base import Link, LinkClosedError, Peer, patience
 from tandem.kvtransfer.transports.dialling import Candidate, dial
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Survey:
             if len(self._options) == 1 and self._unknown():
                 with self._turn(), contextlib.suppress(LinkClosedError):  # its owner notices, and ends the line
                     if self._unknown():
-                        with _patience(line.link):  # others wait for this turn
+                        with patience(2 * ANSWER_TIMEOUT_S, line.link.close):  # room has no bound of its own
                             self.measure_line(candidate, line)
             return self._chosen(candidate, line)
         raise LinkClosedError("; ".join(self._failures(self._options)) or "the link was closed")
@@ -164,7 +164,7 @@ class Survey:
             self._apart = link
         try:
             line.start()
-            with _patience(link):
+            with patience(2 * ANSWER_TIMEOUT_S, link.close):
                 self._check_wanted()
                 return line.measure(self._rank)
         finally:
@@ -211,15 +211,3 @@ class Survey:
     def _check_wanted(self) -> None:
         if not self._is_wanted():
             raise LinkClosedError("the link was closed")
-
-
-@contextlib.contextmanager
-def _patience(link: Link) -> Iterator[None]:
-    """Close the link if what is done with it takes too long: room in it has no bound of its own."""
-    timer = threading.Timer(2 * ANSWER_TIMEOUT_S, link.close)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()

@@ -13,6 +13,7 @@ import random
 import subprocess
 import sys
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
 from tandem.core.kvlayout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.pool import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
@@ -181,6 +183,15 @@ class Rig:
             "endpoints": tuple(endpoints),
         }
         return Ticket(**(fields | changes))
+
+    def block(self, ticket: Ticket, payload: bytes) -> Frame:
+        """DATA that brings whole blocks of `ticket`."""
+        return Frame(
+            kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
+            source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
+            source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=GroupId(0), layers=range(4), heads=range(4),
+            blocks=ticket.groups[0].blocks, payload_bytes=len(payload), payload_crc=zlib.crc32(payload),
+        )  # fmt: skip
 
     def dial(self, endpoint: Endpoint) -> Raw:
         """A bare link, to send what a TransferSender never would."""

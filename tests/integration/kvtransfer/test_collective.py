@@ -330,7 +330,7 @@ def test_links_come_and_go_without_a_trace(rig: Any, wait_until: WaitUntil) -> N
             sender.close()
             assert isinstance(source.event(), SendFailed)
             receiver.cancel(ticket.transfer)
-        wait_until(lambda: not receiver._listeners[0]._acceptor._connections)
+        wait_until(lambda: not receiver._listeners[0]._port._acceptor._connections)
         while not target.events.empty():  # a transfer whose sender was closed fails, if it was announced
             assert isinstance(target.event(), Failed)
         usage.append((process.num_fds(), process.num_threads()))

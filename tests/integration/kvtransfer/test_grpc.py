@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.core.ids import GroupId, Rank
+from tandem.core.ids import GroupId
 from tandem.kvtransfer.events import Failed, Verified
-from tandem.kvtransfer.frame import Frame, FrameKind
-from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import grpc_listener
 from tests.integration.kvtransfer.rig import Rig
 
@@ -43,14 +40,6 @@ def test_nothing_is_taken_from_a_stream_that_has_ended(
         end(feed, reason)
         ended.set()
 
-    def data(ticket: Ticket) -> Frame:
-        return Frame(
-            kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
-            source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
-            source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=G0, layers=range(4), heads=range(4),
-            blocks=ticket.groups[0].blocks, payload_bytes=len(payload), payload_crc=zlib.crc32(payload),
-        )  # fmt: skip
-
     monkeypatch.setattr(grpc_listener._Feed, "end", noted)
     raw = grpc_rig.dial(endpoint)
     listener: Any = receiver._listeners[0]
@@ -58,9 +47,9 @@ def test_nothing_is_taken_from_a_stream_that_has_ended(
     pool = target.pools[G0]
     pool.write_gate.clear()
     try:
-        raw.send(data(first), payload)
+        raw.send(grpc_rig.block(first, payload), payload)
         assert pool.writing.wait(grpc_rig.patience_s)
-        raw.send(data(second), payload)
+        raw.send(grpc_rig.block(second, payload), payload)
         wait_until(lambda: any(fetcher._messages for fetcher in listener._fetchers))
         raw.link.close()
         assert ended.wait(grpc_rig.patience_s)

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import socket
 import threading
-import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,10 @@ from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, Transf
 from tandem.core.secret import NONCE_BYTES
 from tandem.kvtransfer.events import Failed, SendFailed, Sent
 from tandem.kvtransfer.frame import Frame, FrameKind, encode
-from tandem.kvtransfer.ticket import Ticket
-from tandem.kvtransfer.transports import tcp_listener
+from tandem.kvtransfer.transports import tcp_listener, tcpsocket
 from tandem.kvtransfer.transports.base import Peer
-from tandem.kvtransfer.transports.tcp import MAGIC, PRELUDE, TcpLink, sockets_for, split_address
+from tandem.kvtransfer.transports.tcp import MAGIC, PRELUDE, TcpLink, sockets_for
+from tandem.kvtransfer.transports.tcpsocket import split_address
 from tests.integration.kvtransfer.raw import Raw
 from tests.integration.kvtransfer.rig import Rig
 
@@ -59,7 +58,7 @@ def test_ipv6(tcp_rig: Rig) -> None:
 
 @pytest.mark.parametrize("words", [b"", b"\x01", b"\xff\xff" + bytes(100), b"\x50\x00" + b"x" * 80])
 def test_a_stranger_is_shown_out_in_time(tcp_rig: Rig, words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_listener, "DIAL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tcpsocket, "DIAL_TIMEOUT_S", 0.2)
     source, target = tcp_rig.side(seed=1), tcp_rig.side()
     receiver, sender = tcp_rig.receiver(target), tcp_rig.sender(source)
     with socket.create_connection(split_address(receiver.endpoints()[0].address), tcp_rig.patience_s) as stranger:
@@ -94,23 +93,16 @@ def test_nothing_is_taken_from_a_link_of_which_a_socket_was_lost(tcp_rig: Rig, w
     raw = Raw(TcpLink.dial(endpoint.address, peer, tcp_rig.secret), "tcp")
     first, second = tcp_rig.ticket([endpoint], {0: [1]}), tcp_rig.ticket([endpoint], {0: [2]})
     payload = bytes(tcp_rig.DENSE.block_bytes())
-
-    def data(ticket: Ticket) -> Frame:
-        return Frame(
-            kind=FrameKind.DATA, transfer=ticket.transfer, attempt=ticket.attempt,
-            source_incarnation=ticket.sender_incarnation, dest_incarnation=ticket.receiver_incarnation,
-            source_rank=Rank(0), source_ranks=1, dest_rank=Rank(0), group=G0, layers=range(4), heads=range(4),
-            blocks=ticket.groups[0].blocks, payload_bytes=len(payload), payload_crc=zlib.crc32(payload),
-        )  # fmt: skip
+    frame = tcp_rig.block(first, payload)
 
     try:
         receiver.expect(first)
         target.pools[G0].write_gate.clear()
-        raw.send(data(first), payload)  # over the second socket
+        raw.send(frame, payload)  # over the second socket
         assert target.pools[G0].writing.wait(tcp_rig.patience_s)
-        probe = replace(data(first), kind=FrameKind.PROBE, transfer=TransferId(0), group=GroupId(0), blocks=())
+        probe = replace(frame, kind=FrameKind.PROBE, transfer=TransferId(0), group=GroupId(0), blocks=())
         raw.send(probe, payload)  # over the first
-        raw.send(data(second), payload)  # behind the one that is being written
+        raw.send(tcp_rig.block(second, payload), payload)  # behind the one that is being written
         link: Any = raw.link
         wait_until(lambda: receiver.counters()["probes"] == 1)
         link._lanes[0].connection.shutdown(socket.SHUT_RDWR)

@@ -46,20 +46,22 @@ def at_rest(load: w.LoadReport) -> bool:
     return not load.in_flight and not any(b.request + b.pushing + b.reserved for b in load.blocks)
 
 
+async def two_turns(folder: Path, **settings: Any) -> tuple[list[int], list[int], dict[str, float]]:
+    """Both answers of a conversation whose second prompt has the first answer in it, and the counters then."""
+    async with pair(folder, **settings) as (p, d):
+        first = await turn(p, d, "r1", PROMPT, 60, 0)
+        await told(d, at_rest)
+        second = await turn(p, d, "r2", [*PROMPT, *first, *NEW], 10, 144)
+        counters = await told(p, lambda load: load.counters.get(names.FETCHES, 0) == 1 and at_rest(load))
+        await told(d, at_rest)
+        return first, second, counters
+
+
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_a_conversation_of_the_model(folder: Path, transport: str) -> None:
     """Both answers are those of one machine, and the second prompt is computed from where the fetched blocks end."""
 
-    async def run() -> tuple[list[int], list[int], dict[str, float]]:
-        async with pair(folder, transport=transport) as (p, d):
-            first = await turn(p, d, "r1", PROMPT, 60, 0)
-            await told(d, at_rest)
-            second = await turn(p, d, "r2", [*PROMPT, *first, *NEW], 10, 144)
-            counters = await told(p, lambda load: load.counters.get(names.FETCHES, 0) == 1 and at_rest(load))
-            await told(d, at_rest)
-            return first, second, counters
-
-    first, second, counters = asyncio.run(run())
+    first, second, counters = asyncio.run(two_turns(folder, transport=transport))
     assert first == reference(PROMPT, 60)
     assert second == reference([*PROMPT, *first, *NEW], 10)
     assert counters[names.FETCHED_TOKENS] == 144 - 96
@@ -76,16 +78,8 @@ def test_any_number_of_ranks(folder: Path, tmp_path: Path, tp: int, theirs: int)
     config = json.loads((shape / "config.json").read_text())
     (shape / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
 
-    async def run() -> tuple[list[int], list[int], dict[str, float]]:
-        async with pair(folder, model=shape, engine="sim", prefill={"tp": tp}, decode={"tp": theirs}) as (p, d):
-            first = await turn(p, d, "r1", PROMPT, 60, 0)
-            await told(d, at_rest)
-            second = await turn(p, d, "r2", [*PROMPT, *first, *NEW], 10, 144)
-            counters = await told(p, lambda load: load.counters.get(names.FETCHES, 0) == 1 and at_rest(load))
-            await told(d, at_rest)
-            return first, second, counters
-
-    first, second, counters = asyncio.run(run())
+    talk = two_turns(folder, model=shape, engine="sim", prefill={"tp": tp}, decode={"tp": theirs})
+    first, second, counters = asyncio.run(talk)
     assert first == expected_tokens(PROMPT, 60, 4096, eos_token_ids=(1,))
     assert second == expected_tokens([*PROMPT, *first, *NEW], 10, 4096, eos_token_ids=(1,))
     assert counters["prefill_tokens"] == 100 + 190 - 144

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from tandem.core.ids import Incarnation, Rank, WorkerId
-from tandem.kvtransfer.frame import Frame, Reply
+from tandem.kvtransfer.frame import Frame, MalformedFrameError, Reply, ReplyKind, decode_reply
 from tandem.kvtransfer.ticket import Endpoint
 
 MAX_PEER_BYTES = 2048
@@ -23,11 +25,6 @@ class LinkClosedError(ConnectionError):
 
 class UnavailableTransportError(Exception):
     """This transport cannot work on this machine; says why."""
-
-
-def join_address(host: str, port: int) -> str:
-    """`host:port`, an IPv6 host in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,3 +99,29 @@ class Link(Protocol):
     def release(self) -> None:
         """Give back memory and descriptors, once neither of the two threads uses the link."""
         ...
+
+
+def replies_of(receive: Callable[[], bytes]) -> Iterator[Reply]:
+    """The receiver's replies as `receive` brings them, b"" at the end; raises LinkClosedError then, with the reason."""
+    while True:
+        try:
+            data = receive()
+            reply = decode_reply(data) if data else Reply(kind=ReplyKind.CLOSING, reason="the receiver hung up")
+        except (OSError, MalformedFrameError) as error:
+            raise LinkClosedError(str(error)) from error
+        if reply.kind is ReplyKind.CLOSING:
+            raise LinkClosedError(reply.reason)
+        yield reply
+
+
+@contextlib.contextmanager
+def patience(limit_s: float, end: Callable[[], None]) -> Iterator[None]:
+    """Call `end`, from another thread, if what is done here takes longer. Raises RuntimeError if there is no thread to
+    be had."""
+    timer = threading.Timer(limit_s, end)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()

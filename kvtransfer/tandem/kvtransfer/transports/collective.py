@@ -14,29 +14,26 @@ wants it any more. So a cancelled transfer never puts the stream out of step.
 
 from __future__ import annotations
 
-import socket
 import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_REPLY_BYTES,
     Frame,
     MalformedFrameError,
     Reply,
-    ReplyKind,
-    decode_reply,
     encode,
 )
-from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
+from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, patience, replies_of
 from tandem.kvtransfer.transports.communicator import SENDER_RANK, Communicator, GlooCommunicator, Transfer
 from tandem.kvtransfer.transports.controlsocket import ControlSocket
 from tandem.kvtransfer.transports.handshake import Introduction
 from tandem.kvtransfer.transports.ringaccount import SendWindow
-from tandem.kvtransfer.transports.tcp import receive_message, send_message, split_address, tune
+from tandem.kvtransfer.transports.tcpsocket import dial
 
 MAX_FRAMES = 256
 """Frames that may wait for their reply, with and without payload. Their headers fit into the receiver's queue."""
@@ -81,7 +78,7 @@ class CollectiveLink:
             (size,) = WINDOW.unpack(greeting)
             if not REPORT_EVERY <= size <= MAX_WINDOW_BYTES:
                 raise LinkClosedError(f"the receiver's window has {size} bytes")
-            with control.patience(RENDEZVOUS_S):
+            with patience(RENDEZVOUS_S, control.hang_up):  # a timeout alone begins anew with every byte
                 link = cls(transport, control, connect(control, SENDER_RANK, size))
             control.set_timeout(None)
         except (OSError, MalformedFrameError, RuntimeError) as error:  # or no thread to be had
@@ -109,14 +106,7 @@ class CollectiveLink:
                 self._under_way.append((number, self._communicator.send(self._reserved, size)))
 
     def replies(self) -> Iterator[Reply]:
-        while True:
-            try:
-                data = self._control.receive(MAX_REPLY_BYTES)
-                reply = decode_reply(data) if data else Reply(kind=ReplyKind.CLOSING, reason="the receiver hung up")
-            except (OSError, MalformedFrameError) as error:
-                raise LinkClosedError(str(error)) from error
-            if reply.kind is ReplyKind.CLOSING:
-                raise LinkClosedError(reply.reason)
+        for reply in replies_of(lambda: self._control.receive(MAX_REPLY_BYTES)):
             self._settle(reply.consumed)
             self._window.judged(reply.consumed)
             yield reply
@@ -158,15 +148,7 @@ def purpose(transport: str) -> bytes:
 
 def _dial_control(transport: str, address: str, peer: Peer, secret: ClusterSecret) -> ControlSocket:
     """Connect to a listener and authenticate both ways within DIAL_TIMEOUT_S. Raises OSError or ValueError."""
-    deadline_s = time.monotonic() + DIAL_TIMEOUT_S
-    connection = socket.create_connection(split_address(address), DIAL_TIMEOUT_S)
-    try:
-        tune(connection)
-        words = Introduction(purpose(transport), secret, peer)
-        send_message(connection, words.hello(receive_message(connection, NONCE_BYTES, deadline_s)))
-        words.check(receive_message(connection, ANSWER_BYTES, deadline_s))
-        connection.settimeout(DIAL_TIMEOUT_S)
-    except OSError:
-        connection.close()
-        raise
+    words = Introduction(purpose(transport), secret, peer)
+    connection = dial(address, words, time.monotonic() + DIAL_TIMEOUT_S)
+    connection.settimeout(DIAL_TIMEOUT_S)
     return ControlSocket(connection)

@@ -7,7 +7,6 @@ import logging
 import queue
 import socket
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -25,8 +24,7 @@ from tandem.kvtransfer.frame import (
 from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.acceptor import Acceptor
-from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, join_address
+from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, patience
 from tandem.kvtransfer.transports.collective import (
     MAX_FRAMES,
     MAX_PAYLOAD_BYTES,
@@ -38,10 +36,10 @@ from tandem.kvtransfer.transports.collective import (
 )
 from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, Communicator, Transfer
 from tandem.kvtransfer.transports.controlsocket import ControlSocket
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
+from tandem.kvtransfer.transports.handshake import Admission
 from tandem.kvtransfer.transports.registry import Site
 from tandem.kvtransfer.transports.ringaccount import RingAccount
-from tandem.kvtransfer.transports.tcp import receive_message, send_message, tune
+from tandem.kvtransfer.transports.tcpsocket import TcpPort, meet, welcome
 
 MAX_LINKS = 256
 WAKE_S = 0.25
@@ -56,48 +54,30 @@ class CollectiveListener:
         """Raises UnavailableTransportError where the transport cannot work."""
         self._transport, self._site = transport, site
         self._connect = backend(transport)
-        self._port = 0
-        self._acceptor: Acceptor | None = None
+        self._port = TcpPort(site.bind_host, self._run)
 
     def start(self) -> None:
         """Raises OSError if the address cannot be bound."""
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            self._site.bind_host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.bind(address)
-            self._port = listening.getsockname()[1]
-            self._acceptor = Acceptor(listening, self._run, transport=self._transport, limit=MAX_LINKS)
-            self._acceptor.start()
-        except OSError:
-            listening.close()
-            raise
+        self._port.open(self._transport, MAX_LINKS)
 
     def endpoint(self) -> Endpoint:
-        address = join_address(self._site.advertise_host, self._port)
+        address = self._port.address(self._site.advertise_host)
         return Endpoint(rank=self._site.rank, transport=self._transport, host=host_id(), address=address)
 
     def close(self) -> None:
         """End every connection; after return no thread of it runs, and nothing is written any more."""
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One link's life, on a thread of its own. Raises OSError if it is not let in."""
-        tune(connection)
-        deadline_s = time.monotonic() + DIAL_TIMEOUT_S
-        admission = Admission(purpose(self._transport), self._site.secret)
-        connection.settimeout(DIAL_TIMEOUT_S)
-        send_message(connection, admission.challenge)
-        peer, _, answer = admission.judge(receive_message(connection, MAX_HELLO_BYTES, deadline_s))
+        peer, _, answer = meet(connection, Admission(purpose(self._transport), self._site.secret))
         admit()
-        send_message(connection, answer)
+        welcome(connection, answer)
         connection.settimeout(DIAL_TIMEOUT_S)
         control = ControlSocket(connection)
         try:
             control.send(WINDOW.pack(self._site.ring_bytes))
-            with control.patience(RENDEZVOUS_S):
+            with patience(RENDEZVOUS_S, control.hang_up):  # a timeout alone begins anew with every byte
                 communicator = self._connect(control, RECEIVER_RANK, self._site.ring_bytes)
             control.set_timeout(None)
             intake = self._site.intake

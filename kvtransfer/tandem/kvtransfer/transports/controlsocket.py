@@ -6,7 +6,6 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 
 from tandem.kvtransfer.frame import MalformedFrameError
 
@@ -36,18 +35,6 @@ class ControlSocket:
     def set_timeout(self, timeout_s: float | None) -> None:
         """Bound on each following receive and send; None once only the peer's death ends a wait."""
         self._socket.settimeout(timeout_s)
-
-    @contextlib.contextmanager
-    def patience(self, limit_s: float) -> Iterator[None]:
-        """Hang up if what is done here takes longer: a timeout alone begins anew with every byte. Raises RuntimeError
-        if there is no thread to be had."""
-        timer = threading.Timer(limit_s, self.hang_up)
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
 
     def send(self, message: bytes) -> None:
         """Raises OSError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import replace
 
 from tandem.kvtransfer.frame import Frame, FrameKind, Reply, ReplyKind
@@ -55,16 +56,20 @@ class SenderWindow:
 
 
 class ReceiverCredit:
-    """Which replies have to go out: all but a mere ACK of data, which waits until REPORT_BYTES were taken."""
+    """Which replies have to go out: all but a mere ACK of a frame of a `patient` kind, which waits until `report_bytes`
+    were taken."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, report_bytes: int = REPORT_BYTES, patient: Collection[FrameKind] = frozenset({FrameKind.DATA})
+    ) -> None:
+        self._report_bytes, self._patient = report_bytes, patient
         self._taken = self._reported = 0
 
     def settle(self, frame: Frame, reply: Reply) -> Reply | None:
         """The reply to send for `frame`, with the credit in it; None if it can wait."""
         self._taken += frame.payload_bytes
-        is_urgent = reply.kind is not ReplyKind.ACK or frame.kind is not FrameKind.DATA
-        if not is_urgent and self._taken - self._reported < REPORT_BYTES:
+        may_wait = reply.kind is ReplyKind.ACK and frame.kind in self._patient
+        if may_wait and self._taken - self._reported < self._report_bytes:
             return None
         self._reported = self._taken
         return replace(reply, consumed=self._taken)

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import grpc
 
@@ -19,7 +18,8 @@ from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, Reply
 from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.base import Peer, join_address
+from tandem.kvtransfer.transports.base import Peer
+from tandem.kvtransfer.transports.credit import ReceiverCredit
 from tandem.kvtransfer.transports.grpc import (
     COMMON_OPTIONS,
     KEEPALIVE_MS,
@@ -30,8 +30,11 @@ from tandem.kvtransfer.transports.grpc import (
     SERVICE,
     split_message,
 )
+from tandem.kvtransfer.transports.tcpsocket import join_address
 
 MAX_LINKS = 256
+_PATIENT = frozenset(FrameKind) - {FrameKind.PROBE}
+"""A reply is a message of its own, and costs as many hand-overs as a frame of the largest size."""
 _AHEAD = 3
 """Messages of a stream that are fetched while one is being scattered."""
 _OPTIONS = (
@@ -100,7 +103,7 @@ class GrpcListener:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the sender did not introduce itself: {error}")
 
     def _serve(self, requests: Iterator[bytes], link: InboundLink, feed: _Feed) -> Iterator[bytes]:
-        reason, credit, fetcher = "the stream was dropped", _Credit(), _Fetcher(requests)
+        reason, credit, fetcher = "the stream was dropped", ReceiverCredit(REPORT_BYTES, _PATIENT), _Fetcher(requests)
         with self._lock:
             self._fetchers.add(fetcher)
         try:
@@ -162,25 +165,6 @@ class _Feed:
             self._reason, is_feeding = reason, self._is_feeding
         if not is_feeding:  # else the feeding thread tells
             self._intake.disconnect(self._link, reason)
-
-
-class _Credit:
-    """Which replies have to go out: a mere ACK waits until REPORT_BYTES were taken, unless somebody measures with it.
-
-    For a reply is a message of its own, and costs as many hand-overs as a frame of the largest size.
-    """
-
-    def __init__(self) -> None:
-        self._taken = self._reported = 0
-
-    def settle(self, frame: Frame, reply: Reply) -> Reply | None:
-        """The reply to send for `frame`, with the credit in it; None if it can wait."""
-        self._taken += frame.payload_bytes
-        is_urgent = reply.kind is not ReplyKind.ACK or frame.kind is FrameKind.PROBE
-        if not is_urgent and self._taken - self._reported < REPORT_BYTES:
-            return None
-        self._reported = self._taken
-        return replace(reply, consumed=self._taken)
 
 
 class _Fetcher:

@@ -31,6 +31,7 @@ from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
 from tandem.kernels.payload_checksum import payload_checksum
 from tandem.kvtransfer.devicepayload import DeviceLink, DeviceRoom
 from tandem.kvtransfer.frame import (
+    MAX_REPLY_BYTES,
     Checksum,
     Frame,
     Reply,
@@ -38,12 +39,18 @@ from tandem.kvtransfer.frame import (
 )
 from tandem.kvtransfer.pool import DeviceAccess, PoolAccess, TokenRun
 from tandem.kvtransfer.transports.acceptor import hang_up
-from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, UnavailableTransportError
+from tandem.kvtransfer.transports.base import (
+    DIAL_TIMEOUT_S,
+    LinkClosedError,
+    Peer,
+    UnavailableTransportError,
+    replies_of,
+)
 from tandem.kvtransfer.transports.devicememory import DeviceMemory, HostMemory, Staging, bytes_of
 from tandem.kvtransfer.transports.handshake import Introduction
 from tandem.kvtransfer.transports.ringaccount import SendWindow
 from tandem.kvtransfer.transports.slotwords import MAX_FRAMES, SlotWords
-from tandem.kvtransfer.transports.unixsocket import replies_of, socket_name
+from tandem.kvtransfer.transports.unixsocket import socket_name
 
 ALIGNMENT = 256
 MAX_IPC_PAYLOAD_BYTES = 16 << 20
@@ -168,7 +175,7 @@ class IpcLink(DeviceLink):
         self._send(frame, len(room))
 
     def replies(self) -> Iterator[Reply]:
-        for reply in replies_of(self._socket):
+        for reply in replies_of(lambda: self._socket.recv(MAX_REPLY_BYTES + 1)):
             with self._lock:
                 while self._under_way and self._under_way[0][0] <= reply.consumed:
                     self._ring.words.clear(self._under_way.popleft()[0])

@@ -29,7 +29,6 @@ from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink
 from tandem.kvtransfer.pool import DeviceAccess, PoolAccess
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError
 from tandem.kvtransfer.transports.devicememory import DeviceMemory, Mapping, bytes_of
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
@@ -50,7 +49,7 @@ from tandem.kvtransfer.transports.ipc import (
 )
 from tandem.kvtransfer.transports.registry import Site
 from tandem.kvtransfer.transports.slotwords import SlotWordsView
-from tandem.kvtransfer.transports.unixsocket import UnixSocket, check_user
+from tandem.kvtransfer.transports.unixsocket import UnixPort
 
 MAX_LINKS = 256
 
@@ -63,27 +62,21 @@ class IpcListener:
         self._transport, self._site = transport, site
         wanted = max(site.ring_bytes, memory_for(transport).least_window_bytes)
         self._window_bytes = min(aligned(wanted), MAX_WINDOW_BYTES)
-        self._listening = UnixSocket(site.runtime_dir)
-        self._acceptor = Acceptor(self._listening.socket, self._run, transport=transport, limit=MAX_LINKS)
+        self._port = UnixPort(site.runtime_dir, self._run, transport=transport, limit=MAX_LINKS)
 
     def start(self) -> None:
         """Raises OSError."""
-        self._listening.bind()
-        self._acceptor.start()
+        self._port.open()
 
     def endpoint(self) -> Endpoint:
-        return Endpoint(
-            rank=self._site.rank, transport=self._transport, host=host_id(), address=self._listening.address
-        )
+        return Endpoint(rank=self._site.rank, transport=self._transport, host=host_id(), address=self._port.address)
 
     def close(self) -> None:
         """End every connection; after return no thread of it runs."""
-        self._acceptor.close()
-        self._listening.remove()
+        self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One link's life, on a thread of its own. Raises OSError if it is not let in."""
-        check_user(self._listening, connection)
         connection.settimeout(DIAL_TIMEOUT_S)
         admission = Admission(purpose(self._transport), self._site.secret)
         connection.send(admission.challenge)

@@ -17,6 +17,7 @@ import threading
 
 from tandem.kvtransfer.frame import MalformedFrameError
 from tandem.kvtransfer.transports.base import LinkClosedError
+from tandem.kvtransfer.transports.ringaccount import RingAccount
 from tandem.kvtransfer.transports.sealedmemory import is_sealed, make_sealed
 
 MAX_RING_PAYLOAD_BYTES = 2 << 20
@@ -82,37 +83,35 @@ class SenderRing:
         finally:
             os.close(descriptor)
         self._view, self._word, self.size = *_parts(self._map, size), size
-        self._head = self._reserved = self._freed = 0
+        self._account, self._reserved = RingAccount(self.size), 0
         self._changed = threading.Condition()
         self._is_closed = False
         self.stalls = 0
 
     def reserve(self, size: int) -> memoryview:
         """Room for `size` bytes, at most half the ring; waits until it is free. Raises LinkClosedError."""
-        start = self._head % self.size
-        position = self._head if start + size <= self.size else self._head + self.size - start
-        end = position + size
+        account = self._account
         with self._changed:
-            if end - self._freed > self.size:
-                self._note(self._word[0])
-            if not self._is_closed and end - self._freed > self.size:
+            if not account.fits(size):
+                account.free(self._word[0])
+            if not self._is_closed and not account.fits(size):
                 self.stalls += 1
-                self._changed.wait_for(lambda: self._is_closed or end - self._freed <= self.size)
+                self._changed.wait_for(lambda: self._is_closed or account.fits(size))
             if self._is_closed:
                 raise LinkClosedError("the link was closed")
-        self._reserved = position
-        start = position % self.size
+        self._reserved = account.position_of(size)
+        start = self._reserved % self.size
         return self._view[start : start + size]
 
     def commit(self, size: int) -> int:
         """Keep the reservation's `size` bytes; their position."""
-        self._head = self._reserved + size
+        self._account.head = self._reserved + size
         return self._reserved
 
     def free(self, position: int) -> None:
         """The receiver is done with everything before `position`."""
         with self._changed:
-            self._note(position)
+            self._account.free(position)
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -124,10 +123,6 @@ class SenderRing:
     def close(self) -> None:
         """Unmap; called when no thread uses the ring any more."""
         _unmap(self._map, self._word, self._view)
-
-    def _note(self, position: int) -> None:
-        """What the receiver says is free, whatever it says: never less than before, never what was not filled yet."""
-        self._freed = max(self._freed, min(position, self._head))
 
 
 def _map(descriptor: int, size: int) -> mmap.mmap:

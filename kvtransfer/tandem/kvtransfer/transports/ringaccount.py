@@ -37,7 +37,8 @@ class RingAccount:
         return position % self.size, self.head
 
     def free(self, position: int) -> None:
-        """Everything before `position` is done with; a position that was never given out frees what was."""
+        """Everything before `position` is done with, whoever says so: never less than before, never what was not given
+        out yet."""
         self.freed = max(self.freed, min(position, self.head))
 
 

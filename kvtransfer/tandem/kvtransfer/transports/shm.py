@@ -18,12 +18,12 @@ import struct
 from collections.abc import Iterator
 
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
-from tandem.kvtransfer.frame import Frame, Reply, encode
+from tandem.kvtransfer.frame import MAX_REPLY_BYTES, Frame, Reply, encode
 from tandem.kvtransfer.transports.acceptor import hang_up
-from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
+from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, replies_of
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
 from tandem.kvtransfer.transports.ring import SenderRing, largest_payload
-from tandem.kvtransfer.transports.unixsocket import replies_of, socket_name
+from tandem.kvtransfer.transports.unixsocket import socket_name
 
 POSITION = struct.Struct("<Q")
 PURPOSE = b"shm/2"
@@ -67,7 +67,7 @@ class ShmLink:
             raise LinkClosedError(str(error)) from error
 
     def replies(self) -> Iterator[Reply]:
-        for reply in replies_of(self._socket):
+        for reply in replies_of(lambda: self._socket.recv(MAX_REPLY_BYTES + 1)):
             self._ring.free(reply.consumed)
             yield reply
 

@@ -20,12 +20,11 @@ from tandem.kvtransfer.frame import (
 from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S
 from tandem.kvtransfer.transports.credit import RingCredit
 from tandem.kvtransfer.transports.ring import MAX_RING_PAYLOAD_BYTES, RING_BYTES, ReceiverRing
 from tandem.kvtransfer.transports.shm import POSITION, introduced
-from tandem.kvtransfer.transports.unixsocket import UnixSocket, check_user
+from tandem.kvtransfer.transports.unixsocket import UnixPort
 
 MAX_LINKS = 512
 _MAX_POSITION = 1 << 63
@@ -38,23 +37,19 @@ class ShmListener:
         self, intake: Intake, secret: ClusterSecret, rank: Rank, runtime_dir: Path, ring_bytes: int = RING_BYTES
     ) -> None:
         self._intake, self._secret, self._rank, self._ring_bytes = intake, secret, rank, ring_bytes
-        self._listening = UnixSocket(runtime_dir)
-        self._acceptor = Acceptor(self._listening.socket, self._run, transport="shm", limit=MAX_LINKS)
+        self._port = UnixPort(runtime_dir, self._run, transport="shm", limit=MAX_LINKS)
 
     def start(self) -> None:
-        self._listening.bind()
-        self._acceptor.start()
+        self._port.open()
 
     def endpoint(self) -> Endpoint:
-        return Endpoint(rank=self._rank, transport="shm", host=host_id(), address=self._listening.address)
+        return Endpoint(rank=self._rank, transport="shm", host=host_id(), address=self._port.address)
 
     def close(self) -> None:
         """End every connection; after return no thread of it runs."""
-        self._acceptor.close()
-        self._listening.remove()
+        self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
-        check_user(self._listening, connection)
         connection.settimeout(DIAL_TIMEOUT_S)
         peer, answer = introduced(connection, self._secret)
         admit()

@@ -23,7 +23,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 
-from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_PAYLOAD_BYTES,
     MAX_REPLY_BYTES,
@@ -41,6 +41,7 @@ from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, P
 from tandem.kvtransfer.transports.credit import SenderWindow
 from tandem.kvtransfer.transports.handshake import Introduction
 from tandem.kvtransfer.transports.lane import Lane
+from tandem.kvtransfer.transports.tcpsocket import dial
 
 PURPOSE = b"tcp"
 MAX_SOCKETS = 16
@@ -53,12 +54,7 @@ PRELUDE = struct.Struct("<4sII")
 LINK_ID_BYTES = 16
 JOIN = struct.Struct(f"<{LINK_ID_BYTES}sBB")
 """What a socket adds to its introduction: its link's random id, its number in the link, and how many it has."""
-LOST_AFTER_S = 2
-"""An idle link is probed after a second without a packet; one second later it is lost. What was sent and is not
-acknowledged, or finds no room at the receiver, for so long ends the link too. Both are kept below the LEASE_S of
-the control channel, and must stay whole seconds: the system checks an idle link once a second."""
 _COMPLEMENT = 0xFFFFFFFF
-_MESSAGE = struct.Struct("<H")
 _REPLY = struct.Struct("<HH")
 _RECEIVE_BYTES = 1 << 16
 
@@ -95,14 +91,9 @@ class TcpLink:
         connected: list[socket.socket] = []
         try:
             for number in range(sockets):
-                connection = socket.create_connection(split_address(address), _remaining_s(deadline_s))
-                connected.append(connection)
-                tune(connection)
                 words = Introduction(PURPOSE, secret, peer, JOIN.pack(link_id, number, sockets))
-                challenge = receive_message(connection, NONCE_BYTES, deadline_s)
-                send_message(connection, words.hello(challenge))
-                words.check(receive_message(connection, ANSWER_BYTES, deadline_s))
-                connection.settimeout(None)
+                connected.append(dial(address, words, deadline_s))
+                connected[-1].settimeout(None)
         except (OSError, ValueError) as error:
             for connection in connected:
                 connection.close()
@@ -172,35 +163,6 @@ def sockets_for(cores: int) -> int:
     return max(1, min(MOST_SOCKETS, cores // CORES_A_SOCKET))
 
 
-def tune(connection: socket.socket) -> None:
-    """No delay for small frames; a peer that stops answering is given up after LOST_AFTER_S, also on an idle link."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LOST_AFTER_S - 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_S * 1000)
-
-
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[host]:port`. Raises ValueError."""
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def send_message(connection: socket.socket, data: bytes) -> None:
-    """One message of the handshake. Raises OSError."""
-    connection.sendall(_MESSAGE.pack(len(data)) + data)
-
-
-def receive_message(connection: socket.socket, most_bytes: int, deadline_s: float) -> bytes:
-    """One message of the handshake, all of it before `deadline_s` (monotonic). Raises OSError."""
-    (size,) = _MESSAGE.unpack(_receive(connection, _MESSAGE.size, deadline_s))
-    if size > most_bytes:
-        raise LinkClosedError(f"a message of {size} bytes in the handshake")
-    return _receive(connection, size, deadline_s)
-
-
 def receive_exactly(connection: socket.socket, room: memoryview) -> bool:
     """Fill `room`; False if the connection ended before its first byte. Raises OSError, also where it is cut short."""
     got = 0
@@ -226,24 +188,6 @@ def reply_message(reply: Reply) -> bytes:
     """A reply as it goes over the first socket."""
     data = encode_reply(reply)
     return _REPLY.pack(len(data), len(data) ^ 0xFFFF) + data
-
-
-def _receive(connection: socket.socket, size: int, deadline_s: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        connection.settimeout(_remaining_s(deadline_s))
-        part = connection.recv(size - len(data))
-        if not part:
-            raise LinkClosedError("the other end hung up: it refused, or does not know the cluster secret")
-        data += part
-    return data
-
-
-def _remaining_s(deadline_s: float) -> float:
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError("the handshake took too long")
-    return remaining_s
 
 
 def _messages(connection: socket.socket) -> Iterator[bytes]:

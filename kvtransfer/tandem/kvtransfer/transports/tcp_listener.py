@@ -6,7 +6,6 @@ import contextlib
 import logging
 import socket
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -26,11 +25,11 @@ from tandem.kvtransfer.frame import (
 from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.acceptor import Acceptor, hang_up
-from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, join_address
+from tandem.kvtransfer.transports.acceptor import hang_up
+from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.controlsocket import LAST_WORD_S
 from tandem.kvtransfer.transports.credit import ReceiverCredit
-from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
+from tandem.kvtransfer.transports.handshake import Admission
 from tandem.kvtransfer.transports.tcp import (
     JOIN,
     MAX_SOCKETS,
@@ -38,11 +37,9 @@ from tandem.kvtransfer.transports.tcp import (
     PURPOSE,
     head_size,
     receive_exactly,
-    receive_message,
     reply_message,
-    send_message,
-    tune,
 )
+from tandem.kvtransfer.transports.tcpsocket import TcpPort, meet, welcome
 
 MAX_CONNECTIONS = 1024
 _MAX_UNFINISHED = 4096
@@ -54,51 +51,33 @@ class TcpListener:
 
     def __init__(self, intake: Intake, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str) -> None:
         self._intake, self._secret, self._rank = intake, secret, rank
-        self._bind_host, self._advertise_host = bind_host, advertise_host
+        self._advertise_host = advertise_host
+        self._port = TcpPort(bind_host, self._run)
         self._lock = threading.Lock()
         self._links: dict[bytes, _Inbound] = {}
-        self._port = 0
-        self._acceptor: Acceptor | None = None
 
     def start(self) -> None:
         """Raises OSError if the address cannot be bound."""
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            self._bind_host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.bind(address)
-            self._port = listening.getsockname()[1]
-            self._acceptor = Acceptor(listening, self._run, transport="tcp", limit=MAX_CONNECTIONS)
-            self._acceptor.start()
-        except OSError:
-            listening.close()
-            raise
+        self._port.open("tcp", MAX_CONNECTIONS)
 
     def endpoint(self) -> Endpoint:
-        address = join_address(self._advertise_host, self._port)
+        address = self._port.address(self._advertise_host)
         return Endpoint(rank=self._rank, transport="tcp", host=host_id(), address=address)
 
     def close(self) -> None:
         """End every connection; after return no thread of it runs."""
-        if self._acceptor is not None:
-            self._acceptor.close()
+        self._port.close()
 
     def _run(self, connection: socket.socket, admit: Callable[[], None]) -> None:
         """One socket's life. Raises OSError if it is not let in."""
-        tune(connection)
-        deadline_s = time.monotonic() + DIAL_TIMEOUT_S
-        admission = Admission(PURPOSE, self._secret, JOIN.size)
-        connection.settimeout(DIAL_TIMEOUT_S)
-        send_message(connection, admission.challenge)
-        peer, extra, answer = admission.judge(receive_message(connection, MAX_HELLO_BYTES, deadline_s))
+        peer, extra, answer = meet(connection, Admission(PURPOSE, self._secret, JOIN.size))
         admit()
         connection.settimeout(None)
         link_id, number, sockets = JOIN.unpack(extra)
         inbound = self._join(link_id, peer, number, sockets, connection)
         reason = "the receiver broke off"
         try:
-            send_message(connection, answer)
+            welcome(connection, answer)
             reason = inbound.serve(connection)
         except OSError as error:
             reason = str(error)
