@@ -34,9 +34,8 @@ from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.streams import joined
+from tandem.workerhost.passing import handlers, joined
 from tandem.workerhost.wire import each
 from tools.made_up_worker import MadeUpWorker, let_in
 
@@ -86,7 +85,7 @@ class Worker:
 
     def __init__(self, name: str, role: RoleName, fabric: Fabric) -> None:
         self.name, self.role, self.incarnation = WorkerId(name), role, new_incarnation()
-        self.outbox: OutQueue[w.WorkerMessage] = OutQueue()
+        self.outbox = OutQueue()
         self._fabric = fabric
         self._announced: dict[str, Sequence] = {}
         self._handed_over: set[str] = set()
@@ -96,7 +95,7 @@ class Worker:
         self._is_changed = True
 
     def say(self, *, may_wait: bool = True, **message: Any) -> None:
-        self.outbox.put(w.WorkerMessage(**message), may_wait=may_wait)
+        self.outbox.put(w.WorkerMessage(**message).SerializeToString(), may_wait=may_wait)
 
     def submit(self, submit: w.Submit) -> None:
         now_s = time.monotonic()
@@ -232,15 +231,15 @@ class Fabric:
         )  # fmt: skip
 
 
-class _Servicer(w_grpc.WorkerServicer):
+class _Servicer:
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
 
-    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[w.WorkerMessage]:  # noqa: N802
+    async def Stream(self, requests: Any, context: Any) -> AsyncIterator[bytes]:  # noqa: N802
         await let_in(context, self._fabric.secret)
-        hello = (await anext(aiter(requests))).hello
+        hello = (await anext(aiter(requests))).message.hello
         worker = self._fabric.workers[hello.worker_incarnation]
-        yield w.WorkerMessage(hello=w.WorkerHello(info=self._fabric.facts(worker).info()))
+        yield w.WorkerMessage(hello=w.WorkerHello(info=self._fabric.facts(worker).info())).SerializeToString()
         reader = asyncio.create_task(self._read(worker, requests))
         try:
             while messages := await worker.outbox.take():
@@ -249,13 +248,13 @@ class _Servicer(w_grpc.WorkerServicer):
         finally:
             reader.cancel()
 
-    async def Peer(self, requests: Any, context: Any) -> AsyncIterator[w.PeerMessage]:  # noqa: N802
+    async def Peer(self, requests: Any, context: Any) -> AsyncIterator[bytes]:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "these workers hand over without a word")
-        yield w.PeerMessage()
+        yield b""
 
     async def _read(self, worker: Worker, requests: Any) -> None:
-        async for message in requests:
-            for one in each(message):
+        async for heard in requests:
+            for one in each(heard.message):
                 self._take(worker, one)
 
     @staticmethod
@@ -304,7 +303,8 @@ async def _run(arguments: argparse.Namespace) -> None:
         role = RoleName.DECODE if number % 2 else RoleName.PREFILL
         fabric.add(f"{role.value}-{number // 2}", role)
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    w_grpc.add_WorkerServicer_to_server(_Servicer(fabric), server)
+    servicer = _Servicer(fabric)
+    server.add_generic_rpc_handlers((handlers(servicer.Stream, servicer.Peer),))
     fabric.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     tasks = [

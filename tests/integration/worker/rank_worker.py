@@ -20,8 +20,8 @@ from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
+from tandem.workerhost.passing import ForRank
 from tandem.workerhost.server import WorkerService
 from tests.integration.worker.loopback import Loopback, Rank
 from tools.waiting import words_of
@@ -68,9 +68,10 @@ class RankWorker:
             profile=profile_to_wire(self.rank.shell.profile),
         )
 
-    def to_rank(self, message: e.HostToRank) -> None:
-        self.inbound.append(message)
-        said = message.router.message
+    def to_rank(self, message: ForRank) -> None:
+        heard = e.HostToRank.FromString(message.SerializeToString())
+        self.inbound.append(heard)
+        said = heard.router.message
         if said.HasField("submit"):
             self.submitted.append(said.submit.request)
         elif said.HasField("cancel"):
@@ -82,12 +83,12 @@ class RankWorker:
     def deliver(self, message: w.WorkerMessage, router: str) -> None:
         """From the ranks' thread: pass a message on to a router."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._service.to_router, router, message)
+            self._loop.call_soon_threadsafe(self._service.to_router, router, message.SerializeToString())
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         server = grpc.aio.server(interceptors=(SecretInterceptor(self.secret),), options=[("grpc.so_reuseport", 0)])
-        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
+        self._service.add_to(server)
         port = server.add_insecure_port(self.address or "127.0.0.1:0")
         await server.start()
         self.address, self._server = f"127.0.0.1:{port}", server

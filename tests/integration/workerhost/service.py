@@ -12,9 +12,11 @@ import grpc.aio
 
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
+from tandem.workerhost.passing import ForRank
 from tandem.workerhost.server import WorkerService
 
 SECRET = ClusterSecret(b"0123456789abcdef0123456789abcdef")
@@ -30,8 +32,8 @@ class Backend:
         self.got: asyncio.Queue[e.HostToRank] = asyncio.Queue()
         self.acknowledgements = 0
 
-    def to_rank(self, message: e.HostToRank) -> None:
-        self.got.put_nowait(message)
+    def to_rank(self, message: ForRank) -> None:
+        self.got.put_nowait(e.HostToRank.FromString(message.SerializeToString()))
 
     def acknowledged(self) -> None:
         self.acknowledgements += 1
@@ -41,7 +43,7 @@ class Backend:
 async def serving(backend: Backend) -> AsyncIterator[tuple[WorkerService, str]]:
     service = WorkerService(backend)
     server = grpc.aio.server(interceptors=(SecretInterceptor(SECRET),))
-    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)
+    service.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -49,6 +51,12 @@ async def serving(backend: Backend) -> AsyncIterator[tuple[WorkerService, str]]:
     finally:
         service.close_all()
         await server.stop(0.1)
+
+
+def for_peer(message: w.PeerMessage, address: str, incarnation: int = 77) -> p.PassedToPeer:
+    """What rank 0 says to d0, as its host has it."""
+    to = e.ToPeer(worker="d0", incarnation=incarnation, address=address, message=message)
+    return p.PassedToPeer.FromString(to.SerializeToString())
 
 
 def hello(major: int, minor: int, peer_incarnation: int = 77) -> w.PeerMessage:

@@ -12,12 +12,11 @@ import pytest
 
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.router import wire as router_wire
-from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.peers import PeerChannels
-from tests.integration.workerhost.service import SECRET, Backend, serving
+from tests.integration.workerhost.service import SECRET, Backend, for_peer, serving
 
 
 async def code_of(address: str, metadata: Any, *messages: w.RouterMessage) -> grpc.StatusCode:
@@ -95,11 +94,11 @@ def test_peers_talk_both_ways_and_hear_of_the_end() -> None:
         async with serving(receiver) as (service, address), asyncio.TaskGroup() as tasks:
             channels = PeerChannels(sender, SECRET, tasks)
             ask = w.PeerMessage(ticket_request=w.TicketRequest(request="r", attempt=1))
-            assert channels.send(e.ToPeer(worker="d0", incarnation=77, address=address, message=ask))
+            assert channels.send(for_peer(ask, address))
             heard = await asyncio.wait_for(receiver.got.get(), 5)
             assert (heard.peer.worker, heard.peer.message) == ("p0", ask)
             answer = w.PeerMessage(ticket=w.Ticket(request="r", attempt=1))
-            assert service.answer_peer("p0", answer)
+            assert service.answer_peer("p0", answer.SerializeToString())
             back = await asyncio.wait_for(sender.got.get(), 5)
             assert (back.peer.worker, back.peer.message) == ("d0", answer)
             channels.close()
@@ -117,7 +116,7 @@ def test_a_peer_of_another_incarnation_is_refused(incarnation: int) -> None:
         async with serving(Backend("d0", 77)) as (_, address), asyncio.TaskGroup() as tasks:
             channels = PeerChannels(sender, SECRET, tasks)
             ping = w.PeerMessage(ping=w.Ping())
-            channels.send(e.ToPeer(worker="d0", incarnation=incarnation, address=address, message=ping))
+            channels.send(for_peer(ping, address, incarnation))
             gone = await asyncio.wait_for(sender.got.get(), 5)
         return gone.peer_gone.reason
 
@@ -130,7 +129,7 @@ def test_unreachable_peer_is_reported(unused_port: Callable[[], int]) -> None:
         async with asyncio.TaskGroup() as tasks:
             channels = PeerChannels(sender, SECRET, tasks)
             address = f"127.0.0.1:{unused_port()}"
-            channels.send(e.ToPeer(worker="d0", incarnation=1, address=address, message=w.PeerMessage()))
+            channels.send(for_peer(w.PeerMessage(), address, 1))
             gone = await asyncio.wait_for(sender.got.get(), 10)
         return gone.peer_gone.reason
 

@@ -15,7 +15,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.peers import PeerChannels
-from tests.integration.workerhost.service import NOVELTY, SECRET, Backend, Stranger, hello, serving
+from tests.integration.workerhost.service import NOVELTY, SECRET, Backend, Stranger, for_peer, hello, serving
 
 MAJOR = PROTOCOL[0]
 
@@ -72,7 +72,7 @@ async def dialled(major: int, minor: int) -> e.HostToRank:
         async with asyncio.TaskGroup() as tasks:
             channels = PeerChannels(backend, SECRET, tasks)
             asked = w.PeerMessage(ticket_request=w.TicketRequest(request="r"))
-            to = e.ToPeer(worker="d0", incarnation=5, address=f"127.0.0.1:{port}", message=asked)
+            to = for_peer(asked, f"127.0.0.1:{port}", 5)
             assert channels.send(to)
             heard = await asyncio.wait_for(backend.got.get(), 10)
             channels.close()

@@ -20,10 +20,12 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost import rank_process, streams
 from tandem.workerhost.auth import call_metadata
+from tandem.workerhost.passing import ForRank
 from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_process import RankProcess
+from tandem.workerhost.ring import RingReader
 from tandem.workerhost.server import WorkerService
-from tests.integration.workerhost.service import SECRET, Backend, serving
+from tests.integration.workerhost.service import SECRET, Backend, for_peer, serving
 from tools.waiting import wait_for_async
 
 
@@ -86,7 +88,7 @@ def test_a_peer_that_never_answers_does_not_hold_up_the_end() -> None:
         async with asyncio.TaskGroup() as tasks:
             channels = PeerChannels(backend, SECRET, tasks)
             for incarnation in (1, 2):
-                to = e.ToPeer(worker="d0", incarnation=incarnation, address=address, message=w.PeerMessage())
+                to = for_peer(w.PeerMessage(), address, incarnation)
                 assert channels.send(to)
                 if incarnation == 1:  # the other one is not even begun
                     await wait_for_async(lambda: writers)
@@ -115,7 +117,7 @@ def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
             call = await open_stream(channel, "r")
             failed = w.RequestFailed(request="x", message="y" * 1_000_000)
             for _ in range(30):
-                service.to_router("r", w.WorkerMessage(failed=failed))
+                service.to_router("r", w.WorkerMessage(failed=failed).SerializeToString())
 
             async def is_gone() -> bool:
                 await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
@@ -132,13 +134,13 @@ def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 class Deaf(WorkerService):
     """A peer that says hello and pings, and reads nothing."""
 
-    async def Peer(self, requests: Any, context: Any) -> None:  # type: ignore[override]  # noqa: N802
+    async def Peer(self, requests: Any, context: Any) -> None:  # noqa: N802
         await anext(requests)
         mine = w.PeerHello(worker="d0", incarnation=77, peer_incarnation=5, protocol=PROTOCOL[0])
-        await context.write(w.PeerMessage(hello=mine))
+        await context.write(w.PeerMessage(hello=mine).SerializeToString())
         while True:
             await asyncio.sleep(0.05)
-            await context.write(w.PeerMessage(ping=w.Ping()))
+            await context.write(w.PeerMessage(ping=w.Ping()).SerializeToString())
 
 
 def test_a_peer_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,14 +148,14 @@ def test_a_peer_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def run() -> e.PeerGone:
         backend, deaf = Backend("p0", 5), grpc.aio.server()
-        worker_pb2_grpc.add_WorkerServicer_to_server(Deaf(Backend()), deaf)
+        Deaf(Backend()).add_to(deaf)
         address = f"127.0.0.1:{deaf.add_insecure_port('127.0.0.1:0')}"
         await deaf.start()
         try:
             async with asyncio.TaskGroup() as tasks:
                 channels = PeerChannels(backend, SECRET, tasks)
                 failed = w.PeerMessage(failed=w.TransferFailed(request="x" * 1_000_000))
-                to = e.ToPeer(worker="d0", incarnation=77, address=address, message=failed)
+                to = for_peer(failed, address)
                 for _ in range(30):
                     assert channels.send(to)
                 gone = (await asyncio.wait_for(backend.got.get(), 30)).peer_gone
@@ -175,7 +177,7 @@ def test_nobody_is_dialled_once_the_channels_are_closed() -> None:
         far, near = Backend(), Backend("p0", 5)
         async with serving(far) as (_, address):
             failed = w.PeerMessage(failed=w.TransferFailed(request="x"))
-            to = e.ToPeer(worker="d0", incarnation=77, address=address, message=failed)
+            to = for_peer(failed, address)
             async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
                 channels = PeerChannels(near, SECRET, tasks)
                 for drop in (channels.drop_all, channels.close):
@@ -194,7 +196,7 @@ def test_what_a_peer_says_and_the_rank_cannot_take_ends_its_channel_alone() -> N
     """Were it raised in the channel's task, it would end the whole worker."""
 
     class Full(Backend):
-        def to_rank(self, message: e.HostToRank) -> None:
+        def to_rank(self, message: ForRank) -> None:
             if message.HasField("peer"):
                 raise BufferError("rank 0 does not take its messages")
             super().to_rank(message)
@@ -204,9 +206,9 @@ def test_what_a_peer_says_and_the_rank_cannot_take_ends_its_channel_alone() -> N
         async with serving(Backend()) as (service, address), asyncio.TaskGroup() as tasks:
             channels = PeerChannels(backend, SECRET, tasks)
             ticket = w.PeerMessage(ticket=w.Ticket(request="r"))
-            to = e.ToPeer(worker="d0", incarnation=77, address=address, message=ticket)
+            to = for_peer(ticket, address)
             assert channels.send(to)
-            await wait_for_async(lambda: service.answer_peer("p0", ticket))
+            await wait_for_async(lambda: service.answer_peer("p0", ticket.SerializeToString()))
             gone = (await asyncio.wait_for(backend.got.get(), 5)).peer_gone
             channels.close()
             return gone
@@ -217,7 +219,7 @@ def test_what_a_peer_says_and_the_rank_cannot_take_ends_its_channel_alone() -> N
 
 def test_a_submission_that_fits_no_ring_is_refused() -> None:
     class Small(Backend):
-        def to_rank(self, message: e.HostToRank) -> None:
+        def to_rank(self, message: ForRank) -> None:
             if message.ByteSize() > 1000:
                 raise RequestTooLargeError("a message of so many bytes")
             super().to_rank(message)
@@ -250,5 +252,26 @@ def test_a_rank_that_takes_nothing_still_hears_who_is_gone(monkeypatch: pytest.M
         with pytest.raises(RequestTooLargeError):
             rank.send(e.HostToRank(router=e.FromRouter(router="r" * 5_000_000)))
         rank.close()
+
+    asyncio.run(run())
+
+
+def test_what_waits_for_a_rank_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages have up to 4 MiB: their number alone is no bound."""
+    monkeypatch.setattr(rank_process, "MAX_BACKLOG_BYTES", 6_000_000)
+
+    async def run() -> None:
+        rank = RankProcess(0, "nobody", Path(os.devnull), lambda _: None)
+        big = e.HostToRank(router=e.FromRouter(router="r" * 3_000_000))
+        for _ in range(4):  # two in the ring, two behind it
+            rank.send(big)
+        with pytest.raises(BufferError):
+            rank.send(big)
+        reader = RingReader(rank._to_rank)
+        assert len(reader.read_all()) == 2
+        await wait_for_async(lambda: not rank._backlog)
+        rank.send(big)
+        rank.close()
+        reader.close()
 
     asyncio.run(run())

@@ -14,7 +14,7 @@ class Wire:
 
     def __init__(self) -> None:
         self.incoming: asyncio.Queue[str] = asyncio.Queue()
-        self.written: list[str] = []
+        self.written: list[bytes] = []
 
     def __aiter__(self) -> Wire:
         return self
@@ -22,15 +22,15 @@ class Wire:
     async def __anext__(self) -> str:
         return await self.incoming.get()
 
-    async def write(self, message: str) -> None:
+    async def write(self, message: bytes) -> None:
         self.written.append(message)
 
 
 async def closed_as_a_message_comes(turns: int) -> tuple[str, list[Any]]:
-    wire, queue = Wire(), OutQueue[str]()
+    wire, queue = Wire(), OutQueue()
     heard: list[Any] = []
     stream = asyncio.create_task(run_stream(wire, heard.append, queue, wire))
-    queue.put("said")
+    queue.put(b"said")
     while not wire.written:
         await asyncio.sleep(0)
     queue.close()

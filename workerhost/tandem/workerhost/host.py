@@ -20,14 +20,15 @@ from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.hostid import host_id
 from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
 from tandem.workerhost.link_share import LinkShare
 from tandem.workerhost.membership import Membership
+from tandem.workerhost.passing import ForRank
 from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_group import START_AGAIN, RankGroup
-from tandem.workerhost.rank_watch import WATCH_EVERY_S
+from tandem.workerhost.rank_watch import LOADING_LOOKS, WATCH_EVERY_S
 from tandem.workerhost.server import WorkerService
 
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class WorkerHost:
     def info(self) -> w.WorkerInfo:
         return self._info
 
-    def to_rank(self, message: e.HostToRank) -> None:
+    def to_rank(self, message: ForRank) -> None:
         self._ranks.send(message)
 
     def acknowledged(self) -> None:
@@ -106,7 +107,10 @@ class WorkerHost:
         self, tasks: asyncio.TaskGroup, server: grpc.aio.Server, on_ready: Callable[[w.WorkerInfo], None]
     ) -> None:
         """Start, then watch and beat until cancelled (at any point)."""
-        self._info.CopyFrom(await self._start(tasks, server))
+        async with asyncio.TaskGroup() as loading:
+            watch = loading.create_task(self._watch_loading())
+            self._info.CopyFrom(await self._start(tasks, server))
+            watch.cancel()
         on_ready(self._info)
         async with asyncio.TaskGroup() as alive:
             alive.create_task(self._watch_pulse())
@@ -118,7 +122,7 @@ class WorkerHost:
         assert self._ready is not None
         ready = await self._ready
         self._peers = PeerChannels(self, self._secret, tasks)
-        worker_pb2_grpc.add_WorkerServicer_to_server(self._service, server)
+        self._service.add_to(server)
         servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -140,11 +144,11 @@ class WorkerHost:
 
     # ---- ranks -----------------------------------------------------------------------------------------------------
 
-    def _from_rank(self, rank: int, message: e.RankToHost) -> None:
+    def _from_rank(self, rank: int, message: p.FromRank) -> None:
         """What ranks say: rank 0 everything, the others only why they cannot go on."""
         kind = message.WhichOneof("kind")
         if kind == "router":
-            self._service.to_router(message.router.router, message.router.message)
+            self._service.to_router(message.router.router, message.router.message, may_wait=message.router.may_wait)
         elif kind == "peer":
             self._to_peer(message.peer)
         elif kind == "load":
@@ -167,7 +171,7 @@ class WorkerHost:
                 self._ready.set_exception(StartupError(message.fatal.message))
             self._ranks.note_fatal(rank, message.fatal)
 
-    def _to_peer(self, to: e.ToPeer) -> None:
+    def _to_peer(self, to: p.PassedToPeer) -> None:
         if not to.address and self._service.answer_peer(to.worker, to.message):
             return
         is_sent = self._peers is not None and self._peers.send(to)
@@ -187,6 +191,15 @@ class WorkerHost:
                 return  # it never started, and has said why
             raise
 
+    async def _watch_loading(self) -> None:
+        """A rank that stops or hangs before it is ready ends the worker, too."""
+        watch = self._ranks.watch(LOADING_LOOKS)
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            if silent := watch.look():
+                why = f"it has not ticked for {LOADING_LOOKS * WATCH_EVERY_S:g} s"
+                raise WorkerLostError(f"rank {silent[0]} hangs while it loads", why=why, todo=START_AGAIN)
+
     async def _watch_pulse(self) -> None:
         """A rank that has stopped ends the worker and its beats, and so does a step past its limit: a stuck engine.
 
@@ -194,10 +207,11 @@ class WorkerHost:
         know of a stopped rank in time, a single one too.
         """
         limit_s = self._config.settings.step_watchdog_s
+        watch = self._ranks.watch()
         while True:
             await asyncio.sleep(WATCH_EVERY_S)
-            silent = self._ranks.watch.look()
-            slowest, in_step_s = self._ranks.watch.step_s()
+            silent = watch.look()
+            slowest, in_step_s = watch.step_s()
             if silent:
                 raise WorkerLostError(f"rank {silent[0]} has stopped", why="it does not tick", todo=START_AGAIN)
             if in_step_s > limit_s:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from google.protobuf.message import DecodeError
+
+from tandem.core.logs import event
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.workerhost.ring import RingReader
+
+_log = logging.getLogger(__name__)
 
 
 class Mail(Protocol):
@@ -46,7 +52,11 @@ class Inbox:
         items: list[object] = []
         while self.posted:
             items.append(self.posted.popleft())
-        items.extend(e.HostToRank.FromString(data) for data in self.ring.read_all())
+        for data in self.ring.read_all():
+            try:
+                items.append(e.HostToRank.FromString(data))
+            except DecodeError:  # the host has read it; but not as deep in other messages as it lies here
+                event(_log, "message cannot be read", logging.WARNING, bytes=len(data))
         return items
 
     def close(self) -> None:

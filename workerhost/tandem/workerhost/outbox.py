@@ -76,7 +76,8 @@ class Outbox:
         self.to_router(router, w.WorkerMessage(failed=message))
 
     def to_router(self, router: RouterId, message: w.WorkerMessage) -> None:
-        self.put(e.RankToHost(router=e.ToRouter(router=router, message=message)))
+        to = e.ToRouter(router=router, message=message, may_wait=message.HasField("phase"))
+        self.put(e.RankToHost(router=to))
 
     def to_peer(self, worker: WorkerId, incarnation: Incarnation, message: w.PeerMessage, *, address: str = "") -> None:
         """Speak to another worker. `address` is dialled if there is no channel yet; "" answers on the one it opened."""

@@ -14,20 +14,13 @@ import grpc.aio
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.passing import SERVICE, Heard, from_peer, heard_from_peer
 from tandem.workerhost.server import Backend
-from tandem.workerhost.streams import (
-    CLOSED,
-    HELLO_TIMEOUT_S,
-    from_peer,
-    hello_refusal,
-    peer_hello,
-    run_stream,
-    told,
-)
+from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream, told
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
@@ -39,11 +32,11 @@ class PeerChannels:
 
     def __init__(self, backend: Backend, secret: ClusterSecret, tasks: asyncio.TaskGroup) -> None:
         self._backend, self._secret, self._tasks = backend, secret, tasks
-        self._channels: dict[tuple[str, int], OutQueue[w.PeerMessage]] = {}
+        self._channels: dict[tuple[str, int], OutQueue] = {}
         self._runs: dict[tuple[str, int], asyncio.Task[str]] = {}
         self._is_closed = False
 
-    def send(self, to: e.ToPeer) -> bool:
+    def send(self, to: p.PassedToPeer) -> bool:
         """Send to a peer that this worker dialled, or dials now if `to` has an address; False if neither, or closed."""
         key = (to.worker, to.incarnation)
         queue = self._channels.get(key)
@@ -66,13 +59,13 @@ class PeerChannels:
         self._is_closed = True
         self.drop_all()
 
-    async def _run(self, key: tuple[str, int], address: str, queue: OutQueue[w.PeerMessage]) -> str:
+    async def _run(self, key: tuple[str, int], address: str, queue: OutQueue) -> str:
         """Dial and talk until the channel ends; returns why it did."""
         worker, incarnation = key
         try:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-                stub: Any = worker_pb2_grpc.WorkerStub(channel)
-                call = stub.Peer(metadata=call_metadata(self._secret))
+                dial: Any = channel.stream_stream(f"/{SERVICE}/Peer", None, heard_from_peer)
+                call = dial(metadata=call_metadata(self._secret))
                 incoming = aiter(call)
                 if why := await self._greet(call, incoming, incarnation):
                     return why
@@ -95,7 +88,7 @@ class PeerChannels:
         gone = e.PeerGone(worker=worker, incarnation=incarnation, reason=reason)
         self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
-    async def _greet(self, call: Any, incoming: AsyncIterator[w.PeerMessage], incarnation: int) -> str:
+    async def _greet(self, call: Any, incoming: AsyncIterator[Heard[w.PeerMessage]], incarnation: int) -> str:
         """Exchange hellos; why the peer cannot be spoken to, "" if it can.
 
         Nothing more is written before the answer: a write into a refused call would hide why it was refused.
@@ -103,22 +96,22 @@ class PeerChannels:
         hello = peer_hello(self._backend.info, incarnation)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await call.write(w.PeerMessage(hello=hello))
+                await call.write(w.PeerMessage(hello=hello).SerializeToString())
                 answer = await anext(incoming, None)
         except TimeoutError:
             return f"it did not answer a hello within {HELLO_TIMEOUT_S:g} s"
-        return CLOSED if answer is None else hello_refusal(answer.hello)
+        return CLOSED if answer is None else hello_refusal(answer.message.hello)
 
-    def _hear(self, worker: str, incarnation: int) -> Callable[[w.PeerMessage], None]:
-        def handle(message: w.PeerMessage) -> None:
-            if not message.HasField("ping"):
-                self._backend.to_rank(from_peer(worker, incarnation, message))
+    def _hear(self, worker: str, incarnation: int) -> Callable[[Heard[w.PeerMessage]], None]:
+        def handle(heard: Heard[w.PeerMessage]) -> None:
+            if not heard.message.HasField("ping"):
+                self._backend.to_rank(from_peer(worker, incarnation, heard.data))
 
         return handle
 
     @staticmethod
-    async def _ping(queue: OutQueue[w.PeerMessage]) -> None:
+    async def _ping(queue: OutQueue) -> None:
         sequence = 0
-        while queue.put(w.PeerMessage(ping=w.Ping(sequence=sequence))):
+        while queue.put(w.PeerMessage(ping=w.Ping(sequence=sequence)).SerializeToString()):
             sequence += 1
             await asyncio.sleep(PING_EVERY_S)

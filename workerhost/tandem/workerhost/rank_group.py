@@ -16,8 +16,10 @@ from typing import NoReturn
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import WorkerLostError
 from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import passing_pb2 as p
+from tandem.workerhost.passing import ForRank
 from tandem.workerhost.rank_process import RankProcess
-from tandem.workerhost.rank_watch import RankWatch
+from tandem.workerhost.rank_watch import SILENT_LOOKS, RankWatch
 from tandem.workerhost.ring import RingPair
 
 MODULE = "tandem.worker.rank"
@@ -29,9 +31,7 @@ START_AGAIN = "it is started again"
 class RankGroup:
     """`on_message` is called on the event loop with (rank, message) for everything that ranks say."""
 
-    def __init__(
-        self, config: WorkerConfig, config_file: Path, on_message: Callable[[int, e.RankToHost], None]
-    ) -> None:
+    def __init__(self, config: WorkerConfig, config_file: Path, on_message: Callable[[int, p.FromRank], None]) -> None:
         size = config.settings.tp
         self._pairs = [RingPair.create(f"tandem-rank{rank}") for rank in range(1, size)]
         self._rendezvous = Path(config.runtime_dir) / f"{config.worker_id}-{secrets.token_hex(4)}.meet"
@@ -48,7 +48,6 @@ class RankGroup:
             self._ranks.append(
                 RankProcess(rank, MODULE, config_file, heard, arguments=arguments, descriptors=descriptors)
             )
-        self.watch = RankWatch([rank.pulse for rank in self._ranks])
 
     @property
     def size(self) -> int:
@@ -59,7 +58,11 @@ class RankGroup:
         """Process ids in rank order."""
         return [rank.pid for rank in self._ranks]
 
-    def send(self, message: e.HostToRank) -> None:
+    def watch(self, silent_looks: int = SILENT_LOOKS) -> RankWatch:
+        """Whether they tick, counted from now on."""
+        return RankWatch([rank.pulse for rank in self._ranks], silent_looks)
+
+    def send(self, message: ForRank) -> None:
         """To rank 0, in order; see RankProcess.send."""
         self._ranks[0].send(message)
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tandem.core.errors import RequestTooLargeError
-from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import passing_pb2 as p
+from tandem.workerhost.passing import ForRank
 from tandem.workerhost.pulse import Pulse
 from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
 
 RETRY_WRITE_S = 0.002
-MAX_BACKLOG = 10_000
+MAX_BACKLOG, MAX_BACKLOG_BYTES = 10_000, 64 << 20
 
 
 class RankProcess:
@@ -30,7 +31,7 @@ class RankProcess:
         rank: int,
         module: str,
         config: Path,
-        on_message: Callable[[e.RankToHost], None],
+        on_message: Callable[[p.FromRank], None],
         *,
         arguments: Sequence[str] = (),
         descriptors: Sequence[int] = (),
@@ -43,6 +44,7 @@ class RankProcess:
         self.pulse = Pulse.create(f"tandem-pulse{rank}")
         self._writer, self._reader = RingWriter(self._to_rank), RingReader(self._to_host)
         self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
         self._retry: asyncio.TimerHandle | None = None
         self._process: asyncio.subprocess.Process | None = None
 
@@ -70,7 +72,7 @@ class RankProcess:
         )
         asyncio.get_running_loop().add_reader(self._reader.filled, self.drain)
 
-    def send(self, message: e.HostToRank) -> None:
+    def send(self, message: ForRank) -> None:
         """Queue a message for the rank, in order; never blocks.
 
         Raises RequestTooLargeError for one that no ring can hold. If the rank takes nothing, raises BufferError for
@@ -83,9 +85,10 @@ class RankProcess:
             )
         if self._backlog or not self._writer.try_write(data):
             is_optional = message.WhichOneof("kind") in ("router", "peer")
-            if is_optional and len(self._backlog) >= MAX_BACKLOG:
+            if is_optional and (len(self._backlog) >= MAX_BACKLOG or self._backlog_bytes >= MAX_BACKLOG_BYTES):
                 raise BufferError(f"rank {self.rank} does not take its messages")
             self._backlog.append(data)
+            self._backlog_bytes += len(data)
             self._schedule_retry()
 
     async def wait(self) -> int:
@@ -120,7 +123,7 @@ class RankProcess:
     def drain(self) -> None:
         """Take what it has said so far."""
         for data in self._reader.read_all():
-            self._on_message(e.RankToHost.FromString(data))
+            self._on_message(p.FromRank.FromString(data))
 
     def _schedule_retry(self) -> None:
         if self._retry is None:
@@ -129,6 +132,6 @@ class RankProcess:
     def _flush_backlog(self) -> None:
         self._retry = None
         while self._backlog and self._writer.try_write(self._backlog[0]):
-            self._backlog.popleft()
+            self._backlog_bytes -= len(self._backlog.popleft())
         if self._backlog:
             self._schedule_retry()

@@ -15,10 +15,9 @@ from tandem.core.logs import event
 from tandem.core.streamversion import stream_refusal
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, from_peer, hello_refusal, joined, peer_hello, run_stream
-from tandem.workerhost.wire import each
+from tandem.workerhost.passing import ForRank, Heard, from_peer, from_router, handlers, joined
+from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream
 
 _log = logging.getLogger(__name__)
 
@@ -29,34 +28,39 @@ class Backend(Protocol):
     @property
     def info(self) -> w.WorkerInfo: ...
 
-    def to_rank(self, message: e.HostToRank) -> None: ...
+    def to_rank(self, message: ForRank) -> None: ...
 
     def acknowledged(self) -> None:
         """A router showed that it knows this incarnation: the lease may be renewed."""
 
 
-class WorkerService(worker_pb2_grpc.WorkerServicer):
+class WorkerService:
     """Holds one outgoing queue for every router and for every peer that dialled in."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._routers: dict[str, OutQueue[w.WorkerMessage]] = {}
-        self._peers: dict[str, OutQueue[w.PeerMessage]] = {}
-        self._last_load = w.LoadReport()
+        self._routers: dict[str, OutQueue] = {}
+        self._peers: dict[str, OutQueue] = {}
+        self._last_load = w.WorkerMessage(load=w.LoadReport()).SerializeToString()
 
-    def to_router(self, router: str, message: w.WorkerMessage) -> None:
-        """Send to a router, if it is connected; its requests end when it is not, so nothing waits for it."""
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """Serve both methods there."""
+        server.add_generic_rpc_handlers((handlers(self.Stream, self.Peer),))
+
+    def to_router(self, router: str, message: bytes, *, may_wait: bool = False) -> None:
+        """Send a WorkerMessage to a router, if it is connected; its requests end when it is not, so nothing waits for
+        it."""
         queue = self._routers.get(router)
         if queue is not None:
-            queue.put(message, may_wait=message.HasField("phase"))
+            queue.put(message, may_wait=may_wait)
 
     def broadcast_load(self, load: w.LoadReport) -> None:
         """A new load report for every router."""
-        self._last_load = load
+        self._last_load = w.WorkerMessage(load=load).SerializeToString()
         for queue in self._routers.values():
-            queue.put(w.WorkerMessage(load=load), may_wait=True)
+            queue.put(self._last_load, may_wait=True)
 
-    def answer_peer(self, worker: str, message: w.PeerMessage) -> bool:
+    def answer_peer(self, worker: str, message: bytes) -> bool:
         """Answer on the channel that this peer opened; False if it has none."""
         queue = self._peers.get(worker)
         return queue is not None and queue.put(message)
@@ -68,8 +72,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         for peer in list(self._peers.values()):
             peer.close()
 
-    async def Stream(self, requests: AsyncIterator[w.RouterMessage], context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        first = await _hello(requests, context)
+    async def Stream(self, requests: AsyncIterator[Heard[w.RouterMessage]], context: Any) -> None:  # noqa: N802
+        first = (await _hello(requests, context)).message
         if not first.HasField("hello") or not first.hello.router:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be a hello with an id")
         info = self._backend.info
@@ -79,32 +83,34 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if why:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         router = first.hello.router
-        queue: OutQueue[w.WorkerMessage] = OutQueue(router)
+        queue = OutQueue(router)
         if self._replace(self._routers, router, queue):  # the older stream's requests are over
             self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
-        queue.put(w.WorkerMessage(load=self._last_load))
+        queue.put(self._last_load)
 
-        def handle(message: w.RouterMessage) -> None:
+        def handle(heard: Heard[w.RouterMessage]) -> None:
             if self._routers.get(router) is not queue:  # superseded: its requests are over
                 return
-            if message.HasField("ping"):
+            if heard.message.HasField("ping"):
                 self._backend.acknowledged()
-                queue.put(w.WorkerMessage(pong=message.ping), may_wait=True)
+                queue.put(w.WorkerMessage(pong=heard.message.ping).SerializeToString(), may_wait=True)
                 return
             try:
-                self._backend.to_rank(e.HostToRank(router=e.FromRouter(router=router, message=message)))
+                self._backend.to_rank(from_router(router, heard.data))
             except RequestTooLargeError as error:
-                queue.put(w.WorkerMessage(failed=_refused(message.submit, error)))
+                queue.put(_refused(heard.message.submit, error).SerializeToString())
 
-        def handle_all(message: w.RouterMessage) -> None:
-            for one in each(message):
-                handle(one)
+        def handle_all(heard: Heard[w.RouterMessage]) -> None:
+            if not heard.message.HasField("batch"):
+                handle(heard)
+            for one in heard.message.batch.messages:
+                handle(Heard(one, one.SerializeToString()))
 
         event(_log, "router connected", router=router)
         why = CLOSED
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await context.write(w.WorkerMessage(hello=w.WorkerHello(info=info)))
+                await context.write(w.WorkerMessage(hello=w.WorkerHello(info=info)).SerializeToString())
             why = await run_stream(requests, handle_all, queue, context, joined)
         except TimeoutError:
             why = f"it did not take a hello within {HELLO_TIMEOUT_S:g} s"
@@ -114,8 +120,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
                 event(_log, "router gone", router=router, reason=why)
 
-    async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> None:  # type: ignore[override]  # noqa: N802
-        first = await _hello(requests, context)
+    async def Peer(self, requests: AsyncIterator[Heard[w.PeerMessage]], context: Any) -> None:  # noqa: N802
+        first = (await _hello(requests, context)).message
         info = self._backend.info
         hello = first.hello
         if not first.HasField("hello") or not hello.worker:
@@ -126,17 +132,17 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         if why:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
         peer = hello.worker
-        queue: OutQueue[w.PeerMessage] = OutQueue(peer)
+        queue = OutQueue(peer)
         if self._replace(self._peers, peer, queue):  # its transfers went with the older channel
             gone = e.PeerGone(worker=peer, reason="it opened another control channel")
             self._backend.to_rank(e.HostToRank(peer_gone=gone))
-        queue.put(w.PeerMessage(hello=peer_hello(info, hello.incarnation)))
+        queue.put(w.PeerMessage(hello=peer_hello(info, hello.incarnation)).SerializeToString())
 
-        def handle(message: w.PeerMessage) -> None:
-            if message.HasField("ping"):
-                queue.put(w.PeerMessage(ping=message.ping))
+        def handle(heard: Heard[w.PeerMessage]) -> None:
+            if heard.message.HasField("ping"):
+                queue.put(w.PeerMessage(ping=heard.message.ping).SerializeToString())
             elif self._peers.get(peer) is queue:
-                self._backend.to_rank(from_peer(peer, hello.incarnation, message))
+                self._backend.to_rank(from_peer(peer, hello.incarnation, heard.data))
 
         why = CLOSED
         try:
@@ -148,7 +154,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
     @staticmethod
-    def _replace(queues: dict[str, OutQueue[Any]], name: str, queue: OutQueue[Any]) -> bool:
+    def _replace(queues: dict[str, OutQueue], name: str, queue: OutQueue) -> bool:
         """A newer stream of the same peer supersedes the older one; whether there was one."""
         older = queues.get(name)
         queues[name] = queue
@@ -157,8 +163,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         return older is not None
 
 
-def _refused(submit: w.Submit, error: TandemError) -> w.RequestFailed:
-    return w.RequestFailed(request=submit.request, attempt=submit.attempt, code=error.code, message=error.message)
+def _refused(submit: w.Submit, error: TandemError) -> w.WorkerMessage:
+    failed = w.RequestFailed(request=submit.request, attempt=submit.attempt, code=error.code, message=error.message)
+    return w.WorkerMessage(failed=failed)
 
 
 async def _hello(requests: AsyncIterator[Any], context: Any) -> Any:

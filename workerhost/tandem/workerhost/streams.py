@@ -1,10 +1,9 @@
-"""A stream between two processes of the cluster, as either end runs it: hellos, batches, and the bounds of silence."""
+"""A stream between two processes of the cluster, as either end runs it: hellos and the bounds of silence."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 import grpc.aio
@@ -12,7 +11,6 @@ import grpc.aio
 from tandem.core import pairing
 from tandem.core.errors import RequestTooLargeError
 from tandem.core.liveness import LEASE_S
-from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.out_queue import OutQueue
 
@@ -20,8 +18,6 @@ HELLO_TIMEOUT_S = 5.0
 IDLE_TIMEOUT_S = LEASE_S
 """Both ends of every stream say something at least every 0.5 s; silence for this long means a dead peer. A stop has to
 be known, and what it held given back, with room left of 3 s."""
-BATCH_BYTES = 256 * 1024
-"""Past so much, the next message is another one."""
 CLOSED = "its control channel closed"
 
 
@@ -41,39 +37,12 @@ def hello_refusal(hello: w.PeerHello) -> str:
     return pairing.protocol_refusal((hello.protocol, hello.protocol_minor), pairing.PROTOCOL)
 
 
-def from_peer(worker: str, incarnation: int, message: w.PeerMessage) -> e.HostToRank:
-    """A peer's message as rank 0 gets it, stamped with the time of its arrival."""
-    stamped = e.FromPeer(worker=worker, incarnation=incarnation, message=message, received_s=time.monotonic())
-    return e.HostToRank(peer=stamped)
-
-
-def joined(messages: Sequence[w.WorkerMessage]) -> Iterator[w.WorkerMessage]:
-    """The same in fewer messages: each costs both ends more than what most of them say."""
-    if len(messages) == 1:  # most steps: neither measured nor copied
-        yield messages[0]
-        return
-    batch: list[w.WorkerMessage] = []
-    size = 0
-    for message in messages:
-        batch.append(message)
-        size += message.ByteSize()
-        if size > BATCH_BYTES:
-            yield _as_one(batch)
-            batch, size = [], 0
-    if batch:
-        yield _as_one(batch)
-
-
-def _as_one(messages: list[w.WorkerMessage]) -> w.WorkerMessage:
-    return messages[0] if len(messages) == 1 else w.WorkerMessage(batch=w.WorkerBatch(messages=messages))
-
-
 async def run_stream(
     incoming: AsyncIterator[Any],
     handle: Callable[[Any], None],
-    queue: OutQueue[Any],
+    queue: OutQueue,
     out: Any,
-    join: Callable[[Sequence[Any]], Iterable[Any]] = iter,
+    join: Callable[[Sequence[bytes]], Iterable[bytes]] = iter,
 ) -> str:
     """Read `incoming` into `handle`, and what `queue` gives, as `join` puts it, into `out.write`, until either end
     leaves, falls silent or takes nothing. Closes the queue; returns why it ended.

@@ -306,7 +306,10 @@ class ToRouter(_message.Message):
 
     ROUTER_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    MAY_WAIT_FIELD_NUMBER: _builtins.int
     router: _builtins.str
+    may_wait: _builtins.bool
+    """The next message to this router may take it along."""
     @_builtins.property
     def message(self) -> _router_stream_pb2.WorkerMessage: ...
     def __init__(
@@ -314,10 +317,11 @@ class ToRouter(_message.Message):
         *,
         router: _builtins.str = ...,
         message: _router_stream_pb2.WorkerMessage | None = ...,
+        may_wait: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "router", b"router"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["may_wait", b"may_wait", "message", b"message", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,77 @@
+"""How the host passes messages on between its streams and rank 0: as the bytes that came. What others say is read once,
+for what is the host's own and to be sure that it can be read; what ranks say is not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+
+import grpc
+
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import passing_pb2 as p
+from tandem.rpc.v1 import worker_pb2 as w
+
+SERVICE = "tandem.rpc.v1.Worker"
+BATCH_BYTES = 256 * 1024
+"""Past so much, the next message is another one."""
+Said = TypeVar("Said", w.RouterMessage, w.PeerMessage)
+ForRank: TypeAlias = e.HostToRank | p.ToRank
+
+
+class Heard(NamedTuple, Generic[Said]):
+    """A message as it came, and what it says."""
+
+    message: Said
+    data: bytes
+
+
+def heard_from_router(data: bytes) -> Heard[w.RouterMessage]:
+    """Raises DecodeError."""
+    return Heard(w.RouterMessage.FromString(data), data)
+
+
+def heard_from_peer(data: bytes) -> Heard[w.PeerMessage]:
+    """Raises DecodeError."""
+    return Heard(w.PeerMessage.FromString(data), data)
+
+
+def handlers(stream: Callable[..., Any], peer: Callable[..., Any]) -> grpc.GenericRpcHandler[Any, Any]:
+    """The service `Worker`: both methods get an iterator of `Heard`, and write bytes."""
+    methods = {
+        "Stream": grpc.stream_stream_rpc_method_handler(stream, request_deserializer=heard_from_router),
+        "Peer": grpc.stream_stream_rpc_method_handler(peer, request_deserializer=heard_from_peer),
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+
+def from_router(router: str, data: bytes) -> p.ToRank:
+    """A router's message as rank 0 gets it."""
+    return p.ToRank(router=p.PassedFromRouter(router=router, message=data))
+
+
+def from_peer(worker: str, incarnation: int, data: bytes) -> p.ToRank:
+    """A peer's message as rank 0 gets it, stamped with the time of its arrival."""
+    stamped = p.PassedFromPeer(worker=worker, incarnation=incarnation, message=data, received_s=time.monotonic())
+    return p.ToRank(peer=stamped)
+
+
+def joined(messages: Sequence[bytes]) -> Iterator[bytes]:
+    """The same WorkerMessages in fewer: each costs both ends more than what most of them say."""
+    batch: list[bytes] = []
+    size = 0
+    for message in messages:
+        batch.append(message)
+        size += len(message)
+        if size > BATCH_BYTES:
+            yield _as_one(batch)
+            batch, size = [], 0
+    if batch:
+        yield _as_one(batch)
+
+
+def _as_one(messages: list[bytes]) -> bytes:
+    if len(messages) == 1:  # most steps
+        return messages[0]
+    return p.PassedWorkerMessage(batch=p.PassedBatch(messages=messages)).SerializeToString()
