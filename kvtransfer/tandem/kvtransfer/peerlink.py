@@ -32,6 +32,9 @@ from tandem.kvtransfer.transports.dialling import Candidate, dial, dial_first
 _log = logging.getLogger(__name__)
 IDLE_S = 0.2
 """Nothing to send for so long: time to look after the link itself."""
+REST_S = 5.0
+"""After that, if nothing was to be done: only time changes what may be due, a failure that is tried again at the
+earliest 10 s later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,14 +211,17 @@ class PeerLink:
         """The next job; while there is none, or none for long enough, the link is looked after."""
         if self._care is None:
             return self._jobs.get()
+        pause_s = IDLE_S
         while True:
             if self._care.is_overdue():
                 self._care.attend(line)
             try:
-                return self._jobs.get(timeout=IDLE_S)
+                return self._jobs.get(timeout=pause_s)
             except queue.Empty:
+                pause_s = IDLE_S
                 if not self._meter.is_busy:
                     self._care.attend(line)
+                    pause_s = IDLE_S if self._care.is_pending else REST_S
 
     def _write(self, link: Link, job: Push | Control) -> None:
         before, transfer = self._writer.bytes, job.outgoing.ticket.transfer

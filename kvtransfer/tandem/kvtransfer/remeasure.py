@@ -49,6 +49,12 @@ class Remeasure:
             self._wrong_since_s = now_s
         return now_s - self._wrong_since_s > PATIENCE_S
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether there will be more to do soon, though the link stay idle."""
+        is_measuring = self._others is not None and self._others.is_alive()
+        return is_measuring or self._clock.now_s() < self._not_before_s
+
     def attend(self, line: Line) -> None:
         """Measure again what has to be; returns soon if that is nothing. Raises LinkClosedError."""
         if self._others is not None and self._others.is_alive():

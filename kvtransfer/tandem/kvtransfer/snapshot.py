@@ -28,6 +28,11 @@ class OpenTransfer:
 
 def open_transfer(ticket: Ticket, state: TransferState, moved_bytes: int) -> OpenTransfer:
     """The snapshot of one end."""
+    return snapshot_of(ticket, state.phase, state.age_s(), moved_bytes)
+
+
+def snapshot_of(ticket: Ticket, phase: TransferPhase, age_s: float, moved_bytes: int) -> OpenTransfer:
+    """What a ticket says of its transfer, and how far that is."""
     return OpenTransfer(
         transfer=ticket.transfer,
         request=ticket.request,
@@ -36,7 +41,7 @@ def open_transfer(ticket: Ticket, state: TransferState, moved_bytes: int) -> Ope
         sender_incarnation=ticket.sender_incarnation,
         receiver=ticket.receiver,
         receiver_incarnation=ticket.receiver_incarnation,
-        phase=state.phase,
-        age_s=state.age_s(),
+        phase=phase,
+        age_s=age_s,
         bytes=moved_bytes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import select
 import threading
 from collections.abc import Callable, Sequence
@@ -21,9 +22,10 @@ OnReport = Callable[[Rank, Report], None]
 
 
 class Followers:
-    """All ranks but this one. `broadcast` may be called from any thread; reports go to whoever `listen`s.
+    """All ranks but this one. Reports go to whoever `listen`s.
 
-    `on_lost` is called once, from the reading thread, if that thread cannot go on.
+    `broadcast` waits for followers that are behind: it is for the step loop. Whoever must not wait, for a follower may
+    wait for it, calls `broadcast_soon`. `on_lost` is called from a thread of this object that cannot go on.
     """
 
     def __init__(self, pairs: Sequence[RingPair], on_lost: Callable[[Exception], None]) -> None:
@@ -34,7 +36,7 @@ class Followers:
         self._writers = [RingWriter(pair.commands) for pair in pairs]
         self._readers = [RingReader(pair.reports) for pair in pairs]
         self._on_lost = on_lost
-        self._lock = threading.Lock()  # guards the writers: transport threads cancel what failed elsewhere
+        self._lock = threading.Lock()  # guards the writers
         self._lost: WorkerLostError | None = None
         self._listeners: list[OnReport] = []
         self._news = threading.Condition()  # guards the three below
@@ -43,6 +45,8 @@ class Followers:
         self._links: dict[Rank, tuple[LinkInfo, ...]] = {}
         self._stop = os.eventfd(0, os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._read, name="followers", daemon=True)
+        self._soon: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._speaker = threading.Thread(target=self._speak, name="to-followers", daemon=True)
 
     @property
     def ranks(self) -> tuple[Rank, ...]:
@@ -54,6 +58,7 @@ class Followers:
 
     def start(self) -> None:
         self._thread.start()
+        self._speaker.start()
 
     def wait_ready(self, timeout_s: float) -> None:
         """Until every follower has said hello. Raises StartupError."""
@@ -91,9 +96,15 @@ class Followers:
                     self._lost = WorkerLostError(f"rank {rank} takes no commands", why=str(error))
                     raise self._lost from error
 
+    def broadcast_soon(self, command: Command) -> None:
+        """The same from any thread and without waiting, somewhere among the commands of others."""
+        self._soon.put(command)
+
     def close(self) -> None:
         """Tell the followers to end, and stop reading. The rings stay the host's."""
         try:
+            self._soon.put(None)
+            self._speaker.join()
             self.broadcast(Stop())
         finally:
             os.eventfd_write(self._stop, 1)
@@ -101,6 +112,13 @@ class Followers:
             for end in (*self._writers, *self._readers):
                 end.close()
             os.close(self._stop)
+
+    def _speak(self) -> None:
+        try:
+            while (command := self._soon.get()) is not None:
+                self.broadcast(command)
+        except Exception as error:  # noqa: BLE001 - whatever it was, the followers no longer hear what they must
+            self._on_lost(error)
 
     def _read(self) -> None:
         by_descriptor = {reader.filled: (Rank(place + 1), reader) for place, reader in enumerate(self._readers)}

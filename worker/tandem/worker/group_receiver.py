@@ -21,8 +21,8 @@ HERE = Rank(0)
 class GroupReceiver:
     """A `ReceivingEnd`: one call for all ranks, one event from all ranks.
 
-    What it promises about blocks rests on the order of commands: a follower has fenced a cancelled transfer before it
-    obeys any step, copy or ticket that uses the blocks again.
+    What it promises about blocks rests on the order of the step loop's commands: a follower has fenced a transfer that
+    the step loop cancelled before it obeys any step, copy or ticket that uses the blocks again.
     """
 
     def __init__(
@@ -113,6 +113,6 @@ class GroupReceiver:
             reason = f"rank {rank} failed"
             if rank != HERE:
                 self._local.cancel(event.transfer, reason)
-            self._followers.broadcast(CancelReceiving(event.transfer, reason))
+            self._followers.broadcast_soon(CancelReceiving(event.transfer, reason))
         if verdict.report is not None:
             self._post(verdict.report)

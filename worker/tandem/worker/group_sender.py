@@ -9,7 +9,7 @@ from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId
 from tandem.kvtransfer.events import Quiesced, SenderEvent, SendFailed, Sent
 from tandem.kvtransfer.peerlink import LinkInfo
 from tandem.kvtransfer.sender import TransferSender
-from tandem.kvtransfer.snapshot import OpenTransfer
+from tandem.kvtransfer.snapshot import OpenTransfer, snapshot_of
 from tandem.kvtransfer.state import TransferPhase
 from tandem.kvtransfer.ticket import Ticket
 from tandem.worker.commands import CancelSending, Finish, Open, Push
@@ -80,7 +80,7 @@ class GroupSender:
         local = self._local.transfers()
         listed, now_s = {one.transfer for one in local}, self._clock.now_s()
         elsewhere = [
-            _unfinished(ticket, now_s - opened_s)
+            snapshot_of(ticket, TransferPhase.PUSHING, now_s - opened_s, moved_bytes=0)
             for transfer, (ticket, opened_s) in self._opened.items()
             if transfer not in listed and self._tally.is_open(transfer)
         ]
@@ -103,23 +103,8 @@ class GroupSender:
     def _note(self, rank: Rank, event: SenderEvent) -> None:
         verdict = self._tally.note(rank, event)
         if verdict.cancels_others:
-            self._followers.broadcast(CancelSending(event.transfer))
+            self._followers.broadcast_soon(CancelSending(event.transfer))
             if rank != HERE:
                 self._local.cancel(event.transfer)
         if verdict.report is not None:
             self._post(verdict.report)
-
-
-def _unfinished(ticket: Ticket, age_s: float) -> OpenTransfer:
-    return OpenTransfer(
-        transfer=ticket.transfer,
-        request=ticket.request,
-        attempt=ticket.attempt,
-        sender=ticket.sender,
-        sender_incarnation=ticket.sender_incarnation,
-        receiver=ticket.receiver,
-        receiver_incarnation=ticket.receiver_incarnation,
-        phase=TransferPhase.PUSHING,
-        age_s=age_s,
-        bytes=0,
-    )
