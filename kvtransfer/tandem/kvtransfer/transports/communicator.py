@@ -220,14 +220,20 @@ class _Calls:
 
 class _GlooTransfer:
     def __init__(self, work: Any, calls: _Calls) -> None:
-        self._work, self._calls = work, calls
+        self._work: Any = work
+        self._calls = calls
 
     def wait(self) -> None:
-        try:
-            with self._calls.one():
+        """Once. The work is freed here: that calls gloo, too."""
+        why = ""
+        with self._calls.one():
+            try:
                 self._work.wait(timedelta(seconds=PAYLOAD_TIMEOUT_S))
-        except RuntimeError as error:
-            raise LinkClosedError(first_line(error)) from error
+            except RuntimeError as error:
+                why = first_line(error)
+            self._work = None
+        if why:
+            raise LinkClosedError(why)
 
 
 def first_line(error: Exception) -> str:
