@@ -1,4 +1,5 @@
-"""Marks come from the path; every test process keeps to one compute thread, so that parallel parts do not starve."""
+"""Marks come from the path; every test process keeps to one compute thread, so that parallel parts do not starve; no
+test of random input fails because the machine is busy."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 TESTS = Path(__file__).resolve().parent
 KINDS = ("unit", "integration", "e2e", "chaos", "gpu")
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,9 +1,9 @@
 """Changes the code in small ways and looks whether a test notices: transfer, ledger, scheduler, hashes, index, policy.
 
-A seeded sample of cosmic-ray's mutants of every target (`--sample` each; 0 = all). Each is put into a copy of the
-project, and the target's tests run there. Survivors that change no behaviour are named with the reason in
-harmless.json and do not count. Finished mutants are kept in --out, those of files that have changed since are tried
-again; `--again` tries survivors again, after tests were written for them.
+A seeded sample of cosmic-ray's mutants of every target (`--sample` each; 0 = all; a larger one holds the smaller). Each
+is put into a copy of the project, and the target's tests run there. Survivors that change no behaviour are named with
+the reason in harmless.json and do not count. Finished mutants are kept in --out, those of files that have changed since
+are tried again; `--again` tries survivors again, after tests were written for them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _HARMLESS = Path(__file__).with_name("harmless.json")
 
 def main() -> int:
     arguments = _arguments()
-    about = {"seed": arguments.seed, "sample": arguments.sample}
-    record = Record(arguments.out, "mutation", about, is_fresh=arguments.fresh)
+    record = Record(arguments.out, "mutation", {"seed": arguments.seed}, is_fresh=arguments.fresh)
     entries: dict[str, dict[str, Any]] = record.content.setdefault("targets", {})
     until_s = time.monotonic() + arguments.budget_s
     names = arguments.target or list(TARGETS)
@@ -83,19 +82,19 @@ def _tried(
     left = [mutant for mutant in sample if mutant.key not in entry["tried"]]
     if not left:
         return
-    first = houses.get()
-    normal_s = first.timed(target.tests)
-    houses.put(first)
-    print(f"{len(left)} mutants, {normal_s:.1f} s each at most where none is noticed", flush=True)
+    print(f"{len(left)} mutants of {target.files[0]} and its like", flush=True)
+    normal_s: dict[tuple[str, ...], float] = {}  # by what has to notice
 
     def run(mutant: Mutant) -> str:
         code = (ROOT / mutant.file).read_text()
         changed = mutant.source(code)
         if changed is None:
             raise RuntimeError(f"no mutant {mutant.key}")
-        house = houses.get()
+        tests, house = target.tests_of(mutant.file), houses.get()
         try:
-            outcome = house.try_out(mutant.file, changed, target.tests, normal_s)
+            if tests not in normal_s:
+                normal_s[tests] = house.timed(tests)
+            outcome = house.try_out(mutant.file, changed, tests, normal_s[tests])
         finally:
             houses.put(house)
         return f"{_SURVIVED}{change(code, changed)}" if outcome is Outcome.PASSED else outcome.value
@@ -119,7 +118,8 @@ def change(before: str, after: str) -> str:
 
 
 def _sample(found: Sequence[Mutant], count: int, seed: int) -> Sequence[Mutant]:
-    return Random(seed).sample(found, count) if 0 < count < len(found) else found
+    """The first ones of an order that only the seed decides."""
+    return Random(seed).sample(found, len(found))[: count or None]
 
 
 def _score(entry: Mapping[str, Any]) -> float:

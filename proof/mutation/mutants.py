@@ -14,8 +14,9 @@ from cosmic_ray.mutating import mutate_code
 from cosmic_ray.work_db import WorkDB, use_db
 
 Position = tuple[int, int]
-_SAME = ("Is", "IsNot")
-"""In place of == and !=: the same for nearly all that is compared here, small numbers, enums and None."""
+_SAME = ("_Eq_Is", "_NotEq_IsNot", "_Is_Eq", "_IsNot_NotEq")
+"""Identity in place of equality, or the other way round: the same for nearly all that is compared here, small numbers,
+enums, None and objects that are equal to none but themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def mutants(root: Path, files: Sequence[str]) -> list[Mutant]:
     for spec in found:
         file = Path(spec.module_path).relative_to(root).as_posix()
         begin: Position = tuple(spec.start_pos)
-        if spec.operator_name.rpartition("_")[2] in _SAME or begin[0] in unreached[file]:
+        if spec.operator_name.endswith(_SAME) or begin[0] in unreached[file]:
             continue
         if not any(first <= begin < last for first, last in silent[file]):
             kept.append(
@@ -58,24 +59,37 @@ def mutants(root: Path, files: Sequence[str]) -> list[Mutant]:
 
 
 def _silent(code: str) -> Iterator[tuple[Position, Position]]:
-    """Where a change is none: annotations are not evaluated, records are frozen for mypy and have slots for speed, and
-    what errors and log lines say is for people."""
+    """Where a change is none: annotations are not evaluated, nor is anything of a signature but its defaults, records
+    are frozen for mypy and have slots for speed, that lengths are equal is what zip asserts, and what errors and log
+    lines say is for people."""
     for node in ast.walk(ast.parse(code)):
         parts: list[ast.AST | None] = []
-        if isinstance(node, ast.arg | ast.AnnAssign):
+        if isinstance(node, ast.AnnAssign):
             parts = [node.annotation]
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            parts = [node.returns]
+            yield from _around_defaults(node)
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             parts = [*node.exc.args, *(keyword.value for keyword in node.exc.keywords)]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "event":
             parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "zip":
+            parts = [keyword.value for keyword in node.keywords]
         elif isinstance(node, ast.ClassDef):
             for decorator in node.decorator_list:  # from its "@" on
                 yield (decorator.lineno, 0), _span(decorator)[1]
         for part in parts:
             if part is not None:
                 yield _span(part)
+
+
+def _around_defaults(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[Position, Position]]:
+    """The signature from "def" to the body, without what defaults say."""
+    begin = (function.lineno, function.col_offset)
+    for default in (*function.args.defaults, *filter(None, function.args.kw_defaults)):
+        first, last = _span(default)
+        yield begin, first
+        begin = last
+    yield begin, _span(function.body[0])[0]
 
 
 def _unreached(code: str) -> set[int]:

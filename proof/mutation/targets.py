@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -12,15 +13,22 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True, slots=True)
 class Target:
     """`files` are globs from the root. `tests` run in this order and end with the first that fails: quick ones first.
-    `left_out`: files among these that no test here can run, with the reason."""
+    `left_out`: files among these that no test here can run, with the reason. `words`: which of `tests` have to notice a
+    change of these files (glob → what pytest's -k takes), where all of them would take minutes a mutant."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
     left_out: Mapping[str, str]
+    words: Mapping[str, str] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
         found = (path.relative_to(ROOT).as_posix() for pattern in self.files for path in sorted(ROOT.glob(pattern)))
         return [path for path in found if path not in self.left_out and not path.endswith("__init__.py")]
+
+    def tests_of(self, path: str) -> tuple[str, ...]:
+        """What pytest takes to run the tests that have to notice a change of this file."""
+        word = next((word for pattern, word in self.words.items() if fnmatch(path, pattern)), "")
+        return (*self.tests, "-k", word) if word else self.tests
 
 
 _NEEDS_GPU = "runs on a CUDA device only"
@@ -42,9 +50,10 @@ TARGETS: Mapping[str, Target] = {
             "engine/tandem/engine/scheduler.py", "engine/tandem/engine/pace.py", "core/tandem/core/prefill_queue.py",
         ),
         tests=(
-            "tests/unit/core/test_prefill_queue.py", "tests/unit/engine/test_scheduler.py",
-            "tests/unit/engine/test_engine.py", "tests/unit/engine/test_engine_states.py",
-            "tests/unit/engine/test_hand_over.py",
+            "tests/unit/core/test_prefill_queue.py", "tests/unit/engine/test_pace.py",
+            "tests/unit/engine/test_scheduler.py", "tests/unit/engine/test_engine.py",
+            "tests/unit/engine/test_hand_over.py", "tests/unit/engine/test_prompt_logprobs.py",
+            "tests/unit/docs/test_routing.py", "tests/unit/engine/test_engine_states.py",
         ),
         left_out={},
     ),
@@ -53,7 +62,10 @@ TARGETS: Mapping[str, Target] = {
             "router/tandem/router/policies/*.py", "router/tandem/router/plan.py", "router/tandem/router/estimates.py",
             "router/tandem/router/sources.py",
         ),
-        tests=("tests/unit/router/policies", "tests/unit/router/test_plan.py", "tests/unit/router/test_sources.py"),
+        tests=(
+            "tests/unit/router/test_plan.py", "tests/unit/router/test_sources.py", "tests/unit/router/policies",
+            "tests/unit/docs/test_routing.py",
+        ),
         left_out={},
     ),
     "replica": Target(
@@ -62,14 +74,29 @@ TARGETS: Mapping[str, Target] = {
             "prefixindex/tandem/prefixindex/shards.py", "prefixindex/tandem/prefixindex/speculation.py",
         ),
         tests=(
-            "tests/unit/prefixindex", "tests/integration/prefixindex/test_publish_and_follow.py",
-            "tests/integration/prefixindex/test_lost_events.py", "tests/integration/prefixindex/test_convergence.py",
+            "tests/unit/prefixindex/test_block_table.py", "tests/unit/prefixindex/test_speculation.py",
+            "tests/unit/prefixindex/test_shared_speculation.py", "tests/unit/prefixindex/test_replica_checks.py",
+            "tests/unit/docs/test_index.py", "tests/integration/prefixindex/test_reading.py",
+            "tests/integration/prefixindex/test_publish_and_follow.py",
         ),
         left_out={},
     ),
     "kvtransfer": Target(
         files=("kvtransfer/tandem/kvtransfer/*.py", f"{_TRANSPORTS}/*.py"),
-        tests=("tests/unit/kvtransfer", "tests/unit/protocol", "tests/integration/kvtransfer"),
-        left_out={f"{_TRANSPORTS}/nccl.py": _NEEDS_GPU, f"{_TRANSPORTS}/cudamemory.py": _NEEDS_GPU},
+        tests=("tests/unit/kvtransfer", "tests/unit/docs/test_transfer.py", "tests/integration/kvtransfer"),
+        left_out={f"{_TRANSPORTS}/{name}.py": _NEEDS_GPU for name in ("nccl", "cudamemory", "cudadriver")},
+        words={
+            f"{_TRANSPORTS}/tcp*": "unit or tcp",
+            f"{_TRANSPORTS}/grpc*": "unit or grpc",
+            f"{_TRANSPORTS}/col*": "unit or gloo or collective",
+            f"{_TRANSPORTS}/com*": "unit or gloo or collective",
+            f"{_TRANSPORTS}/ipc*": "unit or ipc",
+            f"{_TRANSPORTS}/slotwords*": "unit or ipc",
+            f"{_TRANSPORTS}/device*": "unit or ipc",
+            f"{_TRANSPORTS}/fillable*": "unit or ipc",
+            f"{_TRANSPORTS}/lane*": "unit or tcp",
+            f"{_TRANSPORTS}/*": "unit or shm",
+            "*": "unit or shm or choice or measured or peerlink",
+        },
     ),
 }  # fmt: skip

@@ -60,8 +60,3 @@ def chain(
         parent = BlockHash(hashlib.sha256(parent + data[start : start + size]).digest()[:HASH_BYTES])
         hashes.append(parent)
     return hashes
-
-
-def digest_xor(digest: int, block: BlockHash) -> int:
-    """Fold one hash in or out of the order-free digest that heartbeats carry (the xor of all held hashes)."""
-    return digest ^ int.from_bytes(block, "little")

@@ -54,9 +54,7 @@ class StepPlan:
 class Scheduler:
     """Queues and step plans. Owned by the step loop's thread; blocks live in `space`."""
 
-    def __init__(
-        self, space: BlockSpace, config: SchedulerConfig, pace: StepPace, max_scored_tokens: int = 1 << 20
-    ) -> None:
+    def __init__(self, space: BlockSpace, config: SchedulerConfig, pace: StepPace, max_scored_tokens: int) -> None:
         """`max_scored_tokens` bounds the prompt tokens whose logits one step computes; one block always fits."""
         self._space, self._config, self._pace = space, config, pace
         self._max_scored_tokens = max(max_scored_tokens, space.block_tokens)

@@ -205,7 +205,8 @@ class Estimates:
         return short / decode.total_blocks * ANSWER_TOKENS * step_s
 
     def _saved_s(self, worker: Candidate, other: Candidate) -> float:
-        """Seconds by which fetching the prefix from `other` is sooner than computing it; 0 where that cannot be."""
+        """Seconds by which fetching the prefix from `other` is sooner than computing it, or later; 0 where that cannot
+        be."""
         ours, theirs = worker.profile, other.profile
         if ours is None or theirs is None or not ours.layout.groups:
             return 0.0
@@ -217,10 +218,9 @@ class Estimates:
         fetch_s = FETCH_SETUP_S + gained * self._bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
         start = worker.reusable_tokens
         saved_s = self.prefill_speed(worker).seconds(gained, attended(start, start + gained)) - fetch_s
-        if saved_s <= 0 or not self.fits(other, worker):
-            return 0.0
         # What is computed upon lossy blocks, and handed over, would not be exact.
-        return saved_s if not self._lossy_name(other, worker) else 0.0
+        is_exact = self.fits(other, worker) and not self._lossy_name(other, worker)
+        return saved_s if is_exact else 0.0
 
     def _lossy_name(self, sender: Candidate, receiver: Candidate) -> str:
         """HashRoot.lossy of what the receiver gets; they must fit."""

@@ -18,9 +18,13 @@ from dataclasses import dataclass
 class Pair:
     one: int | None = None
 
-def add(a: int | None, b: int) -> int | None:
+def add(a: int | None, b: int, *, kind: type = int) -> int | None:
+    if kind is str:
+        return None
     if a == 1:
         raise ValueError("a" + "b")
+    for _ in zip([b], [b], strict=True):
+        pass
     never = 2 * 3  # pragma: no cover
     return a + b
 """
@@ -32,8 +36,14 @@ def test_only_what_can_change_behaviour_is_changed(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text(CODE)
     found = mutants(tmp_path, ["code.py"])
     text = CODE.splitlines()
-    assert {text[mutant.line - 1].strip() for mutant in found} == {"if a == 1:", "return a + b"}
+    assert {text[mutant.line - 1].strip() for mutant in found} == {
+        "if kind is str:",
+        "if a == 1:",
+        "for _ in zip([b], [b], strict=True):",
+        "return a + b",
+    }
     assert len({mutant.key for mutant in found}) == len(found)
+    assert not any(mutant.operator.endswith(("_Is_Eq", "TrueWithFalse")) for mutant in found)
     for mutant in found:
         changed = (mutant.source(CODE) or "").splitlines()
         assert [n for n, line in enumerate(changed, 1) if line != text[n - 1]] == [mutant.line]

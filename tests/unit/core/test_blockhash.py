@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.core.blockhash import HASH_BYTES, BlockHash, HashRoot, chain, digest_xor, next_hash
+from tandem.core.blockhash import HASH_BYTES, HashRoot, chain, next_hash
 
 ROOT = HashRoot(fingerprint="f" * 32, block_tokens=4, salt=b"tenant")
 token_lists = st.lists(st.integers(0, 2**32 - 1), max_size=40)
@@ -63,19 +63,6 @@ def test_token_ids_must_fit_32_bits() -> None:
     for bad in (-1, 2**32):
         with pytest.raises(OverflowError):
             chain(ROOT.digest(), [bad] * 4, 4)
-
-
-@given(st.lists(st.binary(min_size=16, max_size=16), unique=True))
-def test_the_digest_does_not_depend_on_order(blocks: list[bytes]) -> None:
-    one = two = 0
-    for block in blocks:
-        one = digest_xor(one, BlockHash(block))
-    for block in reversed(blocks):
-        two = digest_xor(two, BlockHash(block))
-    assert one == two
-    for block in blocks:
-        one = digest_xor(one, BlockHash(block))
-    assert one == 0
 
 
 def test_what_is_known_of_a_chain_is_not_computed_again() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tandem.core.blockhash import BlockHash
+from tandem.core.clock import ManualClock
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import BlockLedger, Holder, HoldKind, LedgerError
 
@@ -192,13 +195,115 @@ def test_misuse_is_an_error() -> None:
         book.move(A, B)
 
 
-@pytest.mark.parametrize("damage", ["_free", "_cached", "_held_by", "_hash_of", "_holders"])
-def test_check_integrity_sees_damage(damage: str) -> None:
+def test_a_twin_that_is_published_again_is_still_that_twin() -> None:
     book = ledger()
-    one, _ = book.allocate(A, 2) or []
-    book.publish(one, block_hash(1))
-    book.release(A, [one])
+    one, two = book.allocate(A, 2) or []
+    assert book.publish(one, block_hash(5))
+    for _ in range(2):
+        assert not book.publish(two, block_hash(5))
+    for other in (4, 6):
+        with pytest.raises(LedgerError, match="another hash"):
+            book.publish(two, block_hash(other))
     book.check_integrity()
-    getattr(book, damage).popitem() if damage != "_free" else book._free.pop()
-    with pytest.raises(LedgerError):
+
+
+def test_the_first_twin_takes_the_place_and_the_second_after_it() -> None:
+    book = ledger()
+    blocks = book.allocate(A, 3) or []
+    assert [book.publish(block, block_hash(1)) for block in blocks] == [True, False, False]
+    for block, heir in zip(blocks, (blocks[1], blocks[2], None), strict=True):
+        book.disown([block])
+        assert book.lookup(block_hash(1)) == heir
+        book.check_integrity()
+
+
+def test_what_has_no_name_is_disowned_without_harm() -> None:
+    book = ledger()
+    first, named, last = book.allocate(A, 3) or []
+    book.publish(named, block_hash(1))
+    book.disown([first, named, last])
+    assert book.hashes() == []
+    assert book.blocks_of(A) == [first, named, last]
+    book.check_integrity()
+
+
+def test_blocks_are_held_since_the_first_of_them_came() -> None:
+    clock = ManualClock(5.0)
+    book = BlockLedger(GroupId(0), 4, clock=clock)
+    book.allocate(A, 1)
+    clock.advance(2.0)
+    book.allocate(A, 1)
+    book.allocate(B, 1)
+    assert {hold.holder: (len(hold.blocks), hold.since_s) for hold in book.held()} == {A: (2, 5.0), B: (1, 7.0)}
+    book.move(B, TICKET)
+    clock.advance(1.0)
+    book.release(A)
+    book.allocate(A, 1)
+    assert {hold.holder: hold.since_s for hold in book.held()} == {A: 8.0, TICKET: 7.0}
+
+
+def full_book() -> BlockLedger:
+    """Eight blocks: A and PUSH hold block 0, A block 1 and 2 alone, 1 and 2 have one content; 3 is cached."""
+    book = ledger(8)
+    blocks = book.allocate(A, 4) or []
+    assert blocks == [0, 1, 2, 3]
+    book.share(PUSH, blocks[:1])
+    for block, number in zip(blocks, (0, 1, 1, 3), strict=True):
+        book.publish(block, block_hash(number))
+    book.release(A, blocks[3:])
+    book.check_integrity()
+    return book
+
+
+def free_twice(book: BlockLedger) -> None:
+    book._free[0] = book._free[1]
+
+
+def count_as_pushed(book: BlockLedger) -> None:
+    book._kind_counts[HoldKind.REQUEST] -= 1
+    book._kind_counts[HoldKind.PUSHING] += 1
+
+
+def take_the_name_of_a_cached_block(book: BlockLedger) -> None:
+    del book._block_of[book._hash_of.pop(BlockId(3))]
+
+
+def twin_of(book: BlockLedger, block: int, number: int) -> None:
+    book._twin_hash[BlockId(block)] = block_hash(number)
+    book._twins.setdefault(block_hash(number), {})[BlockId(block)] = None
+
+
+def leave_a_twin_alone(book: BlockLedger) -> None:
+    twin_of(book, 2, 8)
+    del book._twins[block_hash(1)]
+
+
+DAMAGES: dict[str, tuple[Callable[[BlockLedger], object], str]] = {
+    "a free block is lost": (lambda book: book._free.pop(), "does not add up"),
+    "a block is free twice": (free_twice, "does not add up, 7 distinct"),
+    "a cached block is lost": (lambda book: book._cached.popitem(), "does not add up"),
+    "nobody holds a held block": (lambda book: book._holders.popitem(), "does not add up"),
+    "a holder is lost": (lambda book: book._held_by.pop(PUSH), "their ages disagree"),
+    "an age is lost": (lambda book: book._since_s.pop(PUSH), "their ages disagree"),
+    "listed twice": (lambda book: book._held_by[A].append(BlockId(1)), "lists a block twice"),
+    "listed too often": (lambda book: book._held_by[PUSH].append(BlockId(1)), "holders and blocks disagree"),
+    "listed too rarely": (lambda book: book._held_by[A].pop(), "holders and blocks disagree"),
+    "counted wrongly": (count_as_pushed, "counted"),
+    "a name is lost": (lambda book: book._hash_of.popitem(), "hashes and blocks disagree"),
+    "a block is not found": (lambda book: book._block_of.popitem(), "hashes and blocks disagree"),
+    "a cached block has no name": (take_the_name_of_a_cached_block, "a cached block has no hash"),
+    "a twin is forgotten": (lambda book: book._twin_hash.popitem(), "twins and their hashes"),
+    "twins of nothing": (lambda book: book._twins.setdefault(block_hash(9), {}), "twins and their hashes"),
+    "a free twin": (lambda book: twin_of(book, 7, 1), "a twin is not held"),
+    "a twin with a name": (lambda book: twin_of(book, 0, 1), "a twin is not held"),
+    "a twin of nobody": (leave_a_twin_alone, "the twin of none"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_check_integrity_sees_damage(damage: str) -> None:
+    book = full_book()
+    harm, what = DAMAGES[damage]
+    harm(book)
+    with pytest.raises(LedgerError, match=what):
         book.check_integrity()

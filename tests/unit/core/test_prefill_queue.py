@@ -14,8 +14,11 @@ from tandem.core.errors import ConfigError
 from tandem.core.prefill_queue import (
     FIRST_COME,
     MAX_ROWS,
+    UNMEASURED,
+    PrefillSpeed,
     QueuedWork,
     QueueRules,
+    attended,
     condensed,
 )
 
@@ -36,11 +39,27 @@ def test_short_work_goes_first_until_it_comes_too_late() -> None:
 def test_a_deadline_comes_before_the_own_due_time() -> None:
     assert due(100.0, 1.0, deadline_s=104.0) == 104.0
     assert due(100.0, 1.0, deadline_s=500.0) == 110.0
+    assert due(100.0, 1.0, deadline_s=101.0) == 101.0, "just in time"
     assert due(100.0, 1.0, deadline_s=100.5) == math.inf, "nobody would see the answer"
+    assert due(100.0, 1.0, now_s=104.0, deadline_s=104.5) == math.inf, "it waited for too long"
 
 
 def test_first_come_first_served() -> None:
     assert FIRST_COME.due_s(arrived_s=5.0, remaining_s=99.0, now_s=7.0, deadline_s=6.0) == 5.0
+
+
+def test_a_worker_that_never_computed_takes_a_second_for_5000_tokens_whatever_is_before_them() -> None:
+    assert UNMEASURED.seconds(5000, 1e9) == 1.0
+    assert PrefillSpeed(tokens_per_s=100.0, context_s=0.5).seconds(200, 6.0) == 2.0 + 3.0
+
+
+@given(st.integers(0, 5000), st.integers(0, 5000), st.integers(0, 5000))
+def test_chunks_look_at_what_the_whole_looks_at(one: int, two: int, three: int) -> None:
+    """However a prompt is cut; of n tokens each looks at those before it, which are between n - 1 and n on average."""
+    start, middle, end = sorted((one, two, three))
+    assert attended(start, middle) + attended(middle, end) == attended(start, end)
+    pairs = sum(range(start, end))
+    assert pairs <= attended(start, end) <= pairs + (end - start)
 
 
 @pytest.mark.parametrize("wrong", [{"stretch": -1.0}, {"stretch": math.inf}, {"max_overtake_s": math.nan}])
@@ -72,7 +91,7 @@ def requests_behind(queue: Iterable[QueuedWork], due_s: float) -> int:
     return sum(work.requests for work in queue if work.due_s > due_s)
 
 
-WORK = st.builds(QueuedWork, st.floats(-50, 50), st.integers(1, 9000), st.integers(1, 3))
+WORK = st.builds(QueuedWork, st.floats(-50, 50), st.integers(1, 9000), st.integers(1, 3), st.integers(0, 10**6))
 
 
 @given(st.lists(WORK, max_size=3 * MAX_ROWS), st.floats(-60, 60))
@@ -82,10 +101,15 @@ def test_a_condensed_queue_forgets_nothing_and_never_promises_less_to_wait(queue
     assert rows == sorted(rows)
     assert sum(row.tokens for row in rows) == sum(work.tokens for work in queue)
     assert sum(row.requests for row in rows) == sum(work.requests for work in queue)
+    assert sum(row.attended for row in rows) == sum(work.attended for work in queue)
     assert tokens_ahead(rows, at) >= tokens_ahead(queue, at)
     assert requests_behind(rows, at) <= requests_behind(queue, at)
     if len(queue) <= MAX_ROWS:
-        assert tokens_ahead(rows, at) == tokens_ahead(queue, at)
+        assert rows == sorted(queue)
+
+
+def test_a_row_that_says_no_more_is_one_prompt_with_nothing_before_it() -> None:
+    assert QueuedWork(1.0, 5) == (1.0, 5, 1, 0)
 
 
 @dataclass

@@ -11,8 +11,9 @@ import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
 from tandem.core.pairing import Codec
-from tandem.kvtransfer import frame
+from tandem.kvtransfer import frame, line, linkmeter, linkspeeds, remeasure
 from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, Reply, ReplyKind
+from tandem.kvtransfer.transports import base, collective, credit, grpc, ipc, ring, slotwords
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -114,3 +115,64 @@ def test_a_reply_lies_as_the_table_says() -> None:
 @pytest.mark.parametrize("kinds", [FrameKind, ReplyKind])
 def test_every_kind_has_its_number(kinds: type[FrameKind] | type[ReplyKind]) -> None:
     assert f"kind: {', '.join(f'{kind.value} {kind.name}' for kind in kinds)} |" in FRAMES
+
+
+MIB = 1 << 20
+UNDER_WAY: dict[str, tuple[float, ...]] = {
+    "shm": (ring.RING_BYTES, ring.MAX_RING_PAYLOAD_BYTES),
+    "tcp": (base.WINDOW_BYTES, frame.MAX_PAYLOAD_BYTES, credit.REPORT_BYTES),
+    "grpc": (grpc.WINDOW_BYTES, grpc.MAX_PAYLOAD_BYTES, grpc.REPORT_BYTES),
+    "gloo": (
+        ring.RING_BYTES, collective.MAX_FRAMES, collective.MAX_PAYLOAD_BYTES,
+        ring.RING_BYTES / collective.REPORT_EVERY, collective.MAX_FRAMES / collective.REPORT_EVERY,
+    ),
+    "cpu_ipc": (ring.RING_BYTES, slotwords.MAX_FRAMES, ring.RING_BYTES / ipc.SHARE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNDER_WAY)
+def test_how_much_is_under_way(name: str) -> None:
+    """The figures of a row in order: bytes as MiB, counts as they are."""
+    table = section("## Transports")
+    (row,) = [
+        one for one in rows(table[table.index("| transport | window |") :]) if f"`{name}`" in one[0] and len(one) == 4
+    ]
+    told = [
+        float(number) * (MIB if unit == "MiB" else 1) for number, unit in re.findall(r"(\d+) (MiB|frames)", str(row))
+    ]
+    assert told[: len(UNDER_WAY[name])] == list(UNDER_WAY[name])
+
+
+def figures(pattern: str) -> list[float]:
+    """What the groups of `pattern` say in the section on measured links, as numbers; it is there once."""
+    (found,) = re.findall(pattern, " ".join(section("## Which transport a link takes").split()))
+    words = {"two": 2, "four": 4, "five": 5}
+    return [words.get(one) or float(one) for one in ([found] if isinstance(found, str) else found)]
+
+
+def test_how_links_are_measured() -> None:
+    assert figures(r"(\w+) small round trips, then rounds of probes that double from (\d+) KiB") == [
+        line.PINGS,
+        line.FIRST_ROUND_BYTES / 1024,
+    ]
+    assert figures(r"up to (\d+) MiB or (\d+) ms") == [line.MOST_BYTES / MIB, line.MOST_S * 1000]
+    assert figures(r"faster of the last (\w+) rounds") == [line.LAST_ROUNDS]
+    assert figures(r"others wait for it, (\d+) s at most") == [linkspeeds.TURN_S]
+    assert figures(r"within a factor of ([\d.]+) the order decides") == [linkspeeds.MARGIN]
+
+
+def test_when_links_are_measured_again() -> None:
+    assert figures(r"not measured again\*\* for (\d+) minutes") == [linkspeeds.FRESH_S / 60]
+    assert figures(r"idle, after (\d+) s, doubling to (\d+) min") == [
+        linkspeeds.FIRST_RETRY_S,
+        linkspeeds.LAST_RETRY_S / 60,
+    ]
+    assert figures(r"After (\d+) MiB or (\d+) transfers, and ([\d.]+) s") == [
+        linkmeter.ENOUGH_BYTES / MIB,
+        linkmeter.ENOUGH_TRANSFERS,
+        linkmeter.LEAST_BUSY_S,
+    ]
+    assert figures(r"was busy (\w+) times as long") == [linkmeter.FAR]
+    assert figures(r"when idle \(after (\d+) s in any case\)") == [remeasure.PATIENCE_S]
+    assert figures(r"doubles from (\d+) s to (\d+) min") == [remeasure.FIRST_PAUSE_S, remeasure.LAST_PAUSE_S / 60]
+    assert figures(r"busy \(– under (\d+) MiB\)") == [linkmeter.TELLING_BYTES / MIB]

@@ -1,15 +1,28 @@
-"""What a step is made of: budgets, order, admission, preemption; and the pace that sizes chunks."""
+"""What a step is made of: budgets, order, admission, preemption."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from tandem.core.errors import ConfigError
-from tandem.core.ledger import Holder, HoldKind
-from tandem.core.prefill_queue import PrefillSpeed, QueueRules, attended
-from tandem.engine.pace import TELLING_TOKENS, SchedulerConfig, StepPace
-from tandem.engine.request import RequestKind
-from tests.unit.engine.arithmetic import BLOCK, Bench, tokens
+from tandem.core.handoff import ChoiceState
+from tandem.core.ids import ChoiceIndex
+from tandem.core.ledger import Holder, HoldKind, LedgerError
+from tandem.core.prefill_queue import FIRST_COME, QueueRules, attended
+from tandem.engine.pace import TELLING_TOKENS
+from tandem.engine.request import EngineRequest, RequestKind
+from tandem.engine.scheduler import Scheduler
+from tests.unit.engine.arithmetic import BLOCK, Bench, expected, make_request, tokens
+
+
+def known(request: EngineRequest, *lengths: int) -> tuple[ChoiceState, ...]:
+    """So many output tokens of its first choices, as a replay brings them."""
+    return tuple(
+        ChoiceState(choice=ChoiceIndex(choice), tokens=expected(request, choice)[:length])
+        for choice, length in enumerate(lengths)
+    )
 
 
 def slices(bench: Bench) -> dict[str, int]:
@@ -146,8 +159,9 @@ def test_the_first_that_finds_no_room_keeps_younger_ones_out() -> None:
     bench.check_idle()
 
 
-def test_a_preempted_request_returns_before_a_newer_one_is_admitted() -> None:
-    bench = Bench(num_blocks=9, max_step_tokens=32)
+@pytest.mark.parametrize("queue", [FIRST_COME, QueueRules()], ids=["first come", "shortest first"])
+def test_a_preempted_request_returns_before_a_newer_one_is_admitted(queue: QueueRules) -> None:
+    bench = Bench(num_blocks=9, max_step_tokens=32, queue=queue)
     bench.add("a", tokens(8, 1), max_tokens=20)
     bench.add("b", tokens(8, 2), max_tokens=20)
     while not bench.preempted:
@@ -192,7 +206,7 @@ def test_no_more_choices_run_than_allowed() -> None:
     for i in range(6):
         bench.add(f"r{i}", tokens(3, i), max_tokens=6, n=1 + i % 3, temperature=1.0)
     bench.run()
-    assert bench.runner.most_sequences <= 4
+    assert bench.runner.most_sequences == 4
     for key in bench.requests:
         bench.check_outputs(key)
     bench.check_idle()
@@ -225,9 +239,6 @@ def test_admission_leaves_room_for_what_runs() -> None:
     bench.check_outputs("b")
 
 
-# ---- pace ------------------------------------------------------------------------------------------------------------
-
-
 def test_chunks_shrink_to_the_time_budget() -> None:
     bench = Bench(num_blocks=200, max_step_tokens=64, max_step_s=0.02)
     bench.runner.duration_s = lambda batch: 0.001 * len(batch.token_ids)  # 1000 tokens/s
@@ -235,72 +246,6 @@ def test_chunks_shrink_to_the_time_budget() -> None:
     first, second = bench.step(), bench.step()
     assert first.prefill_tokens == 64
     assert second.prefill_tokens == 20
-
-
-def test_a_speed_is_told_when_it_tells_something_and_counts_by_tokens() -> None:
-    """10 ms a step besides 1 ms a token: many short prompts hardly change what long ones say."""
-    pace = StepPace(SchedulerConfig(), 16)
-    pace.observe(TELLING_TOKENS - 1, 0, 0.521)
-    assert pace.prefill_speed == PrefillSpeed()
-    for _ in range(10):
-        pace.observe(1000, 0, 1.01)
-        pace.observe(10, 0, 0.02)
-    assert pace.prefill_speed.tokens_per_s == pytest.approx(1000, rel=0.03)
-
-
-def test_decode_time_is_taken_off_the_budget() -> None:
-    pace = StepPace(SchedulerConfig(max_step_s=0.1), 4)
-    assert pace.chunk_budget(0) == 512
-    pace.observe(100, 0, 0.1)
-    assert pace.chunk_budget(0) == 100
-    pace.observe(0, 3, 0.06)
-    assert pace.chunk_budget(3) == 40
-    assert pace.chunk_budget(0) == 100
-    pace.observe(40, 3, 0.1)  # 40 tokens in what decoding left: the rate stands
-    assert pace.prefill_tokens_per_s == pytest.approx(1000)
-    pace.observe(0, 3, 10.0)
-    assert pace.chunk_budget(3) == 4, "at least one block"
-
-
-def test_a_slow_start_recovers() -> None:
-    """Small chunks measure a low rate; the rate must still climb to what larger ones reach."""
-    pace = StepPace(SchedulerConfig(max_step_s=0.2), 16)
-    pace.observe(16, 0, 0.4)
-    for _ in range(60):
-        chunk = pace.chunk_budget(0)
-        pace.observe(chunk, 0, 0.02 + chunk / 4000)
-    assert chunk >= 512
-
-
-def test_steps_of_no_duration_teach_nothing() -> None:
-    pace = StepPace(SchedulerConfig(), 16)
-    pace.observe(100, 0, 0.0)
-    assert pace.prefill_tokens_per_s is None
-
-
-def test_what_context_costs_is_measured() -> None:
-    """Chunks of a long prompt and whole short ones; a step that something held up hardly counts."""
-    true, pace = PrefillSpeed(tokens_per_s=5000.0, context_s=1e-7), StepPace(SchedulerConfig(), 16)
-    assert pace.prefill_speed == PrefillSpeed()
-    for number in range(200):
-        start = number % 40 * 500
-        pairs = attended(start, start + 500)
-        late_s = 2.0 if number % 50 == 7 else 0.0
-        pace.observe(500, 0, true.seconds(500, pairs) + late_s, pairs)
-    found = pace.prefill_speed
-    assert found.tokens_per_s == pytest.approx(true.tokens_per_s, rel=0.05)
-    assert found.context_s == pytest.approx(true.context_s, rel=0.1)
-
-
-def test_steps_that_are_alike_say_nothing_of_context() -> None:
-    pace = StepPace(SchedulerConfig(), 16)
-    for _ in range(20):
-        pace.observe(500, 0, 0.1, attended(0, 500))
-    assert pace.prefill_speed.tokens_per_s == pytest.approx(5000)
-    assert pace.prefill_speed.context_s == 0.0
-    for number in range(20):  # later tokens that are faster are noise
-        pace.observe(500, 0, 0.1 - 0.001 * number, attended(500 * number, 500 * number + 500))
-    assert pace.prefill_speed.context_s == 0.0
 
 
 def test_late_chunks_of_long_prompts_count_as_longer() -> None:
@@ -323,7 +268,218 @@ def test_late_chunks_of_long_prompts_count_as_longer() -> None:
     assert bench.step().prefilled[0].key == "short"
 
 
-@pytest.mark.parametrize("name", ["max_step_tokens", "max_step_s", "max_sequences", "chunk_tokens"])
-def test_a_config_must_be_positive(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        SchedulerConfig(**{name: 0})  # type: ignore[arg-type]
+def test_who_has_no_chunk_in_a_step_is_not_admitted_in_it() -> None:
+    bench = Bench(max_step_tokens=9)
+    for seed, (key, length) in enumerate((("a", 8), ("b", 1), ("c", 8))):
+        bench.add(key, tokens(length, seed), max_tokens=2)
+    result = bench.step()
+    assert (result.admitted, result.prefill_tokens) == ({"a": 0, "b": 0}, 9)
+    assert bench.step().admitted == {"c": 0}
+    bench.run()
+
+
+def test_who_runs_goes_on_where_the_first_in_the_queue_finds_no_room() -> None:
+    bench = Bench(num_blocks=12, max_step_tokens=8, queue=QueueRules())
+    bench.add("long", tokens(40, 1), max_tokens=1)
+    bench.step()
+    bench.add("short", tokens(12, 2), max_tokens=1)
+    assert slices(bench) == {"long": 8}
+    bench.run()
+    for key in bench.requests:
+        bench.check_outputs(key)
+
+
+def test_a_push_goes_on_in_the_step_that_preempts_somebody_before_it() -> None:
+    bench = Bench(num_blocks=18, max_step_tokens=8, chunk_tokens=4)
+    bench.add("old", tokens(8, 1), max_tokens=24)
+    bench.add("mid", tokens(8, 2), max_tokens=24)
+    while bench.step().decode_tokens < 2:
+        pass
+    bench.add("p", tokens(40, 3), kind=RequestKind.PREFILL_ONLY)
+    while not (result := bench.step()).preempted:
+        assert result.decode_tokens == 2
+    assert result.preempted == ("mid",)
+    assert [part.key for part in result.prefilled] == ["p"]
+
+
+def test_a_prompt_of_hundreds_of_tokens_that_ends_inside_a_block() -> None:
+    bench = Bench(num_blocks=120, max_model_len=400, max_step_tokens=150)
+    bench.add("a", tokens(301))
+    bench.run()
+    bench.check_outputs("a")
+
+
+def test_choices_of_a_replay_share_the_budget_of_a_step() -> None:
+    options: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 6}
+    whole = make_request("x", tokens(4), 12, **options)
+    bench = Bench(max_step_tokens=8)
+    bench.add("a", tokens(4), 12, forced=known(whole, 7, 7, 7), **options)
+    while bench.engine.has_work:
+        result = bench.step()
+        assert result.prefill_tokens + result.decode_tokens <= 8
+    bench.check_outputs("a")
+
+
+def test_the_load_counts_everything() -> None:
+    bench = Bench(max_step_tokens=8)
+    bench.add("a", tokens(4, 1), max_tokens=9, n=2, temperature=1.0)
+    bench.step()
+    bench.add("b", tokens(30, 2), max_tokens=2)
+    bench.step()
+    bench.add("c", tokens(5, 3), max_tokens=2)
+    load = bench.engine.load()
+    assert (load.queued_requests, load.running_requests, load.decoding_sequences) == (1, 2, 2)
+    assert load.queued_tokens == 26 + 5
+    assert sorted((row.tokens, row.requests) for row in load.queue) == [(5, 1), (26, 1)]
+
+
+def test_who_may_come_besides_those_that_run_wait_and_are_reserved() -> None:
+    bench = Bench(max_sequences=4)
+    engine = bench.engine
+    assert engine.has_turn_for(9, 0.0, 0), "alone, anything that the engine takes"
+    assert engine.has_turn_for(3, 0.0, 1)
+    assert not engine.has_turn_for(4, 0.0, 1)
+    bench.add("runs", tokens(4), max_tokens=20, n=2, temperature=1.0)
+    engine.reserve_choices(0)
+    bench.step()
+    assert engine.has_turn_for(2, 5.0, 0)
+    assert not engine.has_turn_for(3, 5.0, 0)
+    assert engine.has_turn_for(1, 5.0, 1)
+    assert not engine.has_turn_for(2, 5.0, 1)
+    bench.add("waits", tokens(4, 1), arrival_s=3.0)
+    assert engine.has_turn_for(1, 5.0, 0)
+    assert not engine.has_turn_for(2, 5.0, 0)
+    assert not engine.has_turn_for(2, 3.0, 0), "who came as early counts"
+    assert engine.has_turn_for(2, 2.9, 0), "who came later does not"
+
+
+def test_reserved_choices_keep_others_out() -> None:
+    bench = Bench(max_sequences=4)
+    bench.engine.reserve_choices(3)
+    bench.add("two", tokens(4, 1), n=2, temperature=1.0)
+    assert bench.step().admitted == {}
+    bench.engine.reserve_choices(2)
+    assert bench.step().admitted == {"two": 0}
+    bench.run()
+
+
+def test_whose_turn_it_is_that_was_preempted() -> None:
+    bench = Bench(num_blocks=9, max_step_tokens=32)
+    bench.add("a", tokens(8, 1), max_tokens=20, arrival_s=10.5)
+    assert not bench.engine.is_short_of_blocks
+    assert bench.engine.oldest_preempted_s is None, "it waits for the first time"
+    bench.add("b", tokens(8, 2), max_tokens=20, arrival_s=20.5)
+    while not bench.preempted:
+        assert not bench.engine.is_short_of_blocks
+        bench.step()
+    bench.add("new", tokens(1, 3), max_tokens=2, arrival_s=30.5)
+    assert bench.engine.is_short_of_blocks
+    assert bench.engine.oldest_preempted_s == 20.5
+    bench.run()
+    assert not bench.engine.is_short_of_blocks
+
+
+def test_nobody_starves_who_got_a_block_or_has_gone() -> None:
+    for is_cancelled in (True, False):
+        bench = Bench(num_blocks=6)
+        bench.add("a", tokens(8), max_tokens=12)
+        bench.step()
+        ledger, ticket = bench.engine.ledgers[0], Holder(HoldKind.RESERVED, "ticket")
+        assert ledger.allocate(ticket, ledger.available) is not None
+        bench.step()
+        assert bench.engine.is_starved
+        if is_cancelled:
+            bench.engine.cancel("a")
+        else:
+            ledger.release(ticket)
+            bench.step()
+            assert bench.engine.has_work
+        assert not bench.engine.is_starved
+
+
+def test_a_choice_is_ended_once_and_no_other_with_it() -> None:
+    bench = Bench()
+    bench.add("a", tokens(6), max_tokens=6, n=4, temperature=1.0, seed=8)
+    bench.step()
+    for choice in (1, 1, 9):
+        bench.engine.end_choice("a", choice)
+    bench.unwanted.add(("a", 1))
+    bench.run()
+    bench.check_outputs("a")
+
+
+def test_a_choice_that_is_left_alone_in_the_queue_is_computed_as_if_it_had_come_alone() -> None:
+    """Its prompt and what it has said already in one go: nobody else needs the prompt."""
+    options: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 6}
+    whole = make_request("x", tokens(4), 9, **options)
+    bench = Bench()
+    bench.add("a", tokens(4), 9, forced=known(whole, 5, 2, 3), **options)
+    bench.engine.end_choice("a", 0)
+    bench.engine.end_choice("a", 2)
+    bench.unwanted |= {("a", 0), ("a", 2)}
+    assert bench.step().prefill_tokens == 6
+    bench.run()
+    bench.check_outputs("a")
+
+
+def four_that_run() -> Bench:
+    """Each holds 4 blocks of 24, and came a second after the one before."""
+    bench = Bench(24, max_step_tokens=64)
+    for number in range(4):
+        bench.add(f"r{number}", tokens(14, seed=number), 6, arrival_s=float(number))
+    bench.step()
+    assert bench.engine.ledgers[0].available == 8
+    return bench
+
+
+@pytest.mark.parametrize(
+    ("arrival_s", "need", "victims"),
+    [
+        (0.5, 9, ["r3"]),
+        (0.5, 10, ["r3", "r2"]),
+        (-1.0, 19, ["r3", "r2", "r1"]),
+        (-1.0, 20, []),
+        (2.0, 9, ["r3"]),
+        (3.0, 9, []),
+    ],
+    ids=["one", "one is too few", "all but the oldest", "the oldest never", "who came later", "nobody came later"],
+)
+def test_no_more_make_way_than_must(arrival_s: float, need: int, victims: list[str]) -> None:
+    """One block is left for each choice that still runs."""
+    bench = four_that_run()
+    assert bench.engine.make_way(arrival_s, [need]) == victims
+    bench.run()
+    for key in bench.requests:
+        bench.check_outputs(key)
+
+
+def test_a_push_that_is_younger_makes_no_way() -> None:
+    bench = Bench(40, max_step_tokens=24)
+    for number in range(2):
+        bench.add(f"r{number}", tokens(14, number), 9, arrival_s=float(number))
+    bench.step()
+    bench.step()
+    bench.add("pushed", tokens(60, 9), kind=RequestKind.PREFILL_ONLY, arrival_s=2.0)
+    bench.step()
+    assert bench.engine.ledgers[0].available == 17
+    assert bench.engine.make_way(0.5, [19]) == ["r1"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda scheduler: scheduler._waiting.pop(), "the waiting queue disagrees"),
+        (lambda scheduler: scheduler._running.pop(), "the running queue disagrees"),
+        (lambda scheduler: scheduler._running.reverse(), "out of order"),
+        (lambda scheduler: scheduler._waiting.reverse(), "out of order"),
+    ],
+    ids=["one waits nowhere", "one runs nowhere", "running", "waiting"],
+)
+def test_queues_that_contradict_requests_are_noticed(damage: Callable[[Scheduler], object], what: str) -> None:
+    bench = Bench(max_sequences=2)
+    for number in range(4):
+        bench.add(f"r{number}", tokens(4, number), arrival_s=float(number))
+    bench.step()
+    damage(bench.engine._scheduler)
+    with pytest.raises(LedgerError, match=what):
+        bench.engine.check_integrity()

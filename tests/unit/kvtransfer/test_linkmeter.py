@@ -6,7 +6,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import TransferId
-from tandem.kvtransfer.linkmeter import ENOUGH_BYTES, ENOUGH_TRANSFERS, LinkMeter
+from tandem.kvtransfer.linkmeter import ENOUGH_BYTES, ENOUGH_TRANSFERS, TELLING_BYTES, LinkMeter
 
 MIB = 1 << 20
 
@@ -101,6 +101,59 @@ def test_many_small_transfers_on_a_fast_link_are_not_far_below() -> None:
         send(meter, clock, number, 4096, 0.0, 2e-4)
     assert not meter.is_far_below(1e10, 1e-4)
     assert meter.is_far_below(1e10, 1e-6)
+
+
+@pytest.mark.parametrize(("times", "is_far"), [(3.9, False), (4.0, False), (4.1, True)])
+def test_far_is_four_times(times: float, is_far: bool) -> None:
+    clock = ManualClock()
+    meter = LinkMeter(clock)
+    meter.begin()
+    clock.advance(4.0)
+    meter.wrote(ENOUGH_BYTES)
+    assert meter.is_far_below(ENOUGH_BYTES * times / 4.0, 0.0) is is_far
+    assert meter.is_far_above(ENOUGH_BYTES / times / 4.0) is is_far
+    assert not meter.is_far_below(0.0, 0.0), "nothing was measured"
+    assert not meter.is_far_above(0.0), "nothing was measured"
+
+
+def test_round_trips_are_those_of_writes_and_of_answers() -> None:
+    clock = ManualClock()
+    meter = LinkMeter(clock)
+    for number in range(ENOUGH_TRANSFERS):
+        send(meter, clock, number, 0, 0.0, 0.125)
+    assert not meter.is_far_below(1e9, 1 / 64)
+    assert meter.is_far_below(1e9, 1 / 65)
+
+
+@pytest.mark.parametrize(("busy_s", "is_far"), [(0.25, True), (0.24, False)])
+def test_a_quarter_of_a_second_says_something(busy_s: float, is_far: bool) -> None:
+    clock = ManualClock()
+    meter = LinkMeter(clock)
+    meter.begin()
+    clock.advance(busy_s)
+    meter.wrote(ENOUGH_BYTES)
+    assert meter.is_far_below(1e12, 0.0) is is_far
+
+
+def test_a_link_that_is_busy_now_counts_until_now() -> None:
+    clock = ManualClock()
+    meter = LinkMeter(clock)
+    assert not meter.is_busy
+    meter.begin()
+    assert meter.is_busy
+    clock.advance(1.0)
+    meter.wrote(TELLING_BYTES)
+    assert not meter.is_busy
+    assert meter.achieved_bytes_per_s() == TELLING_BYTES
+    meter.begin()
+    clock.advance(1.0)
+    assert meter.achieved_bytes_per_s() == TELLING_BYTES / 2
+    meter.wrote(0)
+    meter.restart()
+    meter.begin()
+    clock.advance(1.0)
+    meter.wrote(TELLING_BYTES - 1)
+    assert meter.achieved_bytes_per_s() == TELLING_BYTES / 2, "too little to say anything new"
 
 
 def test_a_short_hiccup_is_not_far_below() -> None:

@@ -136,6 +136,38 @@ def test_the_fastest_is_taken_and_the_order_decides_between_equals(rates: list[f
     assert fastest(rates) == place
 
 
+def test_what_nobody_takes_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linkspeeds, "MAX_ROWS", 3)
+    speeds = LinkSpeeds(ManualClock())
+    for number in range(5):
+        speeds.note(replace(TCP, to_host=f"h{number}"))
+    assert [row.to_host for row in speeds.take_news()] == ["h2", "h3", "h4"]
+
+
+def test_what_others_tell_of_a_failure_counts_from_a_second_on() -> None:
+    clock = ManualClock(100.0)
+    speeds = LinkSpeeds(clock, first_retry_s=10.0)
+    speeds.learn([replace(BROKEN, age_s=5.0)])
+    speeds.learn([replace(BROKEN, age_s=4.0)])  # the same one, by another clock
+    clock.advance(5.0)
+    assert not speeds.is_barred(TCP.route, "d0")
+    speeds.learn([replace(BROKEN, age_s=0.0)])
+    clock.advance(19.5)
+    assert speeds.is_barred(TCP.route, "d0"), "it has failed twice"
+    clock.advance(0.5)
+    assert not speeds.is_barred(TCP.route, "d0")
+
+
+def test_a_success_of_the_same_moment_ends_a_failure() -> None:
+    speeds = LinkSpeeds(ManualClock())
+    speeds.note(BROKEN)
+    speeds.note(TCP)
+    assert speeds.failure(TCP.route, "d0") == ""
+    assert speeds.latest(TCP.route) == TCP
+    speeds.note(replace(TCP, bytes_per_s=2e9))
+    assert speeds.latest(TCP.route) == TCP, "the first of one moment counts"
+
+
 def test_two_hosts_are_measured_by_one_at_a_time() -> None:
     speeds = LinkSpeeds(ManualClock())
     is_wanted = threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId
 from tandem.prefixindex.blocktable import BlockTable
+from tandem.prefixindex.shards import FIRST_BYTES, Shards
 
 ROOM_BYTES = 1 << 26
 
@@ -140,6 +142,34 @@ def test_memory_is_bounded_and_the_oldest_go_first(groups: int) -> None:
     assert table.lookup([block(count - 1)], last) == {"w": 1}
     assert table.lookup([block(0)]) == {}
     table.check_integrity()
+
+
+def test_memory_is_that_of_dictionaries_hashes_and_masks() -> None:
+    """A hash takes what its object takes, in steps of 16 bytes."""
+    shards, count = Shards(), 100
+    empty = shards.memory_bytes(0)
+    assert empty == FIRST_BYTES * sys.getsizeof({})
+    for number in range(count):
+        shards.of[7][BlockHash(bytes([7, number]) + bytes(14))] = 1
+    each, rest = divmod(shards.shard_bytes(7, 0) - sys.getsizeof(shards.of[7]), count)
+    assert rest == each % 16 == 0
+    assert 0 <= each - sys.getsizeof(bytes(16)) < 16
+    assert shards.shard_bytes(7, 36) == shards.shard_bytes(7, 0) + 36 * count
+    assert shards.memory_bytes(0) == empty - sys.getsizeof({}) + shards.shard_bytes(7, 0)
+    assert len(shards) == count
+
+
+@pytest.mark.parametrize(("index", "part"), [(0, 7), (5, 12), (15, 14)])
+def test_each_dictionary_gives_up_a_part_of_its_own(index: int, part: int) -> None:
+    shards = Shards()
+    blocks = [BlockHash(bytes([index]) + number.to_bytes(15, "big")) for number in range(100)]
+    shards.of[index].update(dict.fromkeys(blocks, 1))
+    gone = shards.evict(index)
+    assert gone == -(-100 // part)
+    assert list(shards.of[index]) == blocks[gone:], "the oldest"
+    while shards.evict(index):
+        pass
+    assert len(shards) == 0
 
 
 def test_masks_that_are_too_many_to_share_are_paid_for() -> None:

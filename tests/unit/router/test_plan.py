@@ -61,6 +61,19 @@ def test_one_token_needs_no_decode_worker(policy: PolicyName) -> None:
 def test_equals_take_turns(policy: PolicyName) -> None:
     chosen = plan(policy, ALWAYS, p("p0", last_used=9), p("p1", last_used=3), d("d0", last_used=9), d("d1"))
     assert chosen.workers == ("p1", "d1")
+    assert plan(policy, ALWAYS, p("p0", last_used=1), p("p1"), d()).prefill == "p1", "it was never used"
+    assert plan(policy, ALWAYS, p("p0", last_used=0), p("p1"), d()).prefill == "p0", "nor was this one"
+
+
+def test_a_decode_worker_alone_has_one_hit(policy: PolicyName) -> None:
+    chosen = plan(policy, NEVER, d(held_tokens=64, reusable_tokens=48))
+    assert (chosen.prefill_hit_tokens, chosen.decode_hit_tokens) == (48, 48)
+    cold = plan(policy, NEVER, d())
+    assert (cold.prefill_hit_tokens, cold.decode_hit_tokens) == (0, 0)
+
+
+def test_two_tokens_need_a_pair(policy: PolicyName) -> None:
+    assert plan(policy, ALWAYS, p(), d(), max_tokens=2).workers == ("p0", "d0")
 
 
 def test_exact_hits_of_a_decode_worker_do_not_count_where_blocks_change_on_their_way(policy: PolicyName) -> None:
@@ -88,6 +101,13 @@ def test_what_is_missing_names_the_reasons_once(policy: PolicyName) -> None:
         plan(policy, ALWAYS, p(profile=profile()), p("p1", profile=profile()), *others)
     assert refused.value.message.count("revision differs: abc and other") == 1
     assert "p0 and d0: revision differs" in refused.value.message
+
+
+def test_three_reasons_are_enough(policy: PolicyName) -> None:
+    others = [d(f"d{i}", profile=profile(fingerprint=f"other{i}")) for i in range(5)]
+    with pytest.raises(UnavailableError) as refused:
+        plan(policy, ALWAYS, p(profile=profile()), *others)
+    assert refused.value.message.count("revision differs") == 3
 
 
 def test_only_workers_that_fit_are_paired_however_good_the_others_are(policy: PolicyName) -> None:

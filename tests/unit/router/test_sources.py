@@ -49,6 +49,11 @@ def test_the_decode_worker_that_holds_the_answer() -> None:
     assert sources(worker("p1", 4096), worker("d0", 4096)) == [], "the worker that computes is not here"
 
 
+def test_who_has_more_fetches_nothing_however_slow_the_link() -> None:
+    assert sources(worker("p0", reusable_tokens=4096), worker("d0", 2048, 1e3)) == []
+    assert sources(worker("p0", reusable_tokens=4096, profile=profile()), worker("d0", 4096, 1e3)) == []
+
+
 def test_the_last_token_is_always_computed() -> None:
     """65 tokens held of a prompt of 64: three blocks can be used, and those it has."""
     assert sources(worker("p0", reusable_tokens=48, prefill_speed=at(100.0)), worker("d0", 64), prompt=64) == []
@@ -88,6 +93,9 @@ def test_the_one_that_saves_most_first() -> None:
     )
     assert [name for name, _ in found] == ["d3", "d2", "d0"]
     assert len(found) == MAX_SOURCES
+    itself = worker("p0", 4090)  # it decoded what it cannot reuse
+    found = sources(itself, worker("d0", 2048), worker("d1", 2064), worker("d2", 4080))
+    assert [name for name, _ in found] == ["d2", "d1", "d0"]
 
 
 @pytest.mark.parametrize(

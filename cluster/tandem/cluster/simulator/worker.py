@@ -83,7 +83,7 @@ class VirtualWorker:
         self.space = BlockSpace(calibration.layout(), [calibration.blocks], events)
         config = dataclasses.replace(calibration.scheduler, queue=queue)
         self._pace = StepPace(config, calibration.block_tokens)
-        self.scheduler = Scheduler(self.space, config, self._pace)
+        self.scheduler = Scheduler(self.space, config, self._pace, max_scored_tokens=0)
         self.flights: dict[str, Flight] = {}
         self.done = Work(worker=worker, role=role_name.value)
         self._decoding = DecodePace()

@@ -15,6 +15,7 @@ from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, PrefillSpeed, Queued
 from tandem.router.estimates import (
     ANSWER_TOKENS,
     ASSUMED_BYTES_PER_S,
+    ASSUMED_SEQUENCES,
     CHUNK_TOKENS,
     FETCH_SETUP_S,
     HANDOFF_S,
@@ -121,6 +122,7 @@ def test_a_popular_prefix_is_copied_before_its_holder_has_a_queue() -> None:
     idle = p("p1", prefill_speed=at(1000.0), last_used=1, profile=of_kv("float32"))
     decode = d(profile=of_kv("float32"))
     assert plan(holder, idle, decode).prefill == "p0"
+    assert cost(idle, decode, dataclasses.replace(holder, queued_tokens=9000)).reuse_s == 0.0, "nobody follows"
     assert plan(holder, idle, decode, followers=1.0).prefill == "p0", "two thirds of fetching it are above 5 ms"
     chosen = plan(holder, idle, decode, followers=1000.0)
     assert chosen.prefill == "p1"
@@ -206,6 +208,124 @@ def test_many_workers_are_weighed_by_the_best_of_each_side() -> None:
     assert {option.prefill.worker for option in chosen.options if option.prefill} <= {p.worker for p in prefills[:TOP]}
 
 
+def test_where_nothing_is_known_or_asked_nothing_else_costs() -> None:
+    assert cost(p(), d()) == Cost(compute_s=1000 / ASSUMED_TOKENS_PER_S, move_s=HANDOFF_S)
+    assert Cost().total_s == Cost().first_token_s == 0.0
+    parts = Cost(queue_s=1.0, compute_s=2.0, move_s=4.0, room_s=8.0, decode_s=16.0, others_s=32.0, reuse_s=-0.5)
+    assert (parts.total_s, parts.first_token_s) == (62.5, 3.0)
+
+
+def test_the_last_token_is_computed_whatever_is_held() -> None:
+    for held in (999, 1000, 2000):
+        assert cost(p(prefill_speed=at(1000.0), reusable_tokens=held), d()).compute_s == 0.001
+    assert cost(p(prefill_speed=at(1000.0), reusable_tokens=998), d()).compute_s == 0.002
+
+
+def test_a_very_slow_worker_is_known_to_be_one() -> None:
+    assert cost(p(prefill_speed=at(0.5)), d()).compute_s == 2000.0
+    found = Estimates(Job(prompt_tokens=9, max_tokens=9), [p(prefill_speed=at(0.5)), p("p1")])
+    assert found.prefill_speed(p("p1")).tokens_per_s == 0.5
+
+
+def test_a_row_that_is_due_at_the_same_time_goes_first() -> None:
+    slow = p(prefill_speed=at(1000.0), rules=RULES, queued_tokens=700)
+    for due_s, ahead in ((10.0, True), (10.1, False)):
+        found = cost(dataclasses.replace(slow, queue=(QueuedWork(due_s, 700),)), d())
+        assert (found.queue_s, found.others_s) == ((0.7, 0.0) if ahead else (0.0, 0.7))
+    assert (
+        cost(dataclasses.replace(slow, queue=(QueuedWork(10.1, 1200, 2),), queued_tokens=1200), d()).others_s == 1.2
+    ), "two lose no more than computing them first would have cost"
+
+
+def test_what_a_queue_does_not_list_has_nothing_before_it() -> None:
+    slower = at(1000.0, 1e-3)
+    found = cost(p(prefill_speed=slower, queue=(QueuedWork(-1.0, 10, 1, 0.0),), queued_tokens=30), d(), prompt_tokens=1)
+    assert found.queue_s == pytest.approx(0.01 + 0.02)
+
+
+def test_who_decodes_where_a_prompt_is_computed_loses_that_time() -> None:
+    speed = at(1000.0)
+    assert cost(p(prefill_speed=speed, running=2), d()).others_s == 2.0
+    sequence_s = 10 * 0.02 / ASSUMED_SEQUENCES
+    alone = cost(d(prefill_speed=speed, running=3, in_flight=5), mode=AUTO)
+    assert alone == Cost(compute_s=1.0, decode_s=5 * sequence_s, others_s=6.0 + 5 * sequence_s)
+    running = cost(d(prefill_speed=speed, running=7, in_flight=5), mode=AUTO, choices=3)
+    assert running.others_s == pytest.approx(8.0 + 3 * 7 * sequence_s)
+    assert cost(m(prefill_speed=speed, running=3, in_flight=5), mode=AUTO).others_s == pytest.approx(
+        3.0 + 5 * sequence_s
+    )
+
+
+def test_one_token_costs_its_prompt_alone() -> None:
+    busy: dict[str, Any] = {"running": 2, "in_flight": 9, "total_blocks": 9, "queued_tokens": 500}
+    found = cost(p(prefill_speed=at(1000.0), **busy), max_tokens=1)
+    assert found == Cost(queue_s=0.5, compute_s=1.0, others_s=2.0)
+
+
+def test_the_batch_slows_an_answer_for_as_long_as_it_may_be() -> None:
+    busy = d(in_flight=2, decode_step_s=0.064)
+    assert cost(p(), busy, max_tokens=10).decode_s == pytest.approx(10 * 0.001 * 2)
+    assert cost(p(), busy, max_tokens=5000).decode_s == pytest.approx(ANSWER_TOKENS * 0.001 * 2)
+    assert cost(p(), dataclasses.replace(busy, running=4), max_tokens=10).decode_s == pytest.approx(10 * 0.001 * 4)
+
+
+def test_bytes_on_the_wire() -> None:
+    """Of a short prompt the whole, of one that D holds none, and over a link that nobody measured as over a gigabit."""
+    sender, receiver = p(prefill_speed=at(1000.0), profile=of_kv("float32")), d(profile=of_kv("float32"))
+    wire_s = TOKEN_BYTES / ASSUMED_BYTES_PER_S
+    assert cost(sender, receiver, prompt_tokens=100).move_s == pytest.approx(HANDOFF_S + 100 * wire_s, rel=1e-9)
+    assert cost(sender, receiver, prompt_tokens=4096).move_s == pytest.approx(HANDOFF_S + 512 * wire_s, rel=1e-9)
+    held = dataclasses.replace(receiver, held_tokens=1024)
+    assert cost(sender, held, prompt_tokens=1024).move_s == HANDOFF_S
+    assert cost(sender, held, prompt_tokens=1000).move_s == HANDOFF_S
+    assert cost(sender, held, prompt_tokens=1025).move_s == pytest.approx(HANDOFF_S + wire_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("free", "short"), [(64, 0), (65, 0), (63, 1), (0, 64)])
+def test_room_for_the_prompt_and_a_block_a_choice(free: int, short: int) -> None:
+    """1,000 tokens are 63 blocks of 16, which is what is assumed where nobody says."""
+    found = cost(p(), d(total_blocks=200, free_blocks=free, decode_step_s=0.01))
+    assert found.room_s == pytest.approx(short / 200 * ANSWER_TOKENS * 0.01)
+    assert cost(p(), d(total_blocks=200, free_blocks=free), choices=2).room_s == pytest.approx(
+        max(0, 65 - free) / 200 * ANSWER_TOKENS * 0.02
+    )
+    whole = d(total_blocks=200, held_tokens=5000, decode_step_s=0.01)
+    assert cost(p(), whole).room_s == pytest.approx(1 / 200 * ANSWER_TOKENS * 0.01)
+    large = of_kv("float32", 100)
+    assert cost(p(profile=large), d(profile=large, total_blocks=200, decode_step_s=0.01)).room_s == pytest.approx(
+        11 / 200 * ANSWER_TOKENS * 0.01
+    )
+
+
+def test_who_holds_much_without_saying_in_which_form_gives_no_credit() -> None:
+    job = Job(prompt_tokens=1000, max_tokens=10, followers=100.0)
+    idle, secret = p(prefill_speed=at(1000.0), profile=of_kv("float32")), d(held_tokens=512)
+    assert Estimates(job, [idle, secret]).prefill(idle).reuse_s == 0.0
+    told = dataclasses.replace(secret, profile=of_kv("float32"))
+    assert Estimates(job, [idle, told]).prefill(idle).reuse_s < 0.0
+    assert Estimates(dataclasses.replace(job, followers=0.0), [idle, told]).prefill(idle).reuse_s == 0.0
+    assert Estimates(dataclasses.replace(job, is_computed_whole=True), [idle, told]).prefill(idle).compute_s == 1.0
+
+
+def test_what_waits_in_the_router_is_all_lost_at_the_only_worker() -> None:
+    assert cost(p(prefill_speed=at(1000.0)), d(), waiting=7).others_s == 7.0
+
+
+def test_a_decode_worker_far_behind_that_holds_the_prompt_is_weighed_too() -> None:
+    """Of 64, it is not among the cheapest to decode at; but the link is slow, and it has nearly all."""
+    profile = of_kv("float32")
+    slow = p(prefill_speed=at(1000.0), profile=profile, link_speed=lambda to: 1e4)
+    decodes = [d(f"d{i:02}", in_flight=i, profile=profile) for i in range(64)]
+    decodes[50] = dataclasses.replace(decodes[50], held_tokens=992)
+    decodes[51:60] = [dataclasses.replace(one, held_tokens=16) for one in decodes[51:60]]
+    assert plan(slow, *decodes).workers == ("p0", "d50")
+
+
+def test_the_only_idle_one_of_many_mixed_workers_is_found() -> None:
+    busy = [m(f"m{i:02}", in_flight=20 + i) for i in range(40)]
+    assert plan(*busy[:20], m("mm"), *busy[20:], mode=AUTO).workers == ("mm",)
+
+
 # ---- what it never does --------------------------------------------------------------------------------------------
 
 TOKENS = st.integers(0, 20_000)
@@ -260,6 +380,39 @@ def test_a_fuller_decode_worker_never_becomes_cheaper(
 
     idle, busy = decode(min(one, two), max(free, other)), decode(max(one, two), min(free, other))
     assert total_s(job, p(), busy) >= total_s(job, p(), idle)
+
+
+HOLDERS = st.lists(st.tuples(st.integers(0, 300), st.sampled_from([None, 1e4, 1e6, 1e9])), max_size=4)
+
+
+@given(JOBS, WORKERS, HOLDERS, st.integers(0, 300), st.floats(0, 50))
+def test_a_quick_look_never_shows_more_than_the_cost(
+    job: Job, one: Candidate, holders: list[tuple[int, float | None]], reusable: int, followers: float
+) -> None:
+    """With it the dearest of many workers are left out unseen. Where nobody holds anything, it is the cost."""
+    kv = of_kv("float32")
+    one = dataclasses.replace(one, reusable_tokens=16 * reusable, profile=kv)
+    others = [
+        d(f"d{i}", held_tokens=16 * blocks, profile=kv, link_speed=lambda to, speed=speed: speed)
+        for i, (blocks, speed) in enumerate(holders)
+    ]
+    estimates = Estimates(dataclasses.replace(job, followers=followers), [one, *others])
+    least_s, whole_s = estimates.least_prefill_s(one), estimates.prefill(one).total_s
+    assert least_s <= whole_s * (1 + 1e-9) + 1e-9
+    if not any(blocks for blocks, _ in holders):
+        assert least_s == pytest.approx(whole_s)
+
+
+@given(JOBS, WORKERS, st.integers(0, 50), st.integers(0, 50), st.integers(0, 500), st.integers(1, 4))
+def test_what_decoding_costs_is_part_of_a_pair(
+    job: Job, one: Candidate, running: int, in_flight: int, free: int, choices: int
+) -> None:
+    """By it, decode workers are left out unseen."""
+    decode = d(running=running, in_flight=in_flight, free_blocks=free, total_blocks=500, held_tokens=48)
+    estimates = Estimates(dataclasses.replace(job, choices=choices), [one, decode])
+    done = estimates.prefill(one)
+    found = estimates.pair(one, decode, done)
+    assert estimates.decode_s(decode) == pytest.approx(found.room_s + found.decode_s + found.others_s - done.others_s)
 
 
 def test_costs_that_differ_by_a_hair_take_turns() -> None:

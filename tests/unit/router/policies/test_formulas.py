@@ -78,3 +78,23 @@ def test_roles_are_chosen_one_after_the_other() -> None:
     assert chosen(PolicyName.LEAST_LOADED, *workers) == ("p1", "d1")
     assert chosen(PolicyName.LEAST_LOADED, p(queued_tokens=9), d(), m(queued_tokens=8)) == ("m0",)
     assert chosen(PolicyName.LEAST_LOADED, p(queued_tokens=7), d(), m(queued_tokens=8)) == ("p0", "d0")
+    assert chosen(PolicyName.LEAST_LOADED, d(queued_tokens=9), d("d1")) == ("d1",), "nobody else can compute"
+
+
+def test_a_worker_that_nothing_is_known_of() -> None:
+    """Dynamo counts no block in use, llm-d neither queue nor pool; no formula fails where there are no candidates."""
+    assert dynamo.prefill_scores(JOB, [p(free_blocks=9)]) == [20]
+    assert dynamo.prefill_scores(JOB, [p(reusable_tokens=176)]) == [10]
+    assert llm_d.prefill_scores(JOB, [p(queued_requests=3)]) == [-4]
+    assert llm_d.prefill_scores(JOB, [p(reusable_tokens=320)]) == [-7]
+    assert llm_d.prefill_scores(Job(prompt_tokens=0, max_tokens=1), [p(reusable_tokens=1)]) == [-7]
+    for formula in (dynamo, llm_d, sglang, least_loaded, prefix_only, round_robin):
+        assert formula.prefill_scores(JOB, []) == formula.decode_scores(JOB, []) == []
+
+
+def test_a_pair_is_weighed_where_decode_workers_are_there_to_pair_with() -> None:
+    assert create_policy(PolicyName.ROUND_ROBIN, Disaggregation.NEVER).plan(JOB, (p(), d())).workers == ("d0",)
+    reasons = {
+        option.reason for option in create_policy(PolicyName.LLM_D, Disaggregation.AUTO).plan(JOB, (p(), d())).options
+    }
+    assert reasons == {"llm_d: pair"}
