@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.worker.device_pool import DevicePool
@@ -37,6 +37,7 @@ def ticket(number: int, blocks: int, endpoints: tuple[Endpoint, ...]) -> Ticket:
         transfer=TransferId(number), request=RequestId("r"), attempt=Attempt(1), sender=WORKER,
         sender_incarnation=SENDER, receiver=WorkerId("d0"), receiver_incarnation=RECEIVER,
         groups=(GroupBlocks(group=G0, skip=0, blocks=tuple(map(BlockId, range(blocks)))),), endpoints=endpoints,
+        layout=KVLayout(groups=(SPEC,)),
     )  # fmt: skip
 
 

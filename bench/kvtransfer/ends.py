@@ -72,7 +72,8 @@ class ReceiverEnd:
 
     def expect(self, first: int, count: int, blocks: int, codec: str = "") -> dict[str, Any]:
         for number in range(first, first + count):
-            ticket = pools.ticket(number, self._places.blocks(number, blocks), self._receiver.endpoints(), codec)
+            targets, endpoints = self._places.blocks(number, blocks), self._receiver.endpoints()
+            ticket = pools.ticket(number, targets, endpoints, self._spec, codec)
             self._receiver.expect(ticket)
         return {}
 
@@ -158,7 +159,7 @@ class SenderEnd:
         self._sender.close()
 
     def _prepared(self, number: int, blocks: int, codec: str) -> tuple[Any, tuple[BlockId, ...]]:
-        ticket = pools.ticket(number, self._target.blocks(number, blocks), self._endpoints, codec)
+        ticket = pools.ticket(number, self._target.blocks(number, blocks), self._endpoints, self._spec, codec)
         return ticket, self._source.blocks(number, blocks)
 
     def _await_sent(self, began: dict[int, float]) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 
@@ -60,10 +60,13 @@ def target(spec: KVGroupSpec) -> Places:
     return Places(num_blocks(spec), 2)
 
 
-def ticket(number: int, blocks: tuple[BlockId, ...], endpoints: tuple[Endpoint, ...], codec: str = "") -> Ticket:
-    """The receiver's promise for transfer `number`."""
+def ticket(
+    number: int, blocks: tuple[BlockId, ...], endpoints: tuple[Endpoint, ...], spec: KVGroupSpec, codec: str = ""
+) -> Ticket:
+    """The receiver's promise for transfer `number`, in blocks of `spec`."""
     return Ticket(
         transfer=TransferId(number), request=RequestId(f"r{number}"), attempt=Attempt(1), sender=WorkerId("p"),
         sender_incarnation=SENDER, receiver=WorkerId("d"), receiver_incarnation=RECEIVER,
-        groups=(GroupBlocks(group=GroupId(0), skip=0, blocks=blocks),), endpoints=endpoints, codec=codec,
+        groups=(GroupBlocks(group=GroupId(0), skip=0, blocks=blocks),), endpoints=endpoints,
+        layout=KVLayout(groups=(spec,)), codec=codec,
     )  # fmt: skip

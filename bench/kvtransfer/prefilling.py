@@ -63,7 +63,7 @@ class PrefillEnd:
         """Compute a prompt and push its layers as they come: when the last layer was computed (monotonic)."""
         ticket = self._ticket(number)
         plan = PushPlan(self._spec, self._tokens, 0)
-        plan.open(0)
+        plan.open(0, self._spec.block_tokens)
         late_bytes, computed_s = 0, 0.0
         if is_pushed:
             self._sender.open(ticket)
@@ -88,7 +88,7 @@ class PrefillEnd:
         """Push the whole prompt that lies in the pool, with nothing else going on: when that began."""
         ticket = self._ticket(number)
         plan = PushPlan(self._spec, self._tokens, 0)
-        plan.open(0)
+        plan.open(0, self._spec.block_tokens)
         plan.computed(0, len(self._spec.layers), self._tokens)
         self._sender.open(ticket)
         started_s = time.monotonic()
@@ -113,7 +113,7 @@ class PrefillEnd:
 
     def _ticket(self, number: int) -> Ticket:
         blocks = pools.target(self._spec).blocks(number, len(self._blocks))
-        return pools.ticket(number, blocks, self._endpoints)
+        return pools.ticket(number, blocks, self._endpoints, self._spec)
 
     def _batch(self, start: int, end: int) -> StepBatch:
         ids = [(7 * place) % self._runner.vocab_size for place in range(start, end)]

@@ -139,8 +139,6 @@ class Outgoing:
 def _forms(ticket: Ticket, pools: Mapping[GroupId, PoolAccess], dest_tp: int) -> dict[GroupId, PayloadForm]:
     """How each group's payloads are to be written. Raises ValueError if the receiver's KV is of another shape."""
     codec, layout = codec_named(ticket.codec), ticket.layout
-    if layout is None:
-        return {group: PayloadForm(pool.spec, codec) for group, pool in pools.items()}
     if layout.tp != dest_tp:
         raise ValueError(f"the ticket's layout is for {layout.tp} ranks, its endpoints are those of {dest_tp}")
     theirs = {spec.group: spec for spec in layout.groups}

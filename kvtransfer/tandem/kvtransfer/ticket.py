@@ -42,7 +42,7 @@ class Ticket:
     receiver_incarnation: Incarnation
     groups: tuple[GroupBlocks, ...]
     endpoints: tuple[Endpoint, ...]
-    layout: KVLayout | None = None
-    """The receiver's KV groups (block size, dtype) and TP; None = those of the sender, with one endpoint a rank."""
+    layout: KVLayout
+    """The receiver's KV groups (block size, dtype) and TP."""
     codec: str = ""
     """The wire codec that both ends agreed on (tandem.core.pairing); "" = bytes in the receiver's dtype."""

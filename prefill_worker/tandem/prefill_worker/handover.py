@@ -76,8 +76,7 @@ class Handover:
         """The ticket is here: open the plans, and hold the source for the push whatever becomes of the request."""
         self.ticket, self.ticket_s = ticket, received_s
         for group, plan in zip(ticket.groups, self.plans, strict=True):
-            theirs = ticket.layout.groups[group.group] if ticket.layout else None
-            plan.open(group.skip, theirs.block_tokens if theirs else None)
+            plan.open(group.skip, ticket.layout.groups[group.group].block_tokens)
             blocks = engine.block_table(self.tracked.key, group.group)
             engine.ledgers[group.group].share(pusher(self.tracked.key, ticket.transfer), blocks)
 

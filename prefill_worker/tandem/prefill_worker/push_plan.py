@@ -40,9 +40,9 @@ class PushPlan:
         self._block_tokens = spec.block_tokens
         self._is_open = False
 
-    def open(self, skip: int, block_tokens: int | None = None) -> None:
-        """The ticket is here; the receiver already has the first `skip` blocks, of `block_tokens` (None: as ours)."""
-        self._block_tokens = block_tokens or self._spec.block_tokens
+    def open(self, skip: int, block_tokens: int) -> None:
+        """The ticket is here; the receiver already has the first `skip` blocks, of `block_tokens`."""
+        self._block_tokens = block_tokens
         self._pushed = [skip] * len(self._pushed)
         self._is_open = True
 

@@ -23,7 +23,7 @@ import pytest
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.pool import HostPool
@@ -142,9 +142,11 @@ class Rig:
         self.window_bytes = {"tcp": WINDOW_BYTES, "grpc": over_grpc.WINDOW_BYTES}.get(transport, RING_BYTES)
         self._closers: list[Callable[[], None]] = []
         self._numbers = itertools.count(1)
+        self._specs: tuple[KVGroupSpec, ...] = (DENSE,)  # of the sides made last
 
     def side(self, *specs: KVGroupSpec, **options: Any) -> Side:
-        return Side(specs or (DENSE,), **({"device": self.device} | options))
+        self._specs = specs or (DENSE,)
+        return Side(self._specs, **({"device": self.device} | options))
 
     def receiver(self, side: Side, *, rank: int = 0, **options: Any) -> TransferReceiver:
         settings: dict[str, Any] = {"transports": (self.transport,), "runtime_dir": self.runtime_dir}
@@ -181,6 +183,7 @@ class Rig:
                 for g, blocks in (groups or {0: range(8)}).items()
             ),
             "endpoints": tuple(endpoints),
+            "layout": KVLayout(groups=self._specs, tp=len({endpoint.rank for endpoint in endpoints}) or 1),
         }
         return Ticket(**(fields | changes))
 

@@ -178,6 +178,7 @@ def test_repair_is_refused_while_bytes_may_move(setting: Setting) -> None:
         transfer=TransferId(4711), request=RequestId("chatcmpl-lost"), attempt=Attempt(1), sender=WorkerId("p0"),
         sender_incarnation=setting.pair.p.incarnation, receiver=WorkerId("d0"), receiver_incarnation=d.incarnation,
         groups=(GroupBlocks(group=GroupId(0), skip=0, blocks=(block,)),), endpoints=(),
+        layout=d.shell.profile.layout,
     )  # fmt: skip
     setting.pair.call(lambda: d.shell.receiver.expect(ticket))
     setting.age(LEAK)

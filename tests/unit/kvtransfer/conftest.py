@@ -11,7 +11,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.kvtransfer.events import ReceiverEvent
 from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.hostid import host_id
@@ -62,6 +62,7 @@ class Bench:
                 for g, blocks in chosen.items()
             ),
             endpoints=(),
+            layout=KVLayout(groups=(DENSE, LATENT)),
         )
 
     def data(self, group: int, blocks: tuple[int, ...], layers: range, heads: range, **changes: Any) -> Any:

@@ -54,7 +54,7 @@ def ticket(*blocks: tuple[int, int], codec: str = "") -> Ticket:
     return Ticket(
         transfer=TransferId(7), request=RequestId("r"), attempt=Attempt(1), sender=WorkerId("p0"),
         sender_incarnation=Incarnation(1), receiver=WorkerId("d0"), receiver_incarnation=Incarnation(2),
-        groups=groups, endpoints=(), codec=codec,
+        groups=groups, endpoints=(), layout=KVLayout(groups=()), codec=codec,
     )  # fmt: skip
 
 

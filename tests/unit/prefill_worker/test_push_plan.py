@@ -19,15 +19,14 @@ SPEC = KVGroupSpec(
     prompt=st.integers(1, 60),
     cached_blocks=st.integers(0, 15),
     skip=st.integers(0, 15),
-    theirs=st.sampled_from([None, 1, 2, 3, 4, 6, 8, 64]),
+    size=st.sampled_from([1, 2, 3, 4, 6, 8, 64]),
     chunk=st.integers(1, 20),
     layer_group=st.integers(1, 5),
     open_after=st.integers(0, 12),
 )
 def test_each_block_and_layer_once(
-    prompt: int, cached_blocks: int, skip: int, theirs: int | None, chunk: int, layer_group: int, open_after: int
+    prompt: int, cached_blocks: int, skip: int, size: int, chunk: int, layer_group: int, open_after: int
 ) -> None:
-    size = theirs or 4
     cached = min(cached_blocks, (prompt - 1) // 4) * 4
     skip = min(skip, prompt // size)
     plan = PushPlan(SPEC, prompt, cached)
@@ -56,7 +55,7 @@ def test_each_block_and_layer_once(
         end = min(prompt, start + chunk)
         for first in range(0, 5, layer_group):
             if step == open_after:
-                plan.open(skip, theirs)
+                plan.open(skip, size)
             step += 1
             last = min(5, first + layer_group)
             computed |= {(layer, token) for layer in range(first, last) for token in range(start, end)}
@@ -66,7 +65,7 @@ def test_each_block_and_layer_once(
     if step <= open_after:
         assert not pushed
         assert not plan.is_complete
-        plan.open(skip, theirs)
+        plan.open(skip, size)
         take()
     assert plan.is_complete
     assert sorted(pushed) == [(block, layer) for block in range(skip, -(-prompt // size)) for layer in range(5)]
@@ -75,7 +74,7 @@ def test_each_block_and_layer_once(
 def test_layers_of_another_group_do_not_count() -> None:
     spec = KVGroupSpec(group=GroupId(1), layers=(1, 3), planes=2, heads=2, width=4, block_tokens=4, dtype="float32")
     plan = PushPlan(spec, 8, 0)
-    plan.open(0)
+    plan.open(0, 4)
     plan.computed(0, 2, 8)
     (first,) = plan.take()
     assert (first.first_layer, first.last_layer) == (0, 1)
@@ -102,12 +101,12 @@ def test_a_plan_says_where_the_receivers_blocks_lie() -> None:
 def test_a_ticket_taken_back_leaves_all_to_be_pushed_again() -> None:
     plan = PushPlan(SPEC, 40, 0)
     plan.computed(0, 99, 40)
-    plan.open(0)
+    plan.open(0, SPEC.block_tokens)
     assert plan.take()
     assert plan.is_complete
     plan.close()
     assert not plan.is_complete
     assert plan.take() == []
-    plan.open(1)
+    plan.open(1, SPEC.block_tokens)
     assert {(push.first, push.last) for push in plan.take()} == {(1, 10)}
     assert plan.is_complete

@@ -15,7 +15,7 @@ from typing import Any
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.kvtransfer.devicepayload import DevicePayload
 from tandem.kvtransfer.events import Failed, SenderEvent, Verified
 from tandem.kvtransfer.frame import (
@@ -154,6 +154,7 @@ class Pair:
             receiver_incarnation=self._receiver_incarnation,
             groups=(GroupBlocks(group=GROUP, skip=0, blocks=tuple(map(BlockId, blocks))),),
             endpoints=(Endpoint(rank=Rank(0), transport="capture", host="", address=""),),
+            layout=KVLayout(groups=(SPEC,)),
         )  # fmt: skip
         content = random.Random(repr(name)).randbytes(len(blocks) * SPEC.block_bytes())
         self.expected[number] = Expected(name, ticket, content)

@@ -56,7 +56,7 @@ def tickets(draw: st.DrawFn) -> Ticket:
         receiver_incarnation=Incarnation(draw(U63)),
         groups=tuple(draw(st.lists(blocks, max_size=3))),
         endpoints=tuple(draw(st.lists(endpoint, max_size=4))),
-        layout=draw(st.sampled_from([None, KVLayout(groups=(spec,), tp=2)])),
+        layout=draw(st.sampled_from([KVLayout(groups=(spec,), tp=tp) for tp in (1, 2)])),
         codec=draw(st.sampled_from(["", "int8"])),
     )
 

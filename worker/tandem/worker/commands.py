@@ -273,9 +273,8 @@ def _decode_push(body: memoryview, _flags: int) -> Push:
 def _encode_ticket(command: Expect | Open) -> bytes:
     """The two names, then the ticket as other workers get it. Rare, so protobuf will do."""
     ticket = command.ticket
-    message = ticket_to_wire(ticket)
-    if ticket.layout is not None:
-        message.profile.CopyFrom(profile_to_wire(KVProfile(fingerprint="", identity=(), layout=ticket.layout)))
+    profile = profile_to_wire(KVProfile(fingerprint="", identity=(), layout=ticket.layout))
+    message = ticket_to_wire(ticket, profile)
     sender, receiver = ticket.sender.encode(), ticket.receiver.encode()
     return _NAME.pack(len(sender), len(receiver)) + sender + receiver + message.SerializeToString()
 

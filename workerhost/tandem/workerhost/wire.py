@@ -131,7 +131,7 @@ def add_prompt_chunk(
     )
 
 
-def ticket_to_wire(ticket: Ticket, profile: w.KvProfile | None = None) -> w.Ticket:
+def ticket_to_wire(ticket: Ticket, profile: w.KvProfile) -> w.Ticket:
     """`profile`: the receiver's, whose layout the ticket has."""
     return w.Ticket(
         request=ticket.request,
@@ -160,7 +160,7 @@ def ticket_from_wire(m: w.Ticket, sender: WorkerId, receiver: WorkerId) -> Ticke
             for t in m.groups
         ),
         endpoints=tuple(endpoint_from_wire(e) for e in m.endpoints),
-        layout=profile_from_wire(m.profile).layout if m.HasField("profile") else None,
+        layout=profile_from_wire(m.profile).layout,
         codec=m.codec,
     )
 
