@@ -70,9 +70,9 @@ class Intake:
         self._on_event, self._clock = on_event, clock
         self._host = host_id()
         self._link_numbers = itertools.count(1)
-        self._lock = (
-            threading.Lock()
-        )  # guards the fields below; taken inside a transfer's lock, never the other way round
+        self._kept = threading.local()  # a link thread's memory for what came in a codec
+        # Guards the fields below; taken inside a transfer's lock, never the other way round.
+        self._lock = threading.Lock()
         self._transfers: dict[TransferId, _Incoming] = {}
         self._tombstones: OrderedDict[TransferId, bool] = OrderedDict()  # ended transfers: was it verified?
         self._revoked: OrderedDict[TransferId, None] = OrderedDict()
@@ -298,13 +298,23 @@ class Intake:
         if isinstance(payload, DevicePayload):
             crc, own = payload.checksum(frame.checksum), None
         else:  # a copy: what is decoded is what was summed, even if the sender still writes where it came from
-            own = memoryview(bytearray(len(payload)))
+            own = self._room("payload", len(payload))
             crc = kv_wire.copy(payload, own)
         if guards.is_intact(frame, crc):
             data = payload.to_host() if isinstance(payload, DevicePayload) else own
             assert data is not None
-            pool.write_from(frame.blocks, frame.layers, frame.heads, form.decode(data) if form.codec else data)
+            if form.codec:
+                data = form.decode(data, self._room("numbers", form.plain_bytes(len(data))))
+            pool.write_from(frame.blocks, frame.layers, frame.heads, data)
         return crc
+
+    def _room(self, name: str, size: int) -> memoryview:
+        """Memory of this thread, kept for its next frames."""
+        room: bytearray | None = getattr(self._kept, name, None)
+        if room is None or len(room) < size:
+            room = bytearray(size)
+            setattr(self._kept, name, room)
+        return memoryview(room)[:size]
 
     def _probed(self, frame: Frame, payload: Payload) -> Reply:
         """Bytes that measure the link. Raises MalformedFrameError for a wrong size."""

@@ -50,9 +50,11 @@ class PayloadForm:
             kv_wire.convert(source, dtype, out, self.spec.dtype)
         return kv_wire.crc32(out)
 
-    def decode(self, payload: memoryview) -> memoryview:
-        """A codec's payload in the receiver's dtype, in new memory."""
-        rows = len(payload) // kv_wire.encoded_bytes(1, self.row_size)
-        out = memoryview(bytearray(rows * self.spec.head_bytes()))
+    def plain_bytes(self, encoded_bytes: int) -> int:
+        """Bytes of a codec's payload of so many once it is decoded."""
+        return encoded_bytes // kv_wire.encoded_bytes(1, self.row_size) * self.spec.head_bytes()
+
+    def decode(self, payload: memoryview, out: memoryview) -> memoryview:
+        """A codec's payload in the receiver's dtype, in `out`, of `plain_bytes`; that again."""
         kv_wire.decode(self.codec.label, payload, out, self.spec.dtype, row_size=self.row_size)
         return out

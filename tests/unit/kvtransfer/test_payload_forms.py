@@ -29,6 +29,7 @@ from tandem.kvtransfer.payload_reader import PayloadReader
 from tandem.kvtransfer.pool import HostPool, TokenRun
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
+from tandem.kvtransfer.wirecodec import PayloadForm
 
 SENDER, RECEIVER = Incarnation(11), Incarnation(22)
 G0 = GroupId(0)
@@ -294,3 +295,21 @@ def test_what_is_decoded_is_what_was_summed(codec: str, monkeypatch: pytest.Monk
     assert intake.accept(frame, memoryview(payload), link).kind is ReplyKind.ACK
     assert [type(e) for e in events] == [Verified]
     assert bytes(target.memory[0]) == expected
+
+
+def test_a_link_thread_decodes_in_memory_that_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload's worth of fresh memory for each frame, and the numbers' again, would be zeroed for nothing."""
+    source, target, ticket = pair("int8")
+    rooms: list[tuple[object, object]] = []
+    usual = PayloadForm.decode
+
+    def decode(form: PayloadForm, payload: memoryview, out: memoryview) -> memoryview:
+        rooms.append((payload.obj, out.obj))
+        return usual(form, payload, out)
+
+    monkeypatch.setattr(PayloadForm, "decode", decode)
+    events = transfer(source, target, ticket, 512, random.Random(3))
+    assert [type(event) for event in events] == [Verified]
+    assert len(rooms) > 5
+    for kept in zip(*rooms, strict=True):  # the larger ones of the frames may come last
+        assert len({id(room) for room in kept}) <= 2
