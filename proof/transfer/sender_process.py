@@ -10,7 +10,6 @@ import queue
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import psutil
@@ -19,12 +18,12 @@ from proof.transfer.plan import Fault, Move
 from proof.transfer.shapes import NUM_BLOCKS, drawn, in_blocks, place, specs_of, view
 from proof.transfer.tampering import Tampering
 from tandem.core.clock import MonotonicClock
-from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.ids import BlockId, Incarnation, Rank, TransferId, WorkerId
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.pool import HostPool
 from tandem.kvtransfer.sender import TransferSender
-from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
+from tandem.kvtransfer.ticket import Ticket
+from tools.ticket_json import ticket_of
 
 SECRET = ClusterSecret(b"the secret of this proof")
 SENDER, RECEIVER = WorkerId("p0"), WorkerId("d0")
@@ -85,7 +84,6 @@ class Worker:
                 place(pool, blocks, in_blocks(content, spec, self.tp, rank, 0, len(blocks)))
 
     def _pushes(self, ticket: Ticket, move: Move, source: list[list[int]]) -> Iterator[tuple[Any, ...]]:
-        assert ticket.layout is not None
         for spec, theirs, promised in zip(self.specs, ticket.layout.groups, ticket.groups, strict=True):
             count, blocks = len(promised.blocks), source[spec.group]
             for first in range(0, count, move.chunk_blocks or count or 1):
@@ -148,27 +146,6 @@ def main() -> None:
                 worker = None
                 process = psutil.Process()
                 say("closed", descriptors=process.num_fds(), threads=process.num_threads())
-
-
-def ticket_fields(ticket: Ticket) -> dict[str, Any]:
-    """For a command line; see `ticket_of`."""
-    return asdict(ticket)
-
-
-def ticket_of(fields: dict[str, Any]) -> Ticket:
-    groups = tuple(
-        GroupBlocks(group=GroupId(g["group"]), skip=g["skip"], blocks=tuple(map(BlockId, g["blocks"])))
-        for g in fields["groups"]
-    )
-    specs = tuple(KVGroupSpec(**(g | {"layers": tuple(g["layers"])})) for g in fields["layout"]["groups"])
-    return Ticket(
-        transfer=TransferId(fields["transfer"]), request=RequestId(fields["request"]),
-        attempt=Attempt(fields["attempt"]), sender=SENDER,
-        sender_incarnation=Incarnation(fields["sender_incarnation"]), receiver=RECEIVER,
-        receiver_incarnation=Incarnation(fields["receiver_incarnation"]), groups=groups,
-        endpoints=tuple(Endpoint(**e) for e in fields["endpoints"]),
-        layout=KVLayout(groups=specs, tp=fields["layout"]["tp"]),
-    )  # fmt: skip
 
 
 def say(what: str, **fields: Any) -> None:

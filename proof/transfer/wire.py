@@ -20,7 +20,7 @@ import psutil
 
 from proof.transfer.plan import BREAKING, HARMLESS, LETHAL, NETWORK, Case, Move
 from proof.transfer.receiving import Canceller, ReceivingWorker, contents_of
-from proof.transfer.sender_process import RECEIVER, SENDER, ticket_fields
+from proof.transfer.sender_process import RECEIVER, SENDER
 from proof.transfer.sending import SendingProcess
 from proof.transfer.shapes import NUM_BLOCKS
 from tandem.core.errors import TransferError
@@ -29,6 +29,7 @@ from tandem.core.kvlayout import DTYPE_BYTES
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tests.integration.kvtransfer.faults import Proxy
+from tools.ticket_json import as_json
 
 PATIENCE_S = 20.0
 NETWORK_PATIENCE_S = 1.0
@@ -147,7 +148,7 @@ class CaseRun:
             source = [[sources[spec.group].pop() for _ in range(count)] for spec in self._worker.specs]
             contents = contents_of(seed, self._setting, self._worker.specs, move.tokens)
             self._flights[ticket.transfer] = Flight(ticket, move, contents)
-            commands.append({"ticket": ticket_fields(ticket), "seed": seed, "source": source, "move": asdict(move)})
+            commands.append({"ticket": as_json(ticket), "seed": seed, "source": source, "move": asdict(move)})
         for flight in self._flights.values():
             for receiver in self._worker.receivers:
                 receiver.expect(flight.ticket)

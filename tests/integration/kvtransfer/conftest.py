@@ -12,7 +12,8 @@ import pytest
 
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import tcp
-from tests.integration.kvtransfer.rig import NAMES, Rig, as_json
+from tests.integration.kvtransfer.rig import NAMES, Rig
+from tools.ticket_json import as_json
 from tools.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from tandem.core.clock import MonotonicClock
-from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
+from tandem.core.kvlayout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.pool import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
-from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
+from tools.ticket_json import ticket_of
 
 SECRET = ClusterSecret(b"the secret of these tests")
 _output = threading.Lock()
@@ -114,22 +114,6 @@ def send(options: dict[str, Any], pool: Any) -> None:
 def commands() -> Any:
     for line in sys.stdin:
         yield json.loads(line)
-
-
-def ticket_of(fields: dict[str, Any]) -> Ticket:
-    groups = tuple(
-        GroupBlocks(group=GroupId(g["group"]), skip=g["skip"], blocks=tuple(map(BlockId, g["blocks"])))
-        for g in fields["groups"]
-    )
-    specs = tuple(KVGroupSpec(**(g | {"layers": tuple(g["layers"])})) for g in fields["layout"]["groups"])
-    return Ticket(
-        transfer=TransferId(fields["transfer"]), request=RequestId(fields["request"]),
-        attempt=Attempt(fields["attempt"]), sender=WorkerId(fields["sender"]),
-        sender_incarnation=Incarnation(fields["sender_incarnation"]), receiver=WorkerId(fields["receiver"]),
-        receiver_incarnation=Incarnation(fields["receiver_incarnation"]), groups=groups,
-        endpoints=tuple(Endpoint(**e) for e in fields["endpoints"]),
-        layout=KVLayout(groups=specs, tp=fields["layout"]["tp"]),
-    )  # fmt: skip
 
 
 def say(event: str, **fields: Any) -> None:

@@ -15,7 +15,7 @@ import sys
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -275,7 +275,3 @@ class PeerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def as_json(ticket: Ticket) -> dict[str, Any]:
-    return asdict(ticket)
