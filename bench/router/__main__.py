@@ -18,7 +18,7 @@ from bench import pages
 from bench.report import Row, publish, quantile
 from bench.router.client import Answer, Due, Load, request
 from bench.router.house import MODEL, House, running
-from tandem.router.tokenizer import Tokenizer
+from tandem.router.text.tokenizer import Tokenizer
 
 STEP_MS = 20.0
 LONG_STEP_MS = 10.0

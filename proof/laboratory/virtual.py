@@ -12,7 +12,7 @@ from tandem.cluster.simulator.laboratory import Laboratory
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import Trace
 from tandem.core.config import AdmissionSection, Disaggregation
-from tandem.router.policies import create_policy
+from tandem.router.planning.policies import create_policy
 
 LINK_BYTES_PER_S = 1e9
 """Of loopback, about; a prompt's KV of 2 MB takes a thousandth of the time that the prompt is computed in."""

@@ -33,6 +33,7 @@ class Target:
 
 _NEEDS_GPU = "runs on a CUDA device only"
 _TRANSPORTS = "kvtransfer/tandem/kvtransfer/transports"
+_PLANNING = "router/tandem/router/planning"
 
 TARGETS: Mapping[str, Target] = {
     "blockhash": Target(
@@ -59,12 +60,12 @@ TARGETS: Mapping[str, Target] = {
     ),
     "policy": Target(
         files=(
-            "router/tandem/router/policies/*.py", "router/tandem/router/plan.py", "router/tandem/router/estimates.py",
-            "router/tandem/router/sources.py",
+            f"{_PLANNING}/policies/*.py", f"{_PLANNING}/plan.py", f"{_PLANNING}/estimates.py",
+            f"{_PLANNING}/sources.py",
         ),
         tests=(
-            "tests/unit/router/test_plan.py", "tests/unit/router/test_sources.py", "tests/unit/router/policies",
-            "tests/unit/docs/test_routing.py",
+            "tests/unit/router/planning/test_plan.py", "tests/unit/router/planning/test_sources.py",
+            "tests/unit/router/planning/policies", "tests/unit/docs/test_routing.py",
         ),
         left_out={},
     ),

@@ -13,7 +13,7 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.secret import METADATA_KEY, ClusterSecret
-from tandem.router import wire as router_wire
+from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tests.integration.worker.pair import END, RunningWorker

@@ -17,7 +17,7 @@ from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.restarts import RestartBackoff
-from tandem.router.ready import Ready
+from tandem.router.process.ready import Ready
 
 ROUTER_COMMAND = (sys.executable, "-m", "tandem.router")
 READY_TIMEOUT_S = 60.0

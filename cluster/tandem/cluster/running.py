@@ -30,9 +30,9 @@ from tandem.core.errors import StartupError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId
 from tandem.prefixindex.connection import connect
-from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
-from tandem.router.ready import Ready
+from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.router.process.ready import Ready
 
 ROUTER_GRACE_S = 10.0
 """What a router gets beyond its own `drain_s`: last words, and giving back what it holds."""

@@ -15,8 +15,8 @@ from tandem.core import config_loader
 from tandem.core.config import RouterConfig
 from tandem.core.files import write_private
 from tandem.prefixindex.connection import connect
-from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.stores.desired import DesiredStateStore
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -14,12 +14,12 @@ from redis.asyncio import Redis
 from tandem.core.batch import BatchRecord, BatchStatus, FileRecord, LineError
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import Incarnation
-from tandem.prefixindex.batch_store import KEPT_S, BatchStore, Saved
-from tandem.prefixindex.file_store import UPLOAD_S, FileStore
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.owner_lease import OwnerLease
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.response_store import ResponseStore, StoredResponse
+from tandem.prefixindex.stores.batches import KEPT_S, BatchStore, Saved
+from tandem.prefixindex.stores.files import UPLOAD_S, FileStore
+from tandem.prefixindex.stores.owner_lease import OwnerLease
+from tandem.prefixindex.stores.responses import ResponseStore, StoredResponse
 
 KEYS = Keys("test")
 ME, OTHER = Incarnation(7), Incarnation(8)

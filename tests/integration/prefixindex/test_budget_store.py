@@ -10,9 +10,9 @@ import pytest
 
 from tandem.core.config import BudgetSection
 from tandem.core.errors import UnavailableError
-from tandem.prefixindex.budget_store import BURST_S, BudgetStore, Charge
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.stores.budgets import BURST_S, BudgetStore, Charge
 
 KEYS = Keys("test")
 ONE = Charge(requests=1, tokens=10)

@@ -11,9 +11,9 @@ import pytest
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, UnavailableError
 from tandem.core.lifecycle import RoleName
-from tandem.prefixindex.desired_store import DesiredStateStore
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.stores.desired import DesiredStateStore
 
 KEYS = Keys("test")
 FIRST = DesiredState(version=1, pools=(Pool(name="m", model="x", role=RoleName.MIXED, count=1),))

@@ -10,9 +10,9 @@ from redis.exceptions import RedisError
 
 from tandem.core.apikeys import ApiKey, KeyWish, Scope, draw
 from tandem.core.errors import UnavailableError
-from tandem.prefixindex.key_store import ApiKeyStore, from_json, to_json
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.stores.api_keys import ApiKeyStore, from_json, to_json
 
 KEYS = Keys("test")
 TEXT, FIRST = draw(KeyWish(tenant="a", scopes=(Scope.INFER, Scope.ADMIN), slo="fast", name="é"), 1000)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tandem.core.linkspeed import LinkSpeed
-from tandem.prefixindex import linkspeeds
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.linkspeeds import EXPIRE_S, LinkSpeedStore
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.stores import linkspeeds
+from tandem.prefixindex.stores.linkspeeds import EXPIRE_S, LinkSpeedStore
 
 KEYS = Keys("test")
 TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1.5e9, latency_s=1e-4, age_s=12.0)

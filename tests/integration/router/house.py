@@ -26,11 +26,11 @@ from tandem.core.config import (
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.budget_store import BudgetStore
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
-from tandem.router.main import Router, Surroundings
-from tandem.router.storage import open_storage
+from tandem.prefixindex.stores.budgets import BudgetStore
+from tandem.router.process.main import Router, Surroundings
+from tandem.router.process.storage import open_storage
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
 from tools.waiting import wait_for_async
 

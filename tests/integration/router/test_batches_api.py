@@ -365,7 +365,7 @@ def test_a_lost_lease_stops_everything_until_it_is_free(
     slow: House, redis: PrivateRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else owns the directory for a while: nothing runs here meanwhile, then everything ends as usual."""
-    caplog.set_level(logging.INFO, "tandem.router.batches.runner")
+    caplog.set_level(logging.INFO, "tandem.router.kept.batches.runner")
     owner = Keys(slow.config.cluster).batch_owner
 
     async def hand_over(to: str | None) -> None:

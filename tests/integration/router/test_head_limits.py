@@ -12,8 +12,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from tandem.router.http import protocol
-from tandem.router.servers import HttpServer, bind, port_of
+from tandem.router.doors.http import protocol
+from tandem.router.doors.servers import HttpServer, bind, port_of
 
 PATIENCE_S = 60.0
 ASKS = b"POST / HTTP/1.1\r\nhost: tandem\r\n"

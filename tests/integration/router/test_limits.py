@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.router import readiness
-from tandem.router.http import app, reading
-from tandem.router.http.openapi import document
-from tandem.router.tokenizer import LONG_TOKENS
+from tandem.router.doors.http import app, reading
+from tandem.router.doors.http.openapi import document
+from tandem.router.flights import readiness
+from tandem.router.text.tokenizer import LONG_TOKENS
 from tests.integration.router.house import ADMIN_KEY, Build, House
 from tests.integration.router.scripted_worker import Script
 

@@ -10,8 +10,8 @@ import pytest
 
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.streamversion import STREAM_VERSION
-from tandem.router.links import WorkerLink
-from tandem.router.wire import TokenChunk
+from tandem.router.workers.links import WorkerLink
+from tandem.router.workers.wire import TokenChunk
 from tests.integration.router.house import Build, House, ask
 from tests.integration.router.scripted_worker import Script
 

@@ -30,8 +30,8 @@ from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router import processes
-from tandem.router.orders import Orders
+from tandem.router.operating.orders import Orders
+from tandem.router.process import processes
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, MODEL

@@ -14,7 +14,7 @@ from openai.types.responses import Response
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router.tokenizer import Tokenizer
+from tandem.router.text.tokenizer import Tokenizer
 from tests.integration.router.house import MODEL, Build, House
 from tests.integration.router.scripted_worker import Script
 from tools.made_up_worker import EOS

@@ -25,9 +25,9 @@ from tandem.prefixindex.registry import WorkerLease
 from tandem.prefixindex.replica import IndexReplica
 from tandem.prefixindex.sharedspeculation import SharedSpeculation
 from tandem.prefixindex.speculation import PENDING_S
-from tandem.router.plan import Candidate, Job
-from tandem.router.policies.cost import CostPolicy
-from tandem.router.prefix import PrefixFinder
+from tandem.router.planning.plan import Candidate, Job
+from tandem.router.planning.policies.cost import CostPolicy
+from tandem.router.workers.prefix import PrefixFinder
 from tests.unit.router.facts import facts
 from tools.waiting import wait_for_async
 

@@ -19,7 +19,7 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.parentdeath import tied
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router import wire as router_wire
+from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc

@@ -11,8 +11,8 @@ from tandem.core import metricnames as names
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
 from tandem.kvtransfer.state import TransferPhase
-from tandem.router.audit_wire import books_from_wire
-from tandem.router.books import Auditor, Judged, Verdict
+from tandem.router.operating.audit_books import Auditor, Judged, Verdict
+from tandem.router.operating.audit_wire import books_from_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost import audit

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from tandem.core.secret import METADATA_KEY, ClusterSecret
-from tandem.router import wire as router_wire
+from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import call_metadata

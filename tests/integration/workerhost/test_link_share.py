@@ -14,8 +14,8 @@ from tandem.core.errors import UnavailableError
 from tandem.core.linkspeed import LinkSpeed
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.linkspeeds import LinkSpeedStore
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.workerhost import link_share
 from tandem.workerhost.link_share import LinkShare

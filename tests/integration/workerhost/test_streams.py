@@ -14,7 +14,7 @@ import pytest
 
 from tandem.core.errors import RequestTooLargeError
 from tandem.core.pairing import PROTOCOL
-from tandem.router import wire as router_wire
+from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc

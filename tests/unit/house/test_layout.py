@@ -61,7 +61,7 @@ def test_import_linter_sees_every_package() -> None:
 
 def test_the_layers_name_every_package() -> None:
     contracts = TOOL["importlinter"]["contracts"]
-    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    layers = next(contract["layers"] for contract in contracts if "section 1" in contract["name"])
     named = {name.strip() for layer in layers for name in layer.split("|")}
     assert named == {f"tandem.{_package(root)}" for root in ROOTS}
 
@@ -72,6 +72,18 @@ def test_the_architecture_page_maps_every_folder() -> None:
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")}
     tracked = folders & (set(ROOTS) | NO_IMPORT)
     assert mapped == {name for name in tracked if any(p.is_file() for p in (ROOT / name).rglob("*"))}
+
+
+def test_the_architecture_page_maps_every_room_of_the_router() -> None:
+    """In the order of the layers that import-linter holds."""
+    page = (ROOT / "docs" / "architecture.md").read_text().split("### Rooms of the router")[1].split("\n## ")[0]
+    mapped = re.findall(r"^\| `(\w+)/`", page, flags=re.MULTILINE)
+    inside = (ROOT / "router" / "tandem" / "router").iterdir()
+    rooms = {path.name for path in inside if path.is_dir() and path.name != "__pycache__"}
+    contracts = {contract["name"]: contract for contract in TOOL["importlinter"]["contracts"]}
+    layers = [name.strip() for layer in contracts["Rooms of the router"]["layers"] for name in layer.split("|")]
+    assert set(mapped) == rooms
+    assert mapped == [name for name in layers if name in rooms]
 
 
 def test_every_module_says_what_it_owns() -> None:

@@ -13,11 +13,11 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.prefixindex import desired_store
 from tandem.prefixindex.connection import redacted
 from tandem.prefixindex.events import MEMBER_BYTES, fold, member, members
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.records import RouterRecord, WorkerRecord, to_json
+from tandem.prefixindex.stores import desired as desired_store
 from tandem.rpc.v1 import worker_pb2
 
 hashes = st.binary(min_size=16, max_size=16).map(BlockHash)

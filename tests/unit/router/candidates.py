@@ -9,7 +9,7 @@ from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile
 from tandem.core.prefill_queue import PrefillSpeed
-from tandem.router.plan import Candidate
+from tandem.router.planning.plan import Candidate
 
 
 def at(tokens_per_s: float, context_s: float = 0.0) -> PrefillSpeed:

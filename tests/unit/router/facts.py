@@ -9,7 +9,7 @@ from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile
 from tandem.kvtransfer.wire import profile_from_wire
-from tandem.router.wire import WorkerFacts
+from tandem.router.workers.wire import WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w
 
 

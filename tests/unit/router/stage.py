@@ -14,15 +14,15 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.sampling import SamplingParams
-from tandem.router.dispatch import Dispatcher
-from tandem.router.links import Identity, WorkerAddress, WorkerLink
-from tandem.router.plan import Plan
-from tandem.router.policies import create_policy
-from tandem.router.prefix import PrefixFinder
-from tandem.router.requests import Work
-from tandem.router.survival import Survival
-from tandem.router.wire import TokenChunk
-from tandem.router.workers import WorkerTable
+from tandem.router.flights.dispatch import Dispatcher
+from tandem.router.flights.flight import Work
+from tandem.router.flights.survival import Survival
+from tandem.router.planning.plan import Plan
+from tandem.router.planning.policies import create_policy
+from tandem.router.workers.links import Identity, WorkerAddress, WorkerLink
+from tandem.router.workers.prefix import PrefixFinder
+from tandem.router.workers.table import WorkerTable
+from tandem.router.workers.wire import TokenChunk
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.facts import worker_facts
 

@@ -18,7 +18,7 @@ from tandem.core.ids import GroupId
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.hostid import host_id
-from tandem.prefixindex.linkspeeds import LinkSpeedStore
+from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w

@@ -12,7 +12,7 @@ from tandem.core.errors import UnavailableError
 from tandem.core.linkspeed import LinkSpeed
 from tandem.core.logs import event
 from tandem.prefixindex.connection import Backoff
-from tandem.prefixindex.linkspeeds import LinkSpeedStore
+from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.workerhost.link_wire import speed_from_wire, speed_to_wire
 

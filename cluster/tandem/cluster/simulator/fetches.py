@@ -19,7 +19,7 @@ from tandem.cluster.simulator.worker import VirtualWorker
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import BlockId
 from tandem.core.ledger import Holder, HoldKind
-from tandem.router.plan import Source
+from tandem.router.planning.plan import Source
 from tandem.workerhost import quota
 
 

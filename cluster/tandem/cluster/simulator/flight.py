@@ -9,7 +9,7 @@ from tandem.core.blockhash import BlockHash
 from tandem.core.ids import BlockId, WorkerId
 from tandem.core.ledger import Holder
 from tandem.engine.sequence import RequestState
-from tandem.router.plan import Plan
+from tandem.router.planning.plan import Plan
 
 
 @dataclass(slots=True, kw_only=True)

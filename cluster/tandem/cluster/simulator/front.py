@@ -30,10 +30,10 @@ from tandem.prefixindex.speculation import Holder, Speculation
 from tandem.router.admission.desk import ANSWER_TOKENS, POLL_S, Admission, Arrived
 from tandem.router.admission.room import Need, Room
 from tandem.router.admission.terms import Terms
-from tandem.router.outstanding import Outstanding, Sent, sent
-from tandem.router.plan import Candidate, Job, Plan
-from tandem.router.popularity import Popularity
-from tandem.router.sources import with_sources
+from tandem.router.planning.outstanding import Outstanding, Sent, sent
+from tandem.router.planning.plan import Candidate, Job, Plan
+from tandem.router.planning.popularity import Popularity
+from tandem.router.planning.sources import with_sources
 
 INDEX_DELAY_S = 0.02
 """From the end of a step to a router's table: the host's batch, Redis, the router's read."""

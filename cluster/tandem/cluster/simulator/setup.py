@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from tandem.cluster.simulator.calibration import Calibration
 from tandem.core.config import AdmissionSection
 from tandem.core.prefill_queue import FIRST_COME, QueueRules
-from tandem.router.plan import Policy
+from tandem.router.planning.plan import Policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import Protocol
 from tandem.core.config import AdmissionSection
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import PrefillSpeed, QueuedWork, QueueRules
-from tandem.router.outstanding import Outstanding, Sent
+from tandem.router.planning.outstanding import Outstanding, Sent
 
 _ASSUMED_BLOCK_TOKENS = 16
 SHORTER = 2.0

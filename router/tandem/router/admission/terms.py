@@ -1,4 +1,4 @@
-"""What is promised to a request: its SLO class, how urgent it is and how long it may take. Pure."""
+"""Whose a request is, and what is promised to it: its SLO class, how urgent it is and how long it may take. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tandem.core.apikeys import LEAST_URGENT, MOST_URGENT
+from tandem.core.apikeys import ANONYMOUS_TENANT, LEAST_URGENT, MOST_URGENT
 from tandem.core.config import SloSection
 from tandem.core.errors import InvalidRequestError, PermissionDeniedError
-from tandem.router.admission.gate import ANONYMOUS, Caller
 from tandem.router.quoting import quoted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Whose request it is. `slo` "" = the request may choose; `priority` = the most urgent it may be."""
+
+    tenant: str
+    key_id: str = ""
+    slo: str = ""
+    priority: int = 0
+
+
+ANONYMOUS = Caller(tenant=ANONYMOUS_TENANT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
 from tandem.core.prefill_queue import QueueRules
-from tandem.router.plan import Candidate, Job, Plan
-from tandem.router.policies import create_policy
+from tandem.router.planning.plan import Candidate, Job, Plan
+from tandem.router.planning.policies import create_policy
 
 HAND = Calibration(
     prefill_step_s=0.0, prefill_token_s=1e-3, prefill_context_s=0.0, decode_step_s=0.01, decode_sequence_s=0.0,

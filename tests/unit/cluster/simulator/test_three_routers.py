@@ -13,7 +13,7 @@ from tandem.cluster.simulator.laboratory import Laboratory
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import Trace, TraceRequest
 from tandem.core.config import Disaggregation, PolicyName
-from tandem.router.policies import create_policy
+from tandem.router.planning.policies import create_policy
 
 ALLOWED = 0.02
 SEEDS = range(2)

@@ -26,7 +26,7 @@ from tandem.engine.engine import Engine
 from tandem.engine.request import EngineRequest, RequestKind
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.step_batch import StepBatch
-from tandem.router.plan import Plan
+from tandem.router.planning.plan import Plan
 
 SIZE = 16
 SETTINGS = Calibration(

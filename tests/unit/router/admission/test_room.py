@@ -10,8 +10,8 @@ from tandem.core.config import AdmissionSection
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import QueuedWork, QueueRules
 from tandem.router.admission.room import Need, Room
-from tandem.router.outstanding import Outstanding, Sent
-from tandem.router.wire import GroupBlocks, Load
+from tandem.router.planning.outstanding import Outstanding, Sent
+from tandem.router.workers.wire import GroupBlocks, Load
 from tests.unit.router.candidates import at
 
 NOW_S = 50.0

@@ -8,8 +8,7 @@ import pytest
 
 from tandem.core.config import SloSection
 from tandem.core.errors import InvalidRequestError, PermissionDeniedError
-from tandem.router.admission.gate import ANONYMOUS, Caller
-from tandem.router.admission.terms import Classes, Wish
+from tandem.router.admission.terms import ANONYMOUS, Caller, Classes, Wish
 
 CLASSES = Classes(
     {"chat": SloSection(ttft_s=0.5, itl_s=0.05), "batch": SloSection(ttft_s=30.0)}, default="", timeout_s=600.0

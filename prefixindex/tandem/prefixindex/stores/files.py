@@ -1,0 +1,102 @@
+"""What is known of uploaded files, in the durable store. Their bytes lie in a directory, which is not this module's.
+
+A file is written down before its first byte is, unlisted and due for removal in a day, and listed once it is whole:
+what a crash leaves behind is found again by its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from redis.asyncio import Redis
+
+from tandem.core.batch import FileRecord, file_from_json, to_json
+from tandem.prefixindex.connection import OUTAGE, no_answer
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.stores.shelf import Shelf
+
+UPLOAD_S: Final = 86_400
+"""An upload that is not whole after so long never will be."""
+_PAGE: Final = 200
+_FOR_EVER: Final = "+inf"
+
+
+class FileStore:
+    """Reads and writes it. Calls raise UnavailableError when Redis does not answer."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis: Any = redis  # its stubs mix plain and awaitable results
+        self._keys = keys
+        self._shelf = Shelf(
+            redis=redis,
+            records=keys.files,
+            due=keys.files_due,
+            listing=keys.tenant_files,
+            parse=file_from_json,
+        )
+
+    async def adopt(self, directory: str) -> str:
+        """Make `directory` (an id) the one of this cluster if it has none yet; returns the one that it has."""
+        try:
+            await self._redis.set(self._keys.files_dir, directory, nx=True)
+            return str((await self._redis.get(self._keys.files_dir)).decode())
+        except OUTAGE as error:
+            raise no_answer(error) from error
+
+    async def begin(self, record: FileRecord) -> None:
+        """Write down a file whose bytes are still to come."""
+        await self._write(replace(record, is_uploaded=False), record.created_s + UPLOAD_S, is_listed=False)
+
+    async def finish(self, record: FileRecord) -> None:
+        """Write down a file whose bytes are there."""
+        due = _FOR_EVER if record.expires_s is None else record.expires_s
+        await self._write(replace(record, is_uploaded=True), due, is_listed=True)
+
+    async def load(self, tenant: str, file: str) -> FileRecord | None:
+        """The file, or None when there is none of that id that can be read, it is not whole, or it is another
+        tenant's."""
+        record = await self._shelf.load(file)
+        return record if record is not None and record.is_uploaded and record.tenant == tenant else None
+
+    async def list(
+        self, tenant: str, *, after: str | None, limit: int, is_ascending: bool, purpose: str | None = None
+    ) -> tuple[Sequence[FileRecord], bool]:
+        """At most `limit` files after the one of id `after`, by age; and whether there are more."""
+        found: list[FileRecord] = []
+        listing = self._keys.tenant_files(tenant)
+        start = await self._shelf.place_after(tenant, after, is_ascending=is_ascending)
+        try:
+            while len(found) <= limit:
+                ids = await self._redis.zrange(listing, start, start + _PAGE - 1, desc=not is_ascending)
+                if not ids:
+                    break
+                records = await self._shelf.load_all([one.decode() for one in ids])
+                found += [record for record in records if purpose in (None, record.purpose)]
+                start += len(ids)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return found[:limit], len(found) > limit
+
+    async def due(self, now_s: float) -> Sequence[str]:
+        """Ids of files that have expired, or were never uploaded whole."""
+        return await self._shelf.due_by(now_s)
+
+    async def forget(self, file: str) -> None:
+        """Forget a file whose bytes are gone."""
+        await self._shelf.forget(file)
+
+    async def _write(self, record: FileRecord, due: float | str, *, is_listed: bool) -> None:
+        try:
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                pipeline.hset(self._keys.files, record.id, to_json(record))
+                if due == _FOR_EVER:
+                    pipeline.zrem(self._keys.files_due, record.id)
+                else:
+                    pipeline.zadd(self._keys.files_due, {record.id: due})
+                if is_listed:
+                    pipeline.zadd(self._keys.tenant_files(record.tenant), {record.id: record.created_s})
+                await pipeline.execute()
+        except OUTAGE as error:
+            raise no_answer(error) from error

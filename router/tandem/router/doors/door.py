@@ -1,0 +1,81 @@
+"""What every front door shares: one router's parts, and the way from an ask to works that may be dispatched."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from tandem.core.clock import Clock
+from tandem.core.config import RouterSection
+from tandem.core.errors import DeadlineError, TandemError, UnavailableError
+from tandem.router.admission.terms import Classes, Terms
+from tandem.router.asking.answers import AnswerDesk, AnswerSettings, cost_of
+from tandem.router.asking.asks import Ask, AskReader
+from tandem.router.background import IS_BACKGROUND
+from tandem.router.flights.flight import Work
+from tandem.router.flights.readiness import Readiness
+from tandem.router.metrics.router import Metrics
+from tandem.router.tenants.gate import Gate
+from tandem.router.text.models import Models
+
+
+def stopping_error() -> TandemError:
+    """For requests that come while the router stops."""
+    return UnavailableError("this router is stopping", todo="send the request again", retry_after_s=1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Door:
+    """`wall_s` gives seconds since 1970 for `created` fields; durations are measured with `clock`."""
+
+    reader: AskReader
+    desk: AnswerDesk
+    metrics: Metrics
+    readiness: Readiness
+    gate: Gate
+    classes: Classes
+    settings: RouterSection
+    clock: Clock
+    wall_s: Callable[[], float]
+    started_s: int
+
+    async def read(self, ask: Ask, received_s: float) -> list[Work]:
+        """Works of an ask that arrived at `received_s`; refuses everything while the router stops."""
+        if self.readiness.is_draining:
+            raise stopping_error()
+        terms = self.classes.terms(ask.caller, ask.wish)
+        if IS_BACKGROUND.get():  # nobody waits for its first token
+            terms = Terms(tenant=terms.tenant, timeout_s=terms.timeout_s)
+        works = await self._in_time(self.reader.read(ask), received_s, terms.timeout_s)
+        if not IS_BACKGROUND.get():
+            await self.desk.budgets.spend(terms.tenant, cost_of(works))
+        return [replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s) for work in works]
+
+    async def _in_time(self, reading: Awaitable[list[Work]], received_s: float, timeout_s: float) -> list[Work]:
+        """DeadlineError if the prompt is not tokenised in the time that its whole answer has."""
+        try:
+            async with asyncio.timeout(received_s + timeout_s - self.clock.now_s()):
+                return await reading
+        except TimeoutError:
+            why = f"its prompt was not tokenised within {timeout_s:g} s"
+            raise DeadlineError("no answer in the time that was given", why=why, todo="try later") from None
+
+    def answer_settings(self, ask: Ask, received_s: float) -> AnswerSettings:
+        return AnswerSettings(
+            api=ask.api,
+            stop=ask.stop,
+            received_s=received_s,
+            tokenizer=self.models.find(ask.model).tokenizer,
+            backlog_bytes=self.settings.slow_reader_backlog_bytes,
+            includes_stop=ask.includes_stop,
+            wants_offsets=ask.api == "completions" and "logprobs" in ask.sampling,
+        )
+
+    def refused(self, api: str, error: TandemError) -> None:
+        """Count a request that never became an answer."""
+        self.metrics.request_ended(api, error.code)
+
+    @property
+    def models(self) -> Models:
+        return self.reader.models

@@ -1,0 +1,246 @@
+"""OpenAI response bodies: whole objects, and the chunks of a stream as ready bytes without any model in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tandem.core.handoff import TokenLogprob
+from tandem.core.lifecycle import FinishReason
+from tandem.router.asking.answers import ChoiceUpdate, Usage
+from tandem.router.asking.whole import WholeChoices
+from tandem.router.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What every object of one answer repeats, and what it shows.
+
+    `logprobs` and `prompt_logprobs` are how many alternatives, None = no log-probabilities. `prompts` are shown where
+    `shows_token_ids`. Of each prompt's choices the `kept` best are shown, None = all.
+    """
+
+    id: str
+    created: int
+    model: str
+    is_chat: bool
+    prompts: Sequence[Sequence[int]]
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    wants_usage: bool = False
+    shows_token_ids: bool = False
+    kept: int | None = None
+    wants_running_usage: bool = False
+    """With every chunk: how much there is so far, over all choices."""
+    names_tier: bool = False
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def _tier(frame: Frame) -> dict[str, str]:
+    """There is one tier, and those who asked for one hear which it was."""
+    return {"service_tier": "default"} if frame.names_tier else {}
+
+
+class Logprobs:
+    """Log-probabilities in the shapes of both APIs."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def chat(self, update: ChoiceUpdate) -> dict[str, Any]:
+        logprobs = update.logprobs[: update.text_tokens]
+        return {"content": [self._chat_token(logprob) for logprob in logprobs], "refusal": None}
+
+    def completion(self, update: ChoiceUpdate, count: int | None = None) -> dict[str, Any]:
+        """With those of the prompt in front, at most `count` alternatives each, if the text has it in front too."""
+        logprobs, offsets = list(update.logprobs[: update.text_tokens]), update.offsets[: update.text_tokens]
+        body: dict[str, list[Any]] = {
+            "tokens": [self._text(logprob.token) for logprob in logprobs],
+            "token_logprobs": [logprob.logprob for logprob in logprobs],
+            "top_logprobs": [self._alternatives(logprob) for logprob in logprobs],
+            "text_offset": offsets,
+        }
+        echo, known = update.echo, update.prompt_logprobs
+        if echo is None or known is None:
+            return body
+        before: dict[str, list[Any]] = {
+            "tokens": [self._text(token) for token in echo.tokens],
+            "token_logprobs": [None, *(logprob.logprob for logprob in known)],
+            "top_logprobs": [None, *(self._alternatives(logprob, count) for logprob in known)],
+            "text_offset": list(echo.offsets),
+        }
+        return {name: [*before[name], *values] for name, values in body.items()}
+
+    def prompt(self, known: Sequence[TokenLogprob], count: int) -> list[dict[str, Any] | None]:
+        """By token id: the prompt's own token first, then the best `count`; nothing precedes the first token."""
+        return [None, *({str(token): entry for token, entry in self._ranked(each, count)} for each in known)]
+
+    def _ranked(self, logprob: TokenLogprob, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        yield logprob.token, self._ranked_entry(logprob.token, logprob.logprob, logprob.rank)
+        for place, (token, value) in enumerate(logprob.top[:count]):
+            if token != logprob.token:
+                yield token, self._ranked_entry(token, value, place + 1)
+
+    def _ranked_entry(self, token: int, value: float, rank: int) -> dict[str, Any]:
+        return {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
+
+    def _chat_token(self, logprob: TokenLogprob) -> dict[str, Any]:
+        entry = self._entry(logprob.token, logprob.logprob)
+        entry["top_logprobs"] = [self._entry(token, value) for token, value in logprob.top]
+        return entry
+
+    def _entry(self, token: int, value: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token)
+        return {"token": data.decode("utf-8", "replace"), "logprob": value, "bytes": list(data)}
+
+    def _alternatives(self, logprob: TokenLogprob, count: int | None = None) -> dict[str, float]:
+        # Some clients expect the chosen token among the alternatives, as OpenAI gives it.
+        return {self._text(token): value for token, value in (*logprob.top[:count], (logprob.token, logprob.logprob))}
+
+    def _text(self, token: int) -> str:
+        data = self._tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class ChunkWriter:
+    """Server-sent events of one answer. Only the text is encoded for each chunk; the rest is prepared once."""
+
+    def __init__(self, frame: Frame, choice_count: int, logprobs: Logprobs) -> None:
+        self._frame, self._logprobs = frame, logprobs
+        kind = "chat.completion.chunk" if frame.is_chat else "text_completion"
+        head = {"id": frame.id, "object": kind, "created": frame.created, "model": frame.model, **_tier(frame)}
+        self._head = orjson.dumps(head)[:-1]
+        opening = b'"delta":{"content":' if frame.is_chat else b'"text":'
+        self._starts = [
+            b"data: " + self._head + b',"choices":[{"index":%d,' % index + opening for index in range(choice_count)
+        ]
+        self._tail = b',"usage":null}\n\n' if frame.wants_usage else b"}\n\n"
+        self._is_open = [False] * choice_count
+        self._choices_each = choice_count // max(1, len(frame.prompts))
+
+    def write(self, update: ChoiceUpdate, usage: Usage | None = None) -> bytes:
+        """The events of one update; b"" if there is nothing to show yet. `usage` so far goes with them if given."""
+        if usage is not None:
+            self._tail = b',"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
+        is_first = not self._is_open[update.index]
+        self._is_open[update.index] = True
+        return self._chat(update, is_first) if self._frame.is_chat else self._completion(update, is_first)
+
+    def usage(self, usage: Usage) -> bytes:
+        return b"data: " + self._head + b',"choices":[],"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
+
+    def _chat(self, update: ChoiceUpdate, is_first: bool) -> bytes:
+        events = b""
+        if is_first:
+            prompt = b""
+            if self._frame.shows_token_ids:
+                prompt = b',"prompt_token_ids":' + orjson.dumps(list(self._prompt(update.index)))
+            events = self._event(update.index, {"role": "assistant", "content": ""}, None, prompt)
+        has_logprobs = self._has_logprobs(update)
+        if update.text or has_logprobs or (self._frame.shows_token_ids and update.tokens):
+            shown = orjson.dumps(self._logprobs.chat(update)) if has_logprobs else b"null"
+            events += self._starts[update.index] + orjson.dumps(update.text) + b'},"logprobs":' + shown
+            events += b',"finish_reason":null' + self._token_ids(update) + b"}]" + self._tail
+        if update.finish is not None:
+            events += self._event(update.index, {}, update.finish)
+        return events
+
+    def _completion(self, update: ChoiceUpdate, is_first: bool) -> bytes:
+        has_logprobs = self._has_logprobs(update)
+        if not (update.text or has_logprobs or update.finish or (self._frame.shows_token_ids and update.tokens)):
+            self._is_open[update.index] = not is_first
+            return b""
+        shown = orjson.dumps(self._logprobs.completion(update, self._frame.logprobs)) if has_logprobs else b"null"
+        event = self._starts[update.index] + orjson.dumps(update.text) + b',"logprobs":' + shown
+        event += b',"finish_reason":' + orjson.dumps(update.finish) + self._token_ids(update)
+        if is_first and self._frame.shows_token_ids:
+            event += b',"prompt_token_ids":' + orjson.dumps(list(self._prompt(update.index)))
+        return event + b"}]" + self._tail
+
+    def _has_logprobs(self, update: ChoiceUpdate) -> bool:
+        return self._frame.logprobs is not None and (update.text_tokens > 0 or update.echo is not None)
+
+    def _token_ids(self, update: ChoiceUpdate) -> bytes:
+        return b',"token_ids":' + orjson.dumps(update.tokens) if self._frame.shows_token_ids else b""
+
+    def _prompt(self, index: int) -> Sequence[int]:
+        return self._frame.prompts[index // self._choices_each]
+
+    def _event(self, index: int, delta: dict[str, Any], finish: FinishReason | None, more: bytes = b"") -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return b"data: " + self._head + b',"choices":[' + orjson.dumps(choice) + b"]" + more + self._tail
+
+
+class WholeAnswer:
+    """Collects the updates of an answer that is not streamed."""
+
+    def __init__(self, frame: Frame, choice_count: int, logprobs: Logprobs) -> None:
+        self._frame, self._logprobs = frame, logprobs
+        self._whole = WholeChoices(choice_count)
+
+    def add(self, updates: Sequence[ChoiceUpdate]) -> None:
+        self._whole.add(updates)
+
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Then a body may be long and take its time."""
+        return self._whole.has_prompt_logprobs
+
+    def body(self, usage: Usage) -> bytes:
+        frame = self._frame
+        kind = "chat.completion" if frame.is_chat else "text_completion"
+        choices = self._whole.choices(len(frame.prompts), frame.kept)
+        body: dict[str, Any] = {
+            "id": frame.id,
+            "object": kind,
+            "created": frame.created,
+            "model": frame.model,
+            **_tier(frame),
+            "choices": [self._choice(choice) for choice in choices],
+            "usage": usage_object(usage),
+        }
+        if frame.is_chat:
+            body |= self._of_prompt(choices[0], frame.prompts[0])
+        else:
+            each = len(choices) // len(frame.prompts)
+            for place, choice in enumerate(choices):
+                body["choices"][place] |= self._of_prompt(choice, frame.prompts[place // each])
+        return orjson.dumps(body)
+
+    def _choice(self, choice: ChoiceUpdate) -> dict[str, Any]:
+        body: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish, "logprobs": None}
+        if self._frame.is_chat:
+            body["message"] = {"role": "assistant", "content": choice.text, "refusal": None}
+        else:
+            body["text"] = choice.text
+        count = self._frame.logprobs
+        if count is not None:
+            is_chat = self._frame.is_chat
+            body["logprobs"] = self._logprobs.chat(choice) if is_chat else self._logprobs.completion(choice, count)
+        if self._frame.shows_token_ids:
+            body["token_ids"] = choice.tokens
+        return body
+
+    def _of_prompt(self, choice: ChoiceUpdate, prompt: Sequence[int]) -> dict[str, Any]:
+        """What was asked for about the prompt of a choice."""
+        body: dict[str, Any] = {}
+        if self._frame.shows_token_ids:
+            body["prompt_token_ids"] = list(prompt)
+        count = self._frame.prompt_logprobs
+        if count is not None:
+            body["prompt_logprobs"] = self._logprobs.prompt(choice.prompt_logprobs or (), count)
+        return body

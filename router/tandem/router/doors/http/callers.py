@@ -1,0 +1,40 @@
+"""Who a call comes from, as the layers around the endpoints left it in the ASGI scope, where no client can write; and
+what it asks for itself.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from tandem.core.errors import InvalidRequestError
+from tandem.router.admission.terms import ANONYMOUS, Caller, Wish
+from tandem.router.quoting import quoted
+from tandem.router.tenants.scope import CALLER, TENANT
+
+SLO_HEADER = "X-SLO-Class"
+TIMEOUT_HEADER = "X-Request-Timeout"
+
+
+def tenant_of(request: Request) -> str:
+    """The tenant whose responses, files and batches the call may see."""
+    return str(request.scope.get(TENANT, ANONYMOUS.tenant))
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose request it is."""
+    caller: Caller | None = request.scope.get(CALLER)
+    return caller or Caller(tenant=tenant_of(request))
+
+
+def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:
+    """What the request asks for itself, in its headers and, as given, in its body, which wins."""
+    slo, header = request.headers.get(SLO_HEADER), request.headers.get(TIMEOUT_HEADER)
+    if timeout_s is not None or header is None:
+        return Wish(slo=slo, priority=priority, timeout_s=timeout_s)
+    try:
+        timeout_s = float(header)
+    except ValueError:
+        raise InvalidRequestError(
+            f"{TIMEOUT_HEADER} is {quoted(header)}", why="it must be a number of seconds", param=TIMEOUT_HEADER
+        ) from None
+    return Wish(slo=slo, priority=priority, timeout_s=timeout_s, timeout_param=TIMEOUT_HEADER)

@@ -1,0 +1,46 @@
+"""In front of the HTTP application: nothing but health and version is answered without a key, where keys are needed.
+
+A raw ASGI layer, so that an endpoint added later is guarded too. Endpoints find the caller in callers.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tandem.core import apikeys
+from tandem.core.errors import TandemError
+from tandem.router.doors.http.errors import error_response
+from tandem.router.tenants.gate import Gate
+from tandem.router.tenants.scope import CALLER, TENANT
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/version"})
+_METRICS = "/metrics"
+
+
+class Guard:
+    """Checks the key of every request; `on_refused` is told of those that are turned away."""
+
+    def __init__(self, app: ASGIApp, gate: Gate, on_refused: Callable[[TandemError], None]) -> None:
+        self._app, self._gate, self._on_refused = app, gate, on_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+            wanted = apikeys.Scope.METRICS if scope["path"] == _METRICS else apikeys.Scope.INFER
+            try:
+                caller = self._gate.admit(_authorization(scope), wanted)
+            except TandemError as error:
+                self._on_refused(error)
+                await error_response(error)(scope, receive, send)
+                return
+            scope[TENANT], scope[CALLER] = caller.tenant, caller
+        await self._app(scope, receive, send)
+
+
+def _authorization(scope: Any) -> str | None:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            return str(value.decode("latin-1"))
+    return None

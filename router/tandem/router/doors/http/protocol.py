@@ -1,0 +1,92 @@
+"""HTTP/1.1 as uvicorn speaks it, with bounds on what a client may send before anybody asks who it is: the bytes of a
+request's head, and the time until it is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from tandem.core.errors import InvalidRequestError, TandemError
+from tandem.router.doors.http.errors import error_body
+
+HEAD_BYTES = 64 * 1024
+"""Of a request's line and headers, about: what came with the end of the body before, or with the head's own, is not
+counted."""
+HEAD_S = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Closes connections that send no complete head in HEAD_S, and answers 431 to heads, or trailers, over HEAD_BYTES.
+
+    Between two requests the keep-alive limit of uvicorn counts.
+    """
+
+    _patience: asyncio.TimerHandle | None = None
+    _loose_bytes = 0
+    """That arrived since the last part of a body, or the last complete head."""
+    _is_in_head = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._be_patient()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_patience()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._loose_bytes += len(data)
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if self._loose_bytes > HEAD_BYTES:
+            self._refuse(InvalidRequestError("the headers are too long", why=f"the limit is {HEAD_BYTES} bytes"))
+        elif self._patience is None and not self._is_busy:
+            self._be_patient()
+
+    def on_message_begin(self) -> None:
+        self._is_in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head, self._loose_bytes = False, 0
+        self._end_patience()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._loose_bytes = 0
+        super().on_message_complete()
+
+    @property
+    def _is_busy(self) -> bool:
+        return not self._is_in_head and self.cycle is not None and not self.cycle.response_complete
+
+    def _be_patient(self) -> None:
+        self._patience = self.loop.call_later(HEAD_S, self._lose_patience)
+
+    def _end_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _lose_patience(self) -> None:
+        self._patience = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._be_patient()  # the answer before is still being written
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _refuse(self, error: TandemError) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.close()
+            return
+        body = error_body(error, 431)
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[431] + head + body)
+        self.transport.close()

@@ -1,0 +1,297 @@
+"""Reads requests: a bounded body, JSON, a schema; and turns schemas into asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect, Request
+
+from tandem.core.errors import (
+    CancelledError,
+    DeadlineError,
+    InvalidRequestError,
+    MediaTypeError,
+    RequestTooLargeError,
+    UnsupportedParameterError,
+)
+from tandem.core.sampling import MAX_LOGPROBS
+from tandem.router.asking.asks import Ask, kept_choices
+from tandem.router.doors.http.errors import from_validation
+from tandem.router.doors.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    Message,
+    RenderingFields,
+    SamplingFields,
+    TokenizeRequest,
+)
+from tandem.router.quoting import quoted
+from tandem.router.text.chat_template import Rendering
+
+BODY_S = 60.0
+LONG_BODY_BYTES = 256 * 1024
+"""Bodies at least this long are read in a thread: the event loop has other streams to feed."""
+MAX_MESSAGES = 8192
+_DRAIN_S = 2.0
+_DRAIN_FACTOR = 8
+_COMPLETION_MAX_TOKENS = 16
+_SAMPLING_FIELDS = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "ignore_eos", "min_tokens", "prompt_logprobs",
+)  # fmt: skip
+
+M = TypeVar("M", bound=BaseModel)
+Simplify = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+async def read_body(request: Request, limit_bytes: int) -> bytes:
+    """The body, at most `limit_bytes` of it ever in memory; RequestTooLargeError beyond."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > limit_bytes:
+        if int(declared) <= _DRAIN_FACTOR * limit_bytes and "expect" not in request.headers:
+            await _drain(request, limit_bytes)
+        raise _too_large(limit_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit_bytes:
+                    await _drain(request, limit_bytes)
+                    raise _too_large(limit_bytes)
+    except ClientDisconnect:
+        raise CancelledError("the client left while it sent the request") from None
+    except TimeoutError:
+        raise DeadlineError(f"the request body did not arrive within {BODY_S:g} s", todo="send it again") from None
+    return bytes(body)
+
+
+async def read_json(request: Request, limit_bytes: int, model: type[M], simplify: Simplify | None = None) -> M:
+    """The body as `model`; InvalidRequestError names the field that is wrong."""
+    _check_media_type(request)
+    raw = await read_body(request, limit_bytes)
+    if len(raw) < LONG_BODY_BYTES:
+        return _parsed(raw, model, simplify)
+    return await asyncio.to_thread(_parsed, raw, model, simplify)
+
+
+def _parsed(raw: bytes, model: type[M], simplify: Simplify | None) -> M:
+    try:
+        data = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError("the request body is no valid JSON", why=str(error)) from error
+    if not isinstance(data, dict):
+        raise InvalidRequestError("the request body is no JSON object", todo="send an object")
+    for name in ("messages", "input"):
+        _check_count(name, data.get(name))
+    try:
+        return model.model_validate(simplify(data) if simplify else data)
+    except ValidationError as error:
+        raise from_validation(error, data) from error
+
+
+def _check_count(name: str, messages: Any) -> None:
+    """Each takes time, however short it is."""
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        why = f"at most {MAX_MESSAGES} are allowed"
+        raise InvalidRequestError(f"{name} has {len(messages)} entries", why=why, param=name)
+
+
+def chat_ask(body: ChatRequest) -> Ask:
+    if body.top_logprobs is not None:
+        if not body.logprobs:
+            why = "it needs logprobs: true"
+            raise InvalidRequestError("top_logprobs is given without logprobs", why=why, param="top_logprobs")
+        if not 0 <= body.top_logprobs <= MAX_LOGPROBS:
+            why = f"it must be between 0 and {MAX_LOGPROBS}"
+            raise InvalidRequestError(f"top_logprobs is {body.top_logprobs}", why=why, param="top_logprobs")
+    sampling = _sampling(body)
+    if body.logprobs:
+        sampling["logprobs"] = body.top_logprobs or 0
+    param = "max_tokens"
+    if body.max_completion_tokens is not None:
+        param = "max_completion_tokens"
+        if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
+            raise InvalidRequestError(
+                "max_tokens and max_completion_tokens differ", todo="give one of them", param=param
+            )
+        sampling["max_tokens"] = body.max_completion_tokens
+    return Ask(
+        api="chat",
+        model=body.model,
+        messages=messages_of(body.messages),
+        sampling=sampling,
+        stop=_stops(body),
+        includes_stop=bool(body.include_stop_str_in_output),
+        bad_words=tuple(body.bad_words or ()),
+        max_tokens_param=param,
+        logprobs_param="top_logprobs",
+        rendering=rendering_of(body),
+        cache_salt=body.cache_salt,
+        cache_key=body.prompt_cache_key,
+    )
+
+
+def completion_ask(body: CompletionRequest) -> Ask:
+    sampling = _sampling(body)
+    if body.logprobs is not None:
+        sampling["logprobs"] = body.logprobs
+    if body.best_of is not None:
+        sampling["n"] = body.best_of
+    return Ask(
+        api="completions",
+        model=body.model,
+        prompts=_prompts(body.prompt),
+        echo=bool(body.echo),
+        kept=_kept(body),
+        sampling=sampling,
+        stop=_stops(body),
+        includes_stop=bool(body.include_stop_str_in_output),
+        bad_words=tuple(body.bad_words or ()),
+        default_max_tokens=_COMPLETION_MAX_TOKENS,
+        cache_salt=body.cache_salt,
+        cache_key=body.prompt_cache_key,
+    )
+
+
+def rendering_of(body: RenderingFields) -> Rendering:
+    """A prompt ends with the words that ask for an answer, unless it ends inside the last message."""
+    continues = bool(body.continue_final_message)
+    adds = body.add_generation_prompt
+    return Rendering(
+        adds_prompt=not continues if adds is None else adds,
+        continues_last=continues,
+        variables=body.chat_template_kwargs or {},
+    )
+
+
+def _kept(body: CompletionRequest) -> int | None:
+    kept = kept_choices(1 if body.n is None else body.n, body.best_of)
+    if kept is not None and body.stream:
+        why = "which choices are the best is known at the end alone"
+        raise InvalidRequestError("best_of cannot be streamed", why=why, todo="leave out stream", param="best_of")
+    return kept
+
+
+def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
+    """Messages as chat templates read them: content is one text."""
+    return tuple(
+        {
+            "role": message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "\n".join(part.text for part in message.content),
+            "name": message.name,
+        }
+        for message in messages
+    )
+
+
+def check_streaming(body: SamplingFields) -> None:
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequestError(
+            "prompt_logprobs cannot be streamed", todo="leave out stream", param="prompt_logprobs"
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options is given without stream", todo="set stream: true",
+                                  param="stream_options")  # fmt: skip
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise UnsupportedParameterError(
+            "include_obfuscation is not supported yet", todo="leave it out", param="stream_options.include_obfuscation"
+        )
+
+
+def check_tokenizing(body: TokenizeRequest) -> None:
+    """Either a text or a chat, and nothing that is for the other."""
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequestError("give either prompt or messages", param="prompt")
+    others = ("add_special_tokens",) if body.prompt is None else tuple(RenderingFields.model_fields)
+    for name in others:
+        if getattr(body, name) is not None:
+            given = "messages" if body.prompt is None else "prompt"
+            raise InvalidRequestError(f"{name} says nothing about {given}", todo="leave it out", param=name)
+
+
+def _check_media_type(request: Request) -> None:
+    """JSON in UTF-8 and plain, if the client says at all what it sends. Web pages elsewhere have to say so, which they
+    cannot unasked."""
+    given = request.headers.get("content-type", "" if is_foreign(request) else "application/json")
+    kind, _, options = given.lower().partition(";")
+    charset = options.partition("charset=")[2].strip(" \"'") or "utf-8"
+    if kind.strip() != "application/json" or charset not in ("utf-8", "utf8"):
+        raise MediaTypeError(f"the Content-Type is {quoted(given)}", todo="send application/json", param="content-type")
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise MediaTypeError(
+            f"the Content-Encoding is {quoted(encoding)}", todo="send the body as it is", param="content-encoding"
+        )
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether a browser says that a page of another origin has it send this. Clients that are no browsers do not."""
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+
+
+def _sampling(body: SamplingFields) -> dict[str, Any]:
+    given = {name: getattr(body, name) for name in _SAMPLING_FIELDS}
+    given["max_tokens"] = body.max_tokens
+    if body.top_k == -1:  # "off" in other servers
+        given["top_k"] = 0
+    if body.stop_token_ids is not None:
+        given["stop_token_ids"] = tuple(body.stop_token_ids)
+    if body.allowed_token_ids is not None:
+        given["allowed_token_ids"] = tuple(body.allowed_token_ids)
+    if body.logit_bias is not None:
+        given["logit_bias"] = _logit_bias(body.logit_bias)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _logit_bias(biases: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    for key in biases:
+        # No second spelling of a number: "05" beside "5" would leave one of them unheard.
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and str(int(key)) == key):
+            raise InvalidRequestError(f"logit_bias has the key {quoted(key)}", why="keys must be token ids",
+                                      param="logit_bias")  # fmt: skip
+    return tuple((int(key), value) for key, value in biases.items())
+
+
+def _stops(body: SamplingFields) -> tuple[str, ...]:
+    if body.stop is None:
+        return ()
+    return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+
+
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not prompt:
+        raise InvalidRequestError("the prompt is empty", why="it has no entry", param="prompt")
+    if isinstance(prompt[0], int):  # then all are
+        return (tuple(prompt),)
+    return tuple(entry if isinstance(entry, str) else tuple(entry) for entry in prompt)
+
+
+async def _drain(request: Request, limit_bytes: int) -> None:
+    """Throw away a body that is a little too long, so that the client gets to read the answer."""
+    seen = 0
+    try:
+        async with asyncio.timeout(_DRAIN_S):
+            while seen <= _DRAIN_FACTOR * limit_bytes:
+                message = await request.receive()
+                seen += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+def _too_large(limit_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError("the request body is too large", why=f"the limit is {limit_bytes} bytes",
+                                todo="send less")  # fmt: skip

@@ -1,0 +1,145 @@
+"""Sends an answer over raw ASGI, streamed or whole, and ends it when the client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tandem.core.errors import CancelledError, InternalError, TandemError
+from tandem.core.ids import RequestId
+from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpdate, Usage, attend
+from tandem.router.doors.http.bodies import ChunkWriter, Frame, Logprobs, WholeAnswer
+from tandem.router.doors.http.errors import error_event, error_response
+from tandem.router.flights.flight import Work
+
+_log = logging.getLogger(__name__)
+TIMING_HEADER = "x-tandem-timing"
+ROUTE_HEADER = "x-tandem-route"
+_SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class AnswerReply(Response):
+    """Runs one answer while it sends it. Before the first token a failure is a plain HTTP error."""
+
+    def __init__(
+        self,
+        desk: AnswerDesk,
+        works: Sequence[Work],
+        frame: Frame,
+        settings: AnswerSettings,
+        *,
+        is_stream: bool,
+        wants_timing: bool,
+        wants_route: bool = False,
+    ) -> None:
+        super().__init__()
+        self._desk, self._works, self._frame, self._settings = desk, works, frame, settings
+        self._is_stream, self._wants_timing, self._wants_route = is_stream, wants_timing, wants_route
+        self._logprobs = Logprobs(settings.tokenizer)
+        self._has_started = False
+        self._is_gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._desk.open(RequestId(self._frame.id), self._works, self._settings) as answer:
+                await asyncio.sleep(0)  # what goes to the workers leaves first
+                await attend(answer, self._deliver(answer, scope, send), self._watch(receive, answer))
+        except TandemError as error:  # nobody could take the request
+            self._desk.metrics.request_ended(self._settings.api, error.code)
+            await self._fail(error, scope, send)
+        except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
+            failure = _bug(error)
+            self._desk.metrics.request_ended(self._settings.api, failure.code)
+            await self._fail(failure, scope, send)
+
+    async def _deliver(self, answer: Answer, scope: Scope, send: Send) -> None:
+        try:
+            await (self._stream(answer, send) if self._is_stream else self._whole(answer, scope, send))
+        except TandemError as error:
+            await self._fail(error, scope, send)
+        except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
+            failure = _bug(error)
+            answer.cancel(failure)
+            await self._fail(failure, scope, send)
+
+    async def _watch(self, receive: Receive, answer: Answer) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            continue
+        self._is_gone = True
+        answer.cancel(CancelledError("the client closed the connection"))
+
+    async def _stream(self, answer: Answer, send: Send) -> None:
+        writer = ChunkWriter(self._frame, answer.choice_count, self._logprobs)
+        while (updates := await answer.next()) is not None:
+            usage = answer.usage if self._frame.wants_running_usage else None
+            if any(update.prompt_logprobs for update in updates):  # long; other streams go on meanwhile
+                events = await asyncio.to_thread(_events, writer, updates, usage)
+            else:
+                events = _events(writer, updates, usage)
+            if events:
+                await self._start(answer, send)
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        await self._start(answer, send)
+        end = writer.usage(answer.usage) if self._frame.wants_usage else b""
+        if self._wants_timing:
+            end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
+        await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n", "more_body": False})
+
+    async def _whole(self, answer: Answer, scope: Scope, send: Send) -> None:
+        whole = WholeAnswer(self._frame, answer.choice_count, self._logprobs)
+        while (updates := await answer.next()) is not None:
+            whole.add(updates)
+        headers = self._head_of(answer)
+        if self._wants_timing:
+            headers[TIMING_HEADER] = orjson.dumps(answer.timing()).decode()
+        self._has_started = True
+        if whole.has_prompt_logprobs:
+            body = await asyncio.to_thread(whole.body, answer.usage)
+        else:
+            body = whole.body(answer.usage)
+        response = Response(body, headers=headers, media_type="application/json")
+        await response(scope, _no_message, send)
+
+    def _head_of(self, answer: Answer) -> dict[str, str]:
+        headers = {"x-request-id": self._frame.id}
+        if self._wants_route:
+            headers[ROUTE_HEADER] = orjson.dumps(answer.decision()).decode()
+        return headers
+
+    async def _start(self, answer: Answer, send: Send) -> None:
+        if not self._has_started:
+            self._has_started = True
+            headers = [*_SSE_HEADERS, *((k.encode(), v.encode()) for k, v in self._head_of(answer).items())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def _fail(self, error: TandemError, scope: Scope, send: Send) -> None:
+        """The last words of a failed answer; `attend` bounds how long a client may take to hear them."""
+        if self._is_gone:
+            return
+        if not self._has_started:
+            response = error_response(error, headers={"x-request-id": self._frame.id})
+            await response(scope, _no_message, send)
+        elif self._is_stream:
+            await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
+
+
+def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate], usage: Usage | None) -> bytes:
+    return b"".join([writer.write(update, usage) for update in updates])
+
+
+def _bug(error: Exception) -> InternalError:
+    _log.exception("answer failed")
+    return InternalError("the router failed", why=type(error).__name__, todo="report this")
+
+
+async def _no_message() -> dict[str, str]:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,123 @@
+"""A conversation: what a request adds to it, what came before, and how it is kept for the next turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tandem.core.errors import InvalidRequestError, NotFoundError, UnavailableError
+from tandem.core.logs import event
+from tandem.prefixindex.stores.responses import ResponseStore, StoredResponse
+from tandem.router.doors.http.responses.schemas import Item
+from tandem.router.quoting import quoted
+
+_log = logging.getLogger(__name__)
+MAX_TURNS = 1000
+SAVE_S = 2.0
+_ID = re.compile(r"resp_[A-Za-z0-9]{1,64}")
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What a request continues: the responses before it, oldest first, and all that was said in them."""
+
+    chain: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = ()
+
+
+class Conversations:
+    """Stored responses as the API needs them."""
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+
+    async def past(self, tenant: str, previous: str | None) -> Past:
+        """What `previous` ended; InvalidRequestError when it, or something that it continued, is not stored (any more).
+
+        Raises UnavailableError when Redis does not answer.
+        """
+        if previous is None:
+            return Past()
+        stored = await self._store.load(tenant, previous) if _ID.fullmatch(previous) else None
+        if stored is None:
+            raise _not_stored(previous, "it expired, was deleted, or was never stored here")
+        chain = (*stored.chain, previous)
+        if len(chain) > MAX_TURNS:
+            why = f"a conversation can be continued {MAX_TURNS} times"
+            raise _not_stored(previous, why, todo="send the conversation in input")
+        turns = await self._store.turns(chain)
+        messages: list[Message] = []
+        for response, turn in zip(chain, turns, strict=True):
+            if turn is None:
+                raise _not_stored(previous, f"the response {quoted(response)} before it is not stored any more")
+            messages.extend(orjson.loads(turn))
+        return Past(chain=chain, messages=tuple(messages))
+
+    async def keep(self, response: StoredResponse) -> bool:
+        """Store it for later turns; False, with a line in the log, when that did not work."""
+        try:
+            async with asyncio.timeout(SAVE_S):
+                await self._store.save(response)
+        except (UnavailableError, TimeoutError) as error:
+            event(_log, "response not stored", logging.WARNING, response=response.id, why=str(error))
+            return False
+        return True
+
+    async def load(self, tenant: str, response: str) -> StoredResponse:
+        """A stored response; NotFoundError when there is none, UnavailableError when Redis does not answer."""
+        stored = await self._store.load(tenant, response) if _ID.fullmatch(response) else None
+        if stored is None:
+            why = "it expired, was deleted, or was never stored here"
+            raise NotFoundError(f"there is no response {quoted(response)}", why=why, param="response_id")
+        return stored
+
+    async def delete(self, tenant: str, response: str) -> None:
+        """Forget a stored response; NotFoundError when there is none, UnavailableError when Redis does not answer."""
+        await self._store.delete((await self.load(tenant, response)).id)
+
+
+def new_id(prefix: str) -> str:
+    """A fresh id such as `resp_6f0c…`."""
+    return f"{prefix}_{secrets.token_hex(16)}"
+
+
+def items_of(given: str | Sequence[Item]) -> list[dict[str, Any]]:
+    """The request's input as items with ids, as the API lists them."""
+    if isinstance(given, str):
+        return [_item(Item(role="user", content=given))]
+    return [_item(item) for item in given]
+
+
+def messages_of(items: Sequence[dict[str, Any]]) -> tuple[Message, ...]:
+    """Items as chat templates read them: content is one text."""
+    return tuple(
+        {"role": item["role"], "content": "\n".join(part["text"] for part in item["content"])} for item in items
+    )
+
+
+def _item(item: Item) -> dict[str, Any]:
+    texts = [item.content] if isinstance(item.content, str) else [part.text for part in item.content]
+    if item.role == "assistant":
+        content = [{"type": "output_text", "text": text, "annotations": [], "logprobs": []} for text in texts]
+    else:
+        content = [{"type": "input_text", "text": text} for text in texts]
+    return {
+        "id": item.id or new_id("msg"),
+        "type": "message",
+        "role": item.role,
+        "status": item.status or "completed",
+        "content": content,
+    }
+
+
+def _not_stored(response: str, why: str, todo: str = "") -> InvalidRequestError:
+    what = f"the conversation of the response {quoted(response)} cannot be continued"
+    return InvalidRequestError(what, why=why, todo=todo, param="previous_response_id")

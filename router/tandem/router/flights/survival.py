@@ -1,0 +1,199 @@
+"""What becomes of a request when a worker fails it: whose fault it was, who may try next, and when. Decisions alone:
+no sockets, no timers, and the clock is passed in (docs/survival.md).
+
+failure ──▶ judge: whose? ──▶ the request's own: it ends
+                          └─▶ a worker's: left out from now on ──▶ Survival.denial ──▶ Survival.choose: Plan or Wait
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem.core.clock import Clock
+from tandem.core.config import RouterSection
+from tandem.core.errors import (
+    AuthError,
+    CancelledError,
+    CapacityError,
+    DeadlineError,
+    InvalidRequestError,
+    PairRefusedError,
+    TandemError,
+    TransferError,
+    UnavailableError,
+    WorkerLostError,
+)
+from tandem.router.flights.absentees import Absentees
+from tandem.router.flights.breaker import Breakers, Member
+from tandem.router.flights.retry_budget import RetryBudget
+from tandem.router.planning.plan import Candidate, Job, Plan, Policy
+
+_OWN_FAULT = (InvalidRequestError, AuthError, DeadlineError)
+"""They would fail everywhere."""
+SECOND_CHANCE_S = 0.1
+"""After a failure, before somebody who may be to blame is tried again because nobody else is left; doubles."""
+_DOUBLINGS = 5
+
+
+class Cause(StrEnum):
+    """Why an attempt failed, as the metric names it."""
+
+    LOST = "lost"
+    """The worker died, fell silent, or became another incarnation."""
+    TRANSFER = "transfer"
+    """KV did not get across."""
+    REFUSED = "refused"
+    """The worker has no room, or cannot take it now."""
+    BROKEN = "broken"
+    """The worker failed in another way of its own."""
+    STALLED = "stalled"
+    """Nothing came for too long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """An attempt's end. `suspects` get the request again if nobody else is left; breakers of `charged` count it."""
+
+    cause: Cause
+    error: TandemError
+    suspects: frozenset[Member]
+    charged: frozenset[Member] = frozenset()
+
+
+@dataclass(slots=True)
+class History:
+    """What went wrong with one request so far. A suspect that died is no candidate any more, whatever happens here."""
+
+    failures: int = 0
+    error: TandemError | None = None
+    failed_s: float = 0.0
+    suspects: set[Member] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nobody may serve it now, but somebody should soon: look again at `until_s`, or when a worker comes."""
+
+    until_s: float
+
+
+def judge(error: TandemError, reporter: Member, peer: Member | None) -> Failure | None:
+    """Whose fault it is that `reporter` failed an attempt which it had with `peer`; None = the request's own.
+
+    Who says that a transfer failed is alive and speaks of the other one. A worker that ends a request by itself was
+    told so by the other one, or is about to be another incarnation.
+    """
+    if isinstance(error, _OWN_FAULT):
+        return None
+    here, other = frozenset({reporter}), frozenset({peer or reporter})
+    if isinstance(error, PairRefusedError):
+        return Failure(cause=Cause.TRANSFER, error=error, suspects=other)
+    if isinstance(error, TransferError):
+        # Both are charged: whoever is not to blame succeeds with others meanwhile.
+        return Failure(cause=Cause.TRANSFER, error=error, suspects=other, charged=here | other)
+    if isinstance(error, CancelledError):  # not by this router
+        ended = WorkerLostError("a worker ended the request by itself", why=error.what, todo="send it again")
+        return Failure(cause=Cause.LOST, error=ended, suspects=here | other)
+    if isinstance(error, CapacityError):
+        return Failure(cause=Cause.REFUSED, error=error, suspects=here)
+    cause = Cause.REFUSED if isinstance(error, UnavailableError) else Cause.BROKEN
+    return Failure(cause=cause, error=error, suspects=here, charged=here)
+
+
+def lost(error: TandemError, member: Member) -> Failure:
+    """The connection to a worker that the attempt needed is gone, and with it what the worker had of it."""
+    return Failure(cause=Cause.LOST, error=error, suspects=frozenset({member}))
+
+
+def stalled(error: TandemError, member: Member) -> Failure:
+    """This worker was waited for and said nothing of the attempt for too long."""
+    blamed = frozenset({member})
+    return Failure(cause=Cause.STALLED, error=error, suspects=blamed, charged=blamed)
+
+
+class Survival:
+    """One router's decisions about who gets a request, the first time and after failures."""
+
+    def __init__(self, policy: Policy, settings: RouterSection, clock: Clock) -> None:
+        self.budget = RetryBudget(settings.retry_burst, settings.retry_ratio, settings.retry_per_s, clock)
+        self.breakers = Breakers(settings.breaker_failures, settings.breaker_open_s, clock)
+        self.absentees = Absentees(settings.worker_wait_s, clock)
+        self._policy, self._clock = policy, clock
+        self.stall_s, self._max_attempts = settings.stall_s, settings.max_attempts
+
+    def note(self, history: History, failure: Failure) -> None:
+        """Remember a failed attempt: for this request, and against the workers."""
+        history.failures += 1
+        history.error, history.failed_s = failure.error, self._clock.now_s()
+        history.suspects |= failure.suspects
+        for charged in failure.charged:
+            self.breakers.failed(charged)
+
+    def denial(self, history: History) -> str:
+        """Why the request may not be tried again: "attempts", "budget", or "" and the re-attempt is paid for."""
+        if history.failures >= self._max_attempts:
+            return "attempts"
+        return "" if self.budget.take() else "budget"
+
+    def choose(self, job: Job, candidates: Sequence[Candidate], history: History, model: str = "") -> Plan | Wait:
+        """Who serves a request for `model` ("" = any) now. Raises its last failure, or UnavailableError, when waiting
+        would not help."""
+        refusal: TandemError | None = None
+        for tier in self._tiers(candidates, history):
+            try:
+                plan = self._policy.plan(job, tier)
+            except UnavailableError as error:
+                refusal = error
+            else:
+                again_s = self._second_chance_s(history, candidates, plan)
+                return Wait(again_s) if self._clock.now_s() < again_s else plan
+        if self._is_worth_waiting(job, candidates, model):
+            return Wait(self.absentees.until_s())
+        raise history.error or refusal or UnavailableError("no worker is connected")
+
+    def could_avoid(self, job: Job, candidates: Sequence[Candidate], history: History, member: Member) -> bool:
+        """Whether somebody else may serve the request now, whom nothing speaks against."""
+        trusted = next(self._tiers(candidates, history))
+        others = [c for c in trusted if _member(c) != member]
+        try:
+            self._policy.plan(job, others)
+        except UnavailableError:
+            return False
+        return history.failures + 1 < self._max_attempts and self.budget.tokens >= 1.0
+
+    def _tiers(self, candidates: Sequence[Candidate], history: History) -> Iterator[Sequence[Candidate]]:
+        """Ever more of the candidates: suspects, and workers whose breaker is open, only if there is nobody else."""
+        if not history.suspects and self.breakers.is_quiet:  # nearly always
+            yield candidates
+            return
+        fresh = [c for c in candidates if _member(c) not in history.suspects]
+        trusted = [c for c in fresh if self.breakers.allows(_member(c))]
+        yield trusted
+        if len(fresh) > len(trusted):
+            yield fresh
+        if len(candidates) > len(fresh):
+            yield candidates
+
+    def _is_worth_waiting(self, job: Job, candidates: Sequence[Candidate], model: str) -> bool:
+        """Whether those who are expected back could serve it, alone or with those who are here."""
+        expected = self.absentees.expected(model)
+        if not expected:
+            return False
+        try:
+            self._policy.plan(job, [*candidates, *expected])
+        except UnavailableError:
+            return False
+        return True
+
+    def _second_chance_s(self, history: History, candidates: Sequence[Candidate], plan: Plan) -> float:
+        """Not before then may suspects have it again; 0 = none is in the plan."""
+        planned = {_member(c) for c in candidates if c.worker in plan.workers}
+        if not planned & history.suspects:
+            return 0.0
+        return history.failed_s + SECOND_CHANCE_S * 2.0 ** min(history.failures - 1, _DOUBLINGS)
+
+
+def _member(candidate: Candidate) -> Member:
+    return (candidate.worker, candidate.incarnation)

@@ -1,0 +1,176 @@
+"""Runs the batches of the cluster on one router at a time: whoever holds the lease on the directory.
+
+The lease is fenced by an incarnation that is drawn anew each time it is taken. Losing it stops everything at once; what
+an owner does that has not noticed yet is refused by the store, and its journal segments are its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from tandem.core.clock import Clock
+from tandem.core.errors import TandemError, UnavailableError
+from tandem.core.ids import Incarnation, new_incarnation
+from tandem.core.logs import event
+from tandem.prefixindex.stores.batches import BatchStore
+from tandem.prefixindex.stores.owner_lease import OwnerLease
+from tandem.prefixindex.wakeup import Wakeups
+from tandem.router.kept.batches.pace import Pace
+from tandem.router.kept.batches.requestlines import Limits
+from tandem.router.kept.batches.run import BatchRun, Calls, LeaseLostError, Workshop
+from tandem.router.kept.batches.slots import Slots
+from tandem.router.kept.files import Files, sweep
+
+_log = logging.getLogger(__name__)
+LEASE_S = 5.0
+BEAT_S = 1.0
+AT_ONCE = 8
+"""Batches that take turns; the others wait for one of them to end."""
+PACE_S = 0.1
+SWEEP_S = 30.0
+RETRY_S = 2.0
+BUG_S = 30.0
+
+
+class BatchRunner:
+    """`run` in a task for as long as the router serves; cancelling it gives the lease to another router at once.
+
+    `waiting` says how many interactive requests wait now; `models` which names are served.
+    """
+
+    def __init__(
+        self,
+        *,
+        batches: BatchStore,
+        files: Files,
+        lease: OwnerLease,
+        wakeups: Wakeups,
+        calls: Calls,
+        clock: Clock,
+        models: Callable[[], frozenset[str]],
+        waiting: Callable[[], int],
+        limits: Limits,
+        at_once: int,
+    ) -> None:
+        self._batches, self._files, self._lease, self._wakeups = batches, files, lease, wakeups
+        self._calls, self._clock, self._models, self._waiting = calls, clock, models, waiting
+        self._limits = limits
+        self._slots = Slots()
+        self._pace = Pace(at_once)
+
+    @property
+    def running(self) -> int:
+        """Requests of batches that run now."""
+        return self._slots.running
+
+    async def run(self) -> None:
+        """Own the directory whenever nobody else does, until cancelled. Survives outages of Redis and of the disk."""
+        trouble = ""
+        while True:
+            incarnation = new_incarnation()
+            try:
+                await self._files.check()
+                if await self._lease.hold(incarnation):
+                    trouble = ""
+                    await self._own(incarnation)
+            except TandemError as error:
+                if error.message != trouble:  # once, not once a second
+                    trouble = error.message
+                    event(_log, "batches wait", logging.WARNING, why=trouble)
+            await asyncio.sleep(BEAT_S)
+
+    async def _own(self, incarnation: Incarnation) -> None:
+        event(_log, "runs batches", incarnation=incarnation)
+        work = asyncio.create_task(self._work(incarnation))
+        try:
+            await self._hold_on(incarnation, work)
+        finally:
+            work.cancel()
+            await asyncio.wait([work])
+            with suppress(UnavailableError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._lease.release(incarnation)
+            event(_log, "runs no batches any more", incarnation=incarnation)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            _log.error("batches stopped", exc_info=error)
+
+    async def _hold_on(self, incarnation: Incarnation, work: asyncio.Task[None]) -> None:
+        """Renew the lease; returns when it is lost, may be lost, or the work has ended by itself."""
+        held_until_s = self._clock.now_s() + LEASE_S
+        while not work.done():
+            await asyncio.wait([work], timeout=BEAT_S)
+            asked_s = self._clock.now_s()
+            try:
+                async with asyncio.timeout(max(0.1, held_until_s - asked_s)):
+                    if not await self._lease.hold(incarnation):
+                        return
+                held_until_s = asked_s + LEASE_S
+            except (UnavailableError, TimeoutError):
+                if self._clock.now_s() >= held_until_s:
+                    return
+
+    async def _work(self, incarnation: Incarnation) -> None:
+        shop = Workshop(
+            incarnation=incarnation,
+            batches=self._batches,
+            files=self._files.store,
+            folder=self._files.folder,
+            slots=self._slots,
+            calls=self._calls,
+            clock=self._clock,
+            wall_s=self._files.wall_s,
+            models=self._models,
+            limits=self._limits,
+            file_expiry_s=self._files.expiry_s,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._wakeups.run())
+                group.create_task(self._keep_pace())
+                group.create_task(self._keep_clean())
+                await self._start_runs(shop, group)
+        except* LeaseLostError:
+            event(_log, "batches are another router's now", incarnation=incarnation)
+
+    async def _start_runs(self, shop: Workshop, group: asyncio.TaskGroup) -> None:
+        runs: dict[str, asyncio.Task[None]] = {}
+        while True:
+            runs = {batch: task for batch, task in runs.items() if not task.done()}
+            with suppress(UnavailableError):
+                for batch in await self._batches.oldest_open(AT_ONCE):
+                    if batch not in runs:
+                        runs[batch] = group.create_task(self._run_one(shop, batch))
+            await self._wakeups.wait(RETRY_S)
+
+    async def _run_one(self, shop: Workshop, batch: str) -> None:
+        """One batch as far as it goes now; trouble is waited out and tried again by the loop above."""
+        try:
+            record = await self._batches.load(batch)
+            if record is not None:
+                await BatchRun(shop, record).run()
+        except LeaseLostError:
+            raise
+        except (OSError, TandemError) as error:
+            event(_log, "batch interrupted", logging.WARNING, batch=batch, why=str(error))
+            await asyncio.sleep(RETRY_S)
+        except Exception:  # noqa: BLE001 - one batch must not stop the others; it is tried again, rarely
+            _log.exception("batch failed", extra={"fields": {"batch": batch}})
+            await asyncio.sleep(BUG_S)
+
+    async def _keep_pace(self) -> None:
+        while True:
+            self._slots.allow(self._pace.look(self._clock.now_s(), self._waiting(), self._slots.running))
+            await asyncio.sleep(PACE_S)
+
+    async def _keep_clean(self) -> None:
+        while True:
+            try:
+                await sweep(self._files, self._batches)
+            except (OSError, UnavailableError) as error:
+                event(_log, "files not swept", logging.WARNING, why=str(error))
+            except Exception:  # noqa: BLE001 - batches run all the same
+                _log.exception("files not swept")
+            await asyncio.sleep(SWEEP_S)

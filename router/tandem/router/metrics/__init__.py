@@ -1,0 +1,1 @@
+"""What a router measures, in Prometheus' form."""

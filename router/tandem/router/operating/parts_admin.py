@@ -1,0 +1,299 @@
+"""The admin port of a router of several processes: it asks their admin ports, and puts together what they say.
+
+Every process checks the admin key by itself. The routing policy and SLO classes are told to all of them, and again to
+one that starts later; metrics, requests and status are added up; everything else any one of them can answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+from prometheus_client import generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tandem.core import metricnames as names
+from tandem.core.errors import StartupError, TandemError, UnavailableError
+from tandem.router.admission import view
+from tandem.router.doors.http.errors import error_response
+from tandem.router.doors.http.reading import read_body
+from tandem.router.operating.admin import body_limit, check_form
+from tandem.router.operating.orders import POLICY_PATH, SLO_PATH, Orders
+
+ANSWER_S = 10.0
+TOGETHER_S = 3.0
+"""What all are asked, a process has so long to answer: those who ask for metrics do not wait much longer themselves."""
+_MAX_ANSWER_BYTES = 64 << 20
+_OF_WORKERS = "worker"
+"""A metric with this label is what a worker reported: every process says the same of it."""
+_KNOWN_TO_ALL = frozenset({names.INDEX_BLOCKS})
+_TO_ALL = (POLICY_PATH, SLO_PATH)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A process that listens, and the URL of its admin port."""
+
+    name: str
+    admin: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A request to a process; `target`: its path and query."""
+
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What the processes of `router`, whose admin port is `port`, said, and who said nothing and why."""
+
+    router: str
+    port: int
+    answers: Mapping[Part, _Answer]
+    silent: Mapping[Part, TandemError]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    kind: str
+    body: bytes
+
+    @property
+    def is_good(self) -> bool:
+        return self.status == 200
+
+    def response(self) -> Response:
+        return Response(self.body, status_code=self.status, headers={"content-type": self.kind})
+
+
+def create_parts_admin(
+    router: str,
+    port: int,
+    parts: Callable[[], Sequence[Part]],
+    orders: Orders,
+    *,
+    admin_key: bytes,
+    max_body_bytes: int,
+) -> Starlette:
+    """The application; `parts` are the processes that can be asked now, `orders` keeps what is told to all. Whoever
+    has no key is not read to the end."""
+
+    async def run(request: Request) -> Response:
+        try:
+            path, body = str(request.scope["path"]), b""  # not of request.url, which a strange Host makes unreadable
+            if request.method == "POST":
+                check_form(request.headers.get("authorization", ""), admin_key)
+                body = await read_body(request, body_limit(path, max_body_bytes))
+            question = _Question(request.method, _target(request), _headers(request), body)
+            if request.method == "POST" and path in _TO_ALL:
+                return await _tell_all(question, path, parts, orders)
+            return await _ask(question, path, router, port, _some_of(parts()))
+        except TandemError as error:
+            return error_response(error)
+
+    return Starlette(routes=[Route("/{path:path}", run, methods=["GET", "POST", "DELETE"])])
+
+
+async def replay(orders: Orders, part: Part, key: bytes) -> None:
+    """Tell a process that starts all that the others were told; StartupError if it does not take it. `key`: admin's."""
+    headers = {"authorization": f"Bearer {key.decode()}", "content-type": "application/json"}
+    for path, body in orders.every():
+        answer = await _fetch(part, _Question("POST", path, headers, body))
+        if not answer.is_good:
+            why = f"to {path} it answers {answer.status}"
+            raise StartupError(f"process {part.name} does not take what the other processes were told", why=why,
+                               todo="look at its log")  # fmt: skip
+
+
+async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence[Part]], orders: Orders) -> Response:
+    """Kept once any process accepts it: whoever does not answer now, or starts later, is to agree with that one."""
+    async with orders.lock:
+        every = _some_of(parts())
+        told = await asyncio.gather(*(_fetch(part, question) for part in every), return_exceptions=True)
+        if any(isinstance(one, _Answer) and one.is_good for one in told):
+            orders.keep(path, question.body)
+    answers: list[_Answer] = []
+    for one in told:
+        if isinstance(one, BaseException):
+            raise one
+        answers.append(one)
+    return next((answer for answer in answers if not answer.is_good), answers[0]).response()
+
+
+async def _ask(question: _Question, path: str, router: str, port: int, parts: Sequence[Part]) -> Response:
+    together = {"/metrics": _metrics, "/admin/v1/requests": _requests, "/admin/v1/status": _status}.get(path)
+    if together is None:
+        return (await _fetch(parts[0], question)).response()
+    told = await asyncio.gather(*(_fetch(part, question, TOGETHER_S) for part in parts), return_exceptions=True)
+    answers: dict[Part, _Answer] = {}
+    silent: dict[Part, TandemError] = {}
+    for part, one in zip(parts, told, strict=True):
+        if isinstance(one, _Answer):
+            answers[part] = one
+        elif isinstance(one, TandemError):
+            silent[part] = one
+        else:
+            raise one
+    if not answers:
+        raise next(iter(silent.values()))
+    bad = next((answer for answer in answers.values() if not answer.is_good), None)
+    if bad is not None:
+        return bad.response()
+    kind = next(iter(answers.values())).kind
+    return Response(together(_Told(router, port, answers, silent)), headers={"content-type": kind})
+
+
+def _some_of(parts: Sequence[Part]) -> Sequence[Part]:
+    if not parts:
+        raise UnavailableError("no process of this router listens", todo="try again; look at its log if that goes on")
+    return parts
+
+
+def _target(request: Request) -> str:
+    path, query = request.scope["raw_path"].decode("latin-1"), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else str(path)
+
+
+def _headers(request: Request) -> dict[str, str]:
+    """Those that are passed on: what proves who asks, and what the body is."""
+    return {name: value for name in ("authorization", "content-type") if (value := request.headers.get(name))}
+
+
+# ---- putting together ---------------------------------------------------------------------------------------------
+
+
+def _requests(told: _Told) -> bytes:
+    rows = [row for answer in told.answers.values() for row in orjson.loads(answer.body)["requests"]]
+    return orjson.dumps({"requests": sorted(rows, key=lambda row: -row["age_s"])})
+
+
+def _status(told: _Told) -> bytes:
+    said: dict[Part, dict[str, Any]] = {part: orjson.loads(answer.body) for part, answer in told.answers.items()}
+    pages = list(said.values())
+    status = next((page for page in pages if not page["is_ready"]), pages[0])
+    counts: dict[str, int] = {}
+    for page in pages:
+        for worker in page["workers"]:
+            counts[worker["worker"]] = counts.get(worker["worker"], 0) + worker["router_in_flight"]
+    for worker in status["workers"]:
+        worker["router_in_flight"] = counts[worker["worker"]]
+    status["admission"] = view.added_up([page["admission"] for page in pages])
+    processes = [
+        {"id": part.name, "is_ready": page["is_ready"], **_some(page["router"], "incarnation", "in_flight", "pid")}
+        for part, page in said.items()
+    ]
+    processes += [
+        {"id": part.name, "is_ready": False, "pid": part.pid, "trouble": error.message}
+        for part, error in told.silent.items()
+    ]
+    status["router"] |= {
+        "id": told.router,
+        "admin": told.port,
+        "pid": os.getpid(),
+        "in_flight": sum(page["router"]["in_flight"] for page in pages),
+        "processes": sorted(processes, key=lambda process: process["id"]),
+    }
+    return orjson.dumps(status)
+
+
+def _some(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
+def _metrics(told: _Told) -> bytes:
+    added = added_up([answer.body.decode() for answer in told.answers.values()])
+    up = GaugeMetricFamily(names.ROUTER_PROCESS_UP, "Whether the process answers.", labels=["process"])
+    for part in (*told.answers, *told.silent):
+        up.add_metric([part.name], part in told.answers)
+    added.append(up)
+
+    class Added(Collector):
+        def collect(self) -> list[Metric]:
+            return added
+
+    return generate_latest(Added())
+
+
+def added_up(texts: Sequence[str]) -> list[Metric]:
+    """Metrics of several processes as those of one: samples with equal names and labels are added, but for what workers
+    reported, which all processes know from the same reports, and what each of them knows of the same index."""
+    families: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for text in texts:
+        for family in text_string_to_metric_families(text):
+            families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+            known = values.setdefault(family.name, {})
+            for sample in family.samples:
+                key = (sample.name, tuple(sorted(sample.labels.items())))
+                if key not in known:
+                    known[key] = sample.value
+                elif sample.name in _KNOWN_TO_ALL:
+                    known[key] = max(known[key], sample.value)
+                elif _OF_WORKERS not in sample.labels and not sample.name.endswith("_created"):
+                    known[key] += sample.value
+    for name, family in families.items():
+        for (sample_name, labels), value in values[name].items():
+            family.add_sample(sample_name, dict(labels), value)
+    return list(families.values())
+
+
+# ---- asking -------------------------------------------------------------------------------------------------------
+
+
+async def _fetch(part: Part, question: _Question, timeout_s: float = ANSWER_S) -> _Answer:
+    """UnavailableError when there is no answer."""
+    url = urlsplit(part.admin)
+    head = [f"{question.method} {question.target} HTTP/1.1", f"Host: {url.netloc}", "Connection: close"]
+    head += [f"{name}: {value}" for name, value in question.headers.items()]
+    head.append(f"Content-Length: {len(question.body)}")
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(url.hostname, url.port)
+            try:
+                writer.write("\r\n".join([*head, "\r\n"]).encode("latin-1") + question.body)
+                return await _read(reader)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UnavailableError(
+            f"process {part.name} of this router does not answer", why=why, todo="ask again"
+        ) from error
+
+
+async def _read(reader: asyncio.StreamReader) -> _Answer:
+    """One response of a server of ours, which says how long it is."""
+    first = (await reader.readline()).split()
+    if len(first) < 2:
+        raise ValueError("the connection ended without an answer")
+    status = int(first[1])
+    headers: dict[str, str] = {}
+    while line := await reader.readline():
+        if not line.strip():
+            break
+        name, _, value = line.strip().decode("latin-1").partition(":")
+        headers[name.lower()] = value.strip()
+    else:
+        raise ValueError("the connection ended within an answer")
+    length = int(headers.get("content-length", "0"))
+    if length > _MAX_ANSWER_BYTES:
+        raise ValueError(f"an answer of {length} bytes")
+    return _Answer(status, headers.get("content-type", "application/json"), await reader.readexactly(length))

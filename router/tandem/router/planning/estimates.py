@@ -1,0 +1,261 @@
+"""How many seconds each part of serving a request takes at each worker. Pure arithmetic over what workers measured.
+
+One `Estimates` a decision: what it reads of all candidates, it reads once. The policy `cost` and the choice of sources
+both use it, so that a prefix that is cheap to fetch counts where the prompt is placed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tandem.core import pairing
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, attended
+from tandem.router.planning.plan import Candidate, Cost, Job, refusal
+
+FETCH_SETUP_S = 0.01
+"""Question, offer and ticket of a fetch, each of which waits for a step in progress."""
+HANDOFF_S = 0.005
+"""What a hand-off adds to the second token, besides bytes on the wire."""
+ASSUMED_BYTES_PER_S = 100e6
+"""Of a link that nobody measured: a gigabit."""
+CHUNK_TOKENS = 512
+"""The last chunk of a prompt, whose KV travels after all computing."""
+ANSWER_TOKENS = 128
+"""How long an answer is taken to be, if it may be so long."""
+ASSUMED_STEP_S = 0.02
+ASSUMED_SEQUENCES = 64
+"""What one more sequence adds to a step, where nobody measured it: this part of the step."""
+MAX_SOURCES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Computing the prompt at one worker. `others_s`: what prompts behind it, and sequences that decode there, lose.
+    `reuse_s`, not above 0: what of computing it is on behalf of prompts to come."""
+
+    queue_s: float
+    compute_s: float
+    others_s: float
+    reuse_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.compute_s + self.others_s + self.reuse_s
+
+
+class Estimates:
+    """Seconds for one job at any of `candidates`."""
+
+    def __init__(self, job: Job, candidates: Sequence[Candidate]) -> None:
+        self._job = job
+        measured = [c for c in candidates if c.prefill_speed.tokens_per_s > 0]
+        self._default_speed = _slowest(measured)
+        self._role_speed = {role: _slowest([c for c in measured if c.role is role]) for role in RoleName}
+        holders = [c for c in candidates if c.held_tokens > 0 and c.profile is not None]
+        holders = [] if job.is_computed_whole else holders
+        self._holders = heapq.nlargest(MAX_SOURCES + 1, holders, key=lambda c: c.held_tokens)
+        self._most_held = self._holders[0].held_tokens if self._holders else 0
+        places = sum(c.role is not RoleName.DECODE for c in candidates)
+        followers = 0.0 if job.is_kept_together or job.is_computed_whole else job.followers
+        self._waiting_each = job.waiting / places if places else 0.0
+        """How many of those that wait in the router a prompt delays, at a worker that they might go to."""
+        self._copy_share = 1 / (1 + followers / places) if places else 1.0
+        """Of making a copy of a prefix, what this request pays: those that come spread over all, and use it too."""
+        # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
+        self._token_bytes: dict[int, float] = {}
+        self._decode_s: dict[WorkerId, float] = {}
+        self._computing_s: dict[tuple[int, float, float], float] = {}
+        self._fits: dict[tuple[int, int], bool] = {}
+        self._lossy: dict[tuple[int, int], str] = {}
+
+    def prefill_speed(self, worker: Candidate) -> PrefillSpeed:
+        """As measured, else as the slowest of its role, or of all where none of its role was: decode workers, which
+        compute few tokens at a time, say nothing of prefill workers."""
+        if worker.prefill_speed.tokens_per_s > 0:
+            return worker.prefill_speed
+        alike = self._role_speed[worker.role]
+        return alike if alike.tokens_per_s > 0 else self._default_speed
+
+    def sources(self, worker: Candidate) -> list[tuple[float, Candidate]]:
+        """(seconds saved, who) for everybody whose blocks come sooner than they are computed, best first."""
+        found = [(self._saved_s(worker, other), other) for other in self._holders if other.worker != worker.worker]
+        useful = [(saved_s, other) for saved_s, other in found if saved_s > 0]
+        return sorted(useful, key=lambda pair: (-pair[0], pair[1].worker))[:MAX_SOURCES]
+
+    def prefill(self, worker: Candidate) -> Prefill:
+        """Waiting for, and computing, what the worker neither has nor fetches."""
+        compute_s = self._compute_s(worker, worker.reusable_tokens)
+        if self._holders:
+            compute_s -= max((saved_s for saved_s, _ in self.sources(worker)), default=0.0)
+        done = self._prefill(worker, compute_s)
+        if self._copy_share == 1 or worker.role is RoleName.DECODE or worker.reusable_tokens >= self._most_held:
+            return done
+        copy_s = max(0.0, compute_s - self._compute_s(worker, self._most_held))
+        return replace(done, reuse_s=-copy_s * (1 - self._copy_share))
+
+    def least_prefill_s(self, worker: Candidate) -> float:
+        """No more than `prefill` in all, and quickly: as if all that anybody holds were fetched in no time."""
+        compute_s = self._compute_s(worker, max(worker.reusable_tokens, self._most_held))
+        if not worker.queue and not worker.queued_tokens:
+            return compute_s + self._delayed(worker) * compute_s
+        return self._prefill(worker, compute_s).total_s
+
+    def _compute_s(self, worker: Candidate, known_tokens: int) -> float:
+        """For all of the prompt behind the first `known_tokens`, and for its last token in any case."""
+        speed = self.prefill_speed(worker)
+        key = (known_tokens, speed.tokens_per_s, speed.context_s)
+        found = self._computing_s.get(key)
+        if found is None:
+            end = self._job.prompt_tokens
+            start = min(known_tokens, end - 1)
+            found = self._computing_s[key] = speed.seconds(end - start, attended(start, end))
+        return found
+
+    def _prefill(self, worker: Candidate, compute_s: float) -> Prefill:
+        others_s = self._delayed(worker) * compute_s
+        if not worker.queue and not worker.queued_tokens:
+            return Prefill(0.0, compute_s, others_s)
+        job, speed = self._job, self.prefill_speed(worker)
+        due_s = worker.rules.due_s(
+            arrived_s=job.now_s, remaining_s=compute_s, now_s=job.now_s, deadline_s=job.deadline_s
+        )
+        listed, ahead_s = 0, 0.0
+        for row in worker.queue:
+            listed += row.tokens
+            row_s = speed.seconds(row.tokens, row.attended)
+            if row.due_s <= due_s:
+                ahead_s += row_s
+            else:
+                others_s += min(row.requests * compute_s, row_s)  # never more than computing them first would cost
+        ahead_s += speed.seconds(max(0, worker.queued_tokens - listed), 0.0)
+        return Prefill(ahead_s, compute_s, others_s)
+
+    def _delayed(self, worker: Candidate) -> float:
+        """How many lose the time that it computes this prompt: who decodes there, and who waits for such a worker."""
+        return _decoding(worker) + (self._waiting_each if worker.role is not RoleName.DECODE else 0.0)
+
+    def fits(self, sender: Candidate, receiver: Candidate) -> bool:
+        """Whether they can exchange KV blocks at all."""
+        key = (id(sender.profile), id(receiver.profile))
+        found = self._fits.get(key)
+        if found is None:
+            found = self._fits[key] = not refusal(sender, receiver)
+        return found
+
+    def pair(self, prefill: Candidate, decode: Candidate, done: Prefill) -> Cost:
+        """`done`: what computing the prompt at `prefill` costs. They must fit."""
+        lossy = self._lossy_name(prefill, decode)
+        held = decode.lossy_tokens.get(lossy, 0) if lossy else decode.held_tokens
+        move_s = self._move_s(prefill, decode, held, done.compute_s)
+        return self._with_decode(decode, done, move_s, held)
+
+    def alone(self, worker: Candidate, done: Prefill) -> Cost:
+        """Everything at one worker."""
+        if self._job.max_tokens == 1:
+            return Cost(queue_s=done.queue_s, compute_s=done.compute_s, others_s=done.others_s, reuse_s=done.reuse_s)
+        return self._with_decode(worker, done, 0.0, worker.reusable_tokens)
+
+    def decode_s(self, worker: Candidate) -> float:
+        """What decoding there costs, whoever computes the prompt."""
+        found = self._decode_s.get(worker.worker)
+        if found is None:
+            room_s = self._room_s(worker, worker.held_tokens, worker.decode_step_s or ASSUMED_STEP_S)
+            found = self._decode_s[worker.worker] = room_s + (1 + self._job.choices) * self._slower_s(worker)
+        return found
+
+    def _slower_s(self, worker: Candidate) -> float:
+        """What the answer and its batch cost each other."""
+        sequence_s = worker.decode_sequence_s or (worker.decode_step_s or ASSUMED_STEP_S) / ASSUMED_SEQUENCES
+        return min(self._job.max_tokens, ANSWER_TOKENS) * sequence_s * max(worker.in_flight, worker.running)
+
+    def _with_decode(self, decode: Candidate, done: Prefill, move_s: float, held: int) -> Cost:
+        job = self._job
+        step_s = decode.decode_step_s or ASSUMED_STEP_S
+        slower_s = self._slower_s(decode)
+        return Cost(
+            queue_s=done.queue_s,
+            compute_s=done.compute_s,
+            move_s=move_s,
+            room_s=self._room_s(decode, held, step_s),
+            decode_s=slower_s,
+            others_s=done.others_s + job.choices * slower_s,
+            reuse_s=done.reuse_s,
+        )
+
+    def _move_s(self, prefill: Candidate, decode: Candidate, held: int, compute_s: float) -> float:
+        """KV that goes over the wire after the prompt is computed: the last chunk's, or what the link is slower by."""
+        tokens = max(0, self._job.prompt_tokens - held)
+        if decode.profile is None or not tokens:
+            return HANDOFF_S
+        speed = prefill.link_speed(decode.worker) or ASSUMED_BYTES_PER_S
+        wire_s = tokens * self._bytes(decode) / speed
+        return HANDOFF_S + max(wire_s - compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
+
+    def _room_s(self, decode: Candidate, held: int, step_s: float) -> float:
+        """Until running answers have given back what is missing: a full pool turns over with an answer's length."""
+        if decode.total_blocks <= 0:
+            return 0.0
+        size = max(1, _block_tokens(decode))
+        need = -(-max(0, self._job.prompt_tokens - held) // size) + self._job.choices
+        short = max(0, need - decode.free_blocks)
+        return short / decode.total_blocks * ANSWER_TOKENS * step_s
+
+    def _saved_s(self, worker: Candidate, other: Candidate) -> float:
+        """Seconds by which fetching the prefix from `other` is sooner than computing it, or later; 0 where that cannot
+        be."""
+        ours, theirs = worker.profile, other.profile
+        if ours is None or theirs is None or not ours.layout.groups:
+            return 0.0
+        size = ours.layout.groups[0].block_tokens
+        gained = min(other.held_tokens, self._job.prompt_tokens - 1) // size * size - worker.reusable_tokens
+        if gained <= 0:
+            return 0.0
+        speed = other.link_speed(worker.worker)
+        fetch_s = FETCH_SETUP_S + gained * self._bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
+        start = worker.reusable_tokens
+        saved_s = self.prefill_speed(worker).seconds(gained, attended(start, start + gained)) - fetch_s
+        # What is computed upon lossy blocks, and handed over, would not be exact.
+        is_exact = self.fits(other, worker) and not self._lossy_name(other, worker)
+        return saved_s if is_exact else 0.0
+
+    def _lossy_name(self, sender: Candidate, receiver: Candidate) -> str:
+        """HashRoot.lossy of what the receiver gets; they must fit."""
+        ours, theirs = sender.profile, receiver.profile
+        if ours is None or theirs is None:
+            return ""
+        if ours.offers:  # then it depends on the link
+            offered = pairing.offers_for(ours, sender.link_speed(receiver.worker))
+            return pairing.lossy_name(ours, theirs, offered=offered)
+        key = (id(ours), id(theirs))
+        found = self._lossy.get(key)
+        if found is None:
+            found = self._lossy[key] = pairing.lossy_name(ours, theirs)
+        return found
+
+    def _bytes(self, worker: Candidate) -> float:
+        """KV bytes of one token, in the form in which this worker keeps them."""
+        key = id(worker.profile)
+        found = self._token_bytes.get(key)
+        if found is None:
+            groups = worker.profile.layout.groups if worker.profile is not None else ()
+            found = self._token_bytes[key] = sum(group.block_bytes() / group.block_tokens for group in groups)
+        return found
+
+
+def _slowest(measured: Sequence[Candidate]) -> PrefillSpeed:
+    return min((one.prefill_speed for one in measured), default=UNMEASURED, key=lambda speed: speed.tokens_per_s)
+
+
+def _decoding(worker: Candidate) -> int:
+    """Sequences that wait while it computes a prompt. A decode worker counts those that are on their way to it, and one
+    more: hand-overs come while it computes, which is why prompts have workers of their own."""
+    return worker.running if worker.role is not RoleName.DECODE else max(worker.running, worker.in_flight) + 1
+
+
+def _block_tokens(worker: Candidate) -> int:
+    groups = worker.profile.layout.groups if worker.profile is not None else ()
+    return groups[0].block_tokens if groups else 16

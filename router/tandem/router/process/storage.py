@@ -1,0 +1,79 @@
+"""What clients leave with the cluster, put together: stored responses, files, batches, and who runs those."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from redis.asyncio import Redis
+
+from tandem.core.clock import Clock
+from tandem.core.config import StoreSection
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.stores.batches import BatchStore
+from tandem.prefixindex.stores.files import FileStore
+from tandem.prefixindex.stores.owner_lease import OwnerLease
+from tandem.prefixindex.stores.responses import ResponseStore
+from tandem.prefixindex.wakeup import Wakeups
+from tandem.router.doors.door import Door
+from tandem.router.doors.http.batches_api import add_batches
+from tandem.router.doors.http.files_api import add_files
+from tandem.router.doors.http.responses_api import add_responses
+from tandem.router.kept.batches.folder import FilesFolder
+from tandem.router.kept.batches.inprocess import InProcess
+from tandem.router.kept.batches.requestlines import Limits
+from tandem.router.kept.batches.runner import LEASE_S, BatchRunner
+from tandem.router.kept.files import Files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """`files` is None where no directory is configured: then there are no files and no batches."""
+
+    section: StoreSection
+    responses: ResponseStore
+    batches: BatchStore
+    files: Files | None
+    lease: OwnerLease
+    wakeups: Wakeups
+
+    def add_routes(self, app: FastAPI, door: Door) -> None:
+        add_responses(app, door, self.responses)
+        if self.files is not None:
+            add_files(app, self.files, self.section.max_file_bytes)
+            add_batches(app, self.batches, self.files, door.settings.max_body_bytes)
+
+    def runner(self, app: FastAPI, door: Door, clock: Clock, waiting: Callable[[], int]) -> BatchRunner | None:
+        """Who runs batches here; `waiting` says how many interactive requests wait."""
+        if self.files is None:
+            return None
+        runner = BatchRunner(
+            batches=self.batches,
+            files=self.files,
+            lease=self.lease,
+            wakeups=self.wakeups,
+            calls=InProcess(app),
+            clock=clock,
+            models=lambda: frozenset(door.models.served_names),
+            waiting=waiting,
+            limits=Limits(max_requests=self.section.max_batch_requests, max_line_bytes=door.settings.max_body_bytes),
+            at_once=self.section.batch_requests_at_once,
+        )
+        door.metrics.watch_batches(lambda: runner.running)
+        return runner
+
+
+def open_storage(redis: Redis, keys: Keys, section: StoreSection) -> Storage:
+    """On this Redis; nothing is read or written yet."""
+    folder = FilesFolder(Path(section.dir)) if section.dir else None
+    return Storage(
+        section=section,
+        responses=ResponseStore(redis, keys, section.response_expiry_s),
+        batches=BatchStore(redis, keys),
+        files=Files(FileStore(redis, keys), folder, section.file_expiry_s, time.time) if folder else None,
+        lease=OwnerLease(redis, keys.batch_owner, LEASE_S),
+        wakeups=Wakeups(redis, keys.batches_channel),
+    )

@@ -1,0 +1,8 @@
+"""Under which names the ASGI scope of a call says whose it is; no client can write there."""
+
+from __future__ import annotations
+
+TENANT = "tandem.tenant"
+"""The tenant that the call belongs to."""
+CALLER = "tandem.caller"
+"""What is known of whoever called; not there for calls of batches, which have a tenant alone."""

@@ -1,0 +1,296 @@
+"""One stream to one worker in one incarnation: hello, submissions out, tokens in, pings both ways, back-off.
+
+A stream that breaks, or a worker that says nothing for a lease, fails the worker's requests at once; the link then
+reconnects for as long as the worker is registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from tandem.core.clock import Clock
+from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from_code
+from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.liveness import BEAT_S, LEASE_S
+from tandem.core.logs import event
+from tandem.core.secret import METADATA_KEY
+from tandem.core.streamversion import stream_refusal
+from tandem.router.planning.outstanding import Outstanding
+from tandem.router.workers import wire
+from tandem.router.workers.wire import Load, PromptChunk, TokenChunk, UsedLink, WorkerFacts
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
+
+_log = logging.getLogger(__name__)
+
+HELLO_S = 2.0
+PING_S = BEAT_S
+SILENCE_S = LEASE_S
+"""A worker that says nothing for so long is lost."""
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 1.0
+MAX_UNSENT = 10_000
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAddress:
+    """Where the registry says a worker is."""
+
+    worker: WorkerId
+    incarnation: Incarnation
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this router is, and the token that proves that it belongs to the cluster."""
+
+    router: RouterId
+    incarnation: Incarnation
+    rpc_token: str
+
+
+class LinkListener(Protocol):
+    """Told what arrives on a link; called on the event loop and must not block."""
+
+    def on_tokens(self, link: WorkerLink, chunks: Sequence[TokenChunk]) -> None: ...
+    def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None: ...
+    def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None: ...
+    def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None: ...
+    def on_up(self, link: WorkerLink) -> None: ...
+    def on_beat(self, link: WorkerLink) -> None: ...
+    def on_lost(self, link: WorkerLink, why: str) -> None: ...
+
+
+class WorkerLink:
+    """`facts` are known while `is_up`; `trouble` says why it is not."""
+
+    def __init__(self, where: WorkerAddress, identity: Identity, listener: LinkListener, clock: Clock) -> None:
+        self.where = where
+        self.facts: WorkerFacts | None = None
+        self.load = Load()
+        self.trouble = "connecting"
+        self.is_registered = True
+        self.last_used = 0
+        self.outstanding = Outstanding()
+        self.requests: set[str] = set()
+        """Requests of this router that wait for something from here."""
+        self._identity, self._listener, self._clock = identity, listener, clock
+        self._unsent: deque[w.RouterMessage] = deque()
+        self._has_unsent = asyncio.Event()
+        self._asks: dict[int, asyncio.Future[w.AuditReport]] = {}
+        self._heard_s = 0.0
+
+    @property
+    def worker(self) -> WorkerId:
+        return self.where.worker
+
+    @property
+    def used_links(self) -> Sequence[UsedLink]:
+        """Over which this worker sends KV to others, as it said last."""
+        return self.load.links
+
+    @property
+    def is_up(self) -> bool:
+        return self.facts is not None
+
+    def send(self, message: w.RouterMessage) -> None:
+        """Queue a message; raises WorkerLostError if the worker is not connected, CapacityError if it does not read."""
+        if not self.is_up:
+            raise WorkerLostError(f"worker {self.worker} is not connected", why=self.trouble, todo="try again")
+        if len(self._unsent) >= MAX_UNSENT:
+            raise CapacityError(f"worker {self.worker} does not keep up", todo="try again later")
+        self._unsent.append(message)
+        self._has_unsent.set()
+
+    async def ask(self, message: w.RouterMessage, number: int, timeout_s: float) -> w.AuditReport:
+        """Send a question with this id and wait for the report that answers it; WorkerLostError if none comes."""
+        future: asyncio.Future[w.AuditReport] = asyncio.get_running_loop().create_future()
+        self._asks[number] = future
+        try:
+            self.send(message)
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError:
+            why = f"no report came within {timeout_s:g} s"
+            raise WorkerLostError(f"worker {self.worker} did not answer", why=why, todo="ask again") from None
+        finally:
+            del self._asks[number]
+
+    async def run(self) -> None:
+        """Connect, serve, reconnect; returns when the worker is lost and no longer registered."""
+        backoff_s = FIRST_BACKOFF_S
+        while True:
+            was_up = await self._session()
+            if not self.is_registered:
+                return
+            backoff_s = FIRST_BACKOFF_S if was_up else min(2 * backoff_s, LAST_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
+
+    async def _session(self) -> bool:
+        """One connection, from dialling to its end; True if it got as far as both hellos."""
+        why = "the router is shutting down"
+        try:
+            async with grpc.aio.insecure_channel(self.where.address, options=_OPTIONS) as channel:
+                stub = w_grpc.WorkerStub(channel)
+                call: Any = stub.Stream(metadata=((METADATA_KEY, self._identity.rpc_token),))  # type: ignore[call-arg]
+                try:
+                    await self._greet(call)
+                    async with asyncio.TaskGroup() as group:
+                        group.create_task(self._read(call))
+                        group.create_task(self._write(call))
+                finally:
+                    call.cancel()
+        except* (grpc.RpcError, _BrokenError, TimeoutError, asyncio.InvalidStateError) as errors:
+            why = _explain(errors)
+        except* Exception as errors:  # noqa: BLE001 - of ours: the other workers' streams go on
+            _log.exception("the stream of worker %s ended by an error of this router", self.worker)
+            why = f"this router failed: {_explain(errors)}"
+        finally:
+            was_up = self._close(why)
+        return was_up
+
+    async def _greet(self, call: Any) -> None:
+        identity = self._identity
+        async with asyncio.timeout(HELLO_S):
+            await call.write(wire.hello(identity.router, identity.incarnation, self.where.incarnation))
+            answer = await _next(call)
+        if answer is _EOF or answer.WhichOneof("kind") != "hello":
+            raise _BrokenError("the worker did not greet")
+        try:
+            facts = wire.facts_from_wire(answer.hello.info)
+        except ValueError as error:
+            raise _BrokenError(f"the worker's greeting is wrong: {error}") from error
+        if facts.worker != self.where.worker or facts.incarnation != self.where.incarnation:
+            raise _BrokenError(f"{facts.worker} in incarnation {facts.incarnation} answers at this address")
+        if why := stream_refusal(facts.protocol):
+            raise _BrokenError(why)
+        self._heard_s = self._clock.now_s()
+        self.facts, self.trouble = facts, ""
+        event(_log, "worker connected", worker=self.worker, role=facts.role, incarnation=facts.incarnation)
+        self._listener.on_up(self)
+
+    async def _read(self, call: Any) -> None:
+        while True:
+            message = await _next(call)
+            if message is _EOF:
+                raise _BrokenError("the worker ended the stream")
+            self._heard_s = self._clock.now_s()
+            self._listener.on_beat(self)
+            for one in wire.each(message):
+                self._hear(one)
+
+    def _hear(self, message: w.WorkerMessage) -> None:
+        listener, kind = self._listener, message.WhichOneof("kind")
+        if kind == "tokens":
+            if message.tokens.prompts:
+                listener.on_prompts(self, [wire.prompt_from_wire(chunk) for chunk in message.tokens.prompts])
+            listener.on_tokens(self, [wire.chunk_from_wire(chunk) for chunk in message.tokens.chunks])
+        elif kind == "load":
+            now_s = self._clock.now_s()
+            self.load = wire.load_from_wire(message.load, now_s)
+            self.outstanding.report(now_s)
+        elif kind == "failed":
+            failed = message.failed
+            listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
+        elif kind == "phase":
+            listener.on_phase(self, message.phase.request, message.phase.attempt, message.phase.phase)
+        elif kind == "audit":
+            asked = self._asks.get(message.audit.id)
+            if asked is not None and not asked.done():
+                asked.set_result(message.audit)
+
+    async def _write(self, call: Any) -> None:
+        sequence = 0
+        ping_at_s = self._clock.now_s() + PING_S
+        while True:
+            now_s = self._clock.now_s()
+            if now_s - ping_at_s > PING_S:
+                # This process did not run for a while, so it could not hear: that time proves nothing.
+                self._heard_s += now_s - ping_at_s
+            if now_s - self._heard_s > SILENCE_S:
+                raise _BrokenError(f"the worker said nothing for {SILENCE_S:g} s")
+            if now_s >= ping_at_s:
+                sequence += 1
+                ping_at_s = now_s + PING_S
+                self._unsent.append(wire.ping(sequence))
+            while self._unsent:
+                # A worker that was stopped no longer reads; a write to it blocks once the window is full.
+                async with asyncio.timeout(SILENCE_S):
+                    await call.write(wire.next_of(self._unsent))
+            self._has_unsent.clear()
+            ping_at_s = max(ping_at_s, self._clock.now_s())
+            await _wait(self._has_unsent, ping_at_s - self._clock.now_s())
+
+    def _close(self, why: str) -> bool:
+        was_up = self.is_up
+        self.facts, self.trouble = None, why
+        self.load = Load()
+        self._unsent.clear()
+        self.outstanding.clear()
+        for asked in self._asks.values():
+            if not asked.done():
+                asked.set_exception(WorkerLostError(f"worker {self.worker} was lost", why=why, todo="ask again"))
+        if was_up:
+            event(_log, "worker lost", logging.WARNING, worker=self.worker, why=why)
+            self._lose(why)
+        return was_up
+
+    def _lose(self, why: str) -> None:
+        try:
+            self._listener.on_lost(self, why)
+        except Exception:  # noqa: BLE001 - the next session begins all the same
+            _log.exception("the loss of worker %s was not dealt with whole", self.worker)
+
+
+class _BrokenError(Exception):
+    """The stream is of no more use."""
+
+
+async def _next(call: Any) -> Any:
+    """The next message; a call that the other end cancelled is broken, which grpc.aio tells as our own cancellation."""
+    try:
+        return await call.read()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _BrokenError("the worker cancelled the stream") from None
+
+
+async def _wait(ready: asyncio.Event, timeout_s: float) -> None:
+    try:
+        async with asyncio.timeout(max(0.0, timeout_s)):
+            await ready.wait()
+    except TimeoutError:
+        return
+
+
+def _explain(errors: BaseExceptionGroup[BaseException]) -> str:
+    first: BaseException = errors
+    while isinstance(first, BaseExceptionGroup):
+        first = first.exceptions[0]
+    if isinstance(first, grpc.aio.AioRpcError):
+        return f"{first.code().name}: {first.details()}"
+    return str(first) or type(first).__name__
+
+
+LinkFactory = Callable[[WorkerAddress], WorkerLink]

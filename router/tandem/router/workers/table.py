@@ -1,0 +1,241 @@
+"""Which workers there are: follows the registry, keeps one link a worker, and says what each could serve."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.logs import event
+from tandem.core.pairing import KVProfile
+from tandem.router.planning.affinity import leaning
+from tandem.router.planning.outstanding import prompts
+from tandem.router.planning.plan import Candidate, form, pairs, refusal
+from tandem.router.workers.kvspeeds import LinkSpeedView
+from tandem.router.workers.links import LinkFactory, WorkerAddress, WorkerLink
+from tandem.router.workers.prefix import PrefixView, SpeedOf
+from tandem.router.workers.wire import Load, WorkerFacts
+
+_log = logging.getLogger(__name__)
+_RETRY_S = 1.0
+
+
+class WorkerRecord(Protocol):
+    """What the table reads of a registry record."""
+
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+
+
+class WorkerDirectory(Protocol):
+    """Who is registered. It alone judges who left: a missing key or an outage of the registry is no reason."""
+
+    async def run(self, on_change: Callable[[Mapping[WorkerId, WorkerRecord]], None]) -> None:
+        """Call `on_change` with all registered workers, now and whenever they change, until cancelled."""
+
+    def note_beat(self, worker: WorkerId, incarnation: Incarnation) -> None:
+        """A sign of life came over the worker's stream."""
+
+
+class WorkerTable:
+    """All links. A worker that left the registry keeps its link while the stream lives, but gets no new work."""
+
+    def __init__(self, directory: WorkerDirectory, speeds: LinkSpeedView | None = None) -> None:
+        self.speeds = speeds or LinkSpeedView()
+        self._directory = directory
+        self._links: dict[WorkerId, WorkerLink] = {}
+        self._tasks: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._uses = 0
+        self._profiles: dict[KVProfile, KVProfile] = {}
+        self._kept: dict[WorkerId, _Kept] = {}
+        self.trouble = ""
+
+    @property
+    def links(self) -> list[WorkerLink]:
+        return list(self._links.values())
+
+    def link(self, worker: WorkerId) -> WorkerLink | None:
+        return self._links.get(worker)
+
+    def usable(self, model: str = "") -> list[WorkerLink]:
+        """Links that new work for `model` may go to; "" = any model."""
+        return [
+            link
+            for link in self._links.values()
+            if link.is_registered and link.facts is not None and model in ("", link.facts.model)
+        ]
+
+    def candidates(
+        self, view: PrefixView | None = None, now_s: float = 0.0, *, model: str = "", cache_key: str = ""
+    ) -> list[Candidate]:
+        """Workers that can take work for `model` ("" = any) now, with what `view` says of a prompt's prefix there and
+        as requests of `cache_key` see them. `now_s` decides which load reports still count."""
+        every = [self._candidate(link, now_s) for link in self.usable(model)]
+        if view is not None and view.is_known_somewhere:
+            every = [_holding(candidate, view) for candidate in every]
+        return leaning(cache_key, every)
+
+    def _candidate(self, link: WorkerLink, now_s: float) -> Candidate:
+        """Made anew only when something was reported by the worker, or sent to it: most are as they were."""
+        outstanding = link.outstanding
+        is_stale, kept = outstanding.is_stale(now_s), self._kept.get(link.worker)
+        if (
+            kept is None
+            or kept.link is not link
+            or kept.load is not link.load
+            or kept.changes != outstanding.changes
+            or kept.candidate.last_used != link.last_used
+            or kept.is_stale is not is_stale
+            or kept.facts is not link.facts
+        ):
+            candidate = _candidate(link, self.link_speed, now_s)
+            kept = self._kept[link.worker] = _Kept(
+                link, link.load, outstanding.changes, is_stale, link.facts, candidate
+            )
+        return kept.candidate
+
+    def link_speed(self, prefill: WorkerId, decode: WorkerId) -> float | None:
+        """Measured bytes a second from one worker to the other; None = nobody measured it."""
+        return self.speeds.bytes_per_s(self._links.get(prefill), self._links.get(decode))
+
+    def note_use(self, link: WorkerLink) -> None:
+        self._uses += 1
+        link.last_used = self._uses
+
+    def note_up(self, link: WorkerLink) -> None:
+        """The worker has said what it is. Equal profiles become one object: plans compare them pair by pair."""
+        if link.facts is not None:
+            profile = link.facts.profile
+            link.facts = dataclasses.replace(link.facts, profile=self._profiles.setdefault(profile, profile))
+
+    def note_beat(self, link: WorkerLink) -> None:
+        self._directory.note_beat(link.worker, link.where.incarnation)
+
+    def refused_pairs(self) -> list[tuple[WorkerId, WorkerId, str]]:
+        """Every (prefill, decode) pair that is never planned, and why."""
+        able = self.candidates()
+        decodes = [c for c in able if c.role is RoleName.DECODE]
+        every = [(p, d, refusal(p, d)) for p in able if p.role is RoleName.PREFILL for d in decodes]
+        return [(p.worker, d.worker, why) for p, d, why in every if why]
+
+    def paired(self) -> list[tuple[WorkerId, WorkerId, str]]:
+        """Every (prefill, decode) pair that may be planned, and how blocks get from one to the other."""
+        return [(p.worker, d.worker, form(p, d)) for p, d in pairs(self.candidates())]
+
+    def context_tokens(self, model: str = "") -> int:
+        """The longest sequence that some usable worker of `model` can hold; 0 = no worker is here."""
+        facts = [link.facts for link in self.usable(model) if link.facts is not None]
+        mixed = [f.context_tokens for f in facts if f.role is RoleName.MIXED]
+        prefill = max((f.context_tokens for f in facts if f.role is RoleName.PREFILL), default=0)
+        decode = max((f.context_tokens for f in facts if f.role is RoleName.DECODE), default=0)
+        return max([min(prefill, decode) if prefill and decode else prefill or decode, *mixed])
+
+    async def run(self, make_link: LinkFactory) -> None:
+        """Follow the registry until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    await self._directory.run(lambda here: self._follow(here, make_link, group))
+                    self.trouble = "the registry watcher ended"
+                except Exception as error:  # noqa: BLE001 - supervises the watcher; links live on without it
+                    self.trouble = f"the registry cannot be watched: {error}"
+                    event(_log, "registry watcher failed", logging.ERROR, why=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    def _follow(self, here: Mapping[WorkerId, WorkerRecord], make_link: LinkFactory, group: asyncio.TaskGroup) -> None:
+        self.trouble = ""
+        for worker, link in list(self._links.items()):
+            record = here.get(worker)
+            if record is None:
+                link.is_registered = False
+                if not link.is_up:
+                    self._drop(link)
+            elif record.incarnation != link.where.incarnation or record.address != link.where.address:
+                self._drop(link)
+            else:
+                link.is_registered = True
+        for worker, record in here.items():
+            if worker not in self._links:
+                where = WorkerAddress(
+                    worker=worker, incarnation=Incarnation(record.incarnation), address=record.address
+                )
+                self._add(make_link(where), group)
+
+    def _add(self, link: WorkerLink, group: asyncio.TaskGroup) -> None:
+        self._links[link.worker] = link
+        task = group.create_task(link.run(), name=f"link to {link.worker}")
+        self._tasks[link] = task
+        task.add_done_callback(lambda _: self._forget(link))
+
+    def _drop(self, link: WorkerLink) -> None:
+        self._links.pop(link.worker, None)
+        self._kept.pop(link.worker, None)
+        task = self._tasks.get(link)
+        if task is not None:
+            task.cancel()
+
+    def _forget(self, link: WorkerLink) -> None:
+        self._tasks.pop(link, None)
+        if self._links.get(link.worker) is link:
+            del self._links[link.worker]
+            self._kept.pop(link.worker, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A candidate and what it was made of."""
+
+    link: WorkerLink
+    load: Load
+    changes: int
+    is_stale: bool
+    facts: WorkerFacts | None
+    candidate: Candidate
+
+
+def _holding(candidate: Candidate, view: PrefixView) -> Candidate:
+    """With what `view` says of the prompt there."""
+    worker = candidate.worker
+    held, reusable = view.held_tokens.get(worker, 0), view.reusable_tokens.get(worker, 0)
+    lossy = view.lossy_tokens.get(worker)
+    if not held and not reusable and not lossy:
+        return candidate
+    return dataclasses.replace(candidate, held_tokens=held, reusable_tokens=reusable, lossy_tokens=lossy or {})
+
+
+def _candidate(link: WorkerLink, link_speed: SpeedOf, now_s: float) -> Candidate:
+    """As if nobody held anything of the prompt."""
+    facts, load, outstanding = link.facts, link.load, link.outstanding
+    if facts is None:
+        raise RuntimeError(f"link to {link.worker} is down")
+    # Reports lag by 100 ms: what this router sent since is added at once, and stands for them once they are old.
+    sent = outstanding.uncounted(now_s)
+    queue = prompts(sent)
+    is_stale = outstanding.is_stale(now_s)
+    return Candidate(
+        worker=facts.worker,
+        incarnation=facts.incarnation,
+        role=facts.role,
+        queued_tokens=(0 if is_stale else load.queued_tokens) + sum(work.tokens for work in queue),
+        queued_requests=(0 if is_stale else load.queued_requests) + len(queue),
+        queue=queue if is_stale else (*load.queue, *queue),
+        rules=load.queue_rules,
+        in_flight=(0 if is_stale else load.in_flight) + len(sent),
+        running=0 if is_stale else load.decoding_sequences,
+        free_blocks=max(0, load.free_blocks - sum(one.blocks for one in sent)),
+        total_blocks=load.total_blocks,
+        last_used=link.last_used,
+        prefill_speed=load.prefill_speed,
+        decode_step_s=load.decode_step_s,
+        decode_sequence_s=load.decode_sequence_s,
+        profile=facts.profile,
+        link_speed=functools.partial(link_speed, facts.worker),
+    )

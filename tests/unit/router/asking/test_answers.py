@@ -1,0 +1,134 @@
+"""What an answer costs its tenant, and how much time it has, by how it ended."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tandem.core.config import AdmissionSection, BudgetSection
+from tandem.core.errors import CancelledError, DeadlineError, TandemError, UnavailableError, WorkerLostError
+from tandem.core.ids import RequestId
+from tandem.core.sampling import SamplingParams
+from tandem.prefixindex.stores.budgets import Charge
+from tandem.router.admission.desk import ANSWER_TOKENS, Admission
+from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings
+from tandem.router.flights.flight import Work
+from tandem.router.metrics.router import Metrics
+from tandem.router.tenants.budgets import Budgets
+from tests.unit.router.stage import Stage, chunk, in_loop
+
+PROMPT_TOKENS = 500
+CHARGED = PROMPT_TOKENS + ANSWER_TOKENS
+
+
+class Books:
+    """Keeps what is settled."""
+
+    def __init__(self) -> None:
+        self.charges: list[Charge] = []
+
+    async def spend(self, tenant: str, budget: BudgetSection, charge: Charge) -> float:
+        self.charges.append(charge)
+        return 0.0
+
+
+class Desk:
+    """Answers of a stage whose workers may be away."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage, self.books = stage, Books()
+        metrics, rules = Metrics(list, lambda: 0), AdmissionSection()
+        budget = BudgetSection(requests_per_minute=60)
+        self._budgets = Budgets({"*": budget}, self.books, stage.clock, lambda reason: None)
+        admission = Admission(rules, stage.clock, lambda model, need: True, metrics)
+        self._desk = AnswerDesk(stage.dispatcher, admission, self._budgets, metrics, stage.clock)
+
+    def open(self, works: int = 1, received_s: float = 100.0) -> Answer:
+        tokenizer: Any = SimpleNamespace(decode=lambda tokens: "x" * len(tokens))
+        settings = AnswerSettings(
+            api="chat", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
+        )
+        sampling = SamplingParams(max_tokens=200)
+        work = Work(prompt=[1] * PROMPT_TOKENS, sampling=sampling, timeout_s=60.0)
+        return self._desk.open(RequestId("r"), [work] * works, settings)
+
+    async def settled(self) -> list[Charge]:
+        await self._budgets.flush()
+        return self.books.charges
+
+
+async def end(answer: Answer, error: TandemError) -> None:
+    answer.cancel(error)
+    with pytest.raises(type(error)):
+        await answer.next()
+
+
+@in_loop
+async def test_who_waited_for_workers_that_did_not_come_gets_everything_back() -> None:
+    stage = Stage("p1", "d1", worker_wait_s=10.0)
+    stage.go("p1")
+    stage.go("d1")
+    desk = Desk(stage)
+    with desk.open() as answer:
+        stage.clock.advance(11.0)
+        stage.wake()
+        with pytest.raises(UnavailableError):
+            await answer.next()
+    assert await desk.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_who_was_sent_off_in_vain_gets_everything_back() -> None:
+    desk = Desk(Stage("p1", "d1"))
+    with desk.open() as answer:
+        await end(answer, WorkerLostError("it is gone"))
+    assert await desk.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_who_got_something_pays_for_what_it_got() -> None:
+    stage = Stage("p1", "d1")
+    desk = Desk(stage)
+    with desk.open() as answer:
+        stage.say("p1", chunk(0, 0, 10))
+        assert [update.text for update in await answer.next() or ()] == ["x"]
+        await end(answer, WorkerLostError("it is gone"))
+    assert await desk.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS + 1 - CHARGED, is_asked=False)]
+
+
+@pytest.mark.parametrize("error", [CancelledError("the client left"), DeadlineError("its time is over")])
+@in_loop
+async def test_who_ends_it_by_itself_pays_for_the_prompt(error: TandemError) -> None:
+    desk = Desk(Stage("p1", "d1"))
+    with desk.open() as answer:
+        await end(answer, error)
+    assert await desk.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS - CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_a_second_prompt_that_nobody_takes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage("p1", "d1")
+    desk, fly = Desk(stage), stage.dispatcher.fly
+    flown: list[Any] = []
+
+    def once(*arguments: Any) -> Any:
+        if flown:
+            raise UnavailableError("no worker")
+        flown.append(arguments)
+        return fly(*arguments)
+
+    monkeypatch.setattr(stage.dispatcher, "fly", once)
+    with pytest.raises(UnavailableError), desk.open(works=2):
+        pass
+    assert await desk.settled() == [Charge(requests=-1, tokens=-2 * CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_its_time_runs_from_its_arrival() -> None:
+    stage = Stage("p1", "d1")
+    stage.clock.advance(20.0)
+    with Desk(stage).open(received_s=105.0):
+        (submit,) = stage.submitted("d1")
+        assert submit.timeout_s == pytest.approx(45.0)

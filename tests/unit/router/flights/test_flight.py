@@ -1,0 +1,111 @@
+"""Fences and order: each output index passes once, in order, and only from the current attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from tandem.core.errors import CancelledError, WorkerLostError
+from tandem.core.handoff import TokenLogprob
+from tandem.core.ids import Attempt
+from tandem.core.lifecycle import FinishReason
+from tandem.router.flights.flight import Inbox
+from tests.unit.router.flying import chunk, flight, read
+
+
+def test_any_order_and_repetition_gives_the_same() -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        inbox = Inbox(1 << 20)
+        one = flight(inbox)
+        chunks = [chunk(start, list(range(start, start + size))) for start, size in ((0, 1), (1, 3), (3, 2), (5, 4))]
+        chunks += rng.sample(chunks, 2)
+        chunks.append(chunk(9, [9], finish=FinishReason.LENGTH))
+        rng.shuffle(chunks)
+        for part in chunks:
+            one.accept(part, 0.0)
+        assert read(inbox) == list(range(10))
+        assert one.is_finished
+
+
+def test_other_attempts_and_choices_are_dropped() -> None:
+    inbox = Inbox(1 << 20)
+    one = flight(inbox, n=2)
+    one.attempt = Attempt(2)
+    assert one.accept(chunk(0, [5], attempt=1), 0.0) == "attempt"
+    assert one.accept(chunk(0, [5], attempt=3), 0.0) == "attempt"
+    assert one.accept(chunk(0, [5], attempt=2, choice=2), 0.0) == "choice"
+    assert one.accept(chunk(0, [6], attempt=2, choice=1), 0.0) == ""
+    assert one.accept(chunk(0, [6], attempt=2, choice=1), 0.0) == "duplicate"
+    assert one.accept(chunk(3, [6], attempt=2, choice=1), 0.0) == ""
+    assert read(inbox) == [6]
+
+
+def test_nothing_after_the_end() -> None:
+    inbox = Inbox(1 << 20)
+    one = flight(inbox)
+    one.accept(chunk(0, [1, 2], finish=FinishReason.STOP), 0.0)
+    one.accept(chunk(2, [3]), 0.0)
+    one.accept(chunk(0, [7, 8, 9]), 0.0)
+    assert read(inbox) == [1, 2]
+    assert one.is_finished
+
+
+def test_end_without_tokens() -> None:
+    inbox = Inbox(1 << 20)
+    one = flight(inbox)
+    one.accept(chunk(0, [1]), 0.0)
+    one.accept(chunk(1, [], finish=FinishReason.LENGTH), 0.0)
+    assert one.is_finished
+    assert read(inbox) == [1]
+
+
+def test_logprobs_stay_with_their_tokens() -> None:
+    inbox = Inbox(1 << 20)
+    one = flight(inbox)
+    one.accept(chunk(1, [11], logprobs=[TokenLogprob(token=11, logprob=-1)]), 0.0)
+    one.accept(chunk(0, [10, 11], logprobs=[TokenLogprob(token=t, logprob=-1) for t in (10, 11)]), 0.0)
+
+    async def run() -> list[int]:
+        return [logprob.token for arrival in await inbox.take() for logprob in arrival.logprobs]
+
+    assert asyncio.run(run()) == [10, 11]
+
+
+def test_failure_comes_after_what_arrived_and_once() -> None:
+    async def run() -> None:
+        inbox = Inbox(1 << 20)
+        flight(inbox).accept(chunk(0, [1]), 0.0)
+        inbox.fail(WorkerLostError("lost"))
+        inbox.fail(CancelledError("late"))
+        assert [arrival.tokens for arrival in await inbox.take()] == [[1]]
+        for _ in range(2):
+            with pytest.raises(WorkerLostError):
+                await inbox.take()
+
+    asyncio.run(run())
+
+
+def test_backlog_is_bounded() -> None:
+    async def run() -> None:
+        inbox = Inbox(10_000)
+        one = flight(inbox)
+        for index in range(100):
+            one.accept(chunk(index, [1]), 0.0)
+        with pytest.raises(CancelledError, match="too slowly"):
+            await inbox.take()
+
+    asyncio.run(run())
+
+
+def test_a_further_attempt_counts_the_output_that_it_computes_again() -> None:
+    one = flight(Inbox(1 << 20), n=2)
+    assert one.job(0.0).prompt_tokens == 1
+    one.accept(chunk(0, [5, 6, 7]), 0.0)
+    one.accept(chunk(0, [8, 9], choice=1, finish=FinishReason.STOP), 0.0)
+    assert one.job(0.0).prompt_tokens == 1, "nothing is computed again in the attempt that said it"
+    one.begin_attempt()
+    job = one.job(0.0)
+    assert (job.prompt_tokens, job.max_tokens) == (1 + 3, 100 - 3), "the finished choice needs nothing"

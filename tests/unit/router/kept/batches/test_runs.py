@@ -1,0 +1,312 @@
+"""A batch is killed, taken over, cancelled and expires at any moment: every request stands once in the output.
+
+A kill is a copy of directory and store at some moment, from which the next owner goes on; nothing of what the killed
+owner would have tidied up on its way out is in it. Or the owner is not dead but late, and works on beside the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.core.batch import BatchRecord, BatchStatus, FileRecord
+from tandem.core.clock import MonotonicClock
+from tandem.core.errors import UnavailableError
+from tandem.core.ids import Incarnation
+from tandem.prefixindex.stores.batches import Saved
+from tandem.router.kept.batches import outcomes, run, states
+from tandem.router.kept.batches.folder import FilesFolder
+from tandem.router.kept.batches.inprocess import Reply
+from tandem.router.kept.batches.requestlines import Limits
+from tandem.router.kept.batches.run import BatchRun, LeaseLostError, Workshop
+from tandem.router.kept.batches.slots import Slots
+
+TOTAL = 12
+NAME = "batch_1"
+URL = "/v1/completions"
+
+
+class Store:
+    """Batches and files in memory, by the rules of the real ones."""
+
+    def __init__(self) -> None:
+        self.batches: dict[str, BatchRecord] = {}
+        self.whole: dict[str, FileRecord] = {}
+        self.begun: set[str] = set()
+        self.owner: int | None = None
+        self.is_away = False
+
+    async def save(
+        self, record: BatchRecord, owner: Incarnation | None = None, files: Sequence[FileRecord] = ()
+    ) -> Saved:
+        await self._trip()
+        if owner is not None and owner != self.owner:
+            return Saved.LOST
+        if self.batches[record.id].version != record.version - 1:
+            return Saved.CHANGED
+        self.batches[record.id] = record
+        self.whole |= {file.id: file for file in files}
+        await self._trip()
+        return Saved.DONE
+
+    async def load(self, batch: str) -> BatchRecord | None:
+        await self._trip()
+        return self.batches.get(batch)
+
+    async def begin(self, record: FileRecord) -> None:
+        await self._trip()
+        self.begun.add(record.id)
+
+    async def forget(self, file: str) -> None:
+        await self._trip()
+        self.begun.discard(file)
+        self.whole.pop(file, None)
+
+    async def _trip(self) -> None:
+        await asyncio.sleep(0)
+        if self.is_away:
+            raise UnavailableError("Redis does not answer")
+
+
+class Callee:
+    """Answers, refuses, and has no room at first, by the number in the prompt."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[int] = Counter()
+
+    async def post(self, path: str, body: bytes, tenant: str) -> Reply:
+        number = json.loads(body)["prompt"]
+        self.calls[number] += 1
+        for _ in range(number % 4):
+            await asyncio.sleep(0)
+        if number % 5 == 1 and self.calls[number] == 1:
+            return Reply(status=503, body=b'{"error":{}}')
+        if number % 5 == 2:
+            return Reply(status=400, body=b'{"error":{}}')
+        usage = {"prompt_tokens": 2, "completion_tokens": 1}
+        return Reply(status=200, body=json.dumps({"said": number, "usage": usage}).encode())
+
+
+class World:
+    """One directory and store; several owners, one after the other or beside each other."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Store()
+        self.callee = Callee()
+        self.now_s = 1000.0
+        self._owners = 0
+
+    def begin(self) -> None:
+        folder = self.folder()
+        folder.identity()
+        lines = [
+            json.dumps({"custom_id": f"id-{n}", "method": "POST", "url": URL, "body": {"model": "m", "prompt": n}})
+            for n in range(TOTAL)
+        ]
+        with folder.writing("file-1") as writer:
+            writer.write("\n".join(lines).encode())
+        self.store.batches[NAME] = BatchRecord(
+            id=NAME, tenant="t", endpoint=URL, input_file="file-1", created_s=1000, expires_s=1000 + states.WINDOW_S
+        )
+
+    def folder(self) -> FilesFolder:
+        return FilesFolder(self.root / "files")
+
+    def killed(self) -> World:
+        """What is left of it in this moment."""
+        left = World(Path(tempfile.mkdtemp(dir=self.root.parent)))
+        with contextlib.suppress(shutil.Error):  # a thread renamed or removed what was about to be copied
+            shutil.copytree(self.root, left.root, dirs_exist_ok=True)
+        left.store = copy.deepcopy(self.store)
+        left.now_s, left._owners = self.now_s, self._owners
+        return left
+
+    def owner(self) -> BatchRun:
+        """The next one; whoever was it before is none any more, and may not know."""
+        self._owners += 1
+        incarnation = Incarnation(self._owners * 1009 % 97)
+        self.store.owner = incarnation
+        slots = Slots()
+        slots.allow(3)
+        shop = Workshop(
+            incarnation=incarnation,
+            batches=cast(Any, self.store),
+            files=cast(Any, self.store),
+            folder=self.folder(),
+            slots=slots,
+            calls=self.callee,
+            clock=MonotonicClock(),
+            wall_s=lambda: self.now_s,
+            models=lambda: frozenset({"m"}),
+            limits=Limits(max_requests=100, max_line_bytes=1000),
+            file_expiry_s=3600.0,
+        )
+        return BatchRun(shop, self.store.batches[NAME])
+
+    def check(self) -> BatchRecord:
+        """Every request stands once; the counts, the files and what is known of them agree."""
+        record = self.store.batches[NAME]
+        assert record.status.is_over
+        good, bad = self._lines(record.output_file), self._lines(record.error_file)
+        assert Counter(line["custom_id"] for line in good + bad) == Counter(f"id-{n}" for n in range(TOTAL))
+        assert len({line["id"] for line in good + bad}) == TOTAL
+        for line in good:
+            assert line["custom_id"] == f"id-{line['response']['body']['said']}"
+        assert (record.total, record.completed, record.failed) == (TOTAL, len(good), len(bad))
+        assert record.output_tokens == len(good)
+        named = {name for name in (record.output_file, record.error_file) if name}
+        assert set(self.store.whole) == named
+        return record
+
+    def _lines(self, file: str | None) -> list[dict[str, Any]]:
+        if file is None:
+            return []
+        data = self.folder().file(file).read_bytes()
+        assert self.store.whole[file].size_bytes == len(data) > 0
+        assert self.store.whole[file].is_uploaded
+        return [json.loads(line) for line in data.splitlines()]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LOOK_S", 0.0005)
+    monkeypatch.setattr(run, "SAVE_S", 0.0)
+    monkeypatch.setattr(outcomes, "FIRST_PAUSE_S", 0.0)
+
+
+async def steps(task: asyncio.Task[None], count: int) -> None:
+    """Let the event loop turn at most `count` times."""
+    for _ in range(count):
+        if task.done():
+            return
+        await asyncio.sleep(0.0002)
+
+
+async def end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, LeaseLostError):
+        await task
+
+
+@contextlib.contextmanager
+def world() -> Any:
+    with tempfile.TemporaryDirectory() as name:
+        first = World(Path(name) / "first")
+        first.begin()
+        yield first
+
+
+def test_undisturbed() -> None:
+    with world() as here:
+        asyncio.run(here.owner().run())
+        record = here.check()
+        assert record.status is BatchStatus.COMPLETED
+        assert record.failed == len([n for n in range(TOTAL) if n % 5 == 2])
+        assert sum(here.callee.calls.values()) == TOTAL + len([n for n in range(TOTAL) if n % 5 == 1])
+        assert here.store.begun == set(here.store.whole)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=5))
+def test_killed_at_any_moment(moments: list[int]) -> None:
+    async def scenario(here: World) -> None:
+        for moment in moments:
+            task = asyncio.create_task(here.owner().run())
+            await steps(task, moment)
+            left = here.killed()
+            await end(task)
+            here = left
+        await here.owner().run()
+        assert here.check().status is BatchStatus.COMPLETED
+
+    with world() as first:
+        asyncio.run(scenario(first))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 40), max_size=4))
+def test_late_owners_work_on_beside_the_next(moments: list[int]) -> None:
+    async def scenario(here: World) -> None:
+        late = []
+        for moment in moments:
+            late.append(asyncio.create_task(here.owner().run()))
+            await steps(late[-1], moment)
+        await here.owner().run()
+        record = here.check()
+        assert record.status is BatchStatus.COMPLETED
+        await asyncio.gather(*late, return_exceptions=True)
+        assert here.check() == record
+
+    with world() as here:
+        asyncio.run(scenario(here))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 60), st.integers(0, 60), st.booleans())
+def test_cancelled_or_expired_at_any_moment(moment: int, kill: int, is_cancelled: bool) -> None:
+    async def scenario(here: World) -> None:
+        task = asyncio.create_task(here.owner().run())
+        await steps(task, moment)
+        if is_cancelled:
+            with contextlib.suppress(Exception):  # it may be too late
+                here.store.batches[NAME] = states.cancel_asked(here.store.batches[NAME], 1001)
+        else:
+            here.now_s += states.WINDOW_S
+        await steps(task, kill)
+        left = here.killed()
+        await end(task)
+        await left.owner().run()
+        record = left.store.batches[NAME]
+        assert record.status in (BatchStatus.COMPLETED, BatchStatus.CANCELLED, BatchStatus.EXPIRED)
+        if record.total:  # else it was cancelled before its input was read
+            left.check()
+
+    with world() as here:
+        asyncio.run(scenario(here))
+
+
+def test_an_outage_of_the_store_while_it_runs_is_waited_out() -> None:
+    async def scenario(here: World) -> None:
+        task = asyncio.create_task(here.owner().run())
+        while here.store.batches[NAME].status is not BatchStatus.IN_PROGRESS:
+            await asyncio.sleep(0)
+        here.store.is_away = True
+        await steps(task, 20)
+        here.store.is_away = False
+        with contextlib.suppress(UnavailableError):  # or it ended in the outage
+            await task
+        await here.owner().run()
+        assert here.check().status is BatchStatus.COMPLETED
+
+    with world() as here:
+        asyncio.run(scenario(here))
+
+
+def test_work_that_is_gone_fails_the_batch_unless_the_directory_is_gone_too() -> None:
+    async def scenario(here: World) -> None:
+        record = replace(here.store.batches[NAME], status=BatchStatus.IN_PROGRESS, total=TOTAL)
+        here.store.batches[NAME] = record
+        (here.root / "files" / "directory").rename(here.root / "elsewhere")
+        with pytest.raises(FileNotFoundError):
+            await here.owner().run()
+        assert here.store.batches[NAME] == record
+        (here.root / "elsewhere").rename(here.root / "files" / "directory")
+        await here.owner().run()
+        assert [error.code for error in here.store.batches[NAME].errors] == ["input_file_not_found"]
+
+    with world() as here:
+        asyncio.run(scenario(here))

@@ -1,0 +1,109 @@
+"""What is swept from the directory of files, and that one bad entry keeps nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tandem.core.batch import BatchRecord, BatchStatus
+from tandem.core.errors import UnavailableError
+from tandem.router.kept.batches.folder import FilesFolder
+from tandem.router.kept.files import KEPT_S, ORPHAN_S, Files, sweep
+
+NOW_S = 2_000_000_000.0
+
+
+class FileStore:
+    def __init__(self) -> None:
+        self.files: list[str] = []
+
+    async def due(self, now_s: float) -> Sequence[str]:
+        return list(self.files)
+
+    async def forget(self, file: str) -> None:
+        self.files.remove(file)
+
+
+class BatchStore:
+    """Raises what stands in place of a record; one that is None cannot be read."""
+
+    def __init__(self) -> None:
+        self.records: dict[str, BatchRecord | Exception | None] = {}
+
+    async def load(self, batch: str) -> BatchRecord | None:
+        record = self.records.get(batch)
+        if isinstance(record, Exception):
+            raise record
+        return record
+
+    async def is_known(self, batch: str) -> bool:
+        return batch in self.records
+
+    async def forget_due(self, now_s: float) -> None:
+        return
+
+
+class Case:
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.files, self.batches = FilesFolder(folder), FileStore(), BatchStore()
+        self.folder.identity()
+
+    def work(self, batch: str, age_s: float, status: BatchStatus | None) -> None:
+        """A batch's folder that was last changed so long ago; with `status`, its record, which ended then."""
+        work = self.folder.work(batch)
+        work.mkdir()
+        (work / "input").write_bytes(b"{}")
+        os.utime(work, (NOW_S - age_s, NOW_S - age_s))
+        if status is not None:
+            self.batches.records[batch] = BatchRecord(
+                id=batch, tenant="a", endpoint="/v1/completions", input_file="file-1", created_s=0, expires_s=1,
+                status=status, completed_s=int(NOW_S - age_s),
+            )  # fmt: skip
+
+    def sweep(self) -> list[str]:
+        """Returns which batches' folders are left."""
+        files = Files(cast(Any, self.files), self.folder, 60.0, lambda: NOW_S)
+        asyncio.run(sweep(files, cast(Any, self.batches)))
+        return sorted(self.folder.works())
+
+
+def test_folders_of_batches_that_are_over_or_never_came_to_be_are_removed(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.work("batch_over", KEPT_S + 2, BatchStatus.COMPLETED)
+    case.work("batch_open", ORPHAN_S + 2, BatchStatus.IN_PROGRESS)
+    case.work("batch_orphan", ORPHAN_S + 2, None)
+    case.work("batch_young", ORPHAN_S - 2, None)
+    assert case.sweep() == ["batch_open", "batch_young"]
+
+
+def test_a_record_that_cannot_be_read_keeps_nothing_else(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.work("batch_0", ORPHAN_S + 2, None)
+    case.batches.records["batch_0"] = ValueError("'later' is not a valid BatchStatus")
+    case.work("batch_1", ORPHAN_S + 2, None)
+    case.files.files = ["no id", "file-1"]
+    case.folder.file("file-1").write_bytes(b"x")
+    assert case.sweep() == ["batch_0"]
+    assert case.files.files == ["no id"]
+    assert not case.folder.file("file-1").exists()
+
+
+def test_what_is_behind_a_record_of_another_release_stays(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.work("batch_0", ORPHAN_S + 2, None)
+    case.batches.records["batch_0"] = None
+    assert case.sweep() == ["batch_0"]
+
+
+def test_without_redis_nothing_is_removed(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.work("batch_0", ORPHAN_S + 2, None)
+    case.batches.records["batch_0"] = UnavailableError("Redis is away")
+    with pytest.raises(UnavailableError):
+        case.sweep()
+    assert case.folder.works() == ["batch_0"]
