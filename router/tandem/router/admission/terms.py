@@ -14,12 +14,14 @@ from tandem.router.quoting import quoted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Whose request it is. `slo` "" = the request may choose; `priority` = the most urgent it may be."""
+    """Whose request it is. `slo` "" = the request may choose; `priority` = the most urgent it may be. `is_background`:
+    a batch's, for which no client waits."""
 
     tenant: str
     key_id: str = ""
     slo: str = ""
     priority: int = 0
+    is_background: bool = False
 
 
 ANONYMOUS = Caller(tenant=ANONYMOUS_TENANT)
@@ -38,7 +40,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What counts for a request. `slo` "" = no class. `ttft_s`, `itl_s` inf = nothing is promised."""
+    """What counts for a request. `slo` "" = no class. `ttft_s`, `itl_s` inf = nothing is promised. `is_background`: no
+    client waits for it; it is in no queue and no budget here, since batches have a pace of their own."""
 
     tenant: str = ANONYMOUS.tenant
     slo: str = ""
@@ -46,6 +49,7 @@ class Terms:
     itl_s: float = math.inf
     priority: int = 0
     timeout_s: float = math.inf
+    is_background: bool = False
 
 
 class Classes:
@@ -77,15 +81,18 @@ class Classes:
 
     def terms(self, caller: Caller, wish: Wish) -> Terms:
         """InvalidRequestError or PermissionDeniedError when `wish` cannot be had."""
-        slo = self._slo(caller, wish)
+        slo, priority, timeout_s = self._slo(caller, wish), _priority(caller, wish), _timeout_s(wish)
+        timeout_s = min(self._timeout_s, timeout_s)
+        if caller.is_background:  # nobody waits for its first token
+            return Terms(tenant=caller.tenant, timeout_s=timeout_s, is_background=True)
         found = self._classes.get(slo, SloSection())
         return Terms(
             tenant=caller.tenant,
             slo=slo,
             ttft_s=found.ttft_s or math.inf,
             itl_s=found.itl_s or math.inf,
-            priority=_priority(caller, wish),
-            timeout_s=min(self._timeout_s, _timeout_s(wish)),
+            priority=priority,
+            timeout_s=timeout_s,
         )
 
     def _slo(self, caller: Caller, wish: Wish) -> str:

@@ -16,7 +16,6 @@ from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason
 from tandem.router.admission.desk import ANSWER_TOKENS, Admission, Arrived, Place
 from tandem.router.admission.room import Need
-from tandem.router.background import IS_BACKGROUND
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.flight import Arrival, Flight, Inbox, Work
 from tandem.router.metrics.router import Metrics
@@ -104,10 +103,10 @@ class Answer:
         self._first_s = self._second_s = 0.0
         self._sent_s = 0.0
         self._error: TandemError | None = None
-        self._has_reader = not IS_BACKGROUND.get()  # how long a batch waits is no latency of a client
+        self._is_background = works[0].terms.is_background
 
     def __enter__(self) -> Answer:
-        if IS_BACKGROUND.get():  # has a pace of its own
+        if self._is_background:
             self._fly()
             return self
         admission = self._desk.admission
@@ -156,7 +155,7 @@ class Answer:
     def _settle(self, *, is_served: bool) -> None:
         """What was charged for it before is known now."""
         usage, tenant = self.usage, self._works[0].terms.tenant
-        if not IS_BACKGROUND.get():
+        if not self._is_background:
             used = usage.prompt_tokens + usage.completion_tokens
             self._desk.budgets.settle(tenant, charged=cost_of(self._works), used=used, is_served=is_served)
 
@@ -269,15 +268,15 @@ class Answer:
         choice.first_s = choice.first_s or at_s
         if not self._first_s:
             self._first_s = at_s
-            if self._has_reader:
+            if not self._is_background:
                 metrics.ttft.observe(at_s - self._settings.received_s)
         elif before:
             gap_s = at_s - choice.last_s
             if before == 1 and not self._second_s:
                 self._second_s = at_s
-                if self._has_reader:
+                if not self._is_background:
                     metrics.second_token.observe(gap_s)
-            if self._has_reader:
+            if not self._is_background:
                 metrics.itl.observe(gap_s / count)
         choice.last_s = at_s
 
@@ -289,12 +288,12 @@ class Answer:
         if usage.completion_tokens:
             metrics.prompt_tokens.inc(usage.prompt_tokens)
             metrics.cached_tokens.inc(usage.cached_tokens)
-        if self._error is None and self._has_reader:
+        if self._error is None and not self._is_background:
             metrics.e2e.observe(now_s - self._settings.received_s)
-        if self._works[0].terms.slo and self._has_reader:
+        if self._works[0].terms.slo and not self._is_background:
             metrics.slo(self._works[0].terms.slo, self._outcome())
         for flight in self._flights:
-            if flight.prefill_started_s is not None and self._has_reader:
+            if flight.prefill_started_s is not None and not self._is_background:
                 metrics.queue.observe(flight.prefill_started_s - flight.started_s)
             if flight.cached_tokens is not None:
                 metrics.prefix_found(flight.predicted_tokens, flight.cached_tokens, is_hoped=flight.is_hoped)

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
 from tandem.core.errors import DeadlineError, TandemError, UnavailableError
-from tandem.router.admission.terms import Classes, Terms
+from tandem.router.admission.terms import Classes
 from tandem.router.asking.answers import AnswerDesk, AnswerSettings, cost_of
 from tandem.router.asking.asks import Ask, AskReader
-from tandem.router.background import IS_BACKGROUND
 from tandem.router.flights.flight import Work
 from tandem.router.flights.readiness import Readiness
 from tandem.router.metrics.router import Metrics
@@ -45,10 +44,8 @@ class Door:
         if self.readiness.is_draining:
             raise stopping_error()
         terms = self.classes.terms(ask.caller, ask.wish)
-        if IS_BACKGROUND.get():  # nobody waits for its first token
-            terms = Terms(tenant=terms.tenant, timeout_s=terms.timeout_s)
         works = await self._in_time(self.reader.read(ask), received_s, terms.timeout_s)
-        if not IS_BACKGROUND.get():
+        if not terms.is_background:
             await self.desk.budgets.spend(terms.tenant, cost_of(works))
         return [replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s) for work in works]
 

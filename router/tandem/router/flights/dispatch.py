@@ -98,7 +98,7 @@ class Dispatcher:
         deadline = loop.call_later(work.timeout_s, inbox.fail, error)
         flight = Flight(id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s())
         if plan is not None:
-            flight.plan, flight.is_planned_outside, flight.is_background = plan, True, True
+            flight.plan, flight.is_probe = plan, True
         self._flights[request] = flight
         try:
             self._survival.budget.earn()
@@ -124,7 +124,7 @@ class Dispatcher:
     def _start(self, flight: Flight) -> None:
         """Send the flight's current attempt off, or see to it that it waits; raises if nobody can take it."""
         view, now_s = self._look_up(flight.work, flight.sampling), self._clock.now_s()
-        if not flight.is_planned_outside:
+        if not flight.is_probe:
             plan = self._plan(flight, view, now_s)
             if isinstance(plan, Wait):
                 self._wake(flight, plan.until_s - now_s)
@@ -137,7 +137,7 @@ class Dispatcher:
         try:
             self._legs.send(flight, view, now_s)
         except NotSentError as failed:
-            if flight.is_planned_outside:
+            if flight.is_probe:
                 raise failed.error from None
             self._failed(flight, judge(failed.error, _member(failed.link), None), failed.error)
             return
@@ -218,7 +218,7 @@ class Dispatcher:
         """The current attempt is over; another follows unless `error` is the request's own fault (no `failure`)."""
         if self._is_over(flight):
             return
-        if failure is None or flight.is_planned_outside:
+        if failure is None or flight.is_probe:
             self._fail(flight, error)
             return
         self._verdict(flight, failure)
@@ -279,7 +279,7 @@ class Dispatcher:
         now_s, stall_s = self._clock.now_s(), self._survival.stall_s
         for flight in self.flights:
             link = silent_leg(flight, now_s, stall_s)
-            if link is None or self._is_over(flight) or flight.is_planned_outside:
+            if link is None or self._is_over(flight) or flight.is_probe:
                 continue
             flight.progress_s = now_s
             member, candidates = _member(link), self._candidates(flight.work, None, now_s)

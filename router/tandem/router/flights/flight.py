@@ -13,7 +13,6 @@ from tandem.core.ids import Attempt, ChoiceIndex, RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason, Phase
 from tandem.core.sampling import SamplingParams
 from tandem.router.admission.terms import Terms
-from tandem.router.background import IS_BACKGROUND
 from tandem.router.flights.breaker import Member
 from tandem.router.flights.survival import History
 from tandem.router.planning.plan import Job, Plan
@@ -202,8 +201,8 @@ class Flight:
     inbox: Inbox
     started_s: float
     plan: Plan = UNPLANNED
-    is_planned_outside: bool = False
-    """It may be served by its plan alone."""
+    is_probe: bool = False
+    """It came with its plan and is tried once, there; no client waits for it."""
     attempt: Attempt = _FIRST
     history: History = field(default_factory=History)
     phase: Phase = Phase.QUEUED
@@ -218,8 +217,6 @@ class Flight:
     handoff: HandoffTiming | None = None
     prefill_started_s: float | None = None
     first_token_s: float | None = None
-    is_background: bool = field(default_factory=IS_BACKGROUND.get)
-    """Work of a batch or a probe, for which no client waits."""
     progress_s: float = 0.0
     """When its workers last showed that they go on with it."""
     orders: list[_Order] = field(default_factory=list)
@@ -228,6 +225,11 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.orders = [_Order() for _ in range(self.work.sampling.n)]
+
+    @property
+    def is_background(self) -> bool:
+        """Of a batch, or a probe: no client waits for it."""
+        return self.is_probe or self.work.terms.is_background
 
     @property
     def is_finished(self) -> bool:

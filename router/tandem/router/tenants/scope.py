@@ -5,4 +5,4 @@ from __future__ import annotations
 TENANT = "tandem.tenant"
 """The tenant that the call belongs to."""
 CALLER = "tandem.caller"
-"""What is known of whoever called; not there for calls of batches, which have a tenant alone."""
+"""The Caller: what is known of whoever called."""

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.config import SloSection
 from tandem.core.errors import InvalidRequestError, PermissionDeniedError
-from tandem.router.admission.terms import ANONYMOUS, Caller, Classes, Wish
+from tandem.router.admission.terms import ANONYMOUS, Caller, Classes, Terms, Wish
 
 CLASSES = Classes(
     {"chat": SloSection(ttft_s=0.5, itl_s=0.05), "batch": SloSection(ttft_s=30.0)}, default="", timeout_s=600.0
@@ -42,6 +42,13 @@ def test_an_unknown_class_is_refused_with_those_there_are() -> None:
 
 def test_a_class_of_a_key_that_the_configuration_lost_promises_nothing() -> None:
     assert CLASSES.terms(Caller(tenant="a", slo="old"), Wish()).ttft_s == math.inf
+
+
+def test_a_batch_has_time_and_no_promise() -> None:
+    caller = Caller(tenant="acme", slo="chat", priority=-3, is_background=True)
+    assert CLASSES.terms(caller, Wish(timeout_s=5.0)) == Terms(tenant="acme", timeout_s=5.0, is_background=True)
+    with pytest.raises(PermissionDeniedError, match="of the SLO class chat"):
+        CLASSES.terms(caller, Wish(slo="batch"))
 
 
 def test_the_default_class() -> None:

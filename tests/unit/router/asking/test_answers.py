@@ -13,6 +13,7 @@ from tandem.core.ids import RequestId
 from tandem.core.sampling import SamplingParams
 from tandem.prefixindex.stores.budgets import Charge
 from tandem.router.admission.desk import ANSWER_TOKENS, Admission
+from tandem.router.admission.terms import Terms
 from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings
 from tandem.router.flights.flight import Work
 from tandem.router.metrics.router import Metrics
@@ -37,21 +38,22 @@ class Books:
 class Desk:
     """Answers of a stage whose workers may be away."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, *, has_room: bool = True) -> None:
         self.stage, self.books = stage, Books()
         metrics, rules = Metrics(list, lambda: 0), AdmissionSection()
         budget = BudgetSection(requests_per_minute=60)
         self._budgets = Budgets({"*": budget}, self.books, stage.clock, lambda reason: None)
-        admission = Admission(rules, stage.clock, lambda model, need: True, metrics)
-        self._desk = AnswerDesk(stage.dispatcher, admission, self._budgets, metrics, stage.clock)
+        self.admission = Admission(rules, stage.clock, lambda model, need: has_room, metrics)
+        self._desk = AnswerDesk(stage.dispatcher, self.admission, self._budgets, metrics, stage.clock)
 
-    def open(self, works: int = 1, received_s: float = 100.0) -> Answer:
+    def open(self, works: int = 1, received_s: float = 100.0, *, is_background: bool = False) -> Answer:
         tokenizer: Any = SimpleNamespace(decode=lambda tokens: "x" * len(tokens))
         settings = AnswerSettings(
             api="chat", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
         )
         sampling = SamplingParams(max_tokens=200)
-        work = Work(prompt=[1] * PROMPT_TOKENS, sampling=sampling, timeout_s=60.0)
+        terms = Terms(is_background=is_background)
+        work = Work(prompt=[1] * PROMPT_TOKENS, sampling=sampling, timeout_s=60.0, terms=terms)
         return self._desk.open(RequestId("r"), [work] * works, settings)
 
     async def settled(self) -> list[Charge]:
@@ -132,3 +134,15 @@ async def test_its_time_runs_from_its_arrival() -> None:
     with Desk(stage).open(received_s=105.0):
         (submit,) = stage.submitted("d1")
         assert submit.timeout_s == pytest.approx(45.0)
+
+
+@in_loop
+async def test_who_is_of_a_batch_waits_in_no_queue_and_is_in_no_budget() -> None:
+    stage = Stage("p1", "d1")
+    desk = Desk(stage, has_room=False)
+    with desk.open(is_background=True) as answer, desk.open():
+        (flight,) = stage.dispatcher.flights
+        assert flight.is_background
+        assert desk.admission.waiting == 1, "the other one, for which a client waits"
+        await end(answer, CancelledError("the batch yields"))
+    assert len(await desk.settled()) == 1

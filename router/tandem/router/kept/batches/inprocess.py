@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from tandem.router.background import IS_BACKGROUND
-from tandem.router.tenants.scope import TENANT
+from tandem.router.admission.terms import Caller
+from tandem.router.tenants.scope import CALLER, TENANT
 
 
 @dataclass(slots=True)
@@ -48,11 +48,7 @@ class InProcess:
             elif message["type"] == "http.response.body":
                 parts.append(message.get("body", b""))
 
-        mark = IS_BACKGROUND.set(True)
-        try:
-            await self._app(_scope(path, len(body), tenant), receive, send)
-        finally:
-            IS_BACKGROUND.reset(mark)
+        await self._app(_scope(path, len(body), tenant), receive, send)
         reply.body = b"".join(parts)
         return reply
 
@@ -73,4 +69,5 @@ def _scope(path: str, size: int, tenant: str) -> dict[str, Any]:
         "server": None,
         "state": {},
         TENANT: tenant,
+        CALLER: Caller(tenant=tenant, is_background=True),
     }
