@@ -14,8 +14,10 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.sampling import SamplingParams
+from tandem.router.admission.terms import Terms
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.flight import Work
+from tandem.router.flights.readiness import Readiness
 from tandem.router.flights.survival import Survival
 from tandem.router.planning.plan import Plan
 from tandem.router.planning.policies import create_policy
@@ -52,6 +54,16 @@ class Meter:
         self.counts[what] = self.counts.get(what, 0) + 1
 
 
+class NoQueue:
+    """Nobody waits in front of the dispatcher, and whatever is planned comes in time."""
+
+    def waiting_for(self, model: str) -> int:
+        return 0
+
+    def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
+        return
+
+
 class Stage:
     """The first letter of a worker's name is its role's. Answers have to cross unless told otherwise. Needs a running
     event loop for its timers only."""
@@ -62,7 +74,11 @@ class Stage:
         self.table = WorkerTable(nobody)
         section = replace(RouterSection(disaggregation=Disaggregation.ALWAYS), **settings)
         self.survival = Survival(create_policy(section.policy, section.disaggregation), section, self.clock)
-        self.dispatcher = Dispatcher(self.table, self.survival, PrefixFinder(None, b""), self.clock, self.meter)
+        self.readiness = Readiness(self.table, section.disaggregation, self.clock, {"m": (1, 2)})
+        self.queue = NoQueue()
+        self.dispatcher = Dispatcher(
+            self.table, self.survival, PrefixFinder(None, b""), self.clock, self.meter, self.readiness, self.queue
+        )
         self._incarnations = 0
         for worker in workers:
             self.come(worker)

@@ -107,7 +107,7 @@ class Admission:
         stranded: Callable[[str], int] = lambda model: 0,
     ) -> None:
         self._rules, self._clock, self._has_room, self._meter = rules, clock, has_room, meter
-        self._order, self._has_place, self.on_waiting = order, has_place, on_waiting
+        self._order, self._has_place, self._on_waiting = order, has_place, on_waiting
         self._stranded = stranded
         self._lanes: dict[str, _Lane] = {}
 
@@ -166,7 +166,7 @@ class Admission:
                 raise error
             _end(loser, error)
         if was_idle:
-            self.on_waiting()
+            self._on_waiting()
         return place
 
     def leave(self, place: Place) -> None:

@@ -13,9 +13,9 @@ class Pump:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._timer: asyncio.TimerHandle | None = None
-        admission.on_waiting = self._start
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Somebody waits."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(POLL_S, self._tick)
 
@@ -25,4 +25,4 @@ class Pump:
             self._admission.pump()
         finally:
             if self._admission.waiting:
-                self._start()
+                self.start()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
+from tandem.router.admission.terms import Terms
 from tandem.router.flights.breaker import Member
 from tandem.router.flights.flight import Flight, Inbox, Work
 from tandem.router.flights.legs import Legs, NotSentError
@@ -48,14 +49,41 @@ class DispatchMeter(Protocol):
     def gave_up(self, reason: str) -> None: ...
 
 
+class DispatchListener(Protocol):
+    """Is told what a dispatcher learns of workers."""
+
+    def on_link_up(self) -> None:
+        """A worker is connected."""
+
+    def on_proven(self, pair: Sequence[Member]) -> None:
+        """These just answered a request of more than one token together."""
+
+
+class Queue(Protocol):
+    """Requests that wait in this router for room, and are no flights yet; an `Admission` is one."""
+
+    def waiting_for(self, model: str) -> int:
+        """How many wait for workers of this model."""
+
+    def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
+        """Raises what a client is told whose request had better not be served, its first token being so far away."""
+
+
 class Dispatcher:
     """Owns the in-flight requests of this router. Everything runs on the event loop."""
 
     def __init__(
-        self, table: WorkerTable, survival: Survival, prefixes: PrefixFinder, clock: Clock, meter: DispatchMeter
+        self,
+        table: WorkerTable,
+        survival: Survival,
+        prefixes: PrefixFinder,
+        clock: Clock,
+        meter: DispatchMeter,
+        listener: DispatchListener,
+        queue: Queue,
     ) -> None:
         self._table, self._survival, self._prefixes = table, survival, prefixes
-        self._clock, self._meter = clock, meter
+        self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
         self._legs = Legs(table, prefixes)
         self._flights: dict[RequestId, Flight] = {}
         self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
@@ -63,13 +91,6 @@ class Dispatcher:
         self._roused: deque[RequestId] = deque()
         """Of those that waited when the last worker came, the ones that have not been tried since."""
         self._rousing: asyncio.TimerHandle | None = None
-        self.on_link_up: Callable[[], None] = lambda: None
-        self.on_proven: Callable[[tuple[tuple[str, int], ...]], None] = lambda pair: None
-        """Told the workers, with incarnations, that just answered a request of more than one token together."""
-        self.waiting_for: Callable[[str], int] = lambda model: 0
-        """How many requests for this model wait in the router, and are no flights yet."""
-        self.check: Callable[[Work, Plan], None] = lambda work, plan: None
-        """Raises what is to be said to a client whose request had better not be served as planned."""
 
     @property
     def flights(self) -> list[Flight]:
@@ -130,7 +151,7 @@ class Dispatcher:
                 self._wake(flight, plan.until_s - now_s)
                 return
             if not flight.history.failures:
-                self.check(flight.work, plan)
+                self._check_in_time(flight.work, plan)
             flight.plan = plan
             self._meter.planned(plan)
         flight.progress_s = now_s
@@ -144,6 +165,10 @@ class Dispatcher:
         for member in flight.pair:
             self._survival.breakers.sent(member, flight.id)
 
+    def _check_in_time(self, work: Work, plan: Plan) -> None:
+        if plan.cost is not None and work.arrived_s is not None:
+            self._queue.in_time(work.terms, work.arrived_s, plan.cost.first_token_s, plan.cost.compute_s)
+
     def _look_up(self, work: Work, sampling: SamplingParams) -> PrefixView:
         facts = [link.facts for link in self._table.usable(work.model) if link.facts is not None]
         view = self._prefixes.find(work.prompt, facts, work.salt, work.hashes)
@@ -151,7 +176,7 @@ class Dispatcher:
 
     def _plan(self, flight: Flight, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan | Wait:
         """`waiting`: in the router for the same workers; None = as many as do."""
-        waiting = self.waiting_for(flight.work.model) if waiting is None else waiting
+        waiting = self._queue.waiting_for(flight.work.model) if waiting is None else waiting
         job = flight.job(now_s, view.followers, waiting)
         candidates = self._candidates(flight.work, view, now_s)
         plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
@@ -328,11 +353,11 @@ class Dispatcher:
                 self._legs.release(flight, prefill)
                 for leg in (prefill, link):
                     self._survival.breakers.succeeded(_member(leg))
-                self.on_proven(flight.pair)
+                self._listener.on_proven(flight.pair)
         elif is_decoder and plan.prefill is None and is_first:
             flight.phase = Phase.DECODE
             self._survival.breakers.succeeded(_member(link))
-            self.on_proven(flight.pair)
+            self._listener.on_proven(flight.pair)
         if flight.is_finished and is_decoder:
             self._survival.breakers.succeeded(_member(link))
             for leg in list(flight.legs.values()):
@@ -373,7 +398,7 @@ class Dispatcher:
         self._roused = deque(self._waiting)
         if self._rousing is None:
             self._rouse()
-        self.on_link_up()
+        self._listener.on_link_up()
 
     def on_beat(self, link: WorkerLink) -> None:
         self._table.note_beat(link)

@@ -56,12 +56,11 @@ class Readiness:
     def __init__(
         self,
         table: WorkerTable,
-        dispatcher: Dispatcher,
         mode: Disaggregation,
         clock: Clock,
         probes: Mapping[str, tuple[int, ...]],
     ) -> None:
-        self._table, self._dispatcher, self._mode, self._clock = table, dispatcher, mode, clock
+        self._table, self._mode, self._clock = table, mode, clock
         self._probes = dict(probes)
         self._proven: set[Key] = set()
         self._trials: dict[Key, _Trial] = {}
@@ -73,8 +72,18 @@ class Readiness:
         self._wake = asyncio.Event()
         self._served: set[str] = set()
         self.is_draining = False
-        dispatcher.on_link_up = self._wake.set
-        dispatcher.on_proven = self._prove
+
+    def on_link_up(self) -> None:
+        """A worker is connected: it may be somebody to probe."""
+        self._wake.set()
+
+    def on_proven(self, workers: Iterable[tuple[str, int]]) -> None:
+        """These, in these incarnations, have answered a request together."""
+        key = frozenset(workers)
+        links = [self._table.link(WorkerId(worker)) for worker, _ in key]
+        self._served |= {link.facts.model for link in links if link is not None and link.facts is not None}
+        self._proven.add(key)
+        self._trials.pop(key, None)
 
     @property
     def is_ready(self) -> bool:
@@ -113,8 +122,9 @@ class Readiness:
         }
         return [f"{roles[self._mode]} must be connected", *lines]
 
-    async def run(self) -> None:
-        """Probe whatever is new, and again what failed, until cancelled. One that hangs keeps no other waiting."""
+    async def run(self, dispatcher: Dispatcher) -> None:
+        """Probe, through `dispatcher`, whatever is new, and again what failed, until cancelled. One that hangs keeps no
+        other waiting."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._wake.clear()
@@ -123,12 +133,12 @@ class Readiness:
                 due = [target for target in targets if self._is_due(target[2])]
                 for target in due[: AT_ONCE - len(self._probing)]:
                     self._probing.add(target[2])
-                    group.create_task(self._probe(*target))
+                    group.create_task(self._probe(dispatcher, *target))
                 await self._sleep()
 
-    async def _probe(self, model: str, plan: Plan, key: Key) -> None:
+    async def _probe(self, dispatcher: Dispatcher, model: str, plan: Plan, key: Key) -> None:
         try:
-            await self._try(model, plan, key)
+            await self._try(dispatcher, model, plan, key)
         finally:
             self._probing.discard(key)
             self._wake.set()
@@ -151,28 +161,21 @@ class Readiness:
     def _may_fail_again(self, key: Key) -> bool:
         return key in self._trials and key not in self._proven and key not in self._probing
 
-    async def _try(self, model: str, plan: Plan, key: Key) -> None:
+    async def _try(self, dispatcher: Dispatcher, model: str, plan: Plan, key: Key) -> None:
         sampling = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         work = Work(prompt=self._probes[model], sampling=sampling, timeout_s=PROBE_S, model=model)
         inbox = Inbox(_BACKLOG_BYTES)
         try:
-            with self._dispatcher.fly(new_request_id("probe"), 0, work, inbox, plan) as flight:
+            with dispatcher.fly(new_request_id("probe"), 0, work, inbox, plan) as flight:
                 while not flight.is_finished:
                     await inbox.take()
-            self._prove(key)
+            self.on_proven(key)
             event(_log, "workers answer", workers="+".join(plan.workers))
         except TandemError as error:
             last = self._trials.get(key)
             backoff_s = min(2 * last.backoff_s, _LAST_RETRY_S) if last else _FIRST_RETRY_S
             self._trials[key] = _Trial(self._clock.now_s() + backoff_s, backoff_s, error.message)
             event(_log, "probe failed", logging.WARNING, workers="+".join(plan.workers), why=error.message)
-
-    def _prove(self, workers: Iterable[tuple[str, int]]) -> None:
-        key = frozenset(workers)
-        links = [self._table.link(WorkerId(worker)) for worker, _ in key]
-        self._served |= {link.facts.model for link in links if link is not None and link.facts is not None}
-        self._proven.add(key)
-        self._trials.pop(key, None)
 
     def _is_due(self, key: Key) -> bool:
         trial = self._trials.get(key)

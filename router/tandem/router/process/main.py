@@ -55,7 +55,6 @@ from tandem.router.doors.http.guard import Guard
 from tandem.router.doors.http.parting import Parting
 from tandem.router.doors.servers import HttpServer, TlsFiles, bind, port_after, port_of
 from tandem.router.flights.dispatch import Dispatcher
-from tandem.router.flights.flight import Work
 from tandem.router.flights.readiness import Readiness
 from tandem.router.flights.survival import Survival
 from tandem.router.kept.batches import pace
@@ -68,7 +67,6 @@ from tandem.router.operating.keyring import Keyring, KeyStore
 from tandem.router.operating.routing_desk import RoutingDesk
 from tandem.router.operating.slo_desk import SloDesk
 from tandem.router.operating.status import StatusPage
-from tandem.router.planning.plan import Plan
 from tandem.router.planning.policy_switch import PolicySwitch
 from tandem.router.planning.popularity import Popularity
 from tandem.router.process.membership import ask_to_stop, hold_lease
@@ -133,19 +131,19 @@ class Router:
             surroundings.index, self._salts.of(""), self.table.link_speed, speculation, Popularity(self._clock)
         )
         survival = Survival(self.policy, config.settings, self._clock)
-        self.dispatcher = Dispatcher(self.table, survival, prefixes, self._clock, self.metrics)
-        self.metrics.watch(survival, lambda: self.dispatcher.waiting)
+        probes = {model.name: tuple(model.tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,) for model in models}
+        self.readiness = Readiness(self.table, mode, self._clock, probes)
         self.admission = self._build_admission(classes)
         self._pump = Pump(self.admission)
+        self.dispatcher = Dispatcher(
+            self.table, survival, prefixes, self._clock, self.metrics, self.readiness, self.admission
+        )
+        self.metrics.watch(survival, lambda: self.dispatcher.waiting)
         self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
         self.metrics.watch_admission(lambda: self.admission.waiting)
-        self.dispatcher.check = self._check_in_time
-        self.dispatcher.waiting_for = lambda model: self.admission.waiting_for(model)
         self._identity = Identity(
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
         )
-        probes = {model.name: tuple(model.tokenizer.encode_now(_PROBE_TEXT))[:4] or (0,) for model in models}
-        self.readiness = Readiness(self.table, self.dispatcher, mode, self._clock, probes)
         reader = AskReader(
             models,
             self.table,
@@ -239,7 +237,7 @@ class Router:
                 await http.wait_started()
                 await admin.wait_started()
             on_listening()
-            probing = group.create_task(self.readiness.run())
+            probing = group.create_task(self.readiness.run(self.dispatcher))
             batches = [group.create_task(runner.run())] if runner is not None else []
             await self._stopping.wait()
             for task in (*batches, probing):
@@ -301,17 +299,14 @@ class Router:
             self._clock,
             lambda model, need: room.is_there(need, self.table.usable(model), self._clock.now_s()),
             self.metrics,
+            on_waiting=lambda: self._pump.start(),
             order=lambda: next((link.load.queue_rules for link in self.table.usable()), QueueRules()),
             has_place=lambda worker, need: (
                 (link := self.table.link(worker)) is not None
                 and room.is_there_to_decode(need, link, self._clock.now_s())
             ),
-            stranded=self.dispatcher.stranded,
+            stranded=lambda model: self.dispatcher.stranded(model),
         )
-
-    def _check_in_time(self, work: Work, plan: Plan) -> None:
-        if plan.cost is not None and work.arrived_s is not None:
-            self.admission.in_time(work.terms, work.arrived_s, plan.cost.first_token_s, plan.cost.compute_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from tandem.core.config import Disaggregation
 from tandem.core.errors import WorkerLostError
-from tandem.router.flights.readiness import AT_ONCE, LOOK_S, PAIRS_EACH, PROBE_S, Readiness, enough, pair_plans
+from tandem.router.flights.readiness import AT_ONCE, LOOK_S, PAIRS_EACH, PROBE_S, enough, pair_plans
 from tandem.router.kept.batches import pace
 from tandem.router.planning.plan import Candidate
 from tests.unit.router.candidates import d, p
@@ -41,13 +41,9 @@ def _workers(prefills: int, decodes: int) -> list[Candidate]:
     return [*(p(f"p{number}") for number in range(prefills)), *(d(f"d{number}") for number in range(decodes))]
 
 
-def ready(stage: Stage, mode: Disaggregation = Disaggregation.ALWAYS) -> Readiness:
-    return Readiness(stage.table, stage.dispatcher, mode, stage.clock, {"m": (1, 2)})
-
-
 @asynccontextmanager
-async def running(readiness: Readiness) -> AsyncIterator[None]:
-    task = asyncio.create_task(readiness.run())
+async def running(stage: Stage) -> AsyncIterator[None]:
+    task = asyncio.create_task(stage.readiness.run(stage.dispatcher))
     try:
         async with asyncio.timeout(PROBE_S / 2):
             yield
@@ -65,7 +61,7 @@ async def tried(stage: Stage, worker: str) -> None:
 @in_loop
 async def test_a_probe_that_hangs_keeps_no_other_pair_waiting() -> None:
     stage = Stage("p1", "d1")
-    async with running(ready(stage)):
+    async with running(stage):
         await tried(stage, "d1")
         stage.come("d2")
         await tried(stage, "d2")
@@ -75,7 +71,7 @@ async def test_a_probe_that_hangs_keeps_no_other_pair_waiting() -> None:
 @in_loop
 async def test_no_more_probes_at_once_than_a_few() -> None:
     stage = Stage("p1", *(f"d{number}" for number in range(9)))
-    async with running(ready(stage)):
+    async with running(stage):
         await tried(stage, "d0")
         assert len(stage.dispatcher.flights) == AT_ONCE
         stage.come("p2")
@@ -87,7 +83,7 @@ async def test_no_more_probes_at_once_than_a_few() -> None:
 @in_loop
 async def test_a_probe_is_no_client_that_waits() -> None:
     stage = Stage("p1", "d1")
-    async with running(ready(stage)):
+    async with running(stage):
         await tried(stage, "d1")
         stage.clock.advance(1.0)
         assert pace.waiting(stage.dispatcher.flights, stage.table.links, stage.clock.now_s()) == 0
@@ -95,9 +91,9 @@ async def test_a_probe_is_no_client_that_waits() -> None:
 
 @in_loop
 async def test_what_failed_and_is_not_tried_any_more_is_not_looked_at_again_and_again() -> None:
-    stage = Stage("d1")
-    readiness = ready(stage, Disaggregation.NEVER)
-    async with running(readiness):
+    stage = Stage("d1", disaggregation=Disaggregation.NEVER)
+    readiness = stage.readiness
+    async with running(stage):
         await tried(stage, "d1")
         (flight,) = stage.dispatcher.flights
         flight.inbox.fail(WorkerLostError("it failed"))
