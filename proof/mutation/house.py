@@ -38,7 +38,9 @@ class House:
 
     def run(self, tests: Sequence[str], timeout_s: float) -> Outcome:
         """What the tests say of the files as they are now."""
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        # That a test fails is enough: the smallest input for which it does would take minutes.
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=first failure"]
+        command = [sys.executable, "-m", "pytest", *options, *tests]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,

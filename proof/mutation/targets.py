@@ -13,13 +13,14 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True, slots=True)
 class Target:
     """`files` are globs from the root. `tests` run in this order and end with the first that fails: quick ones first.
-    `left_out`: files among these that no test here can run, with the reason. `words`: which of `tests` have to notice a
-    change of these files (glob → what pytest's -k takes), where all of them would take minutes a mutant."""
+    `left_out`: files among these that no test here can run, with the reason. `nearest`: what pytest takes in place of
+    `tests` for files that match a glob, the first that does: the fewest that ought to hold its promises, where all of
+    them would take minutes a mutant."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
     left_out: Mapping[str, str]
-    words: Mapping[str, str] = field(default_factory=dict)
+    nearest: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def paths(self) -> list[str]:
         found = (path.relative_to(ROOT).as_posix() for pattern in self.files for path in sorted(ROOT.glob(pattern)))
@@ -27,11 +28,12 @@ class Target:
 
     def tests_of(self, path: str) -> tuple[str, ...]:
         """What pytest takes to run the tests that have to notice a change of this file."""
-        word = next((word for pattern, word in self.words.items() if fnmatch(path, pattern)), "")
-        return (*self.tests, "-k", word) if word else self.tests
+        return next((tests for pattern, tests in self.nearest.items() if fnmatch(path, pattern)), self.tests)
 
 
 _NEEDS_GPU = "runs on a CUDA device only"
+_INDEX, _KV = "tests/unit/prefixindex", "tests/unit/kvtransfer"
+_OVER = "tests/integration/kvtransfer"
 _TRANSPORTS = "kvtransfer/tandem/kvtransfer/transports"
 _PLANNING = "router/tandem/router/planning"
 
@@ -81,23 +83,52 @@ TARGETS: Mapping[str, Target] = {
             "tests/integration/prefixindex/test_publish_and_follow.py",
         ),
         left_out={},
+        nearest={
+            "*/blocktable.py": (f"{_INDEX}/test_block_table.py",),
+            "*/shards.py": (f"{_INDEX}/test_block_table.py",),
+            "*/speculation.py": (
+                f"{_INDEX}/test_speculation.py", f"{_INDEX}/test_shared_speculation.py",
+                "tests/unit/docs/test_index.py",
+            ),
+            "*/replica.py": (
+                f"{_INDEX}/test_replica_checks.py", "tests/unit/docs/test_index.py",
+                "tests/integration/prefixindex/test_reading.py",
+                "tests/integration/prefixindex/test_publish_and_follow.py",
+            ),
+        },
     ),
     "kvtransfer": Target(
         files=("kvtransfer/tandem/kvtransfer/*.py", f"{_TRANSPORTS}/*.py"),
         tests=("tests/unit/kvtransfer", "tests/unit/docs/test_transfer.py", "tests/integration/kvtransfer"),
         left_out={f"{_TRANSPORTS}/{name}.py": _NEEDS_GPU for name in ("nccl", "cudamemory", "cudadriver")},
-        words={
-            f"{_TRANSPORTS}/tcp*": "unit or tcp",
-            f"{_TRANSPORTS}/grpc*": "unit or grpc",
-            f"{_TRANSPORTS}/col*": "unit or gloo or collective",
-            f"{_TRANSPORTS}/com*": "unit or gloo or collective",
-            f"{_TRANSPORTS}/ipc*": "unit or ipc",
-            f"{_TRANSPORTS}/slotwords*": "unit or ipc",
-            f"{_TRANSPORTS}/device*": "unit or ipc",
-            f"{_TRANSPORTS}/fillable*": "unit or ipc",
-            f"{_TRANSPORTS}/lane*": "unit or tcp",
-            f"{_TRANSPORTS}/*": "unit or shm",
-            "*": "unit or shm or choice or measured or peerlink",
+        nearest={
+            "*/frame.py": (f"{_KV}/test_frame.py", "tests/unit/docs/test_transfer.py", f"{_KV}/test_intake.py"),
+            "*/coverage.py": (f"{_KV}/test_coverage.py", f"{_KV}/test_intake.py"),
+            "*/intake.py": (f"{_KV}/test_intake.py", f"{_KV}/test_intake_machine.py"),
+            "*/layout.py": (f"{_KV}/test_layout.py", f"{_KV}/test_payload_forms.py"),
+            "*/pool.py": (f"{_KV}/test_pool.py", f"{_KV}/test_payload_forms.py", f"{_KV}/test_layout.py"),
+            "*/payload_reader.py": (f"{_KV}/test_payload_forms.py",),
+            "*/wirecodec.py": (f"{_KV}/test_payload_forms.py", f"{_KV}/test_layout.py"),
+            "*/leases.py": (f"{_KV}/test_leases.py",),
+            "*/state.py": (f"{_KV}/test_state.py",),
+            "*/linkmeter.py": (f"{_KV}/test_linkmeter.py", "tests/unit/docs/test_transfer.py"),
+            "*/linkspeeds.py": (f"{_KV}/test_linkspeeds.py", "tests/unit/docs/test_transfer.py"),
+            "*/survey.py": (f"{_KV}/test_survey.py",),
+            "*/remeasure.py": (f"{_KV}/test_survey.py", "tests/unit/docs/test_transfer.py"),
+            "*/line.py": (f"{_KV}/test_survey.py", "tests/unit/docs/test_transfer.py"),
+            "*/ring.py": (f"{_KV}/test_ring.py", "tests/unit/docs/test_transfer.py"),
+            "*/ringaccount.py": (f"{_KV}/test_ringaccount.py", f"{_KV}/test_ring.py"),
+            "*/credit.py": (f"{_KV}/test_credit.py", f"{_KV}/test_ring.py", "tests/unit/docs/test_transfer.py"),
+            "*/tcp*.py": (_OVER, "-k", "tcp"),
+            "*/grpc*.py": (f"{_KV}/test_grpc_messages.py", _OVER, "-k", "grpc"),
+            "*/col*.py": (_OVER, "-k", "gloo or collective"),
+            "*/communicator.py": (_OVER, "-k", "gloo or collective"),
+            "*/ipc*.py": (_OVER, "-k", "ipc"),
+            "*/slotwords.py": (_OVER, "-k", "ipc"),
+            "*/devicememory.py": (f"{_KV}/test_devicememory.py", _OVER, "-k", "device or ipc"),
+            "*/fillable.py": (f"{_KV}/test_fillable.py",),
+            "*/lane.py": (_OVER, "-k", "tcp"),
+            "*": (_OVER, "-k", "shm or choice or measured or peerlink"),
         },
     ),
 }  # fmt: skip

@@ -54,6 +54,10 @@ def test_every_target_has_files_and_tests() -> None:
         assert target.paths()
         assert all((ROOT / test).exists() for test in target.tests)
         assert all((ROOT / path).exists() for path in target.left_out)
+        for path in target.paths():
+            tests = target.tests_of(path)
+            assert any((ROOT / test).exists() for test in tests)
+            assert all((ROOT / test).exists() for test in tests if test.startswith("tests/"))
 
 
 @pytest.fixture(scope="module")

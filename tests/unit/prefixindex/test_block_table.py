@@ -214,3 +214,22 @@ def test_depths_of_many_workers(numbers: list[int], workers: int, step: int) -> 
         table.add(bit, [(0, h) for h in hashes[: index * step]])
     depths = {f"w{i}": min(i * step, len(hashes)) for i in range(workers)}
     assert table.lookup(hashes) == {worker: depth for worker, depth in depths.items() if depth}
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 33, 64, 500])
+def test_depths_in_prompts_of_any_length(count: int) -> None:
+    """Around every place that a lookup jumps to."""
+    table, hashes = BlockTable(ROOM_BYTES), [block(n) for n in range(count)]
+    depths = {f"w{d}": d for d in (1, 2, 14, 15, 16, 17, 18, 31, 32, 33, 48, 63, 64, 65, 250, 499, 500) if d <= count}
+    for worker, depth in depths.items():
+        bit = table.open_slot()
+        table.go_live(bit, WorkerId(worker))
+        table.add(bit, [(0, one) for one in hashes[:depth]])
+    assert table.lookup(hashes) == depths
+    for worker, depth in depths.items():
+        assert table.lookup(hashes[:depth])[WorkerId(worker)] == depth
+        alone = BlockTable(ROOM_BYTES)
+        bit = alone.open_slot()
+        alone.go_live(bit, WorkerId("alone"))
+        alone.add(bit, [(0, one) for one in hashes[:depth]])
+        assert alone.lookup(hashes) == {"alone": depth}

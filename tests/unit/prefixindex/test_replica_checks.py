@@ -44,6 +44,7 @@ def test_what_is_on_its_way_is_missed_when_nothing_came_until_the_next_heartbeat
     follower, ahead = replica._followers[W], at._replace(seq=at.seq + 1)
     follower.at = at
     assert heard(replica, ahead) == ReplicaCounters()
+    assert heard(replica, at, ahead) == ReplicaCounters(), "it agreed in between"
     follower.at = ahead  # it came
     assert heard(replica, at._replace(seq=at.seq + 3)) == ReplicaCounters()
     assert not follower.must_read
