@@ -9,7 +9,7 @@ import pytest
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.errors import InvalidRequestError, UnavailableError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
-from tandem.router.planning.plan import MAX_OPTIONS, Candidate, Job, Plan, form, pairs, refusal
+from tandem.router.planning.plan import MAX_OPTIONS, Candidate, Job, Option, Plan, chosen, form, pairs, refusal
 from tandem.router.planning.policies import create_policy
 from tandem.router.planning.policy_switch import PolicySwitch
 from tests.unit.router.candidates import d, m, of_kv, p, profile
@@ -70,6 +70,16 @@ def test_a_decode_worker_alone_has_one_hit(policy: PolicyName) -> None:
     assert (chosen.prefill_hit_tokens, chosen.decode_hit_tokens) == (48, 48)
     cold = plan(policy, NEVER, d())
     assert (cold.prefill_hit_tokens, cold.decode_hit_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(("score", "wanted"), [(2.0, "d1"), (2.1, "d0")])
+def test_who_is_no_further_from_the_best_takes_turns_with_it(score: float, wanted: str) -> None:
+    used, other = d("d0", last_used=5), d("d1")
+    options = [
+        Option(decode=used, prefill=None, reason="", score=1.0),
+        Option(decode=other, prefill=None, reason="", score=score),
+    ]
+    assert chosen(PolicyName.COST, NEVER, options, [used, other], alike=1.0).decode == wanted
 
 
 def test_two_tokens_need_a_pair(policy: PolicyName) -> None:

@@ -54,6 +54,12 @@ def test_who_has_more_fetches_nothing_however_slow_the_link() -> None:
     assert sources(worker("p0", reusable_tokens=4096, profile=profile()), worker("d0", 4096, 1e3)) == []
 
 
+def test_one_token_is_worth_a_fetch_where_it_takes_a_second() -> None:
+    small = profile(block_tokens=1)
+    slow = worker("p0", profile=small, prefill_speed=at(1.0))
+    assert sources(slow, worker("d0", 1, profile=small), prompt=2) == [("d0", 1)]
+
+
 def test_the_last_token_is_always_computed() -> None:
     """65 tokens held of a prompt of 64: three blocks can be used, and those it has."""
     assert sources(worker("p0", reusable_tokens=48, prefill_speed=at(100.0)), worker("d0", 64), prompt=64) == []
