@@ -130,8 +130,9 @@ def test_a_time_that_ran_backwards_teaches_nothing() -> None:
 
 def test_as_soon_as_a_speed_is_told_it_is_what_was_measured() -> None:
     pace = StepPace(SchedulerConfig(), 16)
-    pace.observe(TELLING_TOKENS, 0, float(TELLING_TOKENS))
-    assert pace.prefill_speed == PrefillSpeed(tokens_per_s=1.0, context_s=0.0)
+    pace.observe(TELLING_TOKENS, 0, TELLING_TOKENS / 2.5)
+    assert pace.prefill_speed.tokens_per_s == pytest.approx(2.5)
+    assert pace.prefill_speed.context_s == 0.0
 
 
 def test_steps_that_agree_with_each_other_tell_exactly_what_they_cost() -> None:
