@@ -58,11 +58,13 @@ def streams(api: str, dice: Random, seconds: float) -> list[Answer]:
 
 
 def rate_of(answers: Sequence[Answer]) -> float:
-    """Tokens a second while all streams run: from when the last one has its first token to when the first of the last
-    ones ends."""
+    """Tokens a second while all streams run: from a second after the last of them began until the last request of any.
+    SystemExit if there is no such time."""
     times = sorted(at_s for answer in answers for at_s in answer.token_s)
     starts = sorted(answer.due_s for answer in answers)
     from_s, to_s = starts[STREAMS - 1] + 1.0, starts[-1]
+    if to_s <= from_s:
+        raise SystemExit("no stream got to a second request: give it more --seconds")
     inside = sum(from_s <= at_s < to_s for at_s in times)
     return inside / (to_s - from_s)
 

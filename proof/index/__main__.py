@@ -31,7 +31,9 @@ FIRST_PAIRS, PAIRS, MOST_PAIRS, REQUESTS = 2, 10, 60, 200
 """Hit rates of one router and of three, by turns; the first ones, while caches fill, do not count."""
 ALLOWED = 0.02
 SURE = 2.0
-"""Standard errors between what was found and what is allowed, or MOST_PAIRS: a mean of ten is 0.8 % off by chance."""
+"""Standard errors between what was found and what is allowed, or MOST_PAIRS: a mean of ten is 0.8 % off by chance. By
+simulation 2.6 % less and worse is found 19 times in 20, and 1.1 % passes 99 times in 100; between them it may go either
+way."""
 Found = dict[str, Any]
 
 
@@ -60,7 +62,7 @@ def _calm(scene: IndexScene, seed: int, done: list[str]) -> Found:
 
 
 def run_routers(seed: int) -> Found:
-    """Hit rates of one router and of three, and what was left after each was killed; AssertionError as above."""
+    """Hit rates of one router and of three, and what was left after each was killed. They are kept however they are."""
     rates: dict[int, list[float]] = {1: [], ROUTERS: []}
     with router_scene() as scene:
         for pair in range(FIRST_PAIRS + MOST_PAIRS):
@@ -73,8 +75,6 @@ def run_routers(seed: int) -> Found:
         kills = [asdict(scene.kill_router(number, random.Random(seed + number))) for number in range(ROUTERS)]
         print(f"each was killed: {kills}", flush=True)
         assert not scene.prompts.wrong, scene.prompts.wrong
-    one, three = (statistics.fmean(rates[count]) for count in rates)
-    assert _more_than_allowed(one, three) >= 0, f"three routers hit {three:.4f}, one hits {one:.4f}"
     return {"one": rates[1], "three": rates[ROUTERS], "killed": kills}
 
 
@@ -82,6 +82,11 @@ def is_clear(one: Sequence[float], three: Sequence[float]) -> bool:
     """Whether more pairs would hardly change on which side of what is allowed the mean of three routers is."""
     error = math.sqrt(statistics.variance(one) / len(one) + statistics.variance(three) / len(three))
     return abs(_more_than_allowed(statistics.fmean(one), statistics.fmean(three))) > SURE * error
+
+
+def is_short(routers: Found) -> bool:
+    """Whether three routers find less than they may."""
+    return _more_than_allowed(statistics.fmean(routers["one"]), statistics.fmean(routers["three"])) < 0
 
 
 def _more_than_allowed(one: float, three: float) -> float:
@@ -115,9 +120,11 @@ def main() -> int:
     found = [seeds[seed] for seed in wanted if seed in seeds]
     if found:
         _summarise(found)
+    broken = 0
     if "routers" in record.content:
         _summarise_routers(record.content["routers"])
-    return record.verdict(len(found) + ("routers" in record.content), left=len(todo))
+        broken = int(is_short(record.content["routers"]))
+    return record.verdict(len(found) + ("routers" in record.content), left=len(todo), broken=broken)
 
 
 def _summarise(seeds: list[Found]) -> None:
@@ -136,6 +143,8 @@ def _summarise(seeds: list[Found]) -> None:
 def _summarise_routers(routers: Found) -> None:
     one, three = statistics.fmean(routers["one"]), statistics.fmean(routers["three"])
     print(f"{three:7.3f} of all prompt tokens were cached with three routers, {one:.3f} with one")
+    if is_short(routers):
+        print(f"that is more than {ALLOWED:.0%} less. It stays on record: --fresh measures everything again")
     hits, probes = (sum(left[key] for left in routers["killed"]) for key in ("hits", "probes"))
     print(f"{hits:7} of {probes} prompts of routers that were killed then had a prefix by the others' index")
 

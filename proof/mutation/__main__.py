@@ -54,7 +54,7 @@ def main() -> int:
     return record.verdict(
         sum(len(entry["tried"]) for entry in done),
         left=sum(entry["sampled"] - len(entry["tried"]) for entry in done),
-        broken=sum(_score(entry) < LEAST_SCORE for entry in done),
+        broken=sum(_score(entry) < LEAST_SCORE for entry in done if len(entry["tried"]) >= entry["sampled"]),
     )
 
 
@@ -64,10 +64,10 @@ def _entry(target: Target, known: Mapping[str, Any], *, is_again: bool) -> dict[
     same = {path for path, digest in digests.items() if known.get("files", {}).get(path) == digest}
     tried = {
         key: outcome
-        for key, outcome in known.get("tried", {}).items()
+        for key, outcome in {**known.get("beyond", {}), **known.get("tried", {})}.items()
         if key.partition(":")[0] in same and not (is_again and outcome.startswith(_SURVIVED))
     }
-    return {"mutants": 0, "sampled": 0, "files": digests, "tried": tried}
+    return {"mutants": 0, "sampled": 0, "files": digests, "tried": tried, "beyond": {}}
 
 
 def _tried(
@@ -78,7 +78,8 @@ def _tried(
     sample = _sample(found, arguments.sample, arguments.seed)
     keys = {mutant.key for mutant in sample}
     tried = {key: outcome for key, outcome in entry["tried"].items() if key in keys}
-    entry |= {"mutants": len(found), "sampled": len(sample), "tried": tried}
+    beyond = {key: outcome for key, outcome in entry["tried"].items() if key not in keys}  # of a larger sample
+    entry |= {"mutants": len(found), "sampled": len(sample), "tried": tried, "beyond": beyond}
     left = [mutant for mutant in sample if mutant.key not in entry["tried"]]
     if not left:
         return

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from proof.mutation import __main__ as proof
 from proof.mutation.house import House, Outcome
 from proof.mutation.mutants import mutants
 from proof.mutation.targets import ROOT, TARGETS
+from proof.record import CUT
 
 CODE = """
 from __future__ import annotations
@@ -82,3 +86,32 @@ def test_tests_of_the_copy_run_on_the_changed_code(house: House, before: str, af
 
 def test_a_run_that_does_not_end_is_told_from_one_that_fails(house: House) -> None:
     assert house.run(TESTS, timeout_s=0.01) is Outcome.HUNG
+
+
+def test_a_smaller_sample_keeps_what_a_larger_one_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a target that has only begun breaks no promise yet."""
+    out, outcomes = tmp_path / "mutation.json", [Outcome.FAILED] * 4 + [Outcome.PASSED]
+
+    class Played:
+        def __init__(self, folder: Path) -> None:
+            self.folder = folder
+
+        def timed(self, tests: Sequence[str]) -> float:
+            return 1.0
+
+        def try_out(self, file: str, code: str, tests: Sequence[str], normal_s: float) -> Outcome:
+            return outcomes.pop()
+
+    monkeypatch.setattr(proof, "House", Played)
+
+    def run(sample: int, budget_s: float) -> int:
+        flags = ["--target", "blockhash", "--jobs", "1", "--sample", str(sample), "--budget-s", str(budget_s)]
+        monkeypatch.setattr(sys, "argv", ["proof.mutation", *flags, "--out", str(out)])
+        return proof.main()
+
+    assert run(4, 1000) == 1  # one of four survived
+    assert run(2, 1000) == 1
+    assert run(4, 1000) == 1
+    assert len(outcomes) == 1  # none was tried twice
+    assert run(6, 0) == CUT
+    assert not outcomes

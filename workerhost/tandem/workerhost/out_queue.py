@@ -8,7 +8,8 @@ import logging
 from tandem.core.logs import event
 
 _log = logging.getLogger(__name__)
-MAX_QUEUED, MAX_QUEUED_BYTES = 20_000, 64 << 20
+MAX_QUEUED, MAX_QUEUED_BYTES = 20_000, 32 << 20
+"""As much again may be in the hands of whoever writes."""
 PATIENCE_S = 0.01
 """How long a message that may wait is kept back, so that the next one takes it along."""
 

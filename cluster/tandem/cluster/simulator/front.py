@@ -195,7 +195,7 @@ class Front:
                 self._pump_soon()
 
     def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int) -> WorkerId | None:
-        """As router.dispatch says it."""
+        """As router.flights.dispatch says it."""
         plan = self.plan(request, hashes, waiting)
         is_alone = plan.prefill is None and self._known[plan.decode].facts.role is RoleName.DECODE
         return plan.decode if is_alone else None
@@ -207,7 +207,7 @@ class Front:
     # ---- what is known ---------------------------------------------------------------------------------------------
 
     def _candidate(self, known: _Known, job: Job, held: int, expected: int) -> Candidate:
-        """As router.prefix and router.workers make them."""
+        """As router.workers.prefix and .table make them."""
         now_s, worker, size = job.now_s, known.worker, self._calibration.block_tokens
         self._read(known, now_s - self._calibration.rpc_s)
         load, outstanding = known.load, known.outstanding
@@ -284,6 +284,6 @@ def _refused(error: TandemError) -> None:
 
 
 def _shared(hashes: Sequence[BlockHash], held: Mapping[WorkerId, int], expected: Mapping[Holder, int]) -> bytes:
-    """The deepest block that any worker holds or is expected to, as router.prefix finds it."""
+    """The deepest block that any worker holds or is expected to, as router.workers.prefix finds it."""
     deepest = max((*held.values(), *expected.values()), default=0)
     return hashes[deepest - 1] if deepest else b""
