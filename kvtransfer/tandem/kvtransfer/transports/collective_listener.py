@@ -136,8 +136,8 @@ class _Connection:
         """End the communicator and the placing thread; after return that one touches neither pool nor intake.
 
         A wait that gloo does not wake (a payload cut in the middle) is left to its own bound: its thread holds the
-        staging memory, which nothing else uses, and ends without looking at it. It is no daemon: a process that exited
-        under it would be aborted in gloo.
+        staging memory, which nothing else uses, and ends without looking at it. A process that exits meanwhile
+        waits for what it has begun in gloo.
         """
         with self._lock:
             self._has_ended = True

@@ -159,8 +159,8 @@ class GlooCommunicator:
             self._abort()
 
     def release(self) -> None:
-        with contextlib.suppress(LinkClosedError), self._calls.one():
-            self._group = None
+        held, self._group = [self._group], None
+        self._calls.free(held)
         atexit.unregister(self._leave)
 
     def _abort(self) -> None:
@@ -186,6 +186,10 @@ class GlooCommunicator:
             raise LinkClosedError(first_line(error)) from error
 
 
+_LEFT: list[Any] = []
+"""What threads could not free any more when the process ended; the main thread may, at the very end."""
+
+
 class _Calls:
     """Who is inside gloo. A daemon thread that comes back from there while the interpreter ends would abort the process
     (its stack is unwound through C++ that forbids it); so the exit refuses new calls and waits for those under way."""
@@ -209,6 +213,14 @@ class _Calls:
                 self._count -= 1
                 self._changed.notify_all()
 
+    def free(self, held: list[Any]) -> None:
+        """Let go of what gloo made, which calls it, too. While the process ends its memory stays as it is."""
+        try:
+            with self.one():
+                held.clear()
+        except LinkClosedError:
+            _LEFT.extend(held)
+
     def refuse(self) -> None:
         with self._changed:
             self._is_over = True
@@ -220,20 +232,24 @@ class _Calls:
 
 class _GlooTransfer:
     def __init__(self, work: Any, calls: _Calls) -> None:
-        self._work: Any = work
+        self._held = [work]
         self._calls = calls
 
     def wait(self) -> None:
-        """Once. The work is freed here: that calls gloo, too."""
+        """Once."""
         why = ""
         with self._calls.one():
             try:
-                self._work.wait(timedelta(seconds=PAYLOAD_TIMEOUT_S))
+                self._held[0].wait(timedelta(seconds=PAYLOAD_TIMEOUT_S))
             except RuntimeError as error:
                 why = first_line(error)
-            self._work = None
+            self._held.clear()
         if why:
             raise LinkClosedError(why)
+
+    def __del__(self) -> None:
+        if self._held:  # nobody waited for it to the end
+            self._calls.free(self._held)
 
 
 def first_line(error: Exception) -> str:
