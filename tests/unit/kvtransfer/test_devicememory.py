@@ -15,6 +15,18 @@ from tandem.kvtransfer.transports.ipc import memory_for
 from tandem.kvtransfer.transports.slotwords import MAX_FRAMES, SlotWords, SlotWordsView
 
 
+def test_a_frame_that_is_over_is_no_earlier_one_again() -> None:
+    """What is left in a word when frame 511 is over is not what frame 255 had there."""
+    words = SlotWords()
+    view = SlotWordsView(words.descriptor)
+    words.close_descriptor()
+    for number in range(MAX_FRAMES, 3 * MAX_FRAMES):
+        words.publish(number)
+        words.clear(number)
+        assert not any(view.is_published(earlier) for earlier in range(number % MAX_FRAMES, number + 1, MAX_FRAMES))
+    words.close()
+
+
 def test_a_tensor_over_an_address_shares_its_bytes() -> None:
     owner = (ctypes.c_uint8 * 100)(*range(100))
     borrowed = BorrowedTensor(ctypes.addressof(owner), 100, torch.device("cpu"))
