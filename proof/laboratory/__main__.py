@@ -15,7 +15,7 @@ from typing import Any
 
 from proof.laboratory import real, virtual
 from proof.laboratory.figures import errors, figures
-from proof.laboratory.runs import RUNS, Run, part
+from proof.laboratory.runs import RUNS, SHIFT_S, Run, part, shifted
 from proof.record import Record, arguments_of
 from tandem.cluster.simulator import traces
 from tandem.cluster.simulator.traces import Trace
@@ -34,9 +34,10 @@ def main() -> int:
         print(f"proof.laboratory: {error}", file=sys.stderr)
         return 2
     load = {"seconds": arguments.seconds, "scale": arguments.scale, "trace": trace.name}
-    record = Record(arguments.out, "laboratory", {"load": load}, is_fresh=arguments.fresh)
+    about = {"load": load, **({"seed": arguments.seed} if arguments.seed else {})}
+    record = Record(arguments.out, "laboratory", about, is_fresh=arguments.fresh)
     done: dict[str, dict[str, Any]] = record.content.setdefault("runs", {})
-    wanted = RUNS[: arguments.runs]
+    wanted = shifted(RUNS, arguments.seed)[: arguments.runs]
     for run in wanted:
         if run.name not in done:
             requests = part(trace, run, scale=arguments.scale, seconds=arguments.seconds, max_tokens=MAX_MODEL_LEN)
@@ -80,6 +81,7 @@ def _arguments() -> argparse.Namespace:
     parser = arguments_of("laboratory", __doc__)
     parser.add_argument("--trace", type=Path, help=f"without it, what {TRACE} names")
     parser.add_argument("--runs", type=int, default=len(RUNS), help=f"at most {len(RUNS)}")
+    parser.add_argument("--seed", type=int, default=0, help=f"moves where runs begin, by up to {SHIFT_S:g} s")
     parser.add_argument("--seconds", type=float, default=600.0, help="of each run")
     parser.add_argument("--scale", type=float, default=1.0, help="arrivals are so many times as fast as in the trace")
     return parser.parse_args()

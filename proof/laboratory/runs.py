@@ -59,6 +59,15 @@ RUNS = (
     Run(policy=PolicyName.COST, is_fifo=False, from_s=2400.0),
 )
 
+SHIFT_S = 600.0
+"""By how much at most a seed moves where a run begins."""
+
+
+def shifted(runs: Sequence[Run], seed: int) -> tuple[Run, ...]:
+    """The same runs with other parts of the trace; 0 leaves them as they are."""
+    shift_s = round(random.Random(seed).uniform(0.0, SHIFT_S)) if seed else 0
+    return tuple(dataclasses.replace(run, from_s=run.from_s + shift_s) for run in runs)
+
 
 def part(trace: Trace, run: Run, *, scale: float, seconds: float, max_tokens: int) -> Trace:
     """The requests of one run, the first at 0 s, shrunk, one after the other. Those longer than `max_tokens` with their

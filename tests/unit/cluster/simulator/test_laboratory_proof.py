@@ -9,7 +9,7 @@ import pytest
 from proof.laboratory import virtual
 from proof.laboratory.figures import Served, errors, figures
 from proof.laboratory.real import Idle
-from proof.laboratory.runs import RUNS, SHRUNK, part, prompts
+from proof.laboratory.runs import RUNS, SHIFT_S, SHRUNK, part, prompts, shifted
 from tandem.cluster.simulator.traces import Trace, TraceRequest
 from tandem.core.config import PolicyName
 
@@ -55,6 +55,14 @@ def test_runs_differ_in_policy_and_queue() -> None:
     assert len({run.name for run in RUNS}) == len(RUNS) == 5
     assert {run.policy for run in RUNS} >= {PolicyName.COST, PolicyName.LEAST_LOADED}
     assert {run.queue.stretch > 0 for run in RUNS} == {True, False}
+
+
+def test_a_seed_moves_where_runs_begin() -> None:
+    assert shifted(RUNS, 0) == RUNS
+    for seed in (1, 2, 3):
+        by_s = {after.from_s - before.from_s for before, after in zip(RUNS, shifted(RUNS, seed), strict=True)}
+        assert len(by_s) == 1 and 0.0 < by_s.pop() <= SHIFT_S
+        assert shifted(RUNS, seed) == shifted(RUNS, seed) != shifted(RUNS, seed + 1)
 
 
 def test_the_laboratory_is_calibrated_by_the_idle_cluster() -> None:
