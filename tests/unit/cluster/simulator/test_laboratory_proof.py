@@ -61,7 +61,8 @@ def test_a_seed_moves_where_runs_begin() -> None:
     assert shifted(RUNS, 0) == RUNS
     for seed in (1, 2, 3):
         by_s = {after.from_s - before.from_s for before, after in zip(RUNS, shifted(RUNS, seed), strict=True)}
-        assert len(by_s) == 1 and 0.0 < by_s.pop() <= SHIFT_S
+        assert len(by_s) == 1
+        assert 0.0 < by_s.pop() <= SHIFT_S
         assert shifted(RUNS, seed) == shifted(RUNS, seed) != shifted(RUNS, seed + 1)
 
 
