@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.cluster.simulator.flight import Record
 from tandem.cluster.simulator.laboratory import Outcome
+from tandem.core.config import SloSection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,18 @@ def figures(outcome: Outcome) -> Figures:
         preemptions=sum(r.preemptions for r in records),
         waiting_share=outcome.waiting / len(records),
     )
+
+
+def attained(records: Sequence[Record], promise: SloSection) -> float:
+    """The share of requests that keep both promises; 0 of a promise = nothing was promised."""
+    return sum(keeps(one, promise) for one in records) / len(records) if records else 0.0
+
+
+def keeps(one: Record, promise: SloSection) -> bool:
+    """Its first token came in time, and so did, on average, the others."""
+    is_late = promise.ttft_s and one.ttft_s > promise.ttft_s
+    is_slow = promise.itl_s and one.output_tokens > 1 and one.tpot_s > promise.itl_s
+    return not (is_late or is_slow)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

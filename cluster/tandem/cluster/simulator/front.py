@@ -56,11 +56,16 @@ class _Known:
 
     worker: VirtualWorker
     bit: int
-    facts: _Facts
+    facts: _Facts | None
+    """None = it is being drained, or changes its role."""
     load: Load = field(default_factory=Load)
     reported_s: float = float("-inf")
     outstanding: Outstanding = field(default_factory=Outstanding)
     last_used: int = 0
+    plain: Candidate | None = None
+    """As it was made last for a prompt of which nothing is held there, while `plain_of` stays as it was."""
+    plain_of: tuple[int, bool, int] = (0, False, 0)
+    plain_load: Load | None = None
 
 
 class Front:
@@ -74,6 +79,7 @@ class Front:
         self._speculation, self._popularity = Speculation(events), Popularity(events)
         self._known: dict[WorkerId, _Known] = {}
         self._uses = 0
+        self._read_s = -math.inf
         # A worker that does not say what its KV is, is never fetched from.
         profile = KVProfile(fingerprint="simulated", identity=(), layout=setup.calibration.layout())
         self._profile = profile if setup.is_fetching else None
@@ -118,9 +124,11 @@ class Front:
         job = dataclasses.replace(self.job(request), followers=followers)
         if waiting is not None:
             job = dataclasses.replace(job, waiting=waiting)
+        self._read_all(job.now_s)
         candidates = [
             self._candidate(known, job, held.get(name, 0), expected.get((name, _INCARNATION), 0))
             for name, known in self._known.items()
+            if known.facts is not None
         ]
         return with_sources(self._setup.policy.plan(job, candidates), job, candidates)
 
@@ -162,6 +170,21 @@ class Front:
         """The worker has nothing to do with it any more."""
         self._known[worker].outstanding.end(flight.key)
 
+    # ---- workers that change ---------------------------------------------------------------------------------------
+
+    def drain(self, worker: WorkerId) -> None:
+        """Nothing new goes there."""
+        self._known[worker].facts = None
+
+    def in_flight(self, worker: WorkerId) -> int:
+        """What went there and has not ended."""
+        return len(self._known[worker].outstanding)
+
+    def join(self, worker: WorkerId) -> None:
+        """It takes work, in the role that it has now."""
+        known = self._known[worker]
+        known.facts, known.plain = _Facts(known.worker.role_name, self._calibration.block_tokens), None
+
     def _expect(self, flight: Flight) -> None:
         self._speculation.expect(flight.key, flight.prefill, _INCARNATION, flight.hashes)
 
@@ -171,12 +194,12 @@ class Front:
     # ---- who waits here --------------------------------------------------------------------------------------------
 
     def _new_admission(self, rules: AdmissionSection) -> Admission:
-        room = Room(rules)
+        least_itl_s = min((one.itl_s for one in self._setup.promises.values() if one.itl_s), default=math.inf)
+        room = Room(rules, lambda: least_itl_s)
 
         def has_room(_: str, need: Need) -> bool:
             now_s = self._events.now_s()
-            for known in self._known.values():
-                self._read(known, now_s - self._calibration.rpc_s)
+            self._read_all(now_s)
             return room.is_there(need, self._known.values(), now_s)
 
         def has_place(worker: WorkerId, need: Need) -> bool:
@@ -197,7 +220,7 @@ class Front:
     def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int) -> WorkerId | None:
         """As router.flights.dispatch says it."""
         plan = self.plan(request, hashes, waiting)
-        is_alone = plan.prefill is None and self._known[plan.decode].facts.role is RoleName.DECODE
+        is_alone = plan.prefill is None and self._known[plan.decode].worker.role_name is RoleName.DECODE
         return plan.decode if is_alone else None
 
     def _compute_s(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> float:
@@ -209,11 +232,13 @@ class Front:
     def _candidate(self, known: _Known, job: Job, held: int, expected: int) -> Candidate:
         """As router.workers.prefix and .table make them."""
         now_s, worker, size = job.now_s, known.worker, self._calibration.block_tokens
-        self._read(known, now_s - self._calibration.rpc_s)
         load, outstanding = known.load, known.outstanding
-        sent, queue = outstanding.uncounted(now_s), outstanding.queue(now_s)
         is_stale = outstanding.is_stale(now_s)
-        return Candidate(
+        is_plain, state = not (held or expected), (outstanding.changes, is_stale, known.last_used)
+        if is_plain and known.plain is not None and known.plain_load is load and known.plain_of == state:
+            return known.plain
+        sent, queue = outstanding.uncounted(now_s), outstanding.queue(now_s)
+        made = Candidate(
             worker=worker.worker,
             incarnation=_INCARNATION,
             role=worker.role_name,
@@ -234,6 +259,17 @@ class Front:
             profile=self._profile,
             link_speed=self._link_speed,
         )
+        if is_plain:
+            known.plain, known.plain_of, known.plain_load = made, state, load
+        return made
+
+    def _read_all(self, now_s: float) -> None:
+        """What has come by now. Reports are on their way for `rpc_s`, so that a moment's are read once."""
+        if now_s == self._read_s and self._calibration.rpc_s:
+            return
+        self._read_s = now_s
+        for known in self._known.values():
+            self._read(known, now_s - self._calibration.rpc_s)
 
     def _read(self, known: _Known, sent_by_s: float) -> None:
         """Take in the report that has come by now, if there is a new one."""

@@ -34,8 +34,8 @@ class Net:
     def __init__(self, events: EventQueue, wires: Wires, rpc_s: float, client: Client) -> None:
         self.events, self.wires, self.rpc_s, self.client = events, wires, rpc_s, client
         self.workers: Mapping[WorkerId, VirtualWorker] = {}
-        self.decoding: Mapping[WorkerId, DecodeSide] = {}
-        self.prefilling: Mapping[WorkerId, PrefillSide] = {}
+        self.decoding: dict[WorkerId, DecodeSide] = {}
+        self.prefilling: dict[WorkerId, PrefillSide] = {}
 
     def tell(self, worker: VirtualWorker, action: Action) -> None:
         """A message that `worker` reads between two steps."""

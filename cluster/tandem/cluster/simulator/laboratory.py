@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from tandem.cluster.planner.records import Decision
 from tandem.cluster.simulator.events import EventQueue
 from tandem.cluster.simulator.fetches import Fetches
 from tandem.cluster.simulator.flight import Flight, Record, Work, record
@@ -13,6 +14,7 @@ from tandem.cluster.simulator.front import Front
 from tandem.cluster.simulator.handoff import DecodeSide, Net, PrefillSide, WholeSide
 from tandem.cluster.simulator.links import Wires
 from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.steering import Flip, PlannerLoop, Steering
 from tandem.cluster.simulator.traces import BlockNames, Trace, TraceRequest
 from tandem.cluster.simulator.worker import VirtualWorker
 from tandem.core.blockhash import BlockHash
@@ -24,7 +26,8 @@ from tandem.engine.request import BlockEvent, RequestKind
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one run. `records` are in the order of arrival; `waiting` had no first token when the last one arrived."""
+    """Of one run. `records` are in the order of arrival; `waiting` had no first token when the last one arrived.
+    `work` tells every worker's first role; `flips` and `decisions` are in the order of their ends."""
 
     trace: Trace
     records: tuple[Record, ...]
@@ -32,6 +35,8 @@ class Outcome:
     ended_s: float
     waiting: int
     events: int
+    flips: tuple[Flip, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
 
 class Laboratory:
@@ -50,15 +55,18 @@ class Laboratory:
         }
         self._net = Net(self._events, Wires(calibration.link_bytes_per_s), calibration.rpc_s, self)
         self._net.workers = self.workers
-        self._net.prefilling = {n: PrefillSide(w, self._net) for n, w in self._of(RoleName.PREFILL).items()}
-        self._net.decoding = {n: DecodeSide(w, self._net) for n, w in self._of(RoleName.DECODE).items()}
-        for name, worker in self.workers.items():
-            side = self._net.prefilling.get(name) or self._net.decoding.get(name)
-            worker.role = side or WholeSide(worker, self._net)
+        for worker in self.workers.values():
+            self._take_role(worker, worker.role_name)
         self._fetches = {n: Fetches(w, self._net, partial(self._run_at, w)) for n, w in self.workers.items()}
         self._fronts = [Front(list(self.workers.values()), setup, self._events) for _ in range(setup.routers)]
         for front in self._fronts:
             front.others = [other for other in self._fronts if other is not front]
+        self.steering = Steering(self.workers, self._fronts, self._events, self._take_role, setup.flip_s)
+        self._planning: PlannerLoop | None = None
+        if setup.planner is not None:
+            self._planning = PlannerLoop(
+                setup, setup.planner, self.workers, self.steering, self._events, self._is_going
+            )  # fmt: skip
         self._finished: list[Flight] = []
         self._without_token = 0
         self._waiting = 0
@@ -84,12 +92,16 @@ class Laboratory:
             ended_s=self._events.now_s(),
             waiting=self._waiting,
             events=self._events.events,
+            flips=tuple(self.steering.done),
+            decisions=tuple(self._planning.decisions) if self._planning is not None else (),
         )
 
     # ---- the router's ends -----------------------------------------------------------------------------------------
 
     def first_token(self, flight: Flight) -> None:
         self._without_token -= 1
+        if self._planning is not None:
+            self._planning.started(flight)
         self._front(flight.number).computed(flight)
 
     def handed_over(self, flight: Flight) -> None:
@@ -99,6 +111,8 @@ class Laboratory:
         self._front(flight.number).left(flight, flight.prefill)
         self._front(flight.number).left(flight, flight.decode)
         self._finished.append(flight)
+        if self._planning is not None:
+            self._planning.ended(flight)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -113,6 +127,8 @@ class Laboratory:
 
     def _arrive(self, number: int, request: TraceRequest) -> None:
         self._without_token += 1
+        if self._planning is not None:
+            self._planning.came(number, request)
         hashes = self._names.hashes(request, number)
         self._front(number).admit(request, hashes, partial(self._send, number, request, hashes))
 
@@ -152,5 +168,18 @@ class Laboratory:
     def _note_waiting(self) -> None:
         self._waiting = self._without_token
 
-    def _of(self, role: RoleName) -> dict[WorkerId, VirtualWorker]:
-        return {name: worker for name, worker in self.workers.items() if worker.role_name is role}
+    def _is_going(self) -> bool:
+        return len(self._finished) < len(self._trace.requests)
+
+    def _take_role(self, worker: VirtualWorker, role: RoleName) -> None:
+        """From now on; it has nothing to do at this moment."""
+        net, name = self._net, worker.worker
+        worker.role_name = role
+        net.prefilling.pop(name, None)
+        net.decoding.pop(name, None)
+        if role is RoleName.PREFILL:
+            worker.role = net.prefilling[name] = PrefillSide(worker, net)
+        elif role is RoleName.DECODE:
+            worker.role = net.decoding[name] = DecodeSide(worker, net)
+        else:
+            worker.role = WholeSide(worker, net)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tandem.cluster.planner.records import Rules
 from tandem.cluster.simulator.calibration import Calibration
-from tandem.core.config import AdmissionSection
+from tandem.core.config import AdmissionSection, SloSection
 from tandem.core.prefill_queue import FIRST_COME, QueueRules
 from tandem.router.planning.plan import Policy
 
@@ -19,6 +21,9 @@ class Setup:
 
     `max_tokens` is what clients ask for at most: how long an answer gets is known to nobody before it ends. None = just
     as many as each answer has, for clients that know.
+
+    `promises`: SLO classes; requests of a trace are of the class "". `planner`: by which rules workers change their
+    roles, None = never; it is asked every `plan_every_s`. A flip takes `flip_s` beside its drain.
     """
 
     policy: Policy
@@ -31,3 +36,7 @@ class Setup:
     is_fetching: bool = True
     admission: AdmissionSection | None = None
     routers: int = 1
+    promises: Mapping[str, SloSection] = field(default_factory=dict)
+    planner: Rules | None = None
+    plan_every_s: float = 10.0
+    flip_s: float = 0.5

@@ -61,6 +61,24 @@ class Trace:
         kept = tuple(r for r in self.requests if r.arrival_s < seconds)
         return dataclasses.replace(self, requests=kept)
 
+    def followed_by(self, other: Trace) -> Trace:
+        """Then the other one, from the moment of the last arrival on. Nothing is shared between the two."""
+        if other.block_tokens != self.block_tokens:
+            raise ConfigError(
+                f"{self.name} has blocks of {self.block_tokens} tokens and {other.name} of {other.block_tokens}",
+                why="two traces in a row need the same",
+            )
+        offset = 1 + max((block for one in self.requests for block in one.blocks), default=0)
+        later = (
+            dataclasses.replace(
+                one, arrival_s=one.arrival_s + self.span_s, blocks=tuple(block + offset for block in one.blocks)
+            )
+            for one in other.requests
+        )
+        return Trace(
+            name=f"{self.name}, {other.name}", requests=(*self.requests, *later), block_tokens=self.block_tokens
+        )
+
     def shrunk(self, times: int) -> Trace:
         """Prompts, answers and blocks a `times`-th as long (answers of two tokens at least), for clusters that could
         not hold the whole. Who shares what with whom stays."""

@@ -1,0 +1,6 @@
+"""How many workers of each role a cluster should have: pure decisions over what was seen in the last minutes.
+
+    Observation ──▶ replay of the last minutes for every split ──▶ Planner.decide ──▶ Decision, with reason and figures
+
+Imports `core` alone, so that the controller and the simulator ask the same code. See docs/planning.md.
+"""

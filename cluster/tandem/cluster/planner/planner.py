@@ -1,0 +1,215 @@
+"""Decides whether the workers' roles, or their number, should change. Holds what hysteresis needs, and no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tandem.cluster.planner import splits
+from tandem.cluster.planner.records import Decision, Forecast, Mode, Observation, Rules, Seen, Split
+from tandem.cluster.planner.replay import forecast
+from tandem.core.errors import ConfigError
+from tandem.core.lifecycle import RoleName
+
+
+class Planner:
+    """Ask it every few seconds. What it wants is carried out by others, who say so by the next observation's split.
+
+    It flips before it scales, and never plans more workers than the budget or a split that cannot serve. A split that
+    it did not ask for is somebody else's wish, and is left alone for the cool-down.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self._split: Split | None = None
+        self._changed_s = -math.inf
+        self._wish = _Wish()
+        self._spare = _Wish()
+
+    def decide(self, observation: Observation, now_s: float) -> Decision:
+        """What should be now. `now_s` must not go back. Raises ConfigError for a budget that no split fits."""
+        rules, current = self.rules, observation.split
+        if rules.mode is Mode.OFF:
+            return self._stay(now_s, current, "the planner is off")
+        if 0 < rules.budget < 2 and not (current.mixed or rules.is_mixed_allowed):
+            raise ConfigError(
+                f"the planner's budget is {rules.budget}",
+                why="a prefill and a decode worker are two",
+                todo="raise the budget, or allow mixed workers",
+            )
+        if self._split is not None and current != self._split:
+            self._note_change(current, now_s)
+        self._split = current
+        if not observation.is_settled:
+            return self._stay(now_s, current, "workers are still changing")
+        if not current.can_serve:
+            return self._stay(now_s, current, f"{current} cannot serve, so that nothing is known of other splits")
+        recent = window(observation.recent, now_s, rules)
+        if len(recent) < rules.min_requests:
+            self._wish = self._spare = _Wish()
+            seen = f"{len(recent)} requests in the last {rules.window_s:g} s are too few"
+            return self._stay(now_s, current, f"{seen}: {rules.min_requests} are needed")
+        return self._weigh(observation, recent, now_s)
+
+    # ---- what is best ----------------------------------------------------------------------------------------------
+
+    def _weigh(self, observation: Observation, recent: list[Seen], now_s: float) -> Decision:
+        rules, current = self.rules, observation.split
+        look = _Look(observation, recent)
+        now = look.at(current, rules.headroom)
+        if 0 < rules.budget < current.total:
+            fewer = [look.at(split, rules.headroom) for split in splits.shrunk(current, rules.budget)]
+            why = f"{current.total} workers are above the budget of {rules.budget}"
+            return self._change(look, _first(fewer, current), now_s, why, self._wish)
+        best = self._best(look)
+        if best.score - now.score >= rules.min_gain:
+            step = splits.towards(current, best.split, max(1, int(rules.most_at_once * current.total)))
+            why = _says(now, best, rules) + (f"; {step} is on the way" if step != best.split else "")
+            self._spare = _Wish()
+            if step == current:
+                why = f"{best.split} would be better, but {current} could not serve on the way there"
+                return self._stay(now_s, current, why, now=look.at(current, 1.0), considered=look.all())
+            return self._change(look, look.at(step, rules.headroom), now_s, why, self._wish)
+        if rules.is_scaling and now.attained < rules.target:
+            more = self._more(look, now)
+            if more is not None:
+                self._spare = _Wish()
+                why = f"no flip reaches {rules.target:.0%}: " + _says(now, more, rules)
+                return self._change(look, more, now_s, why, self._wish)
+        self._wish = _Wish()
+        if rules.is_scaling and (spared := self._fewer(look)) is not None:
+            why = f"fewer workers reach {rules.target:.0%} even at {rules.spare_headroom:g} times the load"
+            return self._change(look, spared, now_s, why, self._spare, rules.spare_confirmations)
+        self._spare = _Wish()
+        gain = best.score - now.score
+        why = "is the best split" if best.split == current else f"is {gain:.1%} from the best, {best.split}"
+        return self._stay(now_s, current, f"{current} {why}", now=look.at(current, 1.0), considered=look.all())
+
+    def _best(self, look: _Look) -> Forecast:
+        """Of as many workers as there are; of equals the one with the fewest flips."""
+        current = look.observation.split
+        options = splits.of_total(current.total, current, is_mixed_allowed=self.rules.is_mixed_allowed)
+        return _first([look.at(split, self.rules.headroom) for split in options], current)
+
+    def _more(self, look: _Look, now: Forecast) -> Forecast | None:
+        """The fewest workers that reach the target, else those that gain most, within the budget; nobody flips."""
+        current, rules = look.observation.split, self.rules
+        found: list[Forecast] = []
+        for total in range(current.total + 1, min(rules.budget, 2 * current.total) + 1):
+            grown = splits.grown(current, total)
+            best = _first([look.at(split, rules.headroom) for split in grown], current)
+            if best.attained >= rules.target:
+                return best
+            found.append(best)
+        best_of_all = max(found, key=lambda one: (one.score, -one.split.total), default=None)
+        # Far from the target, all that more workers bring is that everybody comes nearer to what was promised.
+        is_better = best_of_all is not None and best_of_all.score - now.score >= rules.min_gain / 4
+        return best_of_all if is_better else None
+
+    def _fewer(self, look: _Look) -> Forecast | None:
+        """One worker less, if that has room to spare."""
+        current, rules = look.observation.split, self.rules
+        able = [one for one in splits.shrunk(current, current.total - 1) if _keeps_roles(current, one)]
+        if not able:
+            return None
+        best = _first([look.at(split, rules.spare_headroom) for split in able], current)
+        return look.at(best.split, rules.headroom) if best.attained >= rules.target else None
+
+    # ---- what is said ----------------------------------------------------------------------------------------------
+
+    def _change(self, look: _Look, best: Forecast, now_s: float, why: str, wish: _Wish, needed: int = 0) -> Decision:
+        rules, current = self.rules, look.observation.split
+        needed = needed or rules.confirmations
+        count = wish.again(_direction(current, best.split))
+        waits_s = self._changed_s + rules.cool_down_s - now_s
+        held = ""
+        if waits_s > 0:
+            held = f"; the split changed lately: {waits_s:.0f} s to wait"
+        elif count < needed:
+            held = f"; {count} of {needed} decisions in a row say so"
+        is_to_act = not held and rules.mode is Mode.ACT
+        if is_to_act:
+            self._split = best.split  # whoever carries it out, changes nothing else
+            self._changed_s = now_s
+            self._wish, self._spare = _Wish(), _Wish()
+        return Decision(
+            at_s=now_s, mode=rules.mode, current=current, wanted=best.split, reason=why + held, is_to_act=is_to_act,
+            now=look.at(current, 1.0), then=look.at(best.split, 1.0), considered=look.all(),
+        )  # fmt: skip
+
+    def _stay(
+        self, now_s: float, current: Split, reason: str, now: Forecast | None = None,
+        considered: tuple[Forecast, ...] = (),
+    ) -> Decision:  # fmt: skip
+        return Decision(
+            at_s=now_s, mode=self.rules.mode, current=current, wanted=current, reason=reason, now=now, then=now,
+            considered=considered,
+        )  # fmt: skip
+
+    def _note_change(self, current: Split, now_s: float) -> None:
+        self._changed_s = now_s
+        self._wish, self._spare = _Wish(), _Wish()
+
+
+def window(recent: Iterable[Seen], now_s: float, rules: Rules) -> list[Seen]:
+    """The requests that count at `now_s`, in the order of arrival: the youngest of them where they are too many."""
+    found = [one for one in recent if now_s - rules.window_s <= one.arrival_s <= now_s]
+    found.sort(key=lambda one: one.arrival_s)
+    return found[-rules.max_requests :]
+
+
+class _Look:
+    """Forecasts for one observation, each made once."""
+
+    def __init__(self, observation: Observation, recent: list[Seen]) -> None:
+        self.observation, self._recent = observation, recent
+        self._made: dict[tuple[Split, float], Forecast] = {}
+
+    def at(self, split: Split, load: float) -> Forecast:
+        found = self._made.get((split, load))
+        if found is None:
+            seen = self.observation
+            found = forecast(split, self._recent, seen.rates, seen.promises, load=load)
+            self._made[split, load] = found
+        return found
+
+    def all(self) -> tuple[Forecast, ...]:
+        return tuple(self._made[key] for key in sorted(self._made))
+
+
+@dataclass(slots=True)
+class _Wish:
+    """How often in a row the same direction was wanted."""
+
+    direction: tuple[int, ...] = ()
+    count: int = 0
+
+    def again(self, direction: tuple[int, ...]) -> int:
+        self.count = self.count + 1 if direction == self.direction else 1
+        self.direction = direction
+        return self.count
+
+
+def _direction(current: Split, wanted: Split) -> tuple[int, ...]:
+    """Which roles grow and which shrink: whether by one or by two workers may differ from one decision to the next."""
+    changes = [wanted.of(role) - current.of(role) for role in RoleName]
+    return tuple((change > 0) - (change < 0) for change in changes)
+
+
+def _keeps_roles(current: Split, split: Split) -> bool:
+    """Whether no role loses its last worker."""
+    return all(split.of(role) or not current.of(role) for role in RoleName)
+
+
+def _first(found: Iterable[Forecast], current: Split) -> Forecast:
+    return min(found, key=lambda one: (-round(one.score, 3), current.flips_to(one.split), one.split))
+
+
+def _says(now: Forecast, then: Forecast, rules: Rules) -> str:
+    """Both in figures, at the load with headroom."""
+    return (
+        f"{then.split} would keep {then.attained:.1%} of the promises and {now.split} {now.attained:.1%}"
+        f" at {rules.headroom:g} times the load (TTFT p90 {then.ttft_p90_s:.2f} against {now.ttft_p90_s:.2f} s,"
+        f" time per token {1000 * then.itl_p90_s:.0f} against {1000 * now.itl_p90_s:.0f} ms)"
+    )
