@@ -1,5 +1,8 @@
 """The reconcile loop: makes what runs equal to the desired state, and says why it does what it does.
 
+What to do next is decided in reconciling.py, from the record and from what is seen; here it is done. What this object
+remembers is how often a worker died and which step is under way; a new controller does without.
+
 A worker that cannot start although it never worked is a mistake of the configuration: before the cluster was ready once
 it ends the start-up, later it waits for the next desired state. A worker that worked and died is started again.
 """
@@ -7,21 +10,36 @@ it ends the start-up, later it waits for the next desired state. A worker that w
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from tandem.cluster.launcher import Launcher, WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
+from tandem.cluster.launcher import (
+    Launcher,
+    RunningWorker,
+    WorkerExited,
+    WorkerProgress,
+    WorkerReady,
+    WorkerReport,
+    WorkerSpec,
+)
+from tandem.cluster.reconciling import Action, Deed, Life, Seen, plan
 from tandem.core.clock import Clock
-from tandem.core.desired import DesiredState, Pool
-from tandem.core.errors import StartupError
+from tandem.core.desired import DesiredState, Member, Pool
+from tandem.core.errors import StartupError, TandemError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
 from tandem.core.restarts import RestartBackoff
 
 STOP_GRACE_S = 10.0
 START_TIMEOUT_S = 300.0
+SILENT_S = 5.0
+"""A worker that cannot be looked at for so long is taken for one that says nothing."""
+LOOK_TIMEOUT_S, STEP_TIMEOUT_S = 2.0, 10.0
+LOOK_EVERY_S, RELIST_EVERY_S = 0.1, 5.0
+"""While something is under way, and else."""
 
 
 class DesiredSource(Protocol):
@@ -29,6 +47,35 @@ class DesiredSource(Protocol):
 
     async def watch(self, on_change: Callable[[DesiredState], None]) -> None:
         """Call `on_change` with the state as it is now and after every change, until cancelled."""
+
+
+class Look(Protocol):
+    """What a worker says of itself."""
+
+    @property
+    def state(self) -> str:
+        """One of ready, draining, drained and flipping."""
+
+    @property
+    def role(self) -> RoleName: ...
+
+    @property
+    def target(self) -> RoleName | None:
+        """The role that it is about to take."""
+
+    @property
+    def flip_failure(self) -> str:
+        """Why the last order to change the role failed; "" = it did not."""
+
+
+class Steering(Protocol):
+    """Speaks to workers. Every call is idempotent and answered at once; what takes time is seen by looking again.
+    Raises TandemError when it is not answered, or refused."""
+
+    async def look(self, worker: WorkerId) -> Look: ...
+    async def drain(self, worker: WorkerId, deadline_s: float) -> object: ...
+    async def uncordon(self, worker: WorkerId) -> object: ...
+    async def become(self, worker: WorkerId, role: RoleName, deadline_s: float) -> object: ...
 
 
 class Phase(Enum):
@@ -46,17 +93,26 @@ class Phase(Enum):
     FAILED = auto()
 
 
+_RUNS = (Phase.STARTING, Phase.HANGING, Phase.READY, Phase.STOPPING)
+
+
 @dataclass(slots=True)
 class Slot:
-    """One worker that should run, over all its restarts."""
+    """What is remembered of one worker, over all its restarts."""
 
     worker_id: WorkerId
-    pool: Pool
     backoff: RestartBackoff
+    steps: RestartBackoff
     phase: Phase = Phase.WAITING
     start_at_s: float = 0.0
     started_at_s: float = 0.0
     was_ready: bool = False
+    step: asyncio.Task[None] | None = None
+    step_at_s: float = 0.0
+    """No step before."""
+    is_flipping: bool = False
+    said: Look | None = None
+    heard_s: float = 0.0
 
 
 class Controller:
@@ -67,18 +123,21 @@ class Controller:
         *,
         launcher: Launcher,
         desired: DesiredSource,
-        make_spec: Callable[[Pool, WorkerId], WorkerSpec],
+        make_spec: Callable[[Pool, Member], WorkerSpec],
         events: EventSink,
         clock: Clock,
         on_report: Callable[[WorkerReport], None] = lambda report: None,
+        steering: Steering | None = None,
     ) -> None:
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
-        self._events, self._clock, self._on_report = events, clock, on_report
+        self._events, self._clock, self._on_report, self._steering = events, clock, on_report, steering
         self._slots: dict[WorkerId, Slot] = {}
         self._state: DesiredState | None = None
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()
         self._stops: dict[WorkerId, asyncio.Task[None]] = {}
+        self._waits: dict[WorkerId, str] = {}
+        self._is_busy = False
         self._startup_error: StartupError | None = None
 
     async def run(self) -> None:
@@ -95,9 +154,10 @@ class Controller:
                     raise self._startup_error
                 await self._wait_for_change(watchers)
         finally:
-            for watcher in watchers:
-                watcher.cancel()
-            await asyncio.gather(*watchers, return_exceptions=True)
+            tasks = [*watchers, *(slot.step for slot in self._slots.values() if slot.step is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_ready(self) -> None:
         """Return once every wanted worker was ready at the same time."""
@@ -115,30 +175,146 @@ class Controller:
         """Where every worker stands."""
         return {slot.worker_id: slot.phase for slot in self._slots.values()}
 
+    # ---- seeing ----------------------------------------------------------------------------------------------------
+
     async def _reconcile(self) -> None:
-        wanted = _wanted(self._state)
-        for worker_id, pool in wanted.items():
-            if worker_id not in self._slots:
-                self._slots[worker_id] = Slot(worker_id, pool, RestartBackoff(self._clock))
-        for slot in list(self._slots.values()):
-            if slot.worker_id not in wanted:
-                self._retire(slot)
-            elif slot.phase is Phase.WAITING and slot.start_at_s <= self._clock.now_s():
-                slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
-                again = "after it died" if slot.was_ready else f"pool {slot.pool.name} wants {slot.pool.count}"
-                self._events.record(EventKind.STARTED, slot.worker_id, again)
-                await self._launcher.start_worker(self._make_spec(slot.pool, slot.worker_id))
-            elif slot.phase is Phase.STARTING and slot.started_at_s + START_TIMEOUT_S <= self._clock.now_s():
-                slot.phase = Phase.HANGING
-                self._stop(slot, f"it did not get ready within {START_TIMEOUT_S:g} s", grace_s=0.0)
-        if wanted and all(slot.phase is Phase.READY for slot in self._slots.values()):
+        state = self._state
+        if state is None or state.is_stopped:
+            return
+        running = {worker.worker_id: worker for worker in await self._launcher.running()}
+        for worker in running.values():
+            if worker.worker_id not in self._slots:
+                self._adopt(worker)
+        await self._look(running)
+        if state is not self._state:
+            return  # there is a newer one, and `_changed` is set
+        self._forget(state, running)
+        seen = [self._seen(slot, running[name]) for name, slot in self._slots.items() if name in running]
+        held = {name for name, slot in self._slots.items() if self._is_held(slot, name in running)}
+        made = plan(state, seen, held=held, can_steer=self._steering is not None)
+        for action in made.actions:
+            await self._do(action, state)
+        self._note_waits(made.waits)
+        lives = (Life.DRAINING, Life.FLIPPING)
+        self._is_busy = bool(made.actions or made.waits or any(one.life in lives for one in seen))
+        self._end_hanging_starts()
+        if state.members and self._is_settled(state):
             self._settled.set()
 
-    def _retire(self, slot: Slot) -> None:
-        if slot.phase in (Phase.STARTING, Phase.READY):
-            self._begin_stop(slot, f"pool {slot.pool.name} wants fewer workers", STOP_GRACE_S)
-        elif slot.phase in (Phase.WAITING, Phase.FAILED):
-            del self._slots[slot.worker_id]
+    def _adopt(self, worker: RunningWorker) -> None:
+        """One that a controller before this one started."""
+        slot = self._slots[worker.worker_id] = self._new_slot(worker.worker_id)
+        slot.phase, slot.was_ready = (Phase.READY, True) if worker.is_ready else (Phase.STARTING, False)
+        slot.started_at_s = slot.heard_s = self._clock.now_s()
+
+    def _new_slot(self, worker_id: WorkerId) -> Slot:
+        return Slot(worker_id, RestartBackoff(self._clock), RestartBackoff(self._clock))
+
+    async def _look(self, running: Collection[WorkerId]) -> None:
+        if self._steering is not None:
+            slots = [slot for name, slot in self._slots.items() if slot.phase is Phase.READY and name in running]
+            await asyncio.gather(*(self._look_at(slot, self._steering) for slot in slots))
+
+    async def _look_at(self, slot: Slot, steering: Steering) -> None:
+        try:
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                slot.said = await steering.look(slot.worker_id)
+            slot.heard_s = self._clock.now_s()
+            self._note_flip(slot, slot.said)
+        except (TandemError, TimeoutError):
+            if self._clock.now_s() - slot.heard_s > SILENT_S:
+                slot.said = None
+
+    def _note_flip(self, slot: Slot, said: Look) -> None:
+        """A flip that was ordered here has ended, well or not."""
+        if slot.is_flipping and said.target is None and said.state == Life.READY:
+            slot.is_flipping = False
+            if said.flip_failure:
+                self._put_off(slot, Deed.BECOME, said.flip_failure)
+            else:
+                slot.steps = RestartBackoff(self._clock)
+                self._events.record(EventKind.FLIPPED, slot.worker_id, f"it serves as {said.role}")
+
+    def _seen(self, slot: Slot, worker: RunningWorker) -> Seen:
+        said, role = slot.said, worker.role
+        if slot.phase is not Phase.READY:
+            life = Life.STARTING if slot.phase is Phase.STARTING else Life.STOPPING
+        elif self._steering is None:
+            life = Life.READY
+        elif said is None:
+            life = Life.SILENT
+        else:
+            life, role = Life.FLIPPING if said.target is not None else Life(said.state), said.role
+        return Seen(
+            worker_id=worker.worker_id,
+            model=worker.model,
+            role=role,
+            life=life,
+            ranks=worker.ranks,
+            revision=worker.revision,
+            restart_generation=worker.restart_generation,
+        )
+
+    def _is_held(self, slot: Slot, is_running: bool) -> bool:
+        now_s = self._clock.now_s()
+        if slot.phase is Phase.WAITING:
+            return slot.start_at_s > now_s
+        has_ended = slot.phase in _RUNS and not is_running  # which will be reported in a moment
+        is_unheard = slot.said is None and now_s - slot.heard_s <= SILENT_S
+        if slot.phase is Phase.READY and self._steering is not None and is_unheard:
+            return True
+        return has_ended or slot.phase is Phase.FAILED or slot.step is not None or slot.step_at_s > now_s
+
+    def _forget(self, state: DesiredState, running: Mapping[WorkerId, RunningWorker]) -> None:
+        """Slots of workers that neither run nor are wanted."""
+        for name, slot in list(self._slots.items()):
+            if slot.phase in (Phase.WAITING, Phase.FAILED) and name not in running and state.member(name) is None:
+                del self._slots[name]
+
+    def _is_settled(self, state: DesiredState) -> bool:
+        phases = self.phases()
+        wanted = {member.worker_id for member in state.members}
+        return wanted == phases.keys() and all(phase is Phase.READY for phase in phases.values())
+
+    # ---- doing -----------------------------------------------------------------------------------------------------
+
+    async def _do(self, action: Action, state: DesiredState) -> None:
+        if action.deed is Deed.START and action.member is not None:
+            await self._start(action.member, state.pool(action.member.pool), action.reason)
+        elif action.deed is Deed.STOP:
+            self._begin_stop(self._slots[action.worker_id], action.reason, STOP_GRACE_S)
+        elif self._steering is not None:
+            slot, told = self._slots[action.worker_id], _TOLD[action.deed]
+            self._events.record(told, action.worker_id, action.reason)
+            slot.step = asyncio.create_task(self._steer(slot, action, self._steering, state.drain_deadline_s))
+
+    async def _start(self, member: Member, pool: Pool, reason: str) -> None:
+        slot = self._slots.setdefault(member.worker_id, self._new_slot(member.worker_id))
+        slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
+        slot.said, slot.is_flipping = None, False
+        self._events.record(EventKind.STARTED, slot.worker_id, "after it died" if slot.was_ready else reason)
+        await self._launcher.start_worker(self._make_spec(pool, member))
+
+    async def _steer(self, slot: Slot, action: Action, steering: Steering, deadline_s: float) -> None:
+        try:
+            async with asyncio.timeout(STEP_TIMEOUT_S):
+                if action.deed is Deed.DRAIN:
+                    await steering.drain(slot.worker_id, deadline_s)
+                elif action.deed is Deed.UNCORDON:
+                    await steering.uncordon(slot.worker_id)
+                elif action.member is not None:
+                    await steering.become(slot.worker_id, action.member.role, deadline_s)
+                    slot.is_flipping = True
+        except (TandemError, TimeoutError) as error:
+            self._put_off(slot, action.deed, error.message if isinstance(error, TandemError) else "no answer")
+        finally:
+            slot.step = None
+            self._changed.set()
+
+    def _put_off(self, slot: Slot, deed: Deed, why: str) -> None:
+        delay_s = slot.steps.died()
+        slot.step_at_s = self._clock.now_s() + delay_s
+        self._events.record(EventKind.STEP_FAILED, slot.worker_id, f"{deed}: {why.rstrip('.')}; again in {delay_s:g} s")
 
     def _begin_stop(self, slot: Slot, reason: str, grace_s: float) -> None:
         slot.phase = Phase.STOPPING
@@ -150,6 +326,14 @@ class Controller:
         self._stops[slot.worker_id] = task
         task.add_done_callback(lambda ended: self._note_stopped(slot, ended))
 
+    def _end_hanging_starts(self) -> None:
+        for slot in self._slots.values():
+            if slot.phase is Phase.STARTING and slot.started_at_s + START_TIMEOUT_S <= self._clock.now_s():
+                slot.phase = Phase.HANGING
+                self._stop(slot, f"it did not get ready within {START_TIMEOUT_S:g} s", grace_s=0.0)
+
+    # ---- hearing ---------------------------------------------------------------------------------------------------
+
     def _note_stopped(self, slot: Slot, ended: asyncio.Task[None]) -> None:
         """Say so when not even SIGKILL ends a worker (a driver that hangs). Once it does end, all goes on."""
         self._stops.pop(slot.worker_id, None)
@@ -158,14 +342,21 @@ class Controller:
             self._events.record(EventKind.GAVE_UP, slot.worker_id, f"stopping it failed: {error}")
 
     def _note_desired(self, state: DesiredState) -> None:
-        pools = ", ".join(f"{pool.name} {pool.count}" for pool in state.pools)
+        pools = ", ".join(f"{pool.name} {pool.count}" for pool in state.pools if pool.count)
         what = "stop" if state.is_stopped else pools
         self._events.record(EventKind.DESIRED_CHANGED, "cluster", f"version {state.version}: {what}")
-        self._state = state
+        self._state = state.filled()
         for slot in self._slots.values():
+            slot.step_at_s = 0.0
             if slot.phase is Phase.FAILED:
                 slot.phase = Phase.WAITING
         self._changed.set()
+
+    def _note_waits(self, waits: Mapping[WorkerId, str]) -> None:
+        for worker_id, why in waits.items():
+            if self._waits.get(worker_id) != why:
+                self._events.record(EventKind.WAITING, worker_id, why)
+        self._waits = dict(waits)
 
     async def _watch_workers(self) -> None:
         async for report in self._launcher.watch():
@@ -182,12 +373,18 @@ class Controller:
     def _note_ready(self, slot: Slot) -> None:
         if slot.phase is Phase.STARTING:
             slot.phase, slot.was_ready = Phase.READY, True
+            slot.said, slot.heard_s = None, self._clock.now_s()
             slot.backoff.ready()
-            self._events.record(EventKind.READY, slot.worker_id, f"it serves as {slot.pool.role}")
+            member = self._state.member(slot.worker_id) if self._state is not None else None
+            as_what = f"it serves as {member.role}" if member is not None else "it serves"
+            self._events.record(EventKind.READY, slot.worker_id, as_what)
 
     def _note_exit(self, slot: Slot, report: WorkerExited) -> None:
         self._events.record(EventKind.EXITED, slot.worker_id, report.reason)
-        if slot.phase is Phase.STOPPING:
+        if slot.step is not None:
+            slot.step.cancel()
+        is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
+        if slot.phase is Phase.STOPPING or not is_wanted:
             del self._slots[slot.worker_id]
         elif slot.was_ready:
             delay_s = slot.backoff.died()
@@ -200,14 +397,12 @@ class Controller:
                 self._startup_error = StartupError(f"{slot.worker_id} cannot start", why=report.reason)
 
     async def _wait_for_change(self, watchers: list[asyncio.Task[None]]) -> None:
-        """Until something changed or the next restart is due. A watcher that ended raises what ended it."""
-        slots = self._slots.values()
-        due = [slot.start_at_s for slot in slots if slot.phase is Phase.WAITING]
-        due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is Phase.STARTING]
-        timeout_s = max(0.0, min(due) - self._clock.now_s()) if due else None
+        """Until something changed, or it is time to look again. A watcher that ended raises what ended it."""
         change = asyncio.create_task(self._changed.wait())
         try:
-            done, _ = await asyncio.wait([change, *watchers], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                [change, *watchers], timeout=self._next_look_s(), return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             change.cancel()
         for watcher in watchers:
@@ -215,8 +410,16 @@ class Controller:
                 watcher.result()
                 raise RuntimeError("a watcher of the controller ended by itself")
 
+    def _next_look_s(self) -> float | None:
+        """Seconds until the next restart, retry or look is due; None = not before something happens."""
+        slots = self._slots.values()
+        due = [slot.start_at_s for slot in slots if slot.phase is Phase.WAITING]
+        due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is Phase.STARTING]
+        now_s = self._clock.now_s()
+        due += [slot.step_at_s for slot in slots if slot.step_at_s > now_s]
+        if self._steering is not None:
+            due.append(now_s + (LOOK_EVERY_S if self._is_busy else RELIST_EVERY_S))
+        return max(0.0, min(due) - now_s) if due else None
 
-def _wanted(state: DesiredState | None) -> dict[WorkerId, Pool]:
-    if state is None or state.is_stopped:
-        return {}
-    return {WorkerId(f"{pool.name}-{number}"): pool for pool in state.pools for number in range(pool.count)}
+
+_TOLD = {Deed.DRAIN: EventKind.DRAINING, Deed.UNCORDON: EventKind.UNCORDONED, Deed.BECOME: EventKind.FLIPPING}

@@ -1,4 +1,4 @@
-"""Keeps the cluster's events: each is logged at once and stored in Redis, where the list is bounded."""
+"""Keeps the cluster's events: each is logged at once and stored in Redis, where they are bounded."""
 
 from __future__ import annotations
 
@@ -9,20 +9,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from redis.asyncio import Redis
-
-from tandem.core.events import MAX_EVENTS, ClusterEvent, EventKind
+from tandem.core.errors import UnavailableError
+from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.logs import event
-from tandem.prefixindex.connection import OUTAGE
+from tandem.prefixindex.stores.events import ClusterEventStore
 
 log = logging.getLogger(__name__)
 
 _MAX_WAITING = 256
-
-
-def events_key(cluster: str) -> str:
-    """The Redis list of a cluster's events, newest first."""
-    return f"tandem:{cluster}:events"
 
 
 class EventLog:
@@ -30,14 +24,12 @@ class EventLog:
 
     def __init__(
         self,
-        cluster: str,
-        redis: Redis,
+        store: ClusterEventStore,
         *,
         on_event: Callable[[ClusterEvent], None] = lambda happened: None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._key, self._redis = events_key(cluster), redis
-        self._on_event, self._wall_clock = on_event, wall_clock
+        self._store, self._on_event, self._wall_clock = store, on_event, wall_clock
         self._waiting: deque[ClusterEvent] = deque(maxlen=_MAX_WAITING)
         self._recorded = asyncio.Event()
         self._storing = asyncio.Lock()
@@ -67,15 +59,12 @@ class EventLog:
         async with self._storing:
             while self._waiting:
                 happened = self._waiting[0]
-                await self._store(happened)
+                await self._keep(happened)
                 if self._waiting and self._waiting[0] is happened:
                     self._waiting.popleft()
 
-    async def _store(self, happened: ClusterEvent) -> None:
+    async def _keep(self, happened: ClusterEvent) -> None:
         try:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.lpush(self._key, happened.to_json())
-                pipe.ltrim(self._key, 0, MAX_EVENTS - 1)
-                await pipe.execute()
-        except OUTAGE as error:
-            event(log, "event not stored", logging.WARNING, kind=str(happened.kind), error=type(error).__name__)
+            await self._store.append([happened])
+        except UnavailableError as error:
+            event(log, "event not stored", logging.WARNING, kind=str(happened.kind), why=error.why)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.core.config import WorkerConfig
 from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,10 +17,42 @@ class WorkerSpec:
 
     config: WorkerConfig
     threads: int = 1
+    restart_generation: int = 0
+    """Kept by the launcher for as long as the worker runs, and told by `running`: see core/desired.py."""
 
     @property
     def worker_id(self) -> WorkerId:
         return WorkerId(self.config.worker_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningWorker:
+    """A worker that a launcher has running: as what it was started, and whether it took requests since.
+
+    A flip changes its role and leaves this as it was.
+    """
+
+    worker_id: WorkerId
+    model: str
+    role: RoleName
+    ranks: int
+    revision: str
+    restart_generation: int
+    is_ready: bool
+
+    @classmethod
+    def of(cls, spec: WorkerSpec, *, is_ready: bool) -> RunningWorker:
+        """The worker that was started with `spec`."""
+        config = spec.config
+        return cls(
+            worker_id=spec.worker_id,
+            model=config.model,
+            role=config.role,
+            ranks=config.settings.tp,
+            revision=config.revision,
+            restart_generation=spec.restart_generation,
+            is_ready=is_ready,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +90,9 @@ class Launcher(Protocol):
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
         """End a worker and return when it is gone; after `grace_s` by force. Nothing happens for an unknown id."""
+
+    async def running(self) -> Sequence[RunningWorker]:
+        """Every worker that was started and has not ended, whoever started it."""
 
     def watch(self) -> AsyncIterator[WorkerReport]:
         """Every report in order, for one reader, for as long as it reads."""

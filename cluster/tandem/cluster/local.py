@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import sys
@@ -12,7 +13,14 @@ from typing import Any
 
 from tandem.cluster.child_process import ChildProcess
 from tandem.cluster.environment import Environment
-from tandem.cluster.launcher import WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
+from tandem.cluster.launcher import (
+    RunningWorker,
+    WorkerExited,
+    WorkerProgress,
+    WorkerReady,
+    WorkerReport,
+    WorkerSpec,
+)
 from tandem.cluster.state_dir import HeldState
 from tandem.core.ids import WorkerId
 from tandem.core.logs import event
@@ -35,6 +43,7 @@ class LocalLauncher:
     ) -> None:
         self._held, self._environment, self._command, self._hurry = held, environment, tuple(command), hurry
         self._children: dict[WorkerId, ChildProcess] = {}
+        self._running: dict[WorkerId, RunningWorker] = {}
         self._followers: dict[WorkerId, asyncio.Task[None]] = {}
         self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
 
@@ -66,12 +75,16 @@ class LocalLauncher:
             return
         event(log, "worker started", worker=worker_id, pid=child.pid)
         self._children[worker_id] = child
+        self._running[worker_id] = RunningWorker.of(spec, is_ready=False)
         self._followers[worker_id] = asyncio.create_task(self._follow(worker_id, child))
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
         child = self._children.get(worker_id)
         if child is not None:
             await child.stop(grace_s=grace_s, hurry=self._hurry)
+
+    async def running(self) -> Sequence[RunningWorker]:
+        return list(self._running.values())
 
     async def watch(self) -> AsyncIterator[WorkerReport]:
         while True:
@@ -92,7 +105,7 @@ class LocalLauncher:
             self._reports.put_nowait(WorkerExited(worker_id, reason))
         finally:
             child.kill()
-            del self._children[worker_id], self._followers[worker_id]
+            del self._children[worker_id], self._running[worker_id], self._followers[worker_id]
 
     def _hear(self, worker_id: WorkerId, said: dict[str, Any]) -> str:
         """Pass on what it says; returns why it ends, if it says that."""
@@ -100,6 +113,7 @@ class LocalLauncher:
             self._reports.put_nowait(WorkerProgress(worker_id, str(said["progress"])))
         elif "ready" in said:
             details = said["ready"] if isinstance(said["ready"], dict) else {}
+            self._running[worker_id] = dataclasses.replace(self._running[worker_id], is_ready=True)
             self._reports.put_nowait(WorkerReady(worker_id, details))
         return " ".join(str(said.get("fatal", "")).split())
 

@@ -117,7 +117,6 @@ def _pools(config: ClusterConfig, source: ModelSource, counts: dict[RoleName, in
             tp=effective(config, role).tp,
         )
         for role, count in counts.items()
-        if count
     )
 
 

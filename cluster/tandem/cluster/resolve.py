@@ -37,7 +37,13 @@ class ResolvedCluster:
 
     @property
     def pools(self) -> tuple[Pool, ...]:
-        return tuple(pool for model in self.models for pool in model.pools)
+        """Those that have workers."""
+        return tuple(pool for model in self.models for pool in model.pools if pool.count)
+
+    def desired(self, version: int) -> DesiredState:
+        """What is configured, as the desired state of that version. Pools without workers can be scaled up later."""
+        pools = tuple(pool for model in self.models for pool in model.pools)
+        return DesiredState(version=version, pools=pools, max_ranks=self.config.max_ranks).filled()
 
     def model_of(self, pool: Pool) -> ResolvedModel:
         """The model that the workers of `pool` compute."""
@@ -51,15 +57,16 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     check_transports(config, counts)
     router = resolve_ports(config.router)
     models = resolve_models(config)
-    DesiredState(version=1, pools=tuple(pool for model in models for pool in model.pools)).validate()
     for model in models:
         check_fit(config, model.counts, read_model_config(model.source.path))
-    return ResolvedCluster(
+    resolved = ResolvedCluster(
         config=config,
         models=models,
         router=router,
         workers=share_out(config, counts, environment.cores),
     )
+    resolved.desired(1).validate()
+    return resolved
 
 
 def resolve_ports(section: RouterSection) -> RouterSection:

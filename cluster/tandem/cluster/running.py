@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
-from redis.asyncio import Redis
 
 from tandem.cluster.controller import Controller, Phase
 from tandem.cluster.environment import Environment
@@ -25,13 +24,13 @@ from tandem.cluster.signals import EXIT_KILLED, Signals
 from tandem.cluster.state_dir import Context, HeldState
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
-from tandem.core.desired import DesiredState, Pool
+from tandem.core.desired import Member, Pool
 from tandem.core.errors import StartupError
 from tandem.core.events import ClusterEvent, EventKind
-from tandem.core.ids import WorkerId
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.prefixindex.stores.events import ClusterEventStore
 from tandem.router.process.ready import Ready
 
 ROUTER_GRACE_S = 10.0
@@ -89,13 +88,13 @@ class RunningCluster:
         self._say("redis", "answers")
         try:
             store = DesiredStateStore(redis, Keys(self._name))
-            await _save(store, self._resolved.pools)
-            events = EventLog(self._name, redis, on_event=self._show)
-            await self._start(redis, store, events, ready_timeout_s)
+            await _save(store, self._resolved)
+            events = EventLog(ClusterEventStore(redis, Keys(self._name)), on_event=self._show)
+            await self._start(store, events, ready_timeout_s)
         finally:
             await redis.aclose()
 
-    async def _start(self, redis: Redis, store: DesiredStateStore, events: EventLog, ready_timeout_s: float) -> None:
+    async def _start(self, store: DesiredStateStore, events: EventLog, ready_timeout_s: float) -> None:
         clock = MonotonicClock()
         router = RouterProcess(
             self._router_config(),
@@ -197,26 +196,26 @@ class RunningCluster:
             store=dataclasses.replace(resolved.config.store, dir=resolved.config.store.dir or str(state.files_dir)),
         )
 
-    def _worker_spec(self, pool: Pool, worker_id: WorkerId) -> WorkerSpec:
+    def _worker_spec(self, pool: Pool, member: Member) -> WorkerSpec:
         resolved = self._resolved
         model = resolved.model_of(pool)
         config = WorkerConfig(
             cluster=self._name,
-            worker_id=worker_id,
-            role=pool.role,
+            worker_id=member.worker_id,
+            role=member.role,
             pool=pool.name,
             model=pool.model,
             model_dir=str(model.source.path),
-            revision=pool.revision,
+            revision=member.revision or pool.revision,
             dtype=model.dtype,
             max_model_len=model.max_model_len,
             redis_url=self._redis.url,
             secret_file=str(self._held.state.secret_file),
             runtime_dir=str(self._sockets),
             log_level=resolved.config.log_level,
-            settings=resolved.workers[pool.role],
+            settings=resolved.workers[member.role],
         )
-        return WorkerSpec(config=config, threads=config.settings.threads)
+        return WorkerSpec(config=config, threads=config.settings.threads, restart_generation=member.restart_generation)
 
     def _context(self, addresses: Ready) -> Context:
         return Context(
@@ -260,11 +259,11 @@ def _access(addresses: Ready, anonymous: Anonymous) -> str:
     return f"access for everybody on this machine; the first `{called()} key create --tenant NAME` ends that"
 
 
-async def _save(store: DesiredStateStore, pools: tuple[Pool, ...]) -> None:
-    """Make `pools` the desired state, whatever stood there from an earlier run, perhaps of another release."""
+async def _save(store: DesiredStateStore, resolved: ResolvedCluster) -> None:
+    """Write the desired state as configured, whatever stood there from an earlier run, perhaps of another release."""
     for _ in range(_SAVE_TRIES):
         version = await store.version()
-        if await store.save(DesiredState(version=version + 1, pools=pools), version):
+        if await store.save(resolved.desired(version + 1), version):
             return
     raise StartupError("cannot write the desired state", why="somebody else keeps changing it", todo="Try again")
 

@@ -101,6 +101,22 @@ class AdminClient:
         body = {"holds": [dict(hold) for hold in holds]}
         return self._record("POST", "/admin/v1/kv/repair", "released", body)
 
+    def desired(self) -> dict[str, Any]:
+        """What the cluster should be: {"desired"}, with pools and members."""
+        return self._record("GET", "/admin/v1/desired", "desired")
+
+    def propose(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """What a wish would change: {"is_changed", "before", "after", "changes"}. Nothing is changed."""
+        return self._record("POST", "/admin/v1/desired/propose", "changes", dict(wanted))
+
+    def write_desired(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the `after` of a proposal the desired state; ConflictError if somebody else was faster."""
+        return self._record("POST", "/admin/v1/desired", "desired", {"state": dict(state)})
+
+    def events(self, *, after: str = "", count: int = 50) -> dict[str, Any]:
+        """What happened after that place, "" = the last `count`: {"events", "next"}."""
+        return self._record("GET", f"/admin/v1/events?after={quote(after)}&count={count}", "events")
+
     def keys(self) -> dict[str, Any]:
         """Every API key without its secret."""
         return self._record("GET", "/admin/v1/keys", "keys")

@@ -223,11 +223,13 @@ class StoreSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory."""
+    """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `max_ranks`:
+    never more ranks of workers than that at once; 0 = no bound."""
 
     name: str = DEFAULT_CLUSTER
     state_dir: str = ""
     log_level: str = "INFO"
+    max_ranks: Count = 0
     model: ModelSection = field(default_factory=ModelSection)
     models: tuple[FurtherModelSection, ...] = ()
     pools: PoolSection = field(default_factory=PoolSection)

@@ -1,11 +1,21 @@
-"""The desired state of a cluster: a versioned list of pools, the one thing that controllers reconcile towards."""
+"""The desired state of a cluster: one versioned record of pools and their members that controllers reconcile towards.
+
+What runs becomes what stands here, and nothing else is needed for that: who leaves is missing, who flips has another
+role, who restarts another generation. Changes to it are in wishes.py.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 from tandem.core.errors import ConfigError
+from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
+
+DRAIN_DEADLINE_S = 60.0
+"""After so long a drain no longer waits for answers: those that still run move to another worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,26 +32,120 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One worker that should be there, in `role`, which is its pool's. It keeps its id over restarts and flips.
+
+    `is_cordoned`: it runs and gets no work. `restart_generation` rises by one with every wish to start it anew.
+    `revision` "" = its pool's.
+    """
+
+    worker_id: WorkerId
+    pool: str
+    role: RoleName
+    is_cordoned: bool = False
+    restart_generation: int = 0
+    revision: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
-    """All pools; `version` rises by one with every change; `is_stopped` asks the controller to end the cluster."""
+    """All pools and their members; `version` rises by one with every change; `is_stopped` asks the controller to end
+    the cluster.
+
+    `max_ranks`: never more ranks than that at once, old and new workers together; 0 = no bound. `drain_deadline_s`: how
+    long a worker that leaves, restarts, flips or is cordoned may take to finish what it has.
+    """
 
     version: int
     pools: tuple[Pool, ...]
+    members: tuple[Member, ...] = ()
+    max_ranks: int = 0
+    drain_deadline_s: float = DRAIN_DEADLINE_S
     is_stopped: bool = False
 
+    @property
+    def ranks(self) -> int:
+        """Of all pools together."""
+        return sum(pool.count * pool.tp for pool in self.pools)
+
+    def pool(self, name: str) -> Pool:
+        """The pool of that name; KeyError if there is none."""
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        raise KeyError(name)
+
+    def member(self, worker_id: str) -> Member | None:
+        """The member of that id, if it should be there."""
+        return next((member for member in self.members if member.worker_id == worker_id), None)
+
+    def filled(self) -> DesiredState:
+        """With members where none are named: `<pool>-0`, `<pool>-1` …, as many as each pool counts."""
+        if self.members:
+            return self
+        members = [
+            Member(worker_id=WorkerId(f"{pool.name}-{number}"), pool=pool.name, role=pool.role)
+            for pool in self.pools
+            for number in range(pool.count)
+        ]
+        return replace(self, members=tuple(members))
+
     def validate(self) -> None:
-        """Raise ConfigError when no request could ever be served."""
+        """Raise ConfigError when no request could ever be served, the bound is broken or members do not fit."""
         if any(p.count < 0 for p in self.pools):
             raise ConfigError("a pool has a negative count", todo="use 0 or more workers")
+        self._validate_members()
+        if self.max_ranks and self.ranks > self.max_ranks:
+            raise ConfigError(
+                f"{self.ranks} ranks are more than the cluster may have",
+                why=f"max_ranks is {self.max_ranks}",
+                todo="ask for fewer workers, or raise max_ranks in the configuration",
+            )
         models = tuple(dict.fromkeys(p.model for p in self.pools)) or ("",)
         for model in models:
             self._validate_model(model, f" of {model}" if len(models) > 1 else "")
 
+    def _validate_members(self) -> None:
+        pools = {pool.name: pool for pool in self.pools}
+        if len(pools) < len(self.pools):
+            raise ConfigError("two pools have one name")
+        if len({member.worker_id for member in self.members}) < len(self.members):
+            raise ConfigError("a worker stands twice in the desired state")
+        for member in self.members:
+            if member.pool not in pools or pools[member.pool].role != member.role:
+                raise ConfigError(
+                    f"{member.worker_id} is {member.role} in {member.pool}", why="no such pool has that role"
+                )
+        sizes = Counter(member.pool for member in self.members)
+        wrong = next((pool for pool in self.pools if sizes[pool.name] != pool.count), None)
+        if self.members and wrong is not None:
+            raise ConfigError(f"pool {wrong.name} counts {wrong.count} workers and names {sizes[wrong.name]}")
+
     def _validate_model(self, model: str, of: str) -> None:
-        counts = {role: sum(p.count for p in self.pools if p.role == role and p.model == model) for role in RoleName}
-        if counts[RoleName.MIXED] == 0 and not (counts[RoleName.PREFILL] and counts[RoleName.DECODE]):
+        cordoned = Counter(member.pool for member in self.members if member.is_cordoned)
+        counts = roles_of(self.pools, model)
+        able = roles_of((replace(pool, count=pool.count - cordoned[pool.name]) for pool in self.pools), model)
+        if able[RoleName.MIXED] == 0 and not (able[RoleName.PREFILL] and able[RoleName.DECODE]):
+            but = f", {sum(cordoned.values())} of them drained," if cordoned else ""
+            prefill, decode = counts[RoleName.PREFILL], counts[RoleName.DECODE]
             raise ConfigError(
-                f"{counts[RoleName.PREFILL]} prefill and {counts[RoleName.DECODE]} decode workers{of} cannot serve",
+                f"{prefill} prefill and {decode} decode workers{of}{but} cannot serve",
                 why="a request needs one prefill and one decode worker, or one mixed worker",
                 todo="start at least --prefill 1 --decode 1, or --mixed 1",
             )
+
+
+def is_covered(role: RoleName, others: Collection[RoleName]) -> bool:
+    """Whether workers in these roles together do what one in `role` does."""
+    if RoleName.MIXED in others:
+        return True
+    return {RoleName.PREFILL, RoleName.DECODE} <= set(others) if role is RoleName.MIXED else role in others
+
+
+def roles_of(pools: Iterable[Pool], model: str) -> Counter[RoleName]:
+    """Workers of `model` by role."""
+    counts: Counter[RoleName] = Counter()
+    for pool in pools:
+        if pool.model == model:
+            counts[pool.role] += pool.count
+    return counts

@@ -11,6 +11,7 @@
     │   └── MediaTypeError
     ├── AuthError                  a missing or wrong key or cluster secret
     ├── PermissionDeniedError      a key that may not do this
+    ├── ConflictError              somebody else changed it first, or a precondition does not hold
     ├── RateLimitError             this tenant has had its share; waiting helps
     ├── CapacityError              no room now; waiting helps
     ├── UnavailableError           no worker can take it now; waiting helps
@@ -96,6 +97,10 @@ class PermissionDeniedError(TandemError):
     code = "insufficient_permissions"
 
 
+class ConflictError(TandemError):
+    code = "conflict"
+
+
 class RateLimitError(TandemError):
     code = "rate_limit_exceeded"
     retryable = True
@@ -161,6 +166,7 @@ STATUS: dict[str, tuple[int, str]] = {
     "unsupported_media_type": (415, "INVALID_ARGUMENT"),
     "invalid_api_key": (401, "UNAUTHENTICATED"),
     "insufficient_permissions": (403, "PERMISSION_DENIED"),
+    "conflict": (409, "ABORTED"),
     "rate_limit_exceeded": (429, "RESOURCE_EXHAUSTED"),
     "overloaded": (503, "RESOURCE_EXHAUSTED"),
     "unavailable": (503, "UNAVAILABLE"),
@@ -184,7 +190,7 @@ _BY_CODE: dict[str, type[TandemError]] = {
         RequestTooLargeError, MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError,
         TransferError, PairRefusedError, CancelledError, DeadlineError, StartupError, ConfigError, ModelError,
         InternalError,
-        PermissionDeniedError, RateLimitError,
+        PermissionDeniedError, RateLimitError, ConflictError,
     )
 }  # fmt: skip
 

@@ -21,6 +21,12 @@ class EventKind(StrEnum):
     READY = "ready"
     EXITED = "exited"
     RESTART_PLANNED = "restart_planned"
+    DRAINING = "draining"
+    UNCORDONED = "uncordoned"
+    FLIPPING = "flipping"
+    FLIPPED = "flipped"
+    WAITING = "waiting"
+    STEP_FAILED = "step_failed"
     STOPPING = "stopping"
     GAVE_UP = "gave_up"
 

@@ -8,6 +8,7 @@ the mask of live slots, and a sweep clears it from the entries later, after whic
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tandem.core.blockhash import BlockHash
@@ -166,6 +167,20 @@ class BlockTable:
             for block, mask in shard.items()
             if mask & bits
         }
+
+    @property
+    def parts(self) -> int:
+        """Dictionaries that a group is spread over."""
+        return len(self._groups[0].numbers)
+
+    def unique_in(self, part: int, group: int = 0) -> Counter[WorkerId]:
+        """How many blocks of one dictionary of a group each worker holds alone."""
+        shards, found = self._groups.get(group), Counter[WorkerId]()
+        for mask, count in Counter(shards.of[part].values()).items() if shards is not None else ():
+            live = mask & self._live
+            if live and not live & (live - 1):
+                found[self._owners[live]] += count
+        return found
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the table contradicts itself; walks the whole table."""

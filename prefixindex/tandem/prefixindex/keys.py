@@ -133,6 +133,11 @@ class Keys:
         return f"tandem:{self.cluster}:budget:{{{_check('tenant', tenant)}}}"
 
     @property
+    def cluster_events(self) -> str:
+        """Stream of what the cluster did and why, oldest first; it is kept short."""
+        return f"tandem:{self.cluster}:event-stream"
+
+    @property
     def desired(self) -> str:
         """Hash with version and JSON of the desired state."""
         return f"tandem:{self.cluster}:desired"

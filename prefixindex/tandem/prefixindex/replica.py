@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -124,6 +125,14 @@ class IndexReplica:
     def lookup(self, hashes: Sequence[BlockHash], group: int = 0) -> dict[WorkerId, int]:
         """How many leading blocks of `hashes` each worker holds in that KV group; workers with none are left out."""
         return self._table.lookup(hashes, group)
+
+    async def unique_blocks(self) -> dict[WorkerId, int]:
+        """Blocks of the first KV group that one worker alone holds, by worker. Walks the whole table, part by part."""
+        found: Counter[WorkerId] = Counter()
+        for part in range(self._table.parts):
+            found.update(self._table.unique_in(part))
+            await asyncio.sleep(0)
+        return dict(found)
 
     def holdings(self, worker: WorkerId) -> set[tuple[int, BlockHash]]:
         """(group, hash) of all blocks that `worker` is believed to hold; slow, for audits and tests."""

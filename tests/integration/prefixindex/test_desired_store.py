@@ -16,8 +16,8 @@ from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.prefixindex.stores.desired import DesiredStateStore
 
 KEYS = Keys("test")
-FIRST = DesiredState(version=1, pools=(Pool(name="m", model="x", role=RoleName.MIXED, count=1),))
-SECOND = replace(FIRST, version=2, pools=(replace(FIRST.pools[0], count=3),))
+FIRST = DesiredState(version=1, pools=(Pool(name="m", model="x", role=RoleName.MIXED, count=1),)).filled()
+SECOND = replace(FIRST, version=2, pools=(replace(FIRST.pools[0], count=3),), members=()).filled()
 
 
 def test_one_of_two_writers_wins(server: PrivateRedis, client: Any) -> None:
@@ -27,7 +27,7 @@ def test_one_of_two_writers_wins(server: PrivateRedis, client: Any) -> None:
             assert await one.load() is None
             assert await one.save(FIRST, 0)
             assert await one.save(FIRST, 0)  # the same call again, as after a lost answer
-            assert not await two.save(replace(FIRST, pools=(replace(FIRST.pools[0], count=9),)), 0)
+            assert not await two.save(replace(SECOND, version=1), 0)
             assert await two.save(SECOND, 1)
             assert not await one.save(FIRST, 0)
             assert await one.load() == SECOND
@@ -43,6 +43,8 @@ def test_what_cannot_serve_or_skips_a_version_is_refused(server: PrivateRedis, c
                 await store.save(SECOND, 0)
             with pytest.raises(ConfigError):
                 await store.save(DesiredState(version=1, pools=()), 0)
+            with pytest.raises(ConfigError, match="counts 3 workers and names 1"):
+                await store.save(replace(FIRST, pools=SECOND.pools), 0)
             assert await store.save(DesiredState(version=1, pools=(), is_stopped=True), 0)
 
     asyncio.run(scenario())

@@ -29,6 +29,8 @@ from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.budgets import BudgetStore
+from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.prefixindex.stores.events import ClusterEventStore
 from tandem.router.process.main import Router, Surroundings
 from tandem.router.process.storage import open_storage
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
@@ -192,7 +194,9 @@ class House:
         if redis is not None:  # then clients can leave things with it
             storage = open_storage(redis, Keys(self.config.cluster), self.config.store)
             budgets = BudgetStore(redis, Keys(self.config.cluster))
-            surroundings = replace(surroundings, storage=storage, budgets=budgets)
+            keys = Keys(self.config.cluster)
+            desired, events = DesiredStateStore(redis, keys), ClusterEventStore(redis, keys)
+            surroundings = replace(surroundings, storage=storage, budgets=budgets, desired=desired, events=events)
         self.router = Router(self.config, surroundings, new_incarnation())
         try:
             self.ports = await self.router.start()

@@ -3,101 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 
 import pytest
 
-from tandem.cluster.controller import Controller, Phase
-from tandem.cluster.launcher import WorkerExited, WorkerReady, WorkerReport, WorkerSpec
-from tandem.core.clock import ManualClock
-from tandem.core.config import WorkerConfig
-from tandem.core.desired import DesiredState, Pool
+from tandem.cluster.controller import Phase
 from tandem.core.errors import StartupError
 from tandem.core.events import EventKind
-from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
-
-P0, P1, D0 = WorkerId("prefill-0"), WorkerId("prefill-1"), WorkerId("decode-0")
-
-
-class FakeLauncher:
-    def __init__(self) -> None:
-        self.started: list[WorkerId] = []
-        self.stopped: list[WorkerId] = []
-        self.stuck = False
-        self.reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
-
-    async def start_worker(self, spec: WorkerSpec) -> None:
-        self.started.append(spec.worker_id)
-
-    async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
-        self.stopped.append(worker_id)
-        if self.stuck:
-            raise TimeoutError("process 7 does not end although it was killed")
-        self.reports.put_nowait(WorkerExited(worker_id, "exit code 0"))
-
-    async def watch(self) -> AsyncIterator[WorkerReport]:
-        while True:
-            yield await self.reports.get()
-
-
-class FakeDesired:
-    def __init__(self) -> None:
-        self.states: asyncio.Queue[DesiredState] = asyncio.Queue()
-
-    async def watch(self, on_change: Callable[[DesiredState], None]) -> None:
-        while True:
-            on_change(await self.states.get())
-
-
-class Events:
-    def __init__(self) -> None:
-        self.seen: list[tuple[EventKind, str, str]] = []
-
-    def record(self, kind: EventKind, subject: str, reason: str) -> None:
-        self.seen.append((kind, subject, reason))
-
-    def of(self, kind: EventKind) -> list[str]:
-        return [f"{subject}: {reason}" for found, subject, reason in self.seen if found is kind]
-
-
-class Harness:
-    def __init__(self) -> None:
-        self.launcher, self.desired, self.events, self.clock = FakeLauncher(), FakeDesired(), Events(), ManualClock()
-        self.controller = Controller(
-            launcher=self.launcher,
-            desired=self.desired,
-            make_spec=_spec,
-            events=self.events,
-            clock=self.clock,
-        )
-        self.version = 0
-
-    def want(self, *, prefill: int = 0, decode: int = 0, stop: bool = False) -> None:
-        self.version += 1
-        counts = ((RoleName.PREFILL, prefill), (RoleName.DECODE, decode))
-        pools = tuple(Pool(name=role.value, model="m", role=role, count=count) for role, count in counts if count)
-        self.desired.states.put_nowait(DesiredState(version=self.version, pools=pools, is_stopped=stop))
-
-    def ready(self, worker: WorkerId) -> None:
-        self.launcher.reports.put_nowait(WorkerReady(worker))
-
-    def dies(self, worker: WorkerId, reason: str = "killed by signal 9") -> None:
-        self.launcher.reports.put_nowait(WorkerExited(worker, reason))
-
-
-def _spec(pool: Pool, worker_id: WorkerId) -> WorkerSpec:
-    config = WorkerConfig(
-        cluster="c", worker_id=worker_id, role=pool.role, pool=pool.name, model="m", model_dir="/m", revision="",
-        dtype="auto", max_model_len=0, redis_url="", secret_file="", runtime_dir="",
-    )  # fmt: skip
-    return WorkerSpec(config=config)
-
-
-async def _settle() -> None:
-    """Let every task that can run do so."""
-    for _ in range(50):
-        await asyncio.sleep(0)
+from tests.unit.cluster.controller_rig import D0, P0, P1, Harness, settle
 
 
 def play(scene: Callable[[Harness], Coroutine[None, None, None]]) -> None:
@@ -116,12 +29,12 @@ def play(scene: Callable[[Harness], Coroutine[None, None, None]]) -> None:
 def test_starts_what_is_wanted_and_is_ready_when_all_are() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=2, decode=1)
-        await _settle()
+        await settle()
         assert sorted(h.launcher.started) == [D0, P0, P1]
         waiting = asyncio.create_task(h.controller.wait_ready())
         h.ready(P0)
         h.ready(P1)
-        await _settle()
+        await settle()
         assert not waiting.done()
         h.ready(D0)
         await waiting
@@ -132,26 +45,26 @@ def test_starts_what_is_wanted_and_is_ready_when_all_are() -> None:
 def test_restarts_with_growing_delays_and_resets_after_running_well() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=1)
-        await _settle()
+        await settle()
         for delay_s in (0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0):
             starts = len(h.launcher.started)
             h.ready(P0)
             h.dies(P0)
-            await _settle()
+            await settle()
             assert h.events.of(EventKind.RESTART_PLANNED)[-1] == f"prefill-0: in {delay_s:g} s, because it died"
             h.clock.advance(delay_s - 0.01)
             h.want(prefill=1)  # anything that wakes the loop
-            await _settle()
+            await settle()
             assert len(h.launcher.started) == starts
             h.clock.advance(0.02)
             h.want(prefill=1)
-            await _settle()
+            await settle()
             assert len(h.launcher.started) == starts + 1
         h.ready(P0)
-        await _settle()
+        await settle()
         h.clock.advance(30.1)
         h.dies(P0)
-        await _settle()
+        await settle()
         assert h.events.of(EventKind.RESTART_PLANNED)[-1] == "prefill-0: in 0.5 s, because it died"
 
     play(scene)
@@ -162,10 +75,10 @@ def test_a_restart_comes_by_itself() -> None:
 
     async def scene(h: Harness) -> None:
         h.want(prefill=1)
-        await _settle()
+        await settle()
         h.ready(P0)
         h.dies(P0)
-        await _settle()
+        await settle()
         h.clock.advance(0.45)
         async with asyncio.timeout(5):
             while len(h.launcher.started) < 2:
@@ -180,7 +93,7 @@ def test_a_first_start_that_fails_ends_the_start_up_with_its_reason() -> None:
         h = Harness()
         task = asyncio.create_task(h.controller.run())
         h.want(prefill=1, decode=1)
-        await _settle()
+        await settle()
         h.dies(D0, "the model is broken")
         with pytest.raises(StartupError, match="decode-0 cannot start: the model is broken"):
             await asyncio.wait_for(task, 5)
@@ -192,17 +105,17 @@ def test_a_first_start_that_fails_ends_the_start_up_with_its_reason() -> None:
 def test_a_later_start_that_fails_waits_for_the_next_desired_state() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=1)
-        await _settle()
+        await settle()
         h.ready(P0)
-        await _settle()
+        await settle()
         h.want(prefill=2)
-        await _settle()
+        await settle()
         h.dies(P1, "no memory")
-        await _settle()
+        await settle()
         assert h.controller.phases()[P1] is Phase.FAILED
         assert h.launcher.started.count(P1) == 1
         h.want(prefill=2)
-        await _settle()
+        await settle()
         assert h.launcher.started.count(P1) == 2
 
     play(scene)
@@ -211,15 +124,15 @@ def test_a_later_start_that_fails_waits_for_the_next_desired_state() -> None:
 def test_stops_what_is_too_much_last_first_and_can_grow_again() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=2)
-        await _settle()
+        await settle()
         h.ready(P0)
         h.ready(P1)
         h.want(prefill=1)
-        await _settle()
+        await settle()
         assert h.launcher.stopped == [P1]
         assert set(h.controller.phases()) == {P0}
         h.want(prefill=2)
-        await _settle()
+        await settle()
         assert h.launcher.started.count(P1) == 2
         assert not h.events.of(EventKind.RESTART_PLANNED)
 
@@ -229,16 +142,16 @@ def test_stops_what_is_too_much_last_first_and_can_grow_again() -> None:
 def test_a_waiting_restart_is_dropped_when_nobody_wants_it() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=2)
-        await _settle()
+        await settle()
         h.ready(P0)
         h.ready(P1)
         h.dies(P1)
-        await _settle()
+        await settle()
         h.want(prefill=1)
-        await _settle()
+        await settle()
         h.clock.advance(60)
         h.want(prefill=1, decode=1)
-        await _settle()
+        await settle()
         assert h.launcher.started.count(P1) == 1
         assert h.launcher.stopped == []
 
@@ -250,7 +163,7 @@ def test_ends_when_the_desired_state_is_stopped_and_shutdown_stops_all() -> None
         h = Harness()
         task = asyncio.create_task(h.controller.run())
         h.want(prefill=1, decode=1)
-        await _settle()
+        await settle()
         h.ready(P0)
         h.want(stop=True)
         await asyncio.wait_for(task, 5)
@@ -263,22 +176,22 @@ def test_ends_when_the_desired_state_is_stopped_and_shutdown_stops_all() -> None
 def test_a_restart_that_hangs_is_killed_and_tried_again() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=1)
-        await _settle()
+        await settle()
         h.ready(P0)
         h.dies(P0)
-        await _settle()
+        await settle()
         h.clock.advance(0.5)
         h.want(prefill=1)
-        await _settle()
+        await settle()
         assert h.launcher.started.count(P0) == 2
         h.clock.advance(301)
         h.want(prefill=1)
-        await _settle()
+        await settle()
         assert h.launcher.stopped == [P0]
         assert h.events.of(EventKind.STOPPING) == ["prefill-0: it did not get ready within 300 s"]
         h.clock.advance(10)
         h.want(prefill=1)
-        await _settle()
+        await settle()
         assert h.launcher.started.count(P0) == 3
 
     play(scene)
@@ -287,19 +200,19 @@ def test_a_restart_that_hangs_is_killed_and_tried_again() -> None:
 def test_a_stop_that_fails_is_told_and_goes_on_once_the_worker_has_ended() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=2)
-        await _settle()
+        await settle()
         h.ready(P0)
         h.ready(P1)
         h.launcher.stuck = True
         h.want(prefill=1)
-        await _settle()
+        await settle()
         why = "stopping it failed: process 7 does not end although it was killed"
         assert h.events.of(EventKind.GAVE_UP) == [f"prefill-1: {why}"]
         h.want(prefill=2)
-        await _settle()
+        await settle()
         assert h.launcher.started.count(P1) == 1, "the old one still runs"
         h.dies(P1)
-        await _settle()
+        await settle()
         assert h.launcher.started.count(P1) == 2
 
     play(scene)
@@ -308,10 +221,10 @@ def test_a_stop_that_fails_is_told_and_goes_on_once_the_worker_has_ended() -> No
 def test_every_action_has_a_reason() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=1)
-        await _settle()
+        await settle()
         h.ready(P0)
         h.dies(P0)
-        await _settle()
+        await settle()
         assert all(reason for _, _, reason in h.events.seen)
         kinds = [kind for kind, _, _ in h.events.seen]
         expected = [EventKind.DESIRED_CHANGED, EventKind.STARTED, EventKind.READY, EventKind.EXITED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -90,6 +91,19 @@ class TableMachine(RuleBasedStateMachine):
         self.table.check_integrity()
         for bit, worker in self.live.items():
             assert self.table.blocks_of(worker) == self.model[bit]
+        assert self.unique() == {worker: count for worker, count in self.alone().items() if count}
+
+    def unique(self) -> dict[WorkerId, int]:
+        counts: Counter[WorkerId] = Counter()
+        for part in range(self.table.parts):
+            counts.update(self.table.unique_in(part))
+        return dict(counts)
+
+    def alone(self) -> dict[WorkerId, int]:
+        """Blocks of the first group that the model says nobody else holds."""
+        first = {bit: {one for one in self.model[bit] if one[0] == 0} for bit in self.live}
+        others = {bit: set().union(*(held for other, held in first.items() if other != bit)) for bit in first}
+        return {worker: len(first[bit] - others[bit]) for bit, worker in self.live.items()}
 
     def teardown(self) -> None:
         while self.table.sweep(1000):

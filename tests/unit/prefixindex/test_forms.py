@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import RoleName
+from tandem.core.wishes import cordoned
 from tandem.prefixindex.connection import redacted
 from tandem.prefixindex.events import MEMBER_BYTES, fold, member, members
 from tandem.prefixindex.keys import Keys, Member
@@ -112,8 +114,16 @@ def test_malformed_blocks_are_refused(group: int, block: bytes) -> None:
 
 def test_desired_state_survives_json() -> None:
     pool = Pool(name="p", model="m", role=RoleName.MIXED, count=2, revision="r", tp=2, hardware="h200")
-    state = DesiredState(version=4, pools=(pool,), is_stopped=True)
+    plain = DesiredState(version=4, pools=(pool,), is_stopped=True)
+    state = cordoned(replace(plain.filled(), max_ranks=8), "p-1", is_cordoned=True, deadline_s=4.5)
     assert desired_store.from_json(desired_store.to_json(state)) == state
+    assert desired_store.from_json(desired_store.to_json(plain)) == plain.filled()
+
+
+def test_the_record_of_a_release_that_knew_no_members_gets_them() -> None:
+    pool = {"name": "p", "model": "m", "role": "mixed", "count": 2}
+    state = desired_store.from_json(json.dumps({"version": 1, "pools": [pool], "is_stopped": False}))
+    assert [member.worker_id for member in state.members] == ["p-0", "p-1"]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version":1,"pools":[{"role":"x"}],"is_stopped":false}'])

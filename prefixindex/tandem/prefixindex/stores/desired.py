@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from redis.asyncio import Redis
 
-from tandem.core.desired import DesiredState, Pool
+from tandem.core.desired import DRAIN_DEADLINE_S, DesiredState, Member, Pool
 from tandem.core.errors import ConfigError, UnavailableError
+from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.prefixindex.connection import OUTAGE, Backoff, no_answer
 from tandem.prefixindex.keys import Keys
@@ -57,10 +58,12 @@ class DesiredStateStore:
     async def save(self, state: DesiredState, expected_version: int) -> bool:
         """Write `state` if version `expected_version` stands there (0 = none yet); False = somebody was faster.
 
-        `state.version` must be `expected_version + 1`; it is validated first. Raises ConfigError, ValueError.
+        `state.version` must be `expected_version + 1`; it is validated first, and members are named where it names
+        none. Raises ConfigError, ValueError.
         """
         if state.version != expected_version + 1:
             raise ValueError(f"version {state.version} cannot follow version {expected_version}")
+        state = state.filled()
         if not state.is_stopped:
             state.validate()
         args = [expected_version, state.version, to_json(state)]
@@ -109,8 +112,26 @@ def to_json(state: DesiredState) -> str:
 def from_json(text: bytes | str) -> DesiredState:
     """The state; ConfigError when it is none."""
     try:
-        raw = json.loads(text)
-        pools = tuple(Pool(**{**pool, "role": RoleName(pool["role"])}) for pool in raw["pools"])
-        return DesiredState(version=int(raw["version"]), pools=pools, is_stopped=bool(raw["is_stopped"]))
+        return from_record(json.loads(text))
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError("the desired state in Redis cannot be read", why=f"{type(error).__name__}: {error}") from None
+
+
+def from_record(raw: Mapping[str, Any]) -> DesiredState:
+    """The state out of what `to_json` wrote, decoded; ValueError, TypeError or KeyError when it is none."""
+    if not isinstance(raw, dict):
+        raise TypeError("it is no object")
+    members = (_as_member(member) for member in raw.get("members", ()))
+    state = DesiredState(
+        version=int(raw["version"]),
+        pools=tuple(Pool(**{**pool, "role": RoleName(pool["role"])}) for pool in raw["pools"]),
+        members=tuple(members),
+        max_ranks=int(raw.get("max_ranks", 0)),
+        drain_deadline_s=float(raw.get("drain_deadline_s", DRAIN_DEADLINE_S)),
+        is_stopped=bool(raw["is_stopped"]),
+    )
+    return state.filled()
+
+
+def _as_member(raw: Mapping[str, Any]) -> Member:
+    return Member(**{**raw, "worker_id": WorkerId(raw["worker_id"]), "role": RoleName(raw["role"])})

@@ -1,5 +1,5 @@
-"""The admin port: status, requests, links, routing, audits, keys, promises, the wish to stop; a key guards all but
-metrics."""
+"""The admin port: status, requests, links, routing, audits, keys, promises, the desired state, the wish to stop; a key
+guards all but metrics."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from tandem.router.operating.audit import MAX_HOLDS, AuditDesk
 from tandem.router.operating.keyring import Keyring, NewKey
 from tandem.router.operating.kvlinks import net
 from tandem.router.operating.routing_desk import RoutingDesk
+from tandem.router.operating.scaling_desk import NewState, NewWish, ScalingDesk
 from tandem.router.operating.slo_desk import NewSlo, SloDesk
 from tandem.router.operating.status import StatusPage
 from tandem.router.quoting import shortened
@@ -34,7 +35,10 @@ _log = logging.getLogger(__name__)
 _MIN_KEY_BYTES = 16
 _MAX_BODY_BYTES = 64 * 1024
 _REPAIR_BYTES = MAX_HOLDS * 1024
+_DESIRED_BYTES = 8 * 1024 * 1024
+_EVENTS = 50
 EXPLAIN_PATH, REPAIR_PATH = "/admin/v1/route/explain", "/admin/v1/kv/repair"
+DESIRED_PATH = "/admin/v1/desired"
 OnDown = Callable[[], Awaitable[None]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -61,7 +65,8 @@ def check_form(authorization: str, key: bytes) -> None:
 
 def body_limit(path: str, max_body_bytes: int) -> int:
     """How long the body of a request to the admin port may be; a prompt to explain is as long as one to be served."""
-    return {EXPLAIN_PATH: max_body_bytes, REPAIR_PATH: _REPAIR_BYTES}.get(path, _MAX_BODY_BYTES)
+    limits = {EXPLAIN_PATH: max_body_bytes, REPAIR_PATH: _REPAIR_BYTES, DESIRED_PATH: _DESIRED_BYTES}
+    return limits.get(path, _MAX_BODY_BYTES)
 
 
 class AdminLock:
@@ -92,6 +97,7 @@ def create_admin_app(
     routing: RoutingDesk,
     keyring: Keyring,
     slo_desk: SloDesk,
+    scaling: ScalingDesk,
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
     routes = [
@@ -99,6 +105,7 @@ def create_admin_app(
         *_audit_routes(lock, audits, page.config.settings.max_body_bytes),
         *_routing_routes(lock, routing, page.config.settings.max_body_bytes),
         *_tenant_routes(lock, keyring, slo_desk),
+        *_scaling_routes(lock, scaling),
         Route("/metrics", _scraping(metrics), methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
@@ -183,6 +190,28 @@ def _tenant_routes(lock: AdminLock, keyring: Keyring, slo_desk: SloDesk) -> list
         Route("/admin/v1/keys", _keyed(lock, create_key), methods=["POST"]),
         Route("/admin/v1/keys/{key}", _keyed(lock, revoke_key), methods=["DELETE"]),
         Route("/admin/v1/slo", _keyed(lock, slo), methods=["GET", "POST"]),
+    ]
+
+
+def _scaling_routes(lock: AdminLock, scaling: ScalingDesk) -> list[Route]:
+    async def desired(request: Request) -> Response:
+        if request.method == "GET":
+            return _json(await scaling.desired())
+        return _json(await scaling.write(await read_json(request, _DESIRED_BYTES, NewState)))
+
+    async def propose(request: Request) -> Response:
+        return _json(await scaling.propose(await read_json(request, _MAX_BODY_BYTES, NewWish)))
+
+    async def events(request: Request) -> Response:
+        count = request.query_params.get("count", str(_EVENTS))
+        if not count.isdecimal() or len(count) > 9:
+            raise InvalidRequestError(f"count is {count[:20]!r}", why="it must be a number", param="count")
+        return _json(await scaling.happened(request.query_params.get("after", ""), int(count)))
+
+    return [
+        Route(DESIRED_PATH, _keyed(lock, desired), methods=["GET", "POST"]),
+        Route(f"{DESIRED_PATH}/propose", _keyed(lock, propose), methods=["POST"]),
+        Route("/admin/v1/events", _keyed(lock, events), methods=["GET"]),
     ]
 
 

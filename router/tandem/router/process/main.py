@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import logging
 import os
 import secrets
@@ -40,6 +41,7 @@ from tandem.prefixindex.speculation import Speculation
 from tandem.prefixindex.stores.api_keys import ApiKeyStore
 from tandem.prefixindex.stores.budgets import BudgetStore
 from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.prefixindex.stores.events import ClusterEventStore
 from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
 from tandem.router.admission.desk import Admission
 from tandem.router.admission.room import Room
@@ -65,6 +67,7 @@ from tandem.router.operating.admin import AdminLock, OnDown, create_admin_app, l
 from tandem.router.operating.audit import AuditDesk
 from tandem.router.operating.keyring import Keyring, KeyStore
 from tandem.router.operating.routing_desk import RoutingDesk
+from tandem.router.operating.scaling_desk import ScalingDesk, UniqueBlocks, loads_of
 from tandem.router.operating.slo_desk import SloDesk
 from tandem.router.operating.status import StatusPage
 from tandem.router.planning.policy_switch import PolicySwitch
@@ -101,6 +104,10 @@ class Surroundings:
     speeds: LinkSpeedView = field(default_factory=LinkSpeedView)
     storage: Storage | None = None
     budgets: BudgetBooks | None = None
+    desired: DesiredStateStore | None = None
+    events: ClusterEventStore | None = None
+    unique_blocks: UniqueBlocks | None = None
+    """How many blocks of KV only one worker holds, by worker."""
     speculation: Speculation | None = None
     """None = of this router's own dispatches."""
 
@@ -182,8 +189,8 @@ class Router:
             positions=surroundings.positions,
         )
         self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
-        self._on_down = surroundings.on_down
-        self._storage = surroundings.storage
+        self._scaling = self._build_scaling(surroundings)
+        self._on_down, self._storage = surroundings.on_down, surroundings.storage
         self._is_part = config.is_part
         self._tls = TlsFiles.of(config.settings.tls_cert, config.settings.tls_key)
         self._grpc = GrpcDoor(self.door, is_shared=self._is_part, tls=self._tls)
@@ -222,6 +229,7 @@ class Router:
             self._routing,
             self._keyring,
             self._slo,
+            self._scaling,
         )
         admin = HttpServer(admin_app, self._listeners[1])
         async with asyncio.TaskGroup() as group:
@@ -292,6 +300,10 @@ class Router:
     def _make_link(self, where: Any) -> WorkerLink:
         return WorkerLink(where, self._identity, self.dispatcher, self._clock)
 
+    def _build_scaling(self, around: Surroundings) -> ScalingDesk:
+        loads = functools.partial(loads_of, self.table, around.unique_blocks)
+        return ScalingDesk(store=around.desired, events=around.events, loads=loads)
+
     def _build_admission(self, classes: Classes) -> Admission:
         rules, room = self.config.admission, Room(self.config.admission, lambda: classes.least_itl_s)
         return Admission(
@@ -342,6 +354,9 @@ async def _run(config: RouterConfig) -> int:
             positions=lambda: replica.positions,
             storage=open_storage(redis, keys, config.store),
             budgets=BudgetStore(redis, keys),
+            desired=store,
+            events=ClusterEventStore(redis, keys),
+            unique_blocks=replica.unique_blocks,
             speculation=speculation,
         )
         links = LinkSpeedStore(redis, keys)

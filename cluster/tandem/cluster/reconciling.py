@@ -1,0 +1,166 @@
+"""What to do next so that what runs becomes what is wanted: a pure function of the record and of what is seen.
+
+It remembers nothing, so a controller may die after every single step, and the next one goes on where things stand. A
+worker that is to lose its work is asked to drain first, and only while somebody else is ready to do that work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tandem.core.desired import DesiredState, Member, is_covered
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+
+
+class Life(StrEnum):
+    """Where a running worker stands. SILENT: it was ready once, and does not answer."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    FLIPPING = "flipping"
+    STOPPING = "stopping"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A worker that runs: as what it was started, and what it is now."""
+
+    worker_id: WorkerId
+    model: str
+    role: RoleName
+    life: Life
+    ranks: int = 1
+    revision: str = ""
+    restart_generation: int = 0
+
+
+class Deed(StrEnum):
+    """What can be done to a worker. BECOME: the role that it is wanted in."""
+
+    START = "start"
+    STOP = "stop"
+    DRAIN = "drain"
+    UNCORDON = "uncordon"
+    BECOME = "become"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """`member`: what is wanted of the worker; None = nothing more."""
+
+    deed: Deed
+    worker_id: WorkerId
+    reason: str
+    member: Member | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What can be done now, all of it at once, and why the rest has to wait."""
+
+    actions: tuple[Action, ...] = ()
+    waits: Mapping[WorkerId, str] = field(default_factory=dict)
+
+
+def plan(
+    desired: DesiredState, seen: Sequence[Seen], *, held: Collection[WorkerId] = (), can_steer: bool = True
+) -> Plan:
+    """`held`: workers that are left alone for now, as a step of theirs is under way or failed a moment ago.
+
+    `can_steer` False: nobody can drain or flip a worker, which is stopped and started instead.
+    """
+    draft = _Draft(desired, seen, frozenset(held), can_steer)
+    present = {one.worker_id for one in seen}
+    for one in seen:
+        if one.worker_id not in held:
+            draft.look_at(one)
+    for member in desired.members:
+        if member.worker_id not in present and member.worker_id not in held:
+            draft.start(member)
+    return Plan(actions=tuple(draft.actions), waits=draft.waits)
+
+
+class _Draft:
+    """A plan being made; who serves now and how many ranks run is kept up as actions are added."""
+
+    def __init__(
+        self, desired: DesiredState, seen: Sequence[Seen], held: Collection[WorkerId], can_steer: bool
+    ) -> None:
+        self._desired, self._can_steer = desired, can_steer
+        self._members = {member.worker_id: member for member in desired.members}
+        self._serving = {one.worker_id: one for one in seen if one.life is Life.READY and one.worker_id not in held}
+        self._ranks = sum(one.ranks for one in seen)
+        self.actions: list[Action] = []
+        self.waits: dict[WorkerId, str] = {}
+
+    def look_at(self, one: Seen) -> None:
+        member = self._members.get(one.worker_id)
+        if one.life in (Life.STOPPING, Life.FLIPPING):
+            return  # it comes to an end by itself
+        if member is None:
+            self._part_with(one, "it is wanted no more")
+        elif self._is_other(one, member):
+            self._part_with(one, "a new start is wanted", member)
+        elif member.role is not one.role:
+            self._become(one, member)
+        elif member.is_cordoned and one.life is Life.READY:
+            self._cordon(one, member)
+        elif not member.is_cordoned and one.life in (Life.DRAINING, Life.DRAINED):
+            self._do(Deed.UNCORDON, one.worker_id, "it is wanted again", member)
+
+    def start(self, member: Member) -> None:
+        pool = self._desired.pool(member.pool)
+        limit = self._desired.max_ranks
+        if limit and self._ranks + pool.tp > limit:
+            self.waits[member.worker_id] = f"no room for {pool.tp} more ranks: {self._ranks} run, max_ranks is {limit}"
+            return
+        self._ranks += pool.tp
+        self._do(Deed.START, member.worker_id, f"pool {pool.name} wants {pool.count}", member)
+
+    def _is_other(self, one: Seen, member: Member) -> bool:
+        revision = member.revision or self._desired.pool(member.pool).revision
+        return (one.restart_generation, one.revision) != (member.restart_generation, revision)
+
+    def _part_with(self, one: Seen, reason: str, member: Member | None = None) -> None:
+        """Drain it, then stop it; one that has nothing, or says nothing, is stopped at once."""
+        if one.life is Life.DRAINING:
+            return
+        if one.life is not Life.READY:
+            self._do(Deed.STOP, one.worker_id, reason, member)
+        elif self._can_spare(one):
+            self._do(Deed.DRAIN if self._can_steer else Deed.STOP, one.worker_id, reason, member)
+
+    def _become(self, one: Seen, member: Member) -> None:
+        reason = f"it is wanted as {member.role}"
+        if one.life is Life.SILENT:
+            return  # it is on its way out; whoever comes after it has the right role
+        if one.life is Life.STARTING or not self._can_steer:
+            self._part_with(one, reason, member)
+        elif one.life is not Life.READY or self._can_spare(one):
+            self._do(Deed.BECOME, one.worker_id, reason, member)
+
+    def _cordon(self, one: Seen, member: Member) -> None:
+        if self._can_steer and self._can_spare(one):
+            self._do(Deed.DRAIN, one.worker_id, "it is to have no work", member)
+
+    def _can_spare(self, one: Seen) -> bool:
+        """Whether another ready worker does what this one does; if so, this one counts as gone."""
+        others = {
+            other.role
+            for other in self._serving.values()
+            if other.model == one.model and other.worker_id != one.worker_id
+        }
+        if is_covered(one.role, others):
+            self._serving.pop(one.worker_id, None)
+            return True
+        self.waits[one.worker_id] = f"no other worker is ready to do what a {one.role} worker does"
+        return False
+
+    def _do(self, deed: Deed, worker_id: WorkerId, reason: str, member: Member | None) -> None:
+        self.actions.append(Action(deed=deed, worker_id=worker_id, reason=reason, member=member))

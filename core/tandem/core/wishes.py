@@ -1,0 +1,274 @@
+"""What can be wished of a cluster: each function takes a desired state and gives the next one, and that is all.
+
+All are pure and idempotent but for `restarted`; versions stay as they are, for whoever writes the record. What may not
+be wished raises ConflictError, a worker that is not there NotFoundError with the nearest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tandem.core.desired import DesiredState, Member, Pool, is_covered, roles_of
+from tandem.core.errors import ConfigError, ConflictError, NotFoundError
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """What victims are chosen by: requests in flight, and bytes of KV that no other worker holds."""
+
+    in_flight: int = 0
+    unique_prefix_bytes: int = 0
+
+
+class Deed(StrEnum):
+    """What a change of the record means for one worker."""
+
+    START = "start"
+    STOP = "stop"
+    FLIP = "flip"
+    DRAIN = "drain"
+    UNCORDON = "uncordon"
+    RESTART = "restart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One line of a diff."""
+
+    deed: Deed
+    worker_id: WorkerId
+    detail: str = ""
+
+
+def scaled(
+    state: DesiredState,
+    counts: Mapping[RoleName, int],
+    loads: Mapping[WorkerId, WorkerLoad],
+    *,
+    model: str = "",
+    may_flip: bool = True,
+) -> DesiredState:
+    """So many workers of each role that is named in `counts`; other roles stay. `model` "" = the only one.
+
+    Victims are those that are drained already or do not run, then those with the least load, then with the least KV
+    that only they hold. Where another role wants more, those of them that hold the most change their role, if pools are
+    alike in ranks and hardware; the others leave. New workers take the lowest free numbers of their pool.
+    """
+    pools = {pool.role: pool for pool in state.pools if pool.model == model_of(state, model)}
+    missing = next((role for role, count in counts.items() if role not in pools and count), None)
+    if missing is not None:
+        raise ConflictError(f"there is no pool of {missing} workers", todo="add it to the configuration of `up`")
+    members, spare = list(state.members), list[Member]()
+    for role, count in counts.items():
+        mine = [member for member in members if role in pools and member.pool == pools[role].name]
+        spare += sorted(mine, key=_first_to_go(loads))[: max(0, len(mine) - count)]
+    for role, count in counts.items():
+        if role in pools:
+            pool = pools[role]
+            lacking = count - sum(member.pool == pool.name for member in members)
+            for _ in range(lacking):
+                members = _one_more(state, members, pool, spare if may_flip else [])
+    gone = {member.worker_id for member in spare}
+    return _valid(with_members(state, [member for member in members if member.worker_id not in gone]))
+
+
+def split(state: DesiredState, ratio: tuple[int, int], total: int, *, model: str = "") -> dict[RoleName, int]:
+    """Prefill and decode workers in the nearest ratio that `total` of them allow, at least one each; 0 = as many as
+    there are."""
+    now = roles_of(state.pools, model_of(state, model))
+    total = total or now[RoleName.PREFILL] + now[RoleName.DECODE]
+    if total < 2:
+        raise ConflictError(f"{total} workers cannot be split", todo="say --total 2 or more")
+    prefill = min(total - 1, max(1, round(total * ratio[0] / sum(ratio))))
+    return {RoleName.PREFILL: prefill, RoleName.DECODE: total - prefill}
+
+
+def flipped(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
+    """`worker` in another role, with its weights, ranks and prefix cache."""
+    member = member_named(state, worker)
+    pool = state.pool(member.pool)
+    if member.role is role:
+        return state
+    target = next((other for other in state.pools if other.model == pool.model and other.role is role), None)
+    if target is None:
+        raise ConflictError(f"there is no pool of {role} workers", todo="add it to the configuration of `up`")
+    if not _are_alike(pool, target):
+        raise ConflictError(
+            f"{worker} cannot become a {role} worker",
+            why=f"{pool.name} has TP {pool.tp} on {pool.hardware}, {target.name} TP {target.tp} on {target.hardware}",
+            todo="scale instead",
+        )
+    after = _valid(_with(state, replace(member, pool=target.name, role=role)))
+    if not member.is_cordoned and not is_covered(member.role, _who_stay(state, after.members, pool.model)):
+        raise ConflictError(
+            f"{worker} cannot become a {role} worker now",
+            why=f"no other worker could do what a {member.role} worker does meanwhile",
+            todo="add one with `clusterctl scale` first",
+        )
+    return after
+
+
+def cordoned(state: DesiredState, worker: str, *, is_cordoned: bool, deadline_s: float | None = None) -> DesiredState:
+    """`worker` without new work, drained within `deadline_s` (None = as the record says), or with work again."""
+    changed = _with(state, replace(member_named(state, worker), is_cordoned=is_cordoned))
+    return _valid(changed if deadline_s is None else replace(changed, drain_deadline_s=deadline_s))
+
+
+def restarted(state: DesiredState, worker: str) -> DesiredState:
+    """`worker` once more from the beginning. ConflictError if nobody else could do its work meanwhile."""
+    member = member_named(state, worker)
+    if not member.is_cordoned:
+        try:
+            cordoned(state, worker, is_cordoned=True)
+        except ConflictError as error:
+            raise ConflictError(
+                f"{worker} cannot be restarted now",
+                why=f"no other worker could do what a {member.role} worker does meanwhile",
+                todo="add one with `clusterctl scale` first",
+            ) from error
+    return _with(state, replace(member, restart_generation=member.restart_generation + 1))
+
+
+def changes(before: DesiredState, after: DesiredState) -> list[Change]:
+    """The difference, worker by worker: those who leave first, new ones last."""
+    found: list[Change] = []
+    for member in before.members:
+        found += _changed(member, after.member(member.worker_id))
+    for member in after.members:
+        if before.member(member.worker_id) is None:
+            found.append(
+                Change(deed=Deed.START, worker_id=member.worker_id, detail=f"as {member.role} in {member.pool}")
+            )
+    return found
+
+
+def model_of(state: DesiredState, model: str) -> str:
+    """`model`, or the only one; ConflictError where that is not clear, NotFoundError if no pool computes it."""
+    models = list(dict.fromkeys(pool.model for pool in state.pools))
+    if model in models:
+        return model
+    if model:
+        raise NotFoundError(f"there is no model {model[:80]!r}", todo=_nearest(model, models))
+    if len(models) != 1:
+        raise ConflictError(
+            "it is not clear which model is meant", why=f"there are {', '.join(models)}", todo="say --model"
+        )
+    return models[0]
+
+
+def member_named(state: DesiredState, worker: str) -> Member:
+    """NotFoundError with the nearest name if there is none."""
+    member = state.member(worker)
+    if member is None:
+        names = [str(member.worker_id) for member in state.members]
+        raise NotFoundError(f"there is no worker {worker[:80]!r}", todo=_nearest(worker, names))
+    return member
+
+
+def with_members(state: DesiredState, members: Sequence[Member]) -> DesiredState:
+    """These members, and pools that count them."""
+    sizes = {pool.name: sum(member.pool == pool.name for member in members) for pool in state.pools}
+    pools = tuple(replace(pool, count=sizes[pool.name]) for pool in state.pools)
+    return replace(state, pools=pools, members=tuple(members))
+
+
+def _with(state: DesiredState, changed: Member) -> DesiredState:
+    return with_members(
+        state, [changed if member.worker_id == changed.worker_id else member for member in state.members]
+    )
+
+
+def _valid(state: DesiredState) -> DesiredState:
+    """ConflictError for what could not serve or breaks the bound."""
+    try:
+        state.validate()
+    except ConfigError as error:
+        raise ConflictError(error.what, why=error.why, todo=error.todo) from error
+    return state
+
+
+def _one_more(state: DesiredState, members: list[Member], pool: Pool, spare: list[Member]) -> list[Member]:
+    """One who is to go takes another role instead, or a new worker."""
+    stay = _who_stay(state, [member for member in members if member not in spare], pool.model)
+    able = [
+        member
+        for member in spare
+        if _are_alike(state.pool(member.pool), pool) and not member.is_cordoned and is_covered(member.role, stay)
+    ]
+    if able:
+        chosen = able[-1]
+        spare.remove(chosen)
+        changed = replace(chosen, pool=pool.name, role=pool.role)
+        return [changed if member.worker_id == chosen.worker_id else member for member in members]
+    taken = {member.worker_id for member in members}
+    return [*members, Member(worker_id=_free_name(pool, taken), pool=pool.name, role=pool.role)]
+
+
+def _who_stay(before: DesiredState, members: Sequence[Member], model: str) -> set[RoleName]:
+    """Roles in which somebody works on, or will work: those who change sides meanwhile do not count."""
+    return {
+        member.role
+        for member in members
+        if not member.is_cordoned
+        and before.pool(member.pool).model == model
+        and (was := before.member(member.worker_id) or member).role is member.role
+        and was.restart_generation == member.restart_generation
+    }
+
+
+def _free_name(pool: Pool, taken: Collection[WorkerId]) -> WorkerId:
+    number = 0
+    while WorkerId(f"{pool.name}-{number}") in taken:
+        number += 1
+    return WorkerId(f"{pool.name}-{number}")
+
+
+def _first_to_go(loads: Mapping[WorkerId, WorkerLoad]) -> Callable[[Member], tuple[bool, bool, int, int, int, str]]:
+    def key(member: Member) -> tuple[bool, bool, int, int, int, str]:
+        load, name = loads.get(member.worker_id), str(member.worker_id)
+        number = name.rpartition("-")[2]
+        youngest_first = -int(number) if number.isdecimal() else 0
+        known = load or WorkerLoad()
+        return (
+            not member.is_cordoned,
+            load is not None,
+            known.in_flight,
+            known.unique_prefix_bytes,
+            youngest_first,
+            name,
+        )
+
+    return key
+
+
+def _are_alike(one: Pool, other: Pool) -> bool:
+    return (one.model, one.tp, one.hardware, one.revision) == (other.model, other.tp, other.hardware, other.revision)
+
+
+def _changed(before: Member, after: Member | None) -> list[Change]:
+    worker = before.worker_id
+    if after is None:
+        return [Change(deed=Deed.STOP, worker_id=worker, detail=f"drained first, was {before.role}")]
+    found: list[Change] = []
+    if after.role is not before.role:
+        found.append(Change(deed=Deed.FLIP, worker_id=worker, detail=f"from {before.role} to {after.role}"))
+    if (after.restart_generation, after.revision) != (before.restart_generation, before.revision):
+        to = f"to revision {after.revision}" if after.revision != before.revision else "drained first"
+        found.append(Change(deed=Deed.RESTART, worker_id=worker, detail=to))
+    if after.is_cordoned and not before.is_cordoned:
+        found.append(Change(deed=Deed.DRAIN, worker_id=worker, detail="no new work"))
+    elif before.is_cordoned and not after.is_cordoned:
+        found.append(Change(deed=Deed.UNCORDON, worker_id=worker))
+    return found
+
+
+def _nearest(given: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(given, names, n=1)
+    return (
+        f"did you mean {close[0]}? There are {', '.join(names[:8])}" if close else f"there are {', '.join(names[:8])}"
+    )

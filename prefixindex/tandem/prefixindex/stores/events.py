@@ -1,0 +1,67 @@
+"""What the cluster did and why, in the durable store: a short stream that everybody may read from any point on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from redis.asyncio import Redis
+
+from tandem.core.errors import InvalidRequestError
+from tandem.core.events import MAX_EVENTS, ClusterEvent
+from tandem.prefixindex.connection import OUTAGE, no_answer
+from tandem.prefixindex.keys import Keys
+
+BEGINNING = "0"
+_PLACE = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
+_FIELD = b"event"
+
+
+class ClusterEventStore:
+    """Appends and reads events; all calls raise UnavailableError when Redis does not answer."""
+
+    def __init__(self, redis: Redis, keys: Keys, *, max_events: int = MAX_EVENTS) -> None:
+        self._redis: Any = redis  # its stubs mix plain and awaitable results
+        self._key, self._max_events = keys.cluster_events, max_events
+
+    async def append(self, events: Sequence[ClusterEvent]) -> None:
+        """Keep them after all others, and forget the oldest beyond the bound."""
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                for happened in events:
+                    pipe.xadd(self._key, {_FIELD: happened.to_json()}, maxlen=self._max_events, approximate=False)
+                await pipe.execute()
+        except OUTAGE as error:
+            raise no_answer(error) from error
+
+    async def last(self, count: int) -> list[tuple[str, ClusterEvent]]:
+        """The last `count`, oldest first, each with its place."""
+        try:
+            rows = await self._redis.xrevrange(self._key, count=max(1, count))
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return _decoded(reversed(rows)) if count > 0 else []
+
+    async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]:
+        """Up to `count` that came after `place` (BEGINNING = all), oldest first; InvalidRequestError if it is none."""
+        if _PLACE.fullmatch(place) is None:
+            raise InvalidRequestError(
+                f"{place[:80]!r} is no place in the events", todo="use one that came with an event"
+            )
+        try:
+            rows = await self._redis.xrange(self._key, min=f"({place}", count=count)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return _decoded(rows)
+
+
+def _decoded(rows: Any) -> list[tuple[str, ClusterEvent]]:
+    """Without those of a release that told of other kinds."""
+    found: list[tuple[str, ClusterEvent]] = []
+    for place, fields in rows:
+        try:
+            found.append((place.decode(), ClusterEvent.from_json(fields[_FIELD])))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
