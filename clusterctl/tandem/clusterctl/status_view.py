@@ -143,6 +143,8 @@ def _state(worker: Record) -> str:
         return str(worker["trouble"])
     if not worker.get("is_registered", True):
         return "lapsed"
+    if worker.get("state", "ready") != "ready":
+        return str(worker["state"])
     return "up" if worker.get("is_connected", True) else "connecting"
 
 

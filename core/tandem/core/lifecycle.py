@@ -1,4 +1,4 @@
-"""One request's life as an enum that logs, metrics and spans share, and the reasons why an answer ends."""
+"""One request's life as an enum that logs, metrics and spans share, why an answer ends, what a worker does."""
 
 from enum import StrEnum
 
@@ -24,6 +24,15 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+
+
+class WorkerState(StrEnum):
+    """Whether a worker takes new work. DRAINED: nothing is in flight there any more. FLIPPING: it takes on a role."""
+
+    READY = "ready"
+    DRAINING = "draining"
+    DRAINED = "drained"
+    FLIPPING = "flipping"
 
 
 class RoleName(StrEnum):

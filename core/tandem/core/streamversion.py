@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-STREAM_VERSION = 3
+STREAM_VERSION = 4
 """What the other end has to understand raises it; what it may ignore does not. 3: several messages at once, packed
-prompts."""
+prompts. 4: states of workers, which a router acknowledges."""
 
 
 def stream_refusal(theirs: int) -> str:

@@ -32,6 +32,11 @@ redis.call('HINCRBY', KEYS[1], 'beat', 1)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """
+_AMEND = """
+if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'record', ARGV[2])
+return 1
+"""
 # Leaves a tombstone (incarnation 0, and who left in place of the record): watchers know at once, and late beats and
 # events find themselves fenced.
 _DEREGISTER = """
@@ -51,6 +56,7 @@ class _Lease:
         self._record: Record | None = None
         self._register = redis.register_script(_REGISTER)
         self._beat = redis.register_script(_BEAT)
+        self._amend = redis.register_script(_AMEND)
         self._deregister = redis.register_script(_DEREGISTER)
 
     async def _take(self, record: Record) -> None:
@@ -75,6 +81,24 @@ class _Lease:
         except OUTAGE as error:
             raise no_answer(error) from error
         return bool(is_held)
+
+    async def _change(self, record: Record) -> bool:
+        key = self._keys.lease(self._kind, record.member)
+        try:
+            is_held = bool(await self._amend(keys=[key], args=[record.incarnation, to_json(record)]))
+            if is_held:
+                self._record = record
+                await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return is_held
+
+    async def announce(self) -> None:
+        """Have watchers look now. UnavailableError: Redis does not answer."""
+        try:
+            await self._redis.publish(self._keys.registry_channel(self._kind), self._held().member)
+        except OUTAGE as error:
+            raise no_answer(error) from error
 
     async def deregister(self) -> bool:
         """Give the lease up; False when it was lost before. Watchers see this at once instead of after a lapse."""
@@ -106,6 +130,11 @@ class WorkerLease(_Lease):
     async def register(self, record: WorkerRecord) -> None:
         """Take the lease for `record.incarnation`, from whoever held it. UnavailableError: Redis does not answer."""
         await self._take(record)
+
+    async def amend(self, record: WorkerRecord) -> bool:
+        """Say something else of the incarnation that holds the lease; watchers know at once. False: it does not hold it
+        any more. UnavailableError: Redis does not answer."""
+        return await self._change(record)
 
     async def beat(self, seq: int, count: int, digest: int) -> bool:
         """Hold on, and say what was published last (see BlockEventPublisher.position).

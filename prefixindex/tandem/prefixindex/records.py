@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.lifecycle import WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class WorkerRecord:
     eos_token_ids: tuple[int, ...] = ()
     pid: int = 0
     rank_pids: tuple[int, ...] = ()
+    state: str = WorkerState.READY.value
+    """Whether it takes new work."""
 
     @property
     def member(self) -> str:

@@ -55,6 +55,7 @@ class LeaseRow:
 @dataclass(slots=True)
 class _Entry:
     record: WorkerRecord
+    raw: bytes
     beat: int
     seen_s: float
 
@@ -122,13 +123,11 @@ class LeaseBook:
             self._claims.pop(member, None)
             if row.beat != entry.beat:
                 entry.beat, entry.seen_s = row.beat, now_s
-            return False
+            return row.record != entry.raw and self._amend(entry, row)
         if not self._is_believed(member, row, now_s):
             return False
         try:
-            record = WorkerRecord.from_json(row.record)
-            if (record.member, record.incarnation) != (member, row.incarnation):
-                raise ValueError(f"a record of {record.member!r}, incarnation {record.incarnation}")
+            record = _record(member, row)
         except ValueError as error:
             self._end(member, row.incarnation, row.beat)
             _log.warning("unreadable registration", extra={"fields": {"member": member, "why": str(error)}})
@@ -137,8 +136,19 @@ class LeaseBook:
             self._end(member, entry.record.incarnation, entry.beat)
         self._ended.pop((member, row.incarnation), None)
         self._claims.pop(member, None)
-        self._entries[member] = _Entry(record, row.beat, now_s)
+        self._entries[member] = _Entry(record, row.record, row.beat, now_s)
         return True
+
+    @staticmethod
+    def _amend(entry: _Entry, row: LeaseRow) -> bool:
+        """It says something else of itself; what cannot be read changes nothing."""
+        entry.raw = row.record
+        try:
+            record = _record(entry.record.worker, row)
+        except ValueError:
+            return False
+        is_changed, entry.record = record != entry.record, record
+        return is_changed
 
     def _leave(self, member: WorkerId, row: LeaseRow) -> bool:
         entry = self._entries.get(member)
@@ -266,6 +276,14 @@ class RegistryWatcher:
             except OUTAGE:
                 return  # next time
             _log.info("forgot members", extra={"fields": {"members": len(old)}})
+
+
+def _record(member: WorkerId, row: LeaseRow) -> WorkerRecord:
+    """Raises ValueError for what cannot be read, or tells of somebody else."""
+    record = WorkerRecord.from_json(row.record)
+    if (record.member, record.incarnation) != (member, row.incarnation):
+        raise ValueError(f"a record of {record.member!r}, incarnation {record.incarnation}")
+    return record
 
 
 def _id(raw: bytes) -> WorkerId | None:

@@ -21,6 +21,7 @@ from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
+from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
@@ -163,6 +164,10 @@ class _Servicer(w_grpc.WorkerServicer):
     async def Peer(self, requests: Any, context: Any) -> AsyncIterator[w.PeerMessage]:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "scripted workers hand over through their fabric")
         yield w.PeerMessage()
+
+    async def Control(self, request: Any, context: Any) -> c.ControlReply:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "scripted workers are not steered")
+        return c.ControlReply()
 
     async def _read(
         self, requests: Any, outbox: asyncio.Queue[w.WorkerMessage], running: dict[tuple[str, int], asyncio.Task[None]]

@@ -1,7 +1,9 @@
-"""Ports that nobody listens on."""
+"""Ports that nobody listens on, and short temporary folders (unix sockets have short names)."""
 
 import socket
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +16,9 @@ def unused_port() -> Callable[[], int]:
             return int(probe.getsockname()[1])
 
     return find
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="td-") as name:
+        yield Path(name)

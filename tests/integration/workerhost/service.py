@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from tandem.core.secret import ClusterSecret
+from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
@@ -73,6 +74,10 @@ class Stranger(worker_pb2_grpc.WorkerServicer):
     async def Stream(self, requests: Any, context: Any) -> Any:  # noqa: N802
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no routers here")
         yield w.WorkerMessage()
+
+    async def Control(self, request: Any, context: Any) -> c.ControlReply:  # noqa: N802
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody steers it")
+        return c.ControlReply()
 
     def __init__(self, major: int, minor: int) -> None:
         self._answer = hello(major, minor)

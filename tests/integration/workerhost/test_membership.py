@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,15 @@ from redis.asyncio import Redis
 from tandem.core.blockhash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.config import WorkerConfig
+from tandem.core.errors import UnavailableError
 from tandem.core.ids import GroupId, Incarnation, WorkerId
-from tandem.core.lifecycle import RoleName
+from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.prefixindex.connection import connect
+from tandem.prefixindex.events import BlockChange, BlockEvent
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.publisher import BlockEventPublisher
 from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.membership import Membership
@@ -108,6 +112,92 @@ def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
             assert watched.leases == granted
             await wait_for_async(lambda: bool(watched.renewed))
             assert await registered(redis) == watched.renewed[0] != incarnation
+
+    asyncio.run(run())
+
+
+def test_a_state_stands_in_the_record_also_after_a_new_registration(tmp_path: Path) -> None:
+    async def record(redis: Redis) -> WorkerRecord | None:
+        raw = await redis.hget(Keys("test").lease(Member.WORKER, "w0"), "record")
+        return None if raw is None else WorkerRecord.from_json(raw)
+
+    async def run() -> None:
+        async with joined(tmp_path) as (watched, incarnation, redis):
+            first = await record(redis)
+            assert first is not None
+            assert first.state == "ready"
+            await watched.membership.say_state(WorkerState.DRAINING)
+            assert await record(redis) == replace(first, state="draining")
+            await redis.flushall()
+            await wait_for_async(lambda: record(redis))
+            assert await record(redis) == replace(first, state="draining")
+            assert await registered(redis) == incarnation
+
+    asyncio.run(run())
+
+
+def test_another_role_is_another_incarnation_and_fences_the_one_before(tmp_path: Path) -> None:
+    """What the old incarnation still publishes is refused; its blocks stand under the new one."""
+
+    async def run() -> None:
+        async with joined(tmp_path) as (watched, before, redis):
+            membership, keys = watched.membership, Keys("test")
+            block = BlockHash(b"0123456789abcdef")
+            membership.publish([(GroupId(0), block, False)])
+            await wait_for_async(lambda: redis.scard(keys.blocks(WorkerId("w0"), before)))
+            old = BlockEventPublisher(redis, keys, WorkerId("w0"), before)
+            after = await membership.take_role(RoleName.PREFILL)
+            assert after != before
+            assert await registered(redis) == membership.incarnation == after
+            assert watched.renewed == [], "whoever asked for it knows"
+            await wait_for_async(lambda: redis.scard(keys.blocks(WorkerId("w0"), after)))
+            old.offer([BlockEvent(BlockChange.STORED, (BlockHash(b"fedcba9876543210"),), GroupId(0))])
+            late = asyncio.create_task(old.run())
+            await wait_for_async(lambda: old.is_lost)
+            late.cancel()
+            await asyncio.gather(late, return_exceptions=True)
+            assert await redis.scard(keys.blocks(WorkerId("w0"), before)) == 1
+            assert await redis.scard(keys.blocks(WorkerId("w0"), after)) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_come_through", [False, True])
+def test_a_role_that_could_not_be_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_come_through: bool
+) -> None:
+    """The worker is who it was, and whatever stands in the registry is put right by the next beat."""
+    register = WorkerLease.register
+    asked: list[Incarnation] = []
+
+    async def lossy(lease: WorkerLease, record: WorkerRecord) -> None:
+        asked.append(record.incarnation)
+        if len(asked) != 2:
+            await register(lease, record)
+            return
+        if has_come_through:
+            await redis_of[0].hset(Keys("test").lease(Member.WORKER, "w0"), "incarnation", int(record.incarnation))
+        raise UnavailableError("Redis does not answer")
+
+    redis_of: list[Redis] = []
+    monkeypatch.setattr(WorkerLease, "register", lossy)
+
+    async def run() -> None:
+        async with joined(tmp_path) as (watched, before, redis):
+            redis_of.append(redis)
+            with pytest.raises(UnavailableError):
+                await watched.membership.take_role(RoleName.PREFILL)
+            assert watched.membership.incarnation == before
+            beat = Keys("test").lease(Member.WORKER, "w0")
+            seen = int(await redis.hget(beat, "beat") or 0)
+
+            async def is_back() -> bool:
+                return await registered(redis) == before and int(await redis.hget(beat, "beat") or 0) != seen
+
+            await wait_for_async(is_back)
+            record = WorkerRecord.from_json(await redis.hget(beat, "record") or b"")
+            assert (record.role, record.incarnation) == ("decode", before)
+            assert watched.renewed == []
 
     asyncio.run(run())
 

@@ -32,6 +32,16 @@ def test_beats_keep_it_alive(book: LeaseBook) -> None:
     assert book.records == {W: RECORD}
 
 
+def test_what_a_member_says_of_itself_may_change(book: LeaseBook) -> None:
+    changed = replace(RECORD, state="draining")
+    assert book.apply({W: LeaseRow(11, 2, to_json(changed).encode())}, 0.5)
+    assert book.records == {W: changed}
+    assert not book.apply({W: LeaseRow(11, 3, to_json(changed).encode())}, 1.0)
+    assert not book.apply({W: LeaseRow(11, 4, b"{")}, 1.5), "what cannot be read changes nothing"
+    assert not book.apply({W: LeaseRow(11, 5, to_json(replace(changed, worker=WorkerId("w2"))).encode())}, 2.0)
+    assert book.records == {W: changed}
+
+
 def test_a_missing_key_alone_is_no_lapse(book: LeaseBook) -> None:
     assert not book.apply({W: None}, 2.4)
     assert W in book.records

@@ -94,7 +94,7 @@ Part = tuple[Callable[[], None], Callable[[], None]]
 
 def _lead(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, pulse: Pulse) -> Part:
     leader = assemble_leader(config, seat, inbox, outbox)
-    loop = StepLoop(leader.shell, create_role(config.role, leader.shell), inbox, pulse)
+    loop = StepLoop(leader.shell, create_role(config.role, leader.shell), inbox, pulse, create_role)
     endpoints = [endpoint_to_wire(endpoint) for endpoint in leader.shell.receiver.endpoints()]
     outbox.put(e.RankToHost(ready=e.RankReady(info=leader.info, endpoints=endpoints)))
     return loop.run, leader.close

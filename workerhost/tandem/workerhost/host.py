@@ -12,9 +12,11 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tandem.core.blockhash import BlockHash
+from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import StartupError, WorkerLostError
 from tandem.core.ids import GroupId
+from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.hostid import host_id
@@ -30,6 +32,7 @@ from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_group import START_AGAIN, RankGroup
 from tandem.workerhost.rank_watch import LOADING_LOOKS, WATCH_EVERY_S
 from tandem.workerhost.server import WorkerService
+from tandem.workerhost.steering import Steering
 
 _log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
@@ -50,6 +53,7 @@ class WorkerHost:
         self._ranks = RankGroup(config, config_file, self._from_rank)
         self._service = WorkerService(self)
         self._membership = Membership(config, self._lease_granted, self._new_incarnation)
+        self._steering = Steering(self, MonotonicClock())
         self._links = LinkShare(host_id(), self.to_rank)
         self._peers: PeerChannels | None = None
         self._ready: asyncio.Future[e.RankReady] | None = None
@@ -115,6 +119,7 @@ class WorkerHost:
         async with asyncio.TaskGroup() as alive:
             alive.create_task(self._watch_pulse())
             alive.create_task(self._membership.run())
+            alive.create_task(self._steering.run())
             alive.create_task(self._links.run(LinkSpeedStore(self._membership.redis, self._membership.keys)))
 
     async def _start(self, tasks: asyncio.TaskGroup, server: grpc.aio.Server) -> w.WorkerInfo:
@@ -123,6 +128,7 @@ class WorkerHost:
         ready = await self._ready
         self._peers = PeerChannels(self, self._secret, tasks)
         self._service.add_to(server)
+        server.add_generic_rpc_handlers((self._steering.handlers(),))
         servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -160,6 +166,8 @@ class WorkerHost:
             self._membership.publish(stored)
         elif kind == "link_measured":
             self._links.measured(message.link_measured)
+        elif kind == "looked":
+            self._steering.looked(message.looked)
         elif kind == "progress":
             self._on_progress(message.progress.text)
         elif kind == "ready":
@@ -224,10 +232,33 @@ class WorkerHost:
         self._ranks.grant(until_s, self._membership.incarnation)
 
     def _new_incarnation(self, incarnation: int) -> None:
-        """The lease had lapsed: routers and peers must meet the worker anew."""
+        """The lease had lapsed."""
         event(_log, "registered anew", logging.WARNING, incarnation=incarnation)
-        self._info.incarnation = incarnation
+        self._begin(e.NewIncarnation(incarnation=incarnation))
+
+    def _begin(self, begun: e.NewIncarnation) -> None:
+        """Routers and peers must meet the worker anew."""
+        self._info.incarnation = begun.incarnation
         self._service.close_all()
         if self._peers is not None:
             self._peers.drop_all()
-        self.to_rank(e.HostToRank(incarnation=e.NewIncarnation(incarnation=incarnation)))
+        self.to_rank(e.HostToRank(incarnation=begun))
+
+    # ---- steering --------------------------------------------------------------------------------------------------
+
+    def broadcast_state(self, state: w.WorkerState) -> None:
+        self._info.state = state.state
+        self._service.broadcast_state(state)
+
+    @property
+    def is_state_heard(self) -> bool:
+        return self._service.is_state_heard
+
+    async def record_state(self, state: WorkerState) -> None:
+        await self._membership.say_state(state)
+
+    async def take_role(self, role: RoleName) -> None:
+        """The rank's role follows in the message that makes it another incarnation: nobody meets it in between."""
+        incarnation = await self._membership.take_role(role)
+        self._info.role, self._info.state = role.value, WorkerState.READY.value
+        self._begin(e.NewIncarnation(incarnation=incarnation, role=role.value))

@@ -18,6 +18,7 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import GroupId, Incarnation, WorkerId, new_incarnation
+from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
 from tandem.core.metricnames import INDEX_PUBLISHING, counter_key
@@ -31,6 +32,9 @@ from tandem.rpc.v1 import worker_pb2 as w
 
 _log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S = 1.0
+INTRODUCTIONS, INTRODUCE_EVERY_S = 4, 0.03
+"""Beats right after a change of role: watchers who heard of the old incarnation just now believe the new one once it
+beats."""
 
 
 class Membership:
@@ -53,6 +57,10 @@ class Membership:
         self._publisher: BlockEventPublisher | None = None
         self._early: list[BlockEvent] = []
         self._until_s = 0.0
+        self._turn = asyncio.Lock()
+        """Who holds it has the lease to itself: beats, and changes of what is registered."""
+        self._introductions = 0
+        self._is_new = asyncio.Event()
 
     async def join(self, info: w.WorkerInfo) -> Incarnation:
         """Register under a fresh incarnation; raises StartupError or UnavailableError when Redis is out of reach."""
@@ -117,6 +125,35 @@ class Membership:
             tasks.create_task(self._publisher.run())
             tasks.create_task(self._beat())
 
+    async def say_state(self, state: WorkerState) -> None:
+        """Have the registry say that the worker is in this state, now and whenever it registers anew. Raises
+        UnavailableError if Redis does not answer."""
+        assert self._lease is not None
+        self._info.state = state.value
+        async with self._turn:
+            await self._lease.amend(_record(self._info))
+
+    async def take_role(self, role: RoleName) -> Incarnation:
+        """Register under a fresh incarnation, with this role and ready for work.
+
+        Raises UnavailableError if Redis does not answer: then this worker is who it was. Should the registration have
+        come through all the same, the next beat finds it and puts the old one back.
+        """
+        assert self._lease is not None
+        assert self._publisher is not None
+        info = w.WorkerInfo()
+        async with self._turn:
+            info.CopyFrom(self._info)
+            info.role, info.state, info.incarnation = role.value, WorkerState.READY.value, new_incarnation()
+            asked_s = self._clock.now_s()
+            await self._lease.register(_record(info))
+            self._info.CopyFrom(info)
+            self._publisher.renew(self.incarnation)
+            self._grant(asked_s)
+        self._introductions = INTRODUCTIONS
+        self._is_new.set()
+        return self.incarnation
+
     async def leave(self) -> None:
         """Give the lease up, so that routers know at once."""
         if self._lease is None or self._redis is None:
@@ -135,16 +172,30 @@ class Membership:
         assert self._lease is not None
         assert self._publisher is not None
         while True:
-            position = self._publisher.position
-            asked_s = self._clock.now_s()
             try:
-                if self.has_lapsed or not await self._lease.beat(*position):
-                    await self._rejoin()
-                elif not self.has_lapsed:
-                    self._grant(asked_s)
+                async with self._turn:
+                    asked_s = self._clock.now_s()
+                    if self.has_lapsed or not await self._lease.beat(*self._publisher.position):
+                        await self._rejoin()
+                    elif not self.has_lapsed:
+                        self._grant(asked_s)
+                    if self._introductions:
+                        await self._lease.announce()
             except UnavailableError as error:
                 event(_log, "beat not acknowledged", logging.WARNING, error=error)
-            await asyncio.sleep(BEAT_S)
+            await self._until_next_beat()
+
+    async def _until_next_beat(self) -> None:
+        if self._introductions:
+            self._introductions -= 1
+            await asyncio.sleep(INTRODUCE_EVERY_S)
+            return
+        try:
+            async with asyncio.timeout(BEAT_S):
+                await self._is_new.wait()
+        except TimeoutError:
+            return
+        self._is_new.clear()
 
     async def _rejoin(self) -> None:
         """The lease lapsed, or the registry does not know this incarnation. If it never lapses by our own clock, not
@@ -197,4 +248,5 @@ def _record(info: w.WorkerInfo) -> WorkerRecord:
         eos_token_ids=tuple(info.eos_token_ids),
         pid=info.pid,
         rank_pids=tuple(info.rank_pids),
+        state=info.state or WorkerState.READY.value,
     )

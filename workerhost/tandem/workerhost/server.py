@@ -42,6 +42,8 @@ class WorkerService:
         self._routers: dict[str, OutQueue] = {}
         self._peers: dict[str, OutQueue] = {}
         self._last_load = w.WorkerMessage(load=w.LoadReport()).SerializeToString()
+        self._state_sequence = 0
+        self._heard: dict[str, int] = {}  # what each router has acknowledged of it
 
     def add_to(self, server: grpc.aio.Server) -> None:
         """Serve both methods there."""
@@ -59,6 +61,18 @@ class WorkerService:
         self._last_load = w.WorkerMessage(load=load).SerializeToString()
         for queue in self._routers.values():
             queue.put(self._last_load, may_wait=True)
+
+    def broadcast_state(self, state: w.WorkerState) -> None:
+        """What every router has to know, and acknowledge: whether this worker takes work."""
+        self._state_sequence = state.sequence
+        data = w.WorkerMessage(state=state).SerializeToString()
+        for queue in self._routers.values():
+            queue.put(data)
+
+    @property
+    def is_state_heard(self) -> bool:
+        """Whether every router that is connected has acknowledged it: what it sent before is at rank 0."""
+        return all(self._heard.get(router, 0) >= self._state_sequence for router in self._routers)
 
     def answer_peer(self, worker: str, message: bytes) -> bool:
         """Answer on the channel that this peer opened; False if it has none."""
@@ -87,6 +101,7 @@ class WorkerService:
         if self._replace(self._routers, router, queue):  # the older stream's requests are over
             self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
         queue.put(self._last_load)
+        self._heard[router] = self._state_sequence  # the hello says it
 
         def handle(heard: Heard[w.RouterMessage]) -> None:
             if self._routers.get(router) is not queue:  # superseded: its requests are over
@@ -94,6 +109,9 @@ class WorkerService:
             if heard.message.HasField("ping"):
                 self._backend.acknowledged()
                 queue.put(w.WorkerMessage(pong=heard.message.ping).SerializeToString(), may_wait=True)
+                return
+            if heard.message.HasField("state_heard"):
+                self._heard[router] = heard.message.state_heard.sequence
                 return
             try:
                 self._backend.to_rank(from_router(router, heard.data))
@@ -117,6 +135,7 @@ class WorkerService:
         finally:
             if self._routers.get(router) is queue:
                 del self._routers[router]
+                self._heard.pop(router, None)
                 self._backend.to_rank(e.HostToRank(router_gone=e.RouterGone(router=router)))
                 event(_log, "router gone", router=router, reason=why)
 

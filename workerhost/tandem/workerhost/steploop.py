@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 
 from tandem.core.blockhash import chain
-from tandem.core.errors import CancelledError, DeadlineError, TandemError
+from tandem.core.errors import CancelledError, DeadlineError, InternalError, TandemError
 from tandem.core.ids import Attempt, Incarnation, RequestId, RouterId, WorkerId
-from tandem.core.lifecycle import Phase
+from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.logs import event
 from tandem.engine.request import EngineRequest, PrefillSlice, RequestKind, StepResult
 from tandem.rpc.v1 import engine_pb2 as e
@@ -41,8 +41,19 @@ MAX_EVENTS = 10_000
 class StepLoop:
     """Owns the engine, the role and the request table; `run` returns when the host says stop."""
 
-    def __init__(self, shell: Shell, role: Role, inbox: Mail, pulse: Pulse) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        role: Role,
+        inbox: Mail,
+        pulse: Pulse,
+        create_role: Callable[[RoleName, Shell], Role] | None = None,
+    ) -> None:
+        """`create_role` makes the role that the host gives it later; without it there is none but `role`."""
         self._shell, self._role, self._inbox, self._pulse = shell, role, inbox, pulse
+        self._create_role = create_role
+        self._leaving: list[Role] = []
+        """Roles that it had, whose last transfers are not quiet yet."""
         self._exchange = Exchange(shell, self._run)
         self._deferred: deque[object] = deque()
         self._is_stopping = self._is_checked = False
@@ -51,9 +62,6 @@ class StepLoop:
         self._last_report = b""
         self._links = LinkNews(shell)
         self._meter = LoadMeter(shell)
-        self._hook: Callable[[tuple[PrefillSlice, ...], int, int], None] | None = None
-        if role.layer_hook is not None:
-            self._hook = self._on_layers
 
     def run(self) -> None:
         """Until a Stop message. An exception here is a bug and ends the process: the host and the routers notice."""
@@ -92,11 +100,15 @@ class StepLoop:
 
     def is_idle(self) -> bool:
         """True if no request, ticket, transfer or fence is pending here."""
-        return self._role.is_idle() and self._exchange.is_idle()
+        return all(role.is_idle() for role in self._roles) and self._exchange.is_idle()
 
     def claims(self) -> list[Claim]:
         """Every transfer that is worked on here, for audits."""
-        return [*self._role.claims(), *self._exchange.claims()]
+        return [*(claim for role in self._roles for claim in role.claims()), *self._exchange.claims()]
+
+    @property
+    def _roles(self) -> tuple[Role, ...]:
+        return (self._role, *self._leaving)
 
     def _stand_still(self, max_wait_s: float) -> None:
         for item in self._inbox.take(max_wait_s):
@@ -132,7 +144,8 @@ class StepLoop:
         _raise_if_lost(item)
         if not isinstance(item, e.HostToRank):
             if not self._exchange.transfer_event(item):
-                self._role.transfer_event(item)
+                for role in self._roles:
+                    role.transfer_event(item)
             return
         kind = item.WhichOneof("kind")
         if kind == "router":
@@ -149,7 +162,9 @@ class StepLoop:
             self._exchange.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
             self._role.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
         elif kind == "incarnation":
-            self._new_incarnation(Incarnation(item.incarnation.incarnation))
+            self._new_incarnation(item.incarnation)
+        elif kind == "look":
+            self._shell.outbox.put(e.RankToHost(looked=self._looked(item.look.id)))
         elif kind == "link_speeds":
             self._links.learn(item.link_speeds)
         elif kind == "stop":
@@ -269,14 +284,38 @@ class StepLoop:
         self._shell.end(tracked)
         self._shell.outbox.failed(tracked, error)
 
-    def _new_incarnation(self, incarnation: Incarnation) -> None:
-        """The worker's lease had lapsed: whatever is in flight belongs to the old incarnation."""
+    def _looked(self, number: int) -> e.Looked:
+        return e.Looked(
+            id=number,
+            in_flight=len(self._shell.requests),
+            leases=len(self.claims()),
+            is_idle=self.is_idle(),
+            role=self._role.name.value,
+        )
+
+    def _new_incarnation(self, begun: e.NewIncarnation) -> None:
+        """The worker's lease had lapsed, or it takes another role: whatever is in flight belongs to the old
+        incarnation."""
         for tracked in self._shell.requests.all():
             self._cancel(tracked, "the worker registered anew")
         self._exchange.new_incarnation()
+        incarnation = Incarnation(begun.incarnation)
         self._shell.incarnation = incarnation
         self._shell.receiver.set_incarnation(incarnation)
         self._shell.sender.set_incarnation(incarnation)
+        self._leaving = [role for role in self._leaving if not role.is_idle()]
+        if begun.role:
+            self._take_role(RoleName(begun.role))
+
+    def _take_role(self, name: RoleName) -> None:
+        """Engine, prefix cache and links stay as they are. The role before takes part until its transfers are quiet,
+        which they are, unless somebody sent what it may not."""
+        if self._create_role is None:
+            raise InternalError(f"this step loop cannot take the role {name.value}")
+        if not self._role.is_idle():
+            self._leaving.append(self._role)
+        self._role = self._create_role(name, self._shell)
+        event(_log, "role taken", role=name)
 
     # ---- a step ----------------------------------------------------------------------------------------------------
 
@@ -296,7 +335,7 @@ class StepLoop:
         """Run one step; False if there was nothing that could run."""
         self._pulse.begin_step()
         try:
-            result = self._shell.engine.step(self._hook)
+            result = self._shell.engine.step(self._on_layers if self._role.layer_hook is not None else None)
             if result.failed:
                 self._shell.engine.probe()
         finally:

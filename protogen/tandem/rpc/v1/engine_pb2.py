@@ -28,6 +28,10 @@ try:
 except AttributeError:
   tandem_dot_rpc_dot_v1_dot_audit__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.audit_pb2
 try:
+  tandem_dot_rpc_dot_v1_dot_control__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem_dot_rpc_dot_v1_dot_control__pb2
+except AttributeError:
+  tandem_dot_rpc_dot_v1_dot_control__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.control_pb2
+try:
   tandem_dot_rpc_dot_v1_dot_kv__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem_dot_rpc_dot_v1_dot_kv__pb2
 except AttributeError:
   tandem_dot_rpc_dot_v1_dot_kv__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.kv_pb2
@@ -45,7 +49,7 @@ except AttributeError:
   tandem_dot_rpc_dot_v1_dot_router__stream__pb2 = tandem_dot_rpc_dot_v1_dot_worker__pb2.tandem.rpc.v1.router_stream_pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/engine.proto\x12\rtandem.rpc.v1\x1a\x1atandem/rpc/v1/worker.proto\"\xd7\x02\n\nHostToRank\x12+\n\x06router\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.FromRouterH\x00\x12\'\n\x04peer\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.FromPeerH\x00\x12\x30\n\x0brouter_gone\x18\x03 \x01(\x0b\x32\x19.tandem.rpc.v1.RouterGoneH\x00\x12,\n\tpeer_gone\x18\x04 \x01(\x0b\x32\x17.tandem.rpc.v1.PeerGoneH\x00\x12\x34\n\x0bincarnation\x18\x05 \x01(\x0b\x32\x1d.tandem.rpc.v1.NewIncarnationH\x00\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x13.tandem.rpc.v1.StopH\x00\x12\x30\n\x0blink_speeds\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LinkSpeedsH\x00\x42\x06\n\x04kind\"K\n\nFromRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"p\n\x08\x46romPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12+\n\x07message\x18\x03 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\x12\x12\n\nreceived_s\x18\x04 \x01(\x01\"\x1c\n\nRouterGone\x12\x0e\n\x06router\x18\x01 \x01(\t\"?\n\x08PeerGone\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"%\n\x0eNewIncarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\"\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\xf4\x02\n\nRankToHost\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.RankReadyH\x00\x12)\n\x06router\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.ToRouterH\x00\x12%\n\x04peer\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.ToPeerH\x00\x12,\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.BlockEventsH\x00\x12%\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x14.tandem.rpc.v1.FatalH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12+\n\x08progress\x18\x08 \x01(\x0b\x32\x17.tandem.rpc.v1.ProgressH\x00\x12\x34\n\rlink_measured\x18\t \x01(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredH\x00\x42\x06\n\x04kind\"\x18\n\x08Progress\x12\x0c\n\x04text\x18\x01 \x01(\t\"d\n\tRankReady\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\x12.\n\tendpoints\x18\x02 \x03(\x0b\x32\x1b.tandem.rpc.v1.RankEndpoint\"[\n\x08ToRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\x12\x10\n\x08may_wait\x18\x03 \x01(\x08\"k\n\x06ToPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12+\n\x07message\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\"8\n\x0b\x42lockEvents\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.BlockEvent\"=\n\nBlockEvent\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x12\n\nis_removed\x18\x03 \x01(\x08\"&\n\x05\x46\x61tal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x9b\x01\n\x0cLinkMeasured\x12\x11\n\tfrom_host\x18\x01 \x01(\t\x12\x0f\n\x07to_host\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\x11\n\tlatency_s\x18\x06 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\"7\n\nLinkSpeeds\x12)\n\x04rows\x18\x01 \x03(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/engine.proto\x12\rtandem.rpc.v1\x1a\x1atandem/rpc/v1/worker.proto\"\xfc\x02\n\nHostToRank\x12+\n\x06router\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.FromRouterH\x00\x12\'\n\x04peer\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.FromPeerH\x00\x12\x30\n\x0brouter_gone\x18\x03 \x01(\x0b\x32\x19.tandem.rpc.v1.RouterGoneH\x00\x12,\n\tpeer_gone\x18\x04 \x01(\x0b\x32\x17.tandem.rpc.v1.PeerGoneH\x00\x12\x34\n\x0bincarnation\x18\x05 \x01(\x0b\x32\x1d.tandem.rpc.v1.NewIncarnationH\x00\x12#\n\x04stop\x18\x06 \x01(\x0b\x32\x13.tandem.rpc.v1.StopH\x00\x12\x30\n\x0blink_speeds\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LinkSpeedsH\x00\x12#\n\x04look\x18\x08 \x01(\x0b\x32\x13.tandem.rpc.v1.LookH\x00\x42\x06\n\x04kind\"K\n\nFromRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"p\n\x08\x46romPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12+\n\x07message\x18\x03 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\x12\x12\n\nreceived_s\x18\x04 \x01(\x01\"\x1c\n\nRouterGone\x12\x0e\n\x06router\x18\x01 \x01(\t\"?\n\x08PeerGone\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"3\n\x0eNewIncarnation\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x0c\n\x04role\x18\x02 \x01(\t\"\x12\n\x04Look\x12\n\n\x02id\x18\x01 \x01(\x04\"\x16\n\x04Stop\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x9d\x03\n\nRankToHost\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.RankReadyH\x00\x12)\n\x06router\x18\x02 \x01(\x0b\x32\x17.tandem.rpc.v1.ToRouterH\x00\x12%\n\x04peer\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.ToPeerH\x00\x12,\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.BlockEventsH\x00\x12%\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x14.tandem.rpc.v1.FatalH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12+\n\x08progress\x18\x08 \x01(\x0b\x32\x17.tandem.rpc.v1.ProgressH\x00\x12\x34\n\rlink_measured\x18\t \x01(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredH\x00\x12\'\n\x06looked\x18\n \x01(\x0b\x32\x15.tandem.rpc.v1.LookedH\x00\x42\x06\n\x04kind\"V\n\x06Looked\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tin_flight\x18\x02 \x01(\r\x12\x0e\n\x06leases\x18\x03 \x01(\r\x12\x0f\n\x07is_idle\x18\x04 \x01(\x08\x12\x0c\n\x04role\x18\x05 \x01(\t\"\x18\n\x08Progress\x12\x0c\n\x04text\x18\x01 \x01(\t\"d\n\tRankReady\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\x12.\n\tendpoints\x18\x02 \x03(\x0b\x32\x1b.tandem.rpc.v1.RankEndpoint\"[\n\x08ToRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12-\n\x07message\x18\x02 \x01(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\x12\x10\n\x08may_wait\x18\x03 \x01(\x08\"k\n\x06ToPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12+\n\x07message\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.PeerMessage\"8\n\x0b\x42lockEvents\x12)\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.BlockEvent\"=\n\nBlockEvent\x12\r\n\x05group\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\x12\x12\n\nis_removed\x18\x03 \x01(\x08\"&\n\x05\x46\x61tal\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"\x9b\x01\n\x0cLinkMeasured\x12\x11\n\tfrom_host\x18\x01 \x01(\t\x12\x0f\n\x07to_host\x18\x02 \x01(\t\x12\x0c\n\x04peer\x18\x03 \x01(\t\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x05 \x01(\x01\x12\x11\n\tlatency_s\x18\x06 \x01(\x01\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\x0f\n\x07\x66\x61ilure\x18\x08 \x01(\t\"7\n\nLinkSpeeds\x12)\n\x04rows\x18\x01 \x03(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -53,37 +57,41 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.rpc.v1.engine_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_HOSTTORANK']._serialized_start=74
-  _globals['_HOSTTORANK']._serialized_end=417
-  _globals['_FROMROUTER']._serialized_start=419
-  _globals['_FROMROUTER']._serialized_end=494
-  _globals['_FROMPEER']._serialized_start=496
-  _globals['_FROMPEER']._serialized_end=608
-  _globals['_ROUTERGONE']._serialized_start=610
-  _globals['_ROUTERGONE']._serialized_end=638
-  _globals['_PEERGONE']._serialized_start=640
-  _globals['_PEERGONE']._serialized_end=703
-  _globals['_NEWINCARNATION']._serialized_start=705
-  _globals['_NEWINCARNATION']._serialized_end=742
-  _globals['_STOP']._serialized_start=744
-  _globals['_STOP']._serialized_end=766
-  _globals['_RANKTOHOST']._serialized_start=769
-  _globals['_RANKTOHOST']._serialized_end=1141
-  _globals['_PROGRESS']._serialized_start=1143
-  _globals['_PROGRESS']._serialized_end=1167
-  _globals['_RANKREADY']._serialized_start=1169
-  _globals['_RANKREADY']._serialized_end=1269
-  _globals['_TOROUTER']._serialized_start=1271
-  _globals['_TOROUTER']._serialized_end=1362
-  _globals['_TOPEER']._serialized_start=1364
-  _globals['_TOPEER']._serialized_end=1471
-  _globals['_BLOCKEVENTS']._serialized_start=1473
-  _globals['_BLOCKEVENTS']._serialized_end=1529
-  _globals['_BLOCKEVENT']._serialized_start=1531
-  _globals['_BLOCKEVENT']._serialized_end=1592
-  _globals['_FATAL']._serialized_start=1594
-  _globals['_FATAL']._serialized_end=1632
-  _globals['_LINKMEASURED']._serialized_start=1635
-  _globals['_LINKMEASURED']._serialized_end=1790
-  _globals['_LINKSPEEDS']._serialized_start=1792
-  _globals['_LINKSPEEDS']._serialized_end=1847
+  _globals['_HOSTTORANK']._serialized_end=454
+  _globals['_FROMROUTER']._serialized_start=456
+  _globals['_FROMROUTER']._serialized_end=531
+  _globals['_FROMPEER']._serialized_start=533
+  _globals['_FROMPEER']._serialized_end=645
+  _globals['_ROUTERGONE']._serialized_start=647
+  _globals['_ROUTERGONE']._serialized_end=675
+  _globals['_PEERGONE']._serialized_start=677
+  _globals['_PEERGONE']._serialized_end=740
+  _globals['_NEWINCARNATION']._serialized_start=742
+  _globals['_NEWINCARNATION']._serialized_end=793
+  _globals['_LOOK']._serialized_start=795
+  _globals['_LOOK']._serialized_end=813
+  _globals['_STOP']._serialized_start=815
+  _globals['_STOP']._serialized_end=837
+  _globals['_RANKTOHOST']._serialized_start=840
+  _globals['_RANKTOHOST']._serialized_end=1253
+  _globals['_LOOKED']._serialized_start=1255
+  _globals['_LOOKED']._serialized_end=1341
+  _globals['_PROGRESS']._serialized_start=1343
+  _globals['_PROGRESS']._serialized_end=1367
+  _globals['_RANKREADY']._serialized_start=1369
+  _globals['_RANKREADY']._serialized_end=1469
+  _globals['_TOROUTER']._serialized_start=1471
+  _globals['_TOROUTER']._serialized_end=1562
+  _globals['_TOPEER']._serialized_start=1564
+  _globals['_TOPEER']._serialized_end=1671
+  _globals['_BLOCKEVENTS']._serialized_start=1673
+  _globals['_BLOCKEVENTS']._serialized_end=1729
+  _globals['_BLOCKEVENT']._serialized_start=1731
+  _globals['_BLOCKEVENT']._serialized_end=1792
+  _globals['_FATAL']._serialized_start=1794
+  _globals['_FATAL']._serialized_end=1832
+  _globals['_LINKMEASURED']._serialized_start=1835
+  _globals['_LINKMEASURED']._serialized_end=1990
+  _globals['_LINKSPEEDS']._serialized_start=1992
+  _globals['_LINKSPEEDS']._serialized_end=2047
 # @@protoc_insertion_point(module_scope)

@@ -31,6 +31,7 @@ class HostToRank(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     LINK_SPEEDS_FIELD_NUMBER: _builtins.int
+    LOOK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def router(self) -> Global___FromRouter: ...
     @_builtins.property
@@ -45,6 +46,8 @@ class HostToRank(_message.Message):
     def stop(self) -> Global___Stop: ...
     @_builtins.property
     def link_speeds(self) -> Global___LinkSpeeds: ...
+    @_builtins.property
+    def look(self) -> Global___Look: ...
     def __init__(
         self,
         *,
@@ -55,12 +58,13 @@ class HostToRank(_message.Message):
         incarnation: Global___NewIncarnation | None = ...,
         stop: Global___Stop | None = ...,
         link_speeds: Global___LinkSpeeds | None = ...,
+        look: Global___Look | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "link_speeds", b"link_speeds", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "link_speeds", b"link_speeds", "look", b"look", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "link_speeds", b"link_speeds", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "kind", b"kind", "link_speeds", b"link_speeds", "look", b"look", "peer", b"peer", "peer_gone", b"peer_gone", "router", b"router", "router_gone", b"router_gone", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "incarnation", "stop", "link_speeds"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["router", "peer", "router_gone", "peer_gone", "incarnation", "stop", "link_speeds", "look"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -172,19 +176,44 @@ class NewIncarnation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INCARNATION_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
+    role: _builtins.str
+    """The role that it has from now on; empty = as before."""
     def __init__(
         self,
         *,
         incarnation: _builtins.int = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NewIncarnation: _TypeAlias = NewIncarnation  # noqa: Y015
+
+@_typing.final
+class Look(_message.Message):
+    """What is in flight here? Asked behind everything that was passed on before."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Look: _TypeAlias = Look  # noqa: Y015
 
 @_typing.final
 class Stop(_message.Message):
@@ -217,6 +246,7 @@ class RankToHost(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     LINK_MEASURED_FIELD_NUMBER: _builtins.int
+    LOOKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> Global___RankReady: ...
     @_builtins.property
@@ -233,6 +263,8 @@ class RankToHost(_message.Message):
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def link_measured(self) -> Global___LinkMeasured: ...
+    @_builtins.property
+    def looked(self) -> Global___Looked: ...
     def __init__(
         self,
         *,
@@ -244,16 +276,50 @@ class RankToHost(_message.Message):
         load: _router_stream_pb2.LoadReport | None = ...,
         progress: Global___Progress | None = ...,
         link_measured: Global___LinkMeasured | None = ...,
+        looked: Global___Looked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "looked", b"looked", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "looked", b"looked", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "fatal", "load", "progress", "link_measured"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "fatal", "load", "progress", "link_measured", "looked"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___RankToHost: _TypeAlias = RankToHost  # noqa: Y015
+
+@_typing.final
+class Looked(_message.Message):
+    """Attempts of requests, and transfers that blocks are held for; whether nothing at all is pending; the role now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
+    IS_IDLE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    in_flight: _builtins.int
+    leases: _builtins.int
+    is_idle: _builtins.bool
+    role: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        in_flight: _builtins.int = ...,
+        leases: _builtins.int = ...,
+        is_idle: _builtins.bool = ...,
+        role: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "is_idle", b"is_idle", "leases", b"leases", "role", b"role"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Looked: _TypeAlias = Looked  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):

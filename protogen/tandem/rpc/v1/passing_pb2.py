@@ -26,7 +26,7 @@ from tandem.rpc.v1 import engine_pb2 as tandem_dot_rpc_dot_v1_dot_engine__pb2
 from tandem.rpc.v1 import router_stream_pb2 as tandem_dot_rpc_dot_v1_dot_router__stream__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/rpc/v1/passing.proto\x12\rtandem.rpc.v1\x1a\x1atandem/rpc/v1/engine.proto\x1a!tandem/rpc/v1/router_stream.proto\"\xfe\x02\n\x08\x46romRank\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.RankReadyH\x00\x12/\n\x06router\x18\x02 \x01(\x0b\x32\x1d.tandem.rpc.v1.PassedToRouterH\x00\x12+\n\x04peer\x18\x03 \x01(\x0b\x32\x1b.tandem.rpc.v1.PassedToPeerH\x00\x12,\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.BlockEventsH\x00\x12%\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x14.tandem.rpc.v1.FatalH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12+\n\x08progress\x18\x08 \x01(\x0b\x32\x17.tandem.rpc.v1.ProgressH\x00\x12\x34\n\rlink_measured\x18\t \x01(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredH\x00\x42\x06\n\x04kind\"C\n\x0ePassedToRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\x12\x10\n\x08may_wait\x18\x03 \x01(\x08\"U\n\x0cPassedToPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\x0c\"r\n\x06ToRank\x12\x31\n\x06router\x18\x01 \x01(\x0b\x32\x1f.tandem.rpc.v1.PassedFromRouterH\x00\x12-\n\x04peer\x18\x02 \x01(\x0b\x32\x1d.tandem.rpc.v1.PassedFromPeerH\x00\x42\x06\n\x04kind\"3\n\x10PassedFromRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"Z\n\x0ePassedFromPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\x0c\x12\x12\n\nreceived_s\x18\x04 \x01(\x01\"@\n\x13PassedWorkerMessage\x12)\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.PassedBatch\"\x1f\n\x0bPassedBatch\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1btandem/rpc/v1/passing.proto\x12\rtandem.rpc.v1\x1a\x1atandem/rpc/v1/engine.proto\x1a!tandem/rpc/v1/router_stream.proto\"\xa7\x03\n\x08\x46romRank\x12)\n\x05ready\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.RankReadyH\x00\x12/\n\x06router\x18\x02 \x01(\x0b\x32\x1d.tandem.rpc.v1.PassedToRouterH\x00\x12+\n\x04peer\x18\x03 \x01(\x0b\x32\x1b.tandem.rpc.v1.PassedToPeerH\x00\x12,\n\x06\x65vents\x18\x04 \x01(\x0b\x32\x1a.tandem.rpc.v1.BlockEventsH\x00\x12%\n\x05\x66\x61tal\x18\x06 \x01(\x0b\x32\x14.tandem.rpc.v1.FatalH\x00\x12)\n\x04load\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12+\n\x08progress\x18\x08 \x01(\x0b\x32\x17.tandem.rpc.v1.ProgressH\x00\x12\x34\n\rlink_measured\x18\t \x01(\x0b\x32\x1b.tandem.rpc.v1.LinkMeasuredH\x00\x12\'\n\x06looked\x18\n \x01(\x0b\x32\x15.tandem.rpc.v1.LookedH\x00\x42\x06\n\x04kind\"C\n\x0ePassedToRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\x12\x10\n\x08may_wait\x18\x03 \x01(\x08\"U\n\x0cPassedToPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\x0c\"r\n\x06ToRank\x12\x31\n\x06router\x18\x01 \x01(\x0b\x32\x1f.tandem.rpc.v1.PassedFromRouterH\x00\x12-\n\x04peer\x18\x02 \x01(\x0b\x32\x1d.tandem.rpc.v1.PassedFromPeerH\x00\x42\x06\n\x04kind\"3\n\x10PassedFromRouter\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\x0c\"Z\n\x0ePassedFromPeer\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07message\x18\x03 \x01(\x0c\x12\x12\n\nreceived_s\x18\x04 \x01(\x01\"@\n\x13PassedWorkerMessage\x12)\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.PassedBatch\"\x1f\n\x0bPassedBatch\x12\x10\n\x08messages\x18\x01 \x03(\x0c\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.rpc.v1.passing_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FROMRANK']._serialized_start=110
-  _globals['_FROMRANK']._serialized_end=492
-  _globals['_PASSEDTOROUTER']._serialized_start=494
-  _globals['_PASSEDTOROUTER']._serialized_end=561
-  _globals['_PASSEDTOPEER']._serialized_start=563
-  _globals['_PASSEDTOPEER']._serialized_end=648
-  _globals['_TORANK']._serialized_start=650
-  _globals['_TORANK']._serialized_end=764
-  _globals['_PASSEDFROMROUTER']._serialized_start=766
-  _globals['_PASSEDFROMROUTER']._serialized_end=817
-  _globals['_PASSEDFROMPEER']._serialized_start=819
-  _globals['_PASSEDFROMPEER']._serialized_end=909
-  _globals['_PASSEDWORKERMESSAGE']._serialized_start=911
-  _globals['_PASSEDWORKERMESSAGE']._serialized_end=975
-  _globals['_PASSEDBATCH']._serialized_start=977
-  _globals['_PASSEDBATCH']._serialized_end=1008
+  _globals['_FROMRANK']._serialized_end=533
+  _globals['_PASSEDTOROUTER']._serialized_start=535
+  _globals['_PASSEDTOROUTER']._serialized_end=602
+  _globals['_PASSEDTOPEER']._serialized_start=604
+  _globals['_PASSEDTOPEER']._serialized_end=689
+  _globals['_TORANK']._serialized_start=691
+  _globals['_TORANK']._serialized_end=805
+  _globals['_PASSEDFROMROUTER']._serialized_start=807
+  _globals['_PASSEDFROMROUTER']._serialized_end=858
+  _globals['_PASSEDFROMPEER']._serialized_start=860
+  _globals['_PASSEDFROMPEER']._serialized_end=950
+  _globals['_PASSEDWORKERMESSAGE']._serialized_start=952
+  _globals['_PASSEDWORKERMESSAGE']._serialized_end=1016
+  _globals['_PASSEDBATCH']._serialized_start=1018
+  _globals['_PASSEDBATCH']._serialized_end=1049
 # @@protoc_insertion_point(module_scope)

@@ -37,6 +37,7 @@ class FromRank(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     LINK_MEASURED_FIELD_NUMBER: _builtins.int
+    LOOKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ready(self) -> _engine_pb2.RankReady: ...
     @_builtins.property
@@ -53,6 +54,8 @@ class FromRank(_message.Message):
     def progress(self) -> _engine_pb2.Progress: ...
     @_builtins.property
     def link_measured(self) -> _engine_pb2.LinkMeasured: ...
+    @_builtins.property
+    def looked(self) -> _engine_pb2.Looked: ...
     def __init__(
         self,
         *,
@@ -64,12 +67,13 @@ class FromRank(_message.Message):
         load: _router_stream_pb2.LoadReport | None = ...,
         progress: _engine_pb2.Progress | None = ...,
         link_measured: _engine_pb2.LinkMeasured | None = ...,
+        looked: _engine_pb2.Looked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "looked", b"looked", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "fatal", b"fatal", "kind", b"kind", "link_measured", b"link_measured", "load", b"load", "looked", b"looked", "peer", b"peer", "progress", b"progress", "ready", b"ready", "router", b"router"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "fatal", "load", "progress", "link_measured"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["ready", "router", "peer", "events", "fatal", "load", "progress", "link_measured", "looked"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

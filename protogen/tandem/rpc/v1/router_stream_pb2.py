@@ -28,7 +28,7 @@ from tandem.rpc.v1 import kv_pb2 as tandem_dot_rpc_dot_v1_dot_kv__pb2
 from tandem.rpc.v1 import ping_pb2 as tandem_dot_rpc_dot_v1_dot_ping__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tandem/rpc/v1/router_stream.proto\x12\rtandem.rpc.v1\x1a\x19tandem/rpc/v1/audit.proto\x1a\x1etandem/rpc/v1/generation.proto\x1a\x16tandem/rpc/v1/kv.proto\x1a\x18tandem/rpc/v1/ping.proto\"\xf8\x02\n\rRouterMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.tandem.rpc.v1.RouterHelloH\x00\x12\'\n\x06submit\x18\x02 \x01(\x0b\x32\x15.tandem.rpc.v1.SubmitH\x00\x12\'\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.CancelH\x00\x12#\n\x04ping\x18\x04 \x01(\x0b\x32\x13.tandem.rpc.v1.PingH\x00\x12,\n\x05\x61udit\x18\x05 \x01(\x0b\x32\x1b.tandem.rpc.v1.AuditRequestH\x00\x12.\n\x06repair\x18\x06 \x01(\x0b\x32\x1c.tandem.rpc.v1.RepairRequestH\x00\x12\x30\n\x0b\x65nd_choices\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.EndChoicesH\x00\x12+\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.RouterBatchH\x00\x42\x06\n\x04kind\"=\n\x0bRouterBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"g\n\x0bRouterHello\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x1a\n\x12router_incarnation\x18\x02 \x01(\x04\x12\x1a\n\x12worker_incarnation\x18\x03 \x01(\x04\x12\x10\n\x08protocol\x18\x04 \x01(\r\"A\n\tWorkerRef\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xdc\x02\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x03leg\x18\x03 \x01(\x0e\x32\x12.tandem.rpc.v1.Leg\x12&\n\x04peer\x18\x04 \x01(\x0b\x32\x18.tandem.rpc.v1.WorkerRef\x12\x0e\n\x06prompt\x18\x05 \x03(\r\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.tandem.rpc.v1.SamplingParams\x12\x0c\n\x04salt\x18\x07 \x01(\x0c\x12\x17\n\x0flast_block_hash\x18\x08 \x01(\x0c\x12\x11\n\ttimeout_s\x18\t \x01(\x01\x12*\n\x06\x66orced\x18\n \x03(\x0b\x32\x1a.tandem.rpc.v1.ChoiceState\x12,\n\x07sources\x18\x0b \x03(\x0b\x32\x1b.tandem.rpc.v1.PrefixSource\x12\x12\n\nprompt_ids\x18\x0c \x01(\x0c\"W\n\x0cPrefixSource\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.WorkerRef\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\r\n\x05lossy\x18\x03 \x01(\t\":\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"?\n\nEndChoices\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\r\"\xf9\x02\n\rWorkerMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.tandem.rpc.v1.WorkerHelloH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.tandem.rpc.v1.StepTokensH\x00\x12.\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1c.tandem.rpc.v1.RequestFailedH\x00\x12)\n\x04load\x18\x04 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12#\n\x04pong\x18\x05 \x01(\x0b\x32\x13.tandem.rpc.v1.PingH\x00\x12,\n\x05phase\x18\x06 \x01(\x0b\x32\x1b.tandem.rpc.v1.RequestPhaseH\x00\x12+\n\x05\x61udit\x18\x07 \x01(\x0b\x32\x1a.tandem.rpc.v1.AuditReportH\x00\x12+\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.WorkerBatchH\x00\x42\x06\n\x04kind\"=\n\x0bWorkerBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\"6\n\x0bWorkerHello\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\"\x95\x03\n\nWorkerInfo\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\n\n\x02tp\x18\x07 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x08 \x01(\r\x12\x10\n\x08kv_dtype\x18\t \x01(\t\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x03(\r\x12\x16\n\x0etoken_kv_bytes\x18\r \x01(\x04\x12\x12\n\ntransports\x18\x0e \x03(\t\x12\x10\n\x08protocol\x18\x0f \x01(\r\x12\x15\n\reos_token_ids\x18\x10 \x03(\r\x12\x0b\n\x03pid\x18\x11 \x01(\r\x12\x11\n\trank_pids\x18\x12 \x03(\r\x12)\n\x07profile\x18\x13 \x01(\x0b\x32\x18.tandem.rpc.v1.KvProfile\x12\x0c\n\x04host\x18\x14 \x01(\t\"d\n\nStepTokens\x12)\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.TokenChunk\x12+\n\x07prompts\x18\x02 \x03(\x0b\x32\x1a.tandem.rpc.v1.PromptChunk\"p\n\x0bPromptChunk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\"\x96\x02\n\nTokenChunk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\x12+\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x1b.tandem.rpc.v1.FinishReason\x12\x1a\n\rcached_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12-\n\x07handoff\x18\t \x01(\x0b\x32\x1c.tandem.rpc.v1.HandoffTimingB\x10\n\x0e_cached_tokens\"P\n\rRequestFailed\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"?\n\x0cRequestPhase\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\"\x8e\x04\n\nLoadReport\x12\x17\n\x0fqueued_requests\x18\x01 \x01(\r\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12/\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x1f.tandem.rpc.v1.GroupBlocksCount\x12\x14\n\x0cprefill_rate\x18\x05 \x01(\x01\x12\x15\n\rdecode_step_s\x18\x06 \x01(\x01\x12\x39\n\x08\x63ounters\x18\x07 \x03(\x0b\x32\'.tandem.rpc.v1.LoadReport.CountersEntry\x12\x11\n\tin_flight\x18\x08 \x01(\r\x12(\n\x05links\x18\t \x03(\x0b\x32\x19.tandem.rpc.v1.LinkReport\x12(\n\x05queue\x18\n \x03(\x0b\x32\x19.tandem.rpc.v1.QueuedWork\x12\x15\n\rqueue_stretch\x18\x0b \x01(\x01\x12\x1c\n\x14queue_max_overtake_s\x18\x0c \x01(\x01\x12\x1a\n\x12\x64\x65\x63oding_sequences\x18\r \x01(\r\x12\x19\n\x11\x64\x65\x63ode_sequence_s\x18\x0e \x01(\x01\x12\x19\n\x11prefill_context_s\x18\x0f \x01(\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"R\n\nQueuedWork\x12\x10\n\x08\x64ue_in_s\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x10\n\x08requests\x18\x03 \x01(\r\x12\x10\n\x08\x61ttended\x18\x04 \x01(\x01\"\xe8\x01\n\nLinkReport\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x11\n\tpeer_rank\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x11\n\tfrom_host\x18\x05 \x01(\t\x12\x0f\n\x07to_host\x18\x06 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01\x12\x11\n\tlatency_s\x18\x08 \x01(\x01\x12\x1c\n\x14\x61\x63hieved_bytes_per_s\x18\t \x01(\x01\x12\x0e\n\x06stalls\x18\n \x01(\x04\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x0e\n\x06unused\x18\x0c \x03(\t*I\n\x03Leg\x12\x13\n\x0fLEG_UNSPECIFIED\x10\x00\x12\x0c\n\x08LEG_FULL\x10\x01\x12\x0f\n\x0bLEG_PREFILL\x10\x02\x12\x0e\n\nLEG_DECODE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!tandem/rpc/v1/router_stream.proto\x12\rtandem.rpc.v1\x1a\x19tandem/rpc/v1/audit.proto\x1a\x1etandem/rpc/v1/generation.proto\x1a\x16tandem/rpc/v1/kv.proto\x1a\x18tandem/rpc/v1/ping.proto\"\xaa\x03\n\rRouterMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.tandem.rpc.v1.RouterHelloH\x00\x12\'\n\x06submit\x18\x02 \x01(\x0b\x32\x15.tandem.rpc.v1.SubmitH\x00\x12\'\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x15.tandem.rpc.v1.CancelH\x00\x12#\n\x04ping\x18\x04 \x01(\x0b\x32\x13.tandem.rpc.v1.PingH\x00\x12,\n\x05\x61udit\x18\x05 \x01(\x0b\x32\x1b.tandem.rpc.v1.AuditRequestH\x00\x12.\n\x06repair\x18\x06 \x01(\x0b\x32\x1c.tandem.rpc.v1.RepairRequestH\x00\x12\x30\n\x0b\x65nd_choices\x18\x07 \x01(\x0b\x32\x19.tandem.rpc.v1.EndChoicesH\x00\x12+\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.RouterBatchH\x00\x12\x30\n\x0bstate_heard\x18\t \x01(\x0b\x32\x19.tandem.rpc.v1.StateHeardH\x00\x42\x06\n\x04kind\"=\n\x0bRouterBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.tandem.rpc.v1.RouterMessage\"g\n\x0bRouterHello\x12\x0e\n\x06router\x18\x01 \x01(\t\x12\x1a\n\x12router_incarnation\x18\x02 \x01(\x04\x12\x1a\n\x12worker_incarnation\x18\x03 \x01(\x04\x12\x10\n\x08protocol\x18\x04 \x01(\r\"\x1e\n\nStateHeard\x12\x10\n\x08sequence\x18\x01 \x01(\x04\"A\n\tWorkerRef\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\xdc\x02\n\x06Submit\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x1f\n\x03leg\x18\x03 \x01(\x0e\x32\x12.tandem.rpc.v1.Leg\x12&\n\x04peer\x18\x04 \x01(\x0b\x32\x18.tandem.rpc.v1.WorkerRef\x12\x0e\n\x06prompt\x18\x05 \x03(\r\x12/\n\x08sampling\x18\x06 \x01(\x0b\x32\x1d.tandem.rpc.v1.SamplingParams\x12\x0c\n\x04salt\x18\x07 \x01(\x0c\x12\x17\n\x0flast_block_hash\x18\x08 \x01(\x0c\x12\x11\n\ttimeout_s\x18\t \x01(\x01\x12*\n\x06\x66orced\x18\n \x03(\x0b\x32\x1a.tandem.rpc.v1.ChoiceState\x12,\n\x07sources\x18\x0b \x03(\x0b\x32\x1b.tandem.rpc.v1.PrefixSource\x12\x12\n\nprompt_ids\x18\x0c \x01(\x0c\"W\n\x0cPrefixSource\x12(\n\x06worker\x18\x01 \x01(\x0b\x32\x18.tandem.rpc.v1.WorkerRef\x12\x0e\n\x06tokens\x18\x02 \x01(\r\x12\r\n\x05lossy\x18\x03 \x01(\t\":\n\x06\x43\x61ncel\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"?\n\nEndChoices\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0f\n\x07\x63hoices\x18\x03 \x03(\r\"\xa6\x03\n\rWorkerMessage\x12+\n\x05hello\x18\x01 \x01(\x0b\x32\x1a.tandem.rpc.v1.WorkerHelloH\x00\x12+\n\x06tokens\x18\x02 \x01(\x0b\x32\x19.tandem.rpc.v1.StepTokensH\x00\x12.\n\x06\x66\x61iled\x18\x03 \x01(\x0b\x32\x1c.tandem.rpc.v1.RequestFailedH\x00\x12)\n\x04load\x18\x04 \x01(\x0b\x32\x19.tandem.rpc.v1.LoadReportH\x00\x12#\n\x04pong\x18\x05 \x01(\x0b\x32\x13.tandem.rpc.v1.PingH\x00\x12,\n\x05phase\x18\x06 \x01(\x0b\x32\x1b.tandem.rpc.v1.RequestPhaseH\x00\x12+\n\x05\x61udit\x18\x07 \x01(\x0b\x32\x1a.tandem.rpc.v1.AuditReportH\x00\x12+\n\x05\x62\x61tch\x18\x08 \x01(\x0b\x32\x1a.tandem.rpc.v1.WorkerBatchH\x00\x12+\n\x05state\x18\t \x01(\x0b\x32\x1a.tandem.rpc.v1.WorkerStateH\x00\x42\x06\n\x04kind\"=\n\x0bWorkerBatch\x12.\n\x08messages\x18\x01 \x03(\x0b\x32\x1c.tandem.rpc.v1.WorkerMessage\"6\n\x0bWorkerHello\x12\'\n\x04info\x18\x01 \x01(\x0b\x32\x19.tandem.rpc.v1.WorkerInfo\"B\n\x0bWorkerState\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\t\x12\x12\n\nhands_back\x18\x03 \x01(\x08\"\xa4\x03\n\nWorkerInfo\x12\x0e\n\x06worker\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\x12\n\n\x02tp\x18\x07 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x08 \x01(\r\x12\x10\n\x08kv_dtype\x18\t \x01(\t\x12\x15\n\rmax_model_len\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x03(\r\x12\x16\n\x0etoken_kv_bytes\x18\r \x01(\x04\x12\x12\n\ntransports\x18\x0e \x03(\t\x12\x10\n\x08protocol\x18\x0f \x01(\r\x12\x15\n\reos_token_ids\x18\x10 \x03(\r\x12\x0b\n\x03pid\x18\x11 \x01(\r\x12\x11\n\trank_pids\x18\x12 \x03(\r\x12)\n\x07profile\x18\x13 \x01(\x0b\x32\x18.tandem.rpc.v1.KvProfile\x12\x0c\n\x04host\x18\x14 \x01(\t\x12\r\n\x05state\x18\x15 \x01(\t\"d\n\nStepTokens\x12)\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x19.tandem.rpc.v1.TokenChunk\x12+\n\x07prompts\x18\x02 \x03(\x0b\x32\x1a.tandem.rpc.v1.PromptChunk\"p\n\x0bPromptChunk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x10\n\x08position\x18\x03 \x01(\r\x12-\n\x08logprobs\x18\x04 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\"\x96\x02\n\nTokenChunk\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12-\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1b.tandem.rpc.v1.TokenLogprob\x12+\n\x06\x66inish\x18\x07 \x01(\x0e\x32\x1b.tandem.rpc.v1.FinishReason\x12\x1a\n\rcached_tokens\x18\x08 \x01(\rH\x00\x88\x01\x01\x12-\n\x07handoff\x18\t \x01(\x0b\x32\x1c.tandem.rpc.v1.HandoffTimingB\x10\n\x0e_cached_tokens\"P\n\rRequestFailed\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\"?\n\x0cRequestPhase\x12\x0f\n\x07request\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\r\n\x05phase\x18\x03 \x01(\t\"\x8e\x04\n\nLoadReport\x12\x17\n\x0fqueued_requests\x18\x01 \x01(\r\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x15\n\rqueued_tokens\x18\x03 \x01(\x04\x12/\n\x06\x62locks\x18\x04 \x03(\x0b\x32\x1f.tandem.rpc.v1.GroupBlocksCount\x12\x14\n\x0cprefill_rate\x18\x05 \x01(\x01\x12\x15\n\rdecode_step_s\x18\x06 \x01(\x01\x12\x39\n\x08\x63ounters\x18\x07 \x03(\x0b\x32\'.tandem.rpc.v1.LoadReport.CountersEntry\x12\x11\n\tin_flight\x18\x08 \x01(\r\x12(\n\x05links\x18\t \x03(\x0b\x32\x19.tandem.rpc.v1.LinkReport\x12(\n\x05queue\x18\n \x03(\x0b\x32\x19.tandem.rpc.v1.QueuedWork\x12\x15\n\rqueue_stretch\x18\x0b \x01(\x01\x12\x1c\n\x14queue_max_overtake_s\x18\x0c \x01(\x01\x12\x1a\n\x12\x64\x65\x63oding_sequences\x18\r \x01(\r\x12\x19\n\x11\x64\x65\x63ode_sequence_s\x18\x0e \x01(\x01\x12\x19\n\x11prefill_context_s\x18\x0f \x01(\x01\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"R\n\nQueuedWork\x12\x10\n\x08\x64ue_in_s\x18\x01 \x01(\x01\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x10\n\x08requests\x18\x03 \x01(\r\x12\x10\n\x08\x61ttended\x18\x04 \x01(\x01\"\xe8\x01\n\nLinkReport\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\x12\x11\n\tpeer_rank\x18\x03 \x01(\r\x12\x11\n\ttransport\x18\x04 \x01(\t\x12\x11\n\tfrom_host\x18\x05 \x01(\t\x12\x0f\n\x07to_host\x18\x06 \x01(\t\x12\x13\n\x0b\x62ytes_per_s\x18\x07 \x01(\x01\x12\x11\n\tlatency_s\x18\x08 \x01(\x01\x12\x1c\n\x14\x61\x63hieved_bytes_per_s\x18\t \x01(\x01\x12\x0e\n\x06stalls\x18\n \x01(\x04\x12\x0e\n\x06reason\x18\x0b \x01(\t\x12\x0e\n\x06unused\x18\x0c \x03(\t*I\n\x03Leg\x12\x13\n\x0fLEG_UNSPECIFIED\x10\x00\x12\x0c\n\x08LEG_FULL\x10\x01\x12\x0f\n\x0bLEG_PREFILL\x10\x02\x12\x0e\n\nLEG_DECODE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,48 +37,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOADREPORT_COUNTERSENTRY']._loaded_options = None
   _globals['_LOADREPORT_COUNTERSENTRY']._serialized_options = b'8\001'
-  _globals['_LEG']._serialized_start=3739
-  _globals['_LEG']._serialized_end=3812
+  _globals['_LEG']._serialized_start=3949
+  _globals['_LEG']._serialized_end=4022
   _globals['_ROUTERMESSAGE']._serialized_start=162
-  _globals['_ROUTERMESSAGE']._serialized_end=538
-  _globals['_ROUTERBATCH']._serialized_start=540
-  _globals['_ROUTERBATCH']._serialized_end=601
-  _globals['_ROUTERHELLO']._serialized_start=603
-  _globals['_ROUTERHELLO']._serialized_end=706
-  _globals['_WORKERREF']._serialized_start=708
-  _globals['_WORKERREF']._serialized_end=773
-  _globals['_SUBMIT']._serialized_start=776
-  _globals['_SUBMIT']._serialized_end=1124
-  _globals['_PREFIXSOURCE']._serialized_start=1126
-  _globals['_PREFIXSOURCE']._serialized_end=1213
-  _globals['_CANCEL']._serialized_start=1215
-  _globals['_CANCEL']._serialized_end=1273
-  _globals['_ENDCHOICES']._serialized_start=1275
-  _globals['_ENDCHOICES']._serialized_end=1338
-  _globals['_WORKERMESSAGE']._serialized_start=1341
-  _globals['_WORKERMESSAGE']._serialized_end=1718
-  _globals['_WORKERBATCH']._serialized_start=1720
-  _globals['_WORKERBATCH']._serialized_end=1781
-  _globals['_WORKERHELLO']._serialized_start=1783
-  _globals['_WORKERHELLO']._serialized_end=1837
-  _globals['_WORKERINFO']._serialized_start=1840
-  _globals['_WORKERINFO']._serialized_end=2245
-  _globals['_STEPTOKENS']._serialized_start=2247
-  _globals['_STEPTOKENS']._serialized_end=2347
-  _globals['_PROMPTCHUNK']._serialized_start=2349
-  _globals['_PROMPTCHUNK']._serialized_end=2461
-  _globals['_TOKENCHUNK']._serialized_start=2464
-  _globals['_TOKENCHUNK']._serialized_end=2742
-  _globals['_REQUESTFAILED']._serialized_start=2744
-  _globals['_REQUESTFAILED']._serialized_end=2824
-  _globals['_REQUESTPHASE']._serialized_start=2826
-  _globals['_REQUESTPHASE']._serialized_end=2889
-  _globals['_LOADREPORT']._serialized_start=2892
-  _globals['_LOADREPORT']._serialized_end=3418
-  _globals['_LOADREPORT_COUNTERSENTRY']._serialized_start=3371
-  _globals['_LOADREPORT_COUNTERSENTRY']._serialized_end=3418
-  _globals['_QUEUEDWORK']._serialized_start=3420
-  _globals['_QUEUEDWORK']._serialized_end=3502
-  _globals['_LINKREPORT']._serialized_start=3505
-  _globals['_LINKREPORT']._serialized_end=3737
+  _globals['_ROUTERMESSAGE']._serialized_end=588
+  _globals['_ROUTERBATCH']._serialized_start=590
+  _globals['_ROUTERBATCH']._serialized_end=651
+  _globals['_ROUTERHELLO']._serialized_start=653
+  _globals['_ROUTERHELLO']._serialized_end=756
+  _globals['_STATEHEARD']._serialized_start=758
+  _globals['_STATEHEARD']._serialized_end=788
+  _globals['_WORKERREF']._serialized_start=790
+  _globals['_WORKERREF']._serialized_end=855
+  _globals['_SUBMIT']._serialized_start=858
+  _globals['_SUBMIT']._serialized_end=1206
+  _globals['_PREFIXSOURCE']._serialized_start=1208
+  _globals['_PREFIXSOURCE']._serialized_end=1295
+  _globals['_CANCEL']._serialized_start=1297
+  _globals['_CANCEL']._serialized_end=1355
+  _globals['_ENDCHOICES']._serialized_start=1357
+  _globals['_ENDCHOICES']._serialized_end=1420
+  _globals['_WORKERMESSAGE']._serialized_start=1423
+  _globals['_WORKERMESSAGE']._serialized_end=1845
+  _globals['_WORKERBATCH']._serialized_start=1847
+  _globals['_WORKERBATCH']._serialized_end=1908
+  _globals['_WORKERHELLO']._serialized_start=1910
+  _globals['_WORKERHELLO']._serialized_end=1964
+  _globals['_WORKERSTATE']._serialized_start=1966
+  _globals['_WORKERSTATE']._serialized_end=2032
+  _globals['_WORKERINFO']._serialized_start=2035
+  _globals['_WORKERINFO']._serialized_end=2455
+  _globals['_STEPTOKENS']._serialized_start=2457
+  _globals['_STEPTOKENS']._serialized_end=2557
+  _globals['_PROMPTCHUNK']._serialized_start=2559
+  _globals['_PROMPTCHUNK']._serialized_end=2671
+  _globals['_TOKENCHUNK']._serialized_start=2674
+  _globals['_TOKENCHUNK']._serialized_end=2952
+  _globals['_REQUESTFAILED']._serialized_start=2954
+  _globals['_REQUESTFAILED']._serialized_end=3034
+  _globals['_REQUESTPHASE']._serialized_start=3036
+  _globals['_REQUESTPHASE']._serialized_end=3099
+  _globals['_LOADREPORT']._serialized_start=3102
+  _globals['_LOADREPORT']._serialized_end=3628
+  _globals['_LOADREPORT_COUNTERSENTRY']._serialized_start=3581
+  _globals['_LOADREPORT_COUNTERSENTRY']._serialized_end=3628
+  _globals['_QUEUEDWORK']._serialized_start=3630
+  _globals['_QUEUEDWORK']._serialized_end=3712
+  _globals['_LINKREPORT']._serialized_start=3715
+  _globals['_LINKREPORT']._serialized_end=3947
 # @@protoc_insertion_point(module_scope)

@@ -60,6 +60,7 @@ class RouterMessage(_message.Message):
     REPAIR_FIELD_NUMBER: _builtins.int
     END_CHOICES_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    STATE_HEARD_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___RouterHello: ...
     @_builtins.property
@@ -76,6 +77,8 @@ class RouterMessage(_message.Message):
     def end_choices(self) -> Global___EndChoices: ...
     @_builtins.property
     def batch(self) -> Global___RouterBatch: ...
+    @_builtins.property
+    def state_heard(self) -> Global___StateHeard: ...
     def __init__(
         self,
         *,
@@ -87,12 +90,13 @@ class RouterMessage(_message.Message):
         repair: _audit_pb2.RepairRequest | None = ...,
         end_choices: Global___EndChoices | None = ...,
         batch: Global___RouterBatch | None = ...,
+        state_heard: Global___StateHeard | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "state_heard", b"state_heard", "submit", b"submit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "submit", b"submit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "cancel", b"cancel", "end_choices", b"end_choices", "hello", b"hello", "kind", b"kind", "ping", b"ping", "repair", b"repair", "state_heard", b"state_heard", "submit", b"submit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping", "audit", "repair", "end_choices", "batch"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "submit", "cancel", "ping", "audit", "repair", "end_choices", "batch", "state_heard"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -149,6 +153,27 @@ class RouterHello(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RouterHello: _TypeAlias = RouterHello  # noqa: Y015
+
+@_typing.final
+class StateHeard(_message.Message):
+    """The router has taken in this state: what it sent before is here, and it sends nothing more that the state forbids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateHeard: _TypeAlias = StateHeard  # noqa: Y015
 
 @_typing.final
 class WorkerRef(_message.Message):
@@ -336,6 +361,7 @@ class WorkerMessage(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     AUDIT_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello: ...
     @_builtins.property
@@ -352,6 +378,8 @@ class WorkerMessage(_message.Message):
     def audit(self) -> _audit_pb2.AuditReport: ...
     @_builtins.property
     def batch(self) -> Global___WorkerBatch: ...
+    @_builtins.property
+    def state(self) -> Global___WorkerState: ...
     def __init__(
         self,
         *,
@@ -363,12 +391,13 @@ class WorkerMessage(_message.Message):
         phase: Global___RequestPhase | None = ...,
         audit: _audit_pb2.AuditReport | None = ...,
         batch: Global___WorkerBatch | None = ...,
+        state: Global___WorkerState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "state", b"state", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["audit", b"audit", "batch", b"batch", "failed", b"failed", "hello", b"hello", "kind", b"kind", "load", b"load", "phase", b"phase", "pong", b"pong", "state", b"state", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "tokens", "failed", "load", "pong", "phase", "audit", "batch"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["hello", "tokens", "failed", "load", "pong", "phase", "audit", "batch", "state"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -417,6 +446,35 @@ class WorkerHello(_message.Message):
 Global___WorkerHello: _TypeAlias = WorkerHello  # noqa: Y015
 
 @_typing.final
+class WorkerState(_message.Message):
+    """Whether the worker takes new work from now on; to be answered with StateHeard."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    HANDS_BACK_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    state: _builtins.str
+    """"ready", "draining" or "drained"."""
+    hands_back: _builtins.bool
+    """What runs here is to go on elsewhere, if somebody can take it; until it does it goes on here."""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        state: _builtins.str = ...,
+        hands_back: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hands_back", b"hands_back", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
+
+@_typing.final
 class WorkerInfo(_message.Message):
     """What a worker is; the same record stands in the registry."""
 
@@ -442,6 +500,7 @@ class WorkerInfo(_message.Message):
     RANK_PIDS_FIELD_NUMBER: _builtins.int
     PROFILE_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     worker: _builtins.str
     incarnation: _builtins.int
     role: _builtins.str
@@ -459,6 +518,8 @@ class WorkerInfo(_message.Message):
     pid: _builtins.int
     host: _builtins.str
     """Which machine (and boot, and container) it is on; links are measured between hosts."""
+    state: _builtins.str
+    """As in WorkerState; empty = "ready"."""
     @_builtins.property
     def num_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Blocks of each KV group, in group order."""
@@ -494,10 +555,11 @@ class WorkerInfo(_message.Message):
         rank_pids: _abc.Iterable[_builtins.int] | None = ...,
         profile: _kv_pb2.KvProfile | None = ...,
         host: _builtins.str = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "host", b"host", "incarnation", b"incarnation", "kv_dtype", b"kv_dtype", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "pid", b"pid", "profile", b"profile", "protocol", b"protocol", "rank_pids", b"rank_pids", "role", b"role", "token_kv_bytes", b"token_kv_bytes", "tp", b"tp", "transports", b"transports", "vocab_size", b"vocab_size", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "block_tokens", b"block_tokens", "eos_token_ids", b"eos_token_ids", "fingerprint", b"fingerprint", "host", b"host", "incarnation", b"incarnation", "kv_dtype", b"kv_dtype", "max_model_len", b"max_model_len", "model", b"model", "num_blocks", b"num_blocks", "pid", b"pid", "profile", b"profile", "protocol", b"protocol", "rank_pids", b"rank_pids", "role", b"role", "state", b"state", "token_kv_bytes", b"token_kv_bytes", "tp", b"tp", "transports", b"transports", "vocab_size", b"vocab_size", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,24 +23,26 @@ _sym_db = _symbol_database.Default()
 
 
 from tandem.rpc.v1 import audit_pb2 as tandem_dot_rpc_dot_v1_dot_audit__pb2
+from tandem.rpc.v1 import control_pb2 as tandem_dot_rpc_dot_v1_dot_control__pb2
 from tandem.rpc.v1 import kv_pb2 as tandem_dot_rpc_dot_v1_dot_kv__pb2
 from tandem.rpc.v1 import peer_pb2 as tandem_dot_rpc_dot_v1_dot_peer__pb2
 from tandem.rpc.v1 import ping_pb2 as tandem_dot_rpc_dot_v1_dot_ping__pb2
 from tandem.rpc.v1 import router_stream_pb2 as tandem_dot_rpc_dot_v1_dot_router__stream__pb2
 
 from tandem.rpc.v1.audit_pb2 import *
+from tandem.rpc.v1.control_pb2 import *
 from tandem.rpc.v1.kv_pb2 import *
 from tandem.rpc.v1.peer_pb2 import *
 from tandem.rpc.v1.ping_pb2 import *
 from tandem.rpc.v1.router_stream_pb2 import *
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/worker.proto\x12\rtandem.rpc.v1\x1a\x19tandem/rpc/v1/audit.proto\x1a\x16tandem/rpc/v1/kv.proto\x1a\x18tandem/rpc/v1/peer.proto\x1a\x18tandem/rpc/v1/ping.proto\x1a!tandem/rpc/v1/router_stream.proto2\x96\x01\n\x06Worker\x12H\n\x06Stream\x12\x1c.tandem.rpc.v1.RouterMessage\x1a\x1c.tandem.rpc.v1.WorkerMessage(\x01\x30\x01\x12\x42\n\x04Peer\x12\x1a.tandem.rpc.v1.PeerMessage\x1a\x1a.tandem.rpc.v1.PeerMessage(\x01\x30\x01P\x00P\x01P\x02P\x03P\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1atandem/rpc/v1/worker.proto\x12\rtandem.rpc.v1\x1a\x19tandem/rpc/v1/audit.proto\x1a\x1btandem/rpc/v1/control.proto\x1a\x16tandem/rpc/v1/kv.proto\x1a\x18tandem/rpc/v1/peer.proto\x1a\x18tandem/rpc/v1/ping.proto\x1a!tandem/rpc/v1/router_stream.proto2\xdd\x01\n\x06Worker\x12H\n\x06Stream\x12\x1c.tandem.rpc.v1.RouterMessage\x1a\x1c.tandem.rpc.v1.WorkerMessage(\x01\x30\x01\x12\x42\n\x04Peer\x12\x1a.tandem.rpc.v1.PeerMessage\x1a\x1a.tandem.rpc.v1.PeerMessage(\x01\x30\x01\x12\x45\n\x07\x43ontrol\x12\x1d.tandem.rpc.v1.ControlRequest\x1a\x1b.tandem.rpc.v1.ControlReplyP\x00P\x01P\x02P\x03P\x04P\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tandem.rpc.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKER']._serialized_start=184
-  _globals['_WORKER']._serialized_end=334
+  _globals['_WORKER']._serialized_start=213
+  _globals['_WORKER']._serialized_end=434
 # @@protoc_insertion_point(module_scope)

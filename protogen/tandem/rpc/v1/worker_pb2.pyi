@@ -14,6 +14,12 @@ from tandem.rpc.v1.audit_pb2 import AuditRequestState as AuditRequestState
 from tandem.rpc.v1.audit_pb2 import AuditTransfer as AuditTransfer
 from tandem.rpc.v1.audit_pb2 import RepairRefusal as RepairRefusal
 from tandem.rpc.v1.audit_pb2 import RepairRequest as RepairRequest
+from tandem.rpc.v1.control_pb2 import BecomeOrder as BecomeOrder
+from tandem.rpc.v1.control_pb2 import ControlReply as ControlReply
+from tandem.rpc.v1.control_pb2 import ControlRequest as ControlRequest
+from tandem.rpc.v1.control_pb2 import DrainOrder as DrainOrder
+from tandem.rpc.v1.control_pb2 import LookOrder as LookOrder
+from tandem.rpc.v1.control_pb2 import UncordonOrder as UncordonOrder
 from tandem.rpc.v1.kv_pb2 import GroupBlocksCount as GroupBlocksCount
 from tandem.rpc.v1.kv_pb2 import KvGroup as KvGroup
 from tandem.rpc.v1.kv_pb2 import KvProfile as KvProfile
@@ -50,6 +56,7 @@ from tandem.rpc.v1.router_stream_pb2 import RequestPhase as RequestPhase
 from tandem.rpc.v1.router_stream_pb2 import RouterBatch as RouterBatch
 from tandem.rpc.v1.router_stream_pb2 import RouterHello as RouterHello
 from tandem.rpc.v1.router_stream_pb2 import RouterMessage as RouterMessage
+from tandem.rpc.v1.router_stream_pb2 import StateHeard as StateHeard
 from tandem.rpc.v1.router_stream_pb2 import StepTokens as StepTokens
 from tandem.rpc.v1.router_stream_pb2 import Submit as Submit
 from tandem.rpc.v1.router_stream_pb2 import TokenChunk as TokenChunk
@@ -58,5 +65,6 @@ from tandem.rpc.v1.router_stream_pb2 import WorkerHello as WorkerHello
 from tandem.rpc.v1.router_stream_pb2 import WorkerInfo as WorkerInfo
 from tandem.rpc.v1.router_stream_pb2 import WorkerMessage as WorkerMessage
 from tandem.rpc.v1.router_stream_pb2 import WorkerRef as WorkerRef
+from tandem.rpc.v1.router_stream_pb2 import WorkerState as WorkerState
 
 DESCRIPTOR: _descriptor.FileDescriptor

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from tandem.rpc.v1 import control_pb2 as tandem_dot_rpc_dot_v1_dot_control__pb2
 from tandem.rpc.v1 import peer_pb2 as tandem_dot_rpc_dot_v1_dot_peer__pb2
 from tandem.rpc.v1 import router_stream_pb2 as tandem_dot_rpc_dot_v1_dot_router__stream__pb2
 
@@ -45,6 +46,11 @@ class WorkerStub:
                 request_serializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.SerializeToString,
                 response_deserializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.FromString,
                 _registered_method=True)
+        self.Control = channel.unary_unary(
+                '/tandem.rpc.v1.Worker/Control',
+                request_serializer=tandem_dot_rpc_dot_v1_dot_control__pb2.ControlRequest.SerializeToString,
+                response_deserializer=tandem_dot_rpc_dot_v1_dot_control__pb2.ControlReply.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -64,6 +70,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Control(self, request, context):
+        """An operator's side, or the controller, steers this worker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +89,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Peer,
                     request_deserializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.FromString,
                     response_serializer=tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.SerializeToString,
+            ),
+            'Control': grpc.unary_unary_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=tandem_dot_rpc_dot_v1_dot_control__pb2.ControlRequest.FromString,
+                    response_serializer=tandem_dot_rpc_dot_v1_dot_control__pb2.ControlReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -132,6 +150,33 @@ class Worker:
             '/tandem.rpc.v1.Worker/Peer',
             tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.SerializeToString,
             tandem_dot_rpc_dot_v1_dot_peer__pb2.PeerMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Control(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.rpc.v1.Worker/Control',
+            tandem_dot_rpc_dot_v1_dot_control__pb2.ControlRequest.SerializeToString,
+            tandem_dot_rpc_dot_v1_dot_control__pb2.ControlReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,7 @@ channel per pair. Whoever imports this file has every message of both.
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from tandem.rpc.v1 import control_pb2 as _control_pb2
 from tandem.rpc.v1 import peer_pb2 as _peer_pb2
 from tandem.rpc.v1 import router_stream_pb2 as _router_stream_pb2
 from tandem.rpc.v1.audit_pb2 import AuditClaim as AuditClaim
@@ -17,6 +18,12 @@ from tandem.rpc.v1.audit_pb2 import AuditRequestState as AuditRequestState
 from tandem.rpc.v1.audit_pb2 import AuditTransfer as AuditTransfer
 from tandem.rpc.v1.audit_pb2 import RepairRefusal as RepairRefusal
 from tandem.rpc.v1.audit_pb2 import RepairRequest as RepairRequest
+from tandem.rpc.v1.control_pb2 import BecomeOrder as BecomeOrder
+from tandem.rpc.v1.control_pb2 import ControlReply as ControlReply
+from tandem.rpc.v1.control_pb2 import ControlRequest as ControlRequest
+from tandem.rpc.v1.control_pb2 import DrainOrder as DrainOrder
+from tandem.rpc.v1.control_pb2 import LookOrder as LookOrder
+from tandem.rpc.v1.control_pb2 import UncordonOrder as UncordonOrder
 from tandem.rpc.v1.kv_pb2 import GroupBlocksCount as GroupBlocksCount
 from tandem.rpc.v1.kv_pb2 import KvGroup as KvGroup
 from tandem.rpc.v1.kv_pb2 import KvProfile as KvProfile
@@ -53,6 +60,7 @@ from tandem.rpc.v1.router_stream_pb2 import RequestPhase as RequestPhase
 from tandem.rpc.v1.router_stream_pb2 import RouterBatch as RouterBatch
 from tandem.rpc.v1.router_stream_pb2 import RouterHello as RouterHello
 from tandem.rpc.v1.router_stream_pb2 import RouterMessage as RouterMessage
+from tandem.rpc.v1.router_stream_pb2 import StateHeard as StateHeard
 from tandem.rpc.v1.router_stream_pb2 import StepTokens as StepTokens
 from tandem.rpc.v1.router_stream_pb2 import Submit as Submit
 from tandem.rpc.v1.router_stream_pb2 import TokenChunk as TokenChunk
@@ -61,6 +69,7 @@ from tandem.rpc.v1.router_stream_pb2 import WorkerHello as WorkerHello
 from tandem.rpc.v1.router_stream_pb2 import WorkerInfo as WorkerInfo
 from tandem.rpc.v1.router_stream_pb2 import WorkerMessage as WorkerMessage
 from tandem.rpc.v1.router_stream_pb2 import WorkerRef as WorkerRef
+from tandem.rpc.v1.router_stream_pb2 import WorkerState as WorkerState
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -90,6 +99,8 @@ class WorkerStub:
     """One stream per (router, worker) pair. Both ends open with a hello; the stream ends when either end leaves."""
     Peer: _grpc.StreamStreamMultiCallable[_peer_pb2.PeerMessage, _peer_pb2.PeerMessage]
     """The control channel from a prefill worker (the caller) to a decode worker."""
+    Control: _grpc.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]
+    """An operator's side, or the controller, steers this worker."""
 
 @_typing.type_check_only
 class WorkerAsyncStub(WorkerStub):
@@ -98,6 +109,8 @@ class WorkerAsyncStub(WorkerStub):
     """One stream per (router, worker) pair. Both ends open with a hello; the stream ends when either end leaves."""
     Peer: _aio.StreamStreamMultiCallable[_peer_pb2.PeerMessage, _peer_pb2.PeerMessage]  # type: ignore[assignment]
     """The control channel from a prefill worker (the caller) to a decode worker."""
+    Control: _aio.UnaryUnaryMultiCallable[_control_pb2.ControlRequest, _control_pb2.ControlReply]  # type: ignore[assignment]
+    """An operator's side, or the controller, steers this worker."""
 
 class WorkerServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -115,5 +128,13 @@ class WorkerServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.PeerMessage], _abc.AsyncIterator[_peer_pb2.PeerMessage]]:
         """The control channel from a prefill worker (the caller) to a decode worker."""
+
+    @_abc_1.abstractmethod
+    def Control(
+        self,
+        request: _control_pb2.ControlRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ControlReply, _abc.Awaitable[_control_pb2.ControlReply]]:
+        """An operator's side, or the controller, steers this worker."""
 
 def add_WorkerServicer_to_server(servicer: WorkerServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -23,6 +23,9 @@ from tandem.router.admission.terms import Terms
 from tandem.router.flights.breaker import Member
 from tandem.router.flights.flight import Flight, Inbox, Work
 from tandem.router.flights.legs import Legs, NotSentError
+from tandem.router.flights.moves import CAUSE as MOVED
+from tandem.router.flights.moves import REASON as MOVED_REASON
+from tandem.router.flights.moves import HandedBack, plan_move
 from tandem.router.flights.stalls import silent_leg
 from tandem.router.flights.survival import Failure, Survival, Wait, judge, lost, stalled
 from tandem.router.planning.plan import Candidate, Plan
@@ -91,6 +94,7 @@ class Dispatcher:
         self._roused: deque[RequestId] = deque()
         """Of those that waited when the last worker came, the ones that have not been tried since."""
         self._rousing: asyncio.TimerHandle | None = None
+        self._handed_back = HandedBack(self._move, SPACING_S)
 
     @property
     def flights(self) -> list[Flight]:
@@ -154,6 +158,9 @@ class Dispatcher:
                 self._check_in_time(flight.work, plan)
             flight.plan = plan
             self._meter.planned(plan)
+        self._send(flight, view, now_s)
+
+    def _send(self, flight: Flight, view: PrefixView, now_s: float) -> None:
         flight.progress_s = now_s
         try:
             self._legs.send(flight, view, now_s)
@@ -293,6 +300,39 @@ class Dispatcher:
         if not flight.phase.is_terminal:
             flight.phase = Phase.FINISHED if flight.is_finished else Phase.CANCELLED
 
+    # ---- moves -----------------------------------------------------------------------------------------------------
+
+    def _move(self, link: WorkerLink, request: RequestId) -> None:
+        """Have it go on elsewhere; where nobody can take it, it goes on where it is."""
+        flight = self._flights.get(request)
+        if flight is None or flight.legs.get(link.worker) is not link or self._is_over(flight) or flight.is_probe:
+            return
+        view, now_s = self._look_up(flight.work, flight.sampling), self._clock.now_s()
+
+        def plan_anew() -> Plan | None:
+            try:
+                plan = self._plan(flight, view, now_s)
+            except TandemError:
+                return None
+            return None if isinstance(plan, Wait) else plan
+
+        trusted = self._survival.trusted(self._candidates(flight.work, view, now_s), flight.history)
+        plan = plan_move(flight, link, flight.job(now_s), trusted, plan_anew)
+        if plan is None:
+            return
+        for member in flight.pair:
+            self._survival.breakers.ended(member, flight.id)
+        old = flight.attempt
+        flight.begin_attempt()
+        self._legs.cancel(flight, old, MOVED_REASON)
+        event(_log, "request moved", request=flight.id, attempt=old, worker=link.worker, tokens=flight.output_tokens)
+        self._meter.attempted_again(MOVED)
+        flight.plan = plan
+        try:
+            self._send(flight, view, now_s)
+        except TandemError as error:
+            self._give_up(flight, "no_worker", error)
+
     async def run(self) -> None:
         """Look after flights that nobody speaks of any more, until cancelled."""
         while True:
@@ -300,7 +340,8 @@ class Dispatcher:
             self.sweep()
 
     def sweep(self) -> None:
-        """Give stalled flights to somebody else. Where there is nobody, they go on waiting."""
+        """Give stalled flights, and those that are handed back, to somebody else. Where there is nobody, they go on."""
+        self._handed_back.look_again(self._table.links)
         now_s, stall_s = self._clock.now_s(), self._survival.stall_s
         for flight in self.flights:
             link = silent_leg(flight, now_s, stall_s)
@@ -395,10 +436,21 @@ class Dispatcher:
         self._table.note_up(link)
         if link.facts is not None:
             self._survival.absentees.came(link.facts)
+        self._welcome()
+
+    def _welcome(self) -> None:
+        """Somebody takes work that did not before."""
         self._roused = deque(self._waiting)
         if self._rousing is None:
             self._rouse()
         self._listener.on_link_up()
+
+    def on_state(self, link: WorkerLink) -> None:
+        """It takes work again, takes none from now on, or wants to be rid of what it has."""
+        if link.takes_work:
+            self._welcome()
+        elif link.hands_back:
+            self._handed_back.add(link)
 
     def on_beat(self, link: WorkerLink) -> None:
         self._table.note_beat(link)

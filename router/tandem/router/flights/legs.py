@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.ids import Attempt, WorkerId
+from tandem.core.lifecycle import WorkerState
 from tandem.router.flights.flight import Flight
 from tandem.router.planning.outstanding import Sent, sent
 from tandem.router.planning.plan import Plan
@@ -124,4 +125,6 @@ class Legs:
         link = self._table.link(worker)
         if link is None or not link.is_up:
             raise UnavailableError(f"worker {worker} is not connected", todo="try again")
+        if link.state is not WorkerState.READY:  # it was told that nothing more comes
+            raise UnavailableError(f"worker {worker} takes no new work", why=f"it is {link.state}", todo="try again")
         return link

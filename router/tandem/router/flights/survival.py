@@ -155,13 +155,16 @@ class Survival:
 
     def could_avoid(self, job: Job, candidates: Sequence[Candidate], history: History, member: Member) -> bool:
         """Whether somebody else may serve the request now, whom nothing speaks against."""
-        trusted = next(self._tiers(candidates, history))
-        others = [c for c in trusted if _member(c) != member]
+        others = [c for c in self.trusted(candidates, history) if _member(c) != member]
         try:
             self._policy.plan(job, others)
         except UnavailableError:
             return False
         return history.failures + 1 < self._max_attempts and self.budget.tokens >= 1.0
+
+    def trusted(self, candidates: Sequence[Candidate], history: History) -> Sequence[Candidate]:
+        """Those whom nothing speaks against."""
+        return next(self._tiers(candidates, history))
 
     def _tiers(self, candidates: Sequence[Candidate], history: History) -> Iterator[Sequence[Candidate]]:
         """Ever more of the candidates: suspects, and workers whose breaker is open, only if there is nobody else."""

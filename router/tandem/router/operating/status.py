@@ -76,6 +76,7 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
         "incarnation": str(link.where.incarnation),
         "is_connected": link.is_up,
         "is_registered": link.is_registered,
+        "state": link.state.value,
         "trouble": link.trouble,
         "router_in_flight": len(link.requests),
     }

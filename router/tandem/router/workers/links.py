@@ -20,6 +20,7 @@ import grpc.aio
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from_code
 from tandem.core.ids import Incarnation, RouterId, WorkerId
+from tandem.core.lifecycle import WorkerState
 from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY
@@ -76,6 +77,7 @@ class LinkListener(Protocol):
     def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None: ...
     def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None: ...
     def on_up(self, link: WorkerLink) -> None: ...
+    def on_state(self, link: WorkerLink) -> None: ...
     def on_beat(self, link: WorkerLink) -> None: ...
     def on_lost(self, link: WorkerLink, why: str) -> None: ...
 
@@ -89,6 +91,9 @@ class WorkerLink:
         self.load = Load()
         self.trouble = "connecting"
         self.is_registered = True
+        self.state = WorkerState.READY
+        self.hands_back = False
+        """What this router has there is to go on elsewhere, if somebody can take it."""
         self.last_used = 0
         self.outstanding = Outstanding()
         self.requests: set[str] = set()
@@ -111,6 +116,11 @@ class WorkerLink:
     @property
     def is_up(self) -> bool:
         return self.facts is not None
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it may be planned for."""
+        return self.is_up and self.is_registered and self.state is WorkerState.READY
 
     def send(self, message: w.RouterMessage) -> None:
         """Queue a message; raises WorkerLostError if the worker is not connected, CapacityError if it does not read."""
@@ -185,6 +195,7 @@ class WorkerLink:
             raise _BrokenError(why)
         self._heard_s = self._clock.now_s()
         self.facts, self.trouble = facts, ""
+        self.state, self.hands_back = wire.worker_state(answer.hello.info.state), False
         event(_log, "worker connected", worker=self.worker, role=facts.role, incarnation=facts.incarnation)
         self._listener.on_up(self)
 
@@ -213,6 +224,11 @@ class WorkerLink:
             listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
         elif kind == "phase":
             listener.on_phase(self, message.phase.request, message.phase.attempt, message.phase.phase)
+        elif kind == "state":
+            self.state, self.hands_back = wire.worker_state(message.state.state), message.state.hands_back
+            self._unsent.append(wire.state_heard(message.state.sequence))  # behind what was sent while it took work
+            self._has_unsent.set()
+            listener.on_state(self)
         elif kind == "audit":
             asked = self._asks.get(message.audit.id)
             if asked is not None and not asked.done():

@@ -46,7 +46,8 @@ class WorkerDirectory(Protocol):
 
 
 class WorkerTable:
-    """All links. A worker that left the registry keeps its link while the stream lives, but gets no new work."""
+    """All links. A worker that drains, or left the registry, keeps its link while the stream lives, but gets no new
+    work."""
 
     def __init__(self, directory: WorkerDirectory, speeds: LinkSpeedView | None = None) -> None:
         self.speeds = speeds or LinkSpeedView()
@@ -70,7 +71,7 @@ class WorkerTable:
         return [
             link
             for link in self._links.values()
-            if link.is_registered and link.facts is not None and model in ("", link.facts.model)
+            if link.takes_work and link.facts is not None and model in ("", link.facts.model)
         ]
 
     def candidates(

@@ -10,7 +10,7 @@ from tandem.core import tokenids
 from tandem.core.errors import ConfigError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.core.lifecycle import FinishReason, RoleName
+from tandem.core.lifecycle import FinishReason, RoleName, WorkerState
 from tandem.core.pairing import KVProfile
 from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, QueuedWork, QueueRules
 from tandem.core.sampling import SamplingParams
@@ -170,6 +170,18 @@ def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.Ro
 
 def ping(sequence: int) -> w.RouterMessage:
     return w.RouterMessage(ping=w.Ping(sequence=sequence))
+
+
+def state_heard(sequence: int) -> w.RouterMessage:
+    return w.RouterMessage(state_heard=w.StateHeard(sequence=sequence))
+
+
+def worker_state(text: str) -> WorkerState:
+    """As a worker says it; who says what is not known here takes no work."""
+    try:
+        return WorkerState(text or WorkerState.READY)
+    except ValueError:
+        return WorkerState.DRAINING
 
 
 def cancel(request: str, attempt: int, reason: str) -> w.RouterMessage:

@@ -49,7 +49,7 @@ class Here:
 def _link() -> Any:
     return SimpleNamespace(
         worker=WorkerId("p0"), facts=facts("p0", RoleName.PREFILL), load=Load(), outstanding=Outstanding(),
-        is_up=True, is_registered=True, last_used=4, used_links=(),
+        is_up=True, is_registered=True, takes_work=True, last_used=4, used_links=(),
     )  # fmt: skip
 
 

@@ -1,0 +1,182 @@
+"""Drains and changes of role in a running cluster under load: no request fails, and every token is the oracle's."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from tandem.cluster.worker_control import WorkerControl, WorkerLook
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.engine.sim.arithmetic import expected_tokens
+from tandem.rpc.v1 import inference_pb2 as i
+from tandem.rpc.v1 import inference_pb2_grpc
+from tools.running_cluster import Cluster, is_free, running
+from tools.waiting import wait_for
+
+CONFIG = """
+[pools]
+prefill = 2
+decode = 2
+[worker]
+engine = "sim"
+threads = 1
+[worker.sim]
+prefill_tokens_per_s = 4000.0
+decode_step_s = 0.01
+[router]
+disaggregation = "always"
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    path: Path = tmp_path_factory.mktemp("elastic") / "cluster.toml"
+    path.write_text(CONFIG)
+    with running("--config", str(path)) as cluster:
+        yield cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    worker: WorkerId
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Steers the workers of a cluster by their names."""
+
+    cluster: Cluster
+
+    def order(self, what: str, name: str, *arguments: Any) -> WorkerLook:
+        (row,) = [row for row in self.cluster.status()["workers"] if row["worker"] == name]
+        (secret,) = self.cluster.folder.glob("*/secret")
+        control = WorkerControl(ClusterSecret.load(secret))
+        look: WorkerLook = asyncio.run(getattr(control, what)(Named(WorkerId(name), row["address"]), *arguments))
+        return look
+
+    def is_drained(self, name: str) -> bool:
+        return self.order("look", name).is_drained
+
+    def flip(self, name: str, role: RoleName) -> WorkerLook:
+        """Until it is ready for work in that role and the router knows it."""
+        before = self.order("look", name).flips
+        self.order("become", name, role)
+        wait_for(lambda: self.order("look", name).flips == before + 1, 60, f"{name} is a {role} worker")
+
+        def is_met() -> bool:
+            rows = {row["worker"]: row for row in self.cluster.status()["workers"]}
+            row = rows.get(name, {})
+            return row.get("role") == role.value and bool(row["is_connected"]) and row["state"] == "ready"
+
+        wait_for(is_met, 60, f"the router knows {name} as a {role} worker")
+        return self.order("look", name)
+
+
+class Client(threading.Thread):
+    """One answer over gRPC. `tokens` and `error` are complete when it has ended."""
+
+    def __init__(self, address: str, prompt: list[int], count: int) -> None:
+        super().__init__(daemon=True)
+        self.address, self.prompt, self.count = address, prompt, count
+        self.tokens: list[int] = []
+        self.error = ""
+        self.start()
+
+    def run(self) -> None:
+        request = i.GenerateRequest(
+            model="tandem-tiny",
+            token_ids=i.TokenIds(ids=self.prompt),
+            sampling=i.GenerateSampling(max_tokens=self.count, temperature=0, ignore_eos=True),
+        )
+        try:
+            with grpc.insecure_channel(self.address) as channel:
+                for response in inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=90):
+                    for delta in response.choices:
+                        self.tokens += delta.token_ids
+        except grpc.RpcError as error:
+            self.error = str(error)
+
+    def check(self) -> None:
+        """It ended well, with every token once."""
+        self.join(100)
+        assert not self.is_alive(), "the answer hangs"
+        assert self.error == ""
+        assert self.tokens == expected_tokens(self.prompt, self.count, 4096, eos_token_ids=(1,))
+
+
+def prompt(number: int, tokens: int = 150) -> list[int]:
+    """Each begins with a block of its own."""
+    return [*random.Random(number).choices(range(600, 3600), k=tokens)]
+
+
+@contextmanager
+def load(cluster: Cluster, streams: int = 4) -> Iterator[list[Client]]:
+    """So many answers at any time, one after the other, from here to the end; all of them are checked."""
+    is_over, lock = threading.Event(), threading.Lock()
+    clients: list[Client] = []
+
+    def ask(stream: int) -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            client = Client(cluster.context["grpc"], prompt(1000 * stream + number), 20 + 7 * stream)
+            with lock:
+                clients.append(client)
+            client.join()
+
+    threads = [threading.Thread(target=ask, args=(stream,), daemon=True) for stream in range(streams)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield clients
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join(100)
+    for client in clients:
+        client.check()
+
+
+def wait_for_answers(clients: list[Client], more: int) -> None:
+    """Until so many more than now are complete."""
+    done = sum(not client.is_alive() for client in clients) + more
+    wait_for(lambda: sum(not client.is_alive() for client in clients) >= done, 60, "answers come")
+
+
+def test_a_drain_under_load(cluster: Cluster) -> None:
+    """Each worker drains and comes back; the others serve."""
+    operator = Operator(cluster)
+    with load(cluster) as clients:
+        for name in ("decode-0", "prefill-1"):
+            wait_for(lambda: any(client.tokens for client in clients[-4:]), 60, "tokens flow")
+            operator.order("drain", name)
+            wait_for(functools.partial(operator.is_drained, name), 60, f"{name} is drained")
+            wait_for_answers(clients, 5)
+            assert operator.is_drained(name)
+            operator.order("uncordon", name)
+    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
+
+
+def test_a_worker_changes_its_role_and_back_under_load(cluster: Cluster) -> None:
+    """Its cache stays: a prompt that it computed is a hit after both changes."""
+    operator = Operator(cluster)
+    with load(cluster, streams=3):
+        for _ in range(2):
+            assert operator.flip("prefill-1", RoleName.DECODE).role is RoleName.DECODE
+            look = operator.flip("prefill-1", RoleName.PREFILL)
+            assert look.role is RoleName.PREFILL
+            print(f"without the drain: {look.last_flip_s * 1000:.1f} ms")
+    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
