@@ -56,7 +56,7 @@ def test_a_key_from_its_creation_to_its_end() -> None:
         assert (status_of(cluster, key), status_of(cluster, None)) == (200, 401)
         assert clusterctl(cluster, "revoke", rows[0]["id"]) == (0, f"revoked {rows[0]['id']}\n", "")
         assert status_of(cluster, key) == 401
-        assert clusterctl(cluster, "revoke", rows[0]["id"])[0] == 1
+        assert clusterctl(cluster, "revoke", rows[0]["id"])[0] == 3
 
 
 def _is_back(cluster: Cluster, old_pid: int) -> bool:

@@ -52,10 +52,8 @@ class ResolvedCluster:
 
 def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     """Check `config` and fill in its defaults; raises StartupError. May download a model from the hub."""
-    _check_settings(config)
+    router = check(config)
     counts = total(config)
-    check_transports(config, counts)
-    router = resolve_ports(config.router)
     models = resolve_models(config)
     for model in models:
         check_fit(config, model.counts, read_model_config(model.source.path))
@@ -67,6 +65,13 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     )
     resolved.desired(1).validate()
     return resolved
+
+
+def check(config: ClusterConfig) -> RouterSection:
+    """Everything that can be said of `config` by itself: raises ConfigError. The router's section with its ports."""
+    _check_settings(config)
+    check_transports(config, total(config))
+    return resolve_ports(config.router)
 
 
 def resolve_ports(section: RouterSection) -> RouterSection:

@@ -5,7 +5,8 @@
               admin.key      the admin key, mode 0600
               context.json   where the running cluster listens
               sockets        the path of the folder for sockets, which must be short and so lies elsewhere
-              config/ logs/ redis/ files/
+              config/        what each process was started with; cluster.json: what `up` was
+              logs/ redis/ files/
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class StateDir:
         self.secret_file = self.path / "secret"
         self.admin_key_file = self.path / "admin.key"
         self.context_file = self.path / "context.json"
+        self.config_file = self.path / "config" / "cluster.json"
         self.config_dir, self.log_dir, self.redis_dir, self.files_dir = (
             self.path / part for part in ("config", "logs", "redis", "files")
         )

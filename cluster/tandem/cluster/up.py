@@ -75,6 +75,7 @@ def _up(
         held.rotate_logs()
         with _logging_to(state.log_file("up"), config.log_level):
             resolved = _check(config, environment, progress)
+            held.write_config("cluster", config)
             secret = held.draw_secrets()
             sockets = held.make_socket_dir(environment.socket_root)
             progress.say("redis", "starting a private server" if not config.redis.url else "using the given server")

@@ -68,6 +68,14 @@ class AdminClient:
         """What the cluster says about itself."""
         return self._record("GET", "/admin/v1/status", "cluster")
 
+    def trace(self, request: str) -> dict[str, Any]:
+        """Where a request's time went; NotFoundError if the router does not know it."""
+        return self._record("GET", f"/admin/v1/requests/{quote(request, safe='', errors='surrogateescape')}", "spans")
+
+    def metrics(self) -> str:
+        """What Prometheus scrapes."""
+        return self._call("GET", "/metrics").text
+
     def audit(self) -> dict[str, Any]:
         """One look at every worker's KV ledger."""
         return self._record("GET", "/admin/v1/kv/audit", "holds")

@@ -10,7 +10,8 @@ from rich.table import Table
 from tandem.cluster.program import called
 from tandem.clusterctl import page
 from tandem.clusterctl.audit import Findings
-from tandem.clusterctl.page import Record, say
+from tandem.clusterctl.output import Record
+from tandem.clusterctl.page import say
 
 
 def show(findings: Findings, console: Console) -> None:

@@ -7,17 +7,14 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from tandem.clusterctl.admin_client import AdminClient
 from tandem.core.config import DEFAULT_CLUSTER
 
-P = ParamSpec("P")
-Flags = TypeVar("Flags")
-
-AsJson = Annotated[bool, typer.Option("--json", help="Everything, as JSON.")]
+if TYPE_CHECKING:
+    from tandem.clusterctl.admin_client import AdminClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,35 +28,46 @@ class Where:
 
     def client(self) -> AdminClient:
         """Its admin port, to be closed by the caller; UnavailableError or ConfigError when it cannot be found."""
+        from tandem.clusterctl.admin_client import AdminClient
+
         return AdminClient.find(
             endpoint=self.endpoint, admin_key_file=self.admin_key_file, name=self.name, state_dir=self.state_dir
         )
 
 
-def on_cluster(command: Callable[Concatenate[Where, P], None]) -> Callable[..., None]:
-    """A command on a running cluster: it takes a `Where`, people give the flags of one."""
-    return taking(Where, command)
+def flagged(command: Callable[..., None]) -> Callable[..., None]:
+    """`command` with the fields of each of its parameters that is a dataclass as parameters of its own.
 
-
-def taking(flags: type[Any], command: Callable[Concatenate[Flags, P], None]) -> Callable[..., None]:
-    """`command` with the fields of the dataclass `flags`, which is its first parameter, as parameters of its own.
-
-    Each field has its `typer.Option` in an `Annotated` type. What it returns has the signature that typer reads.
+    So a command takes a `Where` and an `Output`, and people give the flags of both. Each field has its `typer.Option`
+    in an `Annotated` type. What it returns has the signature that typer reads: first the other parameters.
     """
-    own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
-    types = get_type_hints(flags, include_extras=True)
-    fields = [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
-        )
-        for field in dataclasses.fields(flags)
-    ]
+    own: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type[Any], list[inspect.Parameter]]] = {}
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        kind: type[Any] = parameter.annotation
+        if dataclasses.is_dataclass(kind):
+            groups[name] = (kind, _fields(kind))
+        else:
+            own.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        made = flags(**{field.name: given.pop(field.name) for field in fields})
-        command(made, **given)  # type: ignore[call-arg]
+        made = {
+            name: kind(**{field.name: given.pop(field.name) for field in fields})
+            for name, (kind, fields) in groups.items()
+        }
+        command(**made, **given)
 
-    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
-    run.__signature__ = inspect.Signature([*keyword, *fields])  # type: ignore[attr-defined]
+    spelled = [field for _, fields in groups.values() for field in fields]
+    run.__signature__ = inspect.Signature([*own, *spelled])  # type: ignore[attr-defined]
     return run
+
+
+def _fields(flags: type[Any]) -> list[inspect.Parameter]:
+    """The fields of a dataclass of flags, as parameters."""
+    types = get_type_hints(flags, include_extras=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(field.name, kind, default=field.default, annotation=types[field.name])
+        for field in dataclasses.fields(flags)
+    ]

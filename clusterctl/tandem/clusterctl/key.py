@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import sys
 import time
 from typing import Annotated
 
@@ -13,28 +10,22 @@ from rich.console import Console
 
 from tandem.cluster.program import called
 from tandem.clusterctl import page
-from tandem.clusterctl.flags import AsJson, Where, on_cluster
-from tandem.clusterctl.page import Record, say
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.durations import duration_s
+from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.output import Output, Record, note
+from tandem.clusterctl.page import say
 from tandem.core.apikeys import Scope
-from tandem.core.errors import ConfigError
+from tandem.core.errors import ConfigError, NotFoundError
 
-EXIT_UNKNOWN = 1
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LIFETIME = re.compile(r"([0-9]{1,9})([smhd])")
+app = command_app(help="Keys of the API.")
 
 
-app = typer.Typer(help="Keys of the API.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def key() -> None:
-    """Keys of the API."""
-
-
-@app.command()
-@on_cluster
+@app.command(epilog=examples("key create --tenant acme --expires 90d --label billing"))
+@flagged
 def create(
     where: Where,
+    output: Output,
     tenant: Annotated[str, typer.Option(help="Whose requests they are: its share, its budgets, its cached blocks.")],
     scope: Annotated[
         list[Scope] | None, typer.Option(help="What it opens; may be given several times. Without it, infer.")
@@ -43,7 +34,6 @@ def create(
     slo: Annotated[str, typer.Option(help="SLO class of its requests; without it they may choose.")] = "",
     priority: Annotated[int, typer.Option(help="The most urgent priority it may ask for; lower is sooner.")] = 0,
     label: Annotated[str, typer.Option(help="What people call it.")] = "",
-    as_json: AsJson = False,
 ) -> None:
     """Create a key and print it, this one time: what is kept cannot be turned back into the key."""
     wish = {
@@ -56,33 +46,29 @@ def create(
     }
     with where.client() as admin:
         made = admin.create_key(wish)
-    if as_json:
-        print(json.dumps(made, indent=2))
-        return
-    print(made["key"])
-    print(f"This is {made['id']} of {made['tenant']}; it is not shown again.", file=sys.stderr)
+    output.show("ApiKey", made, lambda made, console: say(console, made["key"]))
+    note(f"This is {made['id']} of {made['tenant']}; it is not shown again.")
 
 
-@app.command("list")
-@on_cluster
-def show(where: Where, as_json: AsJson = False) -> None:
+@app.command("list", epilog=examples("key list", "key list -o json"))
+@flagged
+def show(where: Where, output: Output) -> None:
     """List keys, by the part of them that may be shown."""
     with where.client() as admin:
-        page.show(admin.keys(), _show, as_json=as_json)
+        output.show("ApiKeys", admin.keys(), _show)
 
 
-@app.command()
-@on_cluster
+@app.command(epilog=examples("key revoke tdk-0123456789ab"))
+@flagged
 def revoke(
     where: Where,
     key_id: Annotated[str, typer.Argument(help="Such as tdk-0123456789ab.", metavar="KEY")],
 ) -> None:
-    """Revoke a key; every router lets it in no more within moments. Ends with 1 if there is no such key."""
+    """Revoke a key; every router lets it in no more within moments. Ends with 3 if there is no such key."""
     with where.client() as admin:
         done = admin.revoke_key(key_id)
     if not done["is_revoked"]:
-        print(f"clusterctl: there is no key {done['id']}.", file=sys.stderr)
-        raise typer.Exit(EXIT_UNKNOWN)
+        raise NotFoundError(f"there is no key {done['id']}", todo=f"`{called()} key list` shows those there are")
     print(f"revoked {done['id']}")
 
 
@@ -90,10 +76,10 @@ def lifetime_s(text: str) -> int:
     """Seconds of `never` (0), `30d`, `12h`, `45m`, `90s`; ConfigError if it is none of them."""
     if text == "never":
         return 0
-    match = _LIFETIME.fullmatch(text)
-    if match is None or not int(match[1]):
+    seconds = duration_s(text)
+    if not seconds:
         raise ConfigError(f"--expires is {text!r}", todo="Write never, or a time such as 30d, 12h or 45m")
-    return int(match[1]) * _UNITS_S[match[2]]
+    return seconds
 
 
 def _show(found: Record, console: Console) -> None:

@@ -1,44 +1,36 @@
 """`clusterctl kv audit`: every held KV block, who holds it, and whether anything explains that.
 
-Exit codes: 0 everything is explained; 1 blocks are held that nothing explains (with --repair: and were not released);
-2 somebody could not be asked, so that nobody knows; 3 nobody reported: the router knows no worker yet.
+Exit codes: 0 everything is explained; 7 blocks are held that nothing explains (with --repair: and were not released);
+1 somebody could not be asked, so that nobody knows; 3 nobody reported: the router knows no worker yet.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from tandem.clusterctl import audit_view, page
+from tandem.clusterctl import audit_view
 from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.audit import Findings, find_unexplained
-from tandem.clusterctl.flags import AsJson, Where, on_cluster
-from tandem.core.errors import TandemError
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.output import Output
 
-EXIT_UNEXPLAINED = 1
-EXIT_UNANSWERED = 2
-EXIT_NOBODY = 3
 WAIT_S = 3.0
 """A lease and a margin: whatever was on its way at the first look has arrived, or has been fenced, at the second."""
 
-app = typer.Typer(help="Look after KV blocks.", no_args_is_help=True, rich_markup_mode=None)
+app = command_app(help="Look after KV blocks.")
 
 
-@app.callback()
-def kv() -> None:
-    """Look after KV blocks."""
-
-
-@app.command()
-@on_cluster
+@app.command(epilog=examples("kv audit", "kv audit --repair", "kv audit -o json"))
+@flagged
 def audit(
     where: Where,
-    as_json: AsJson = False,
+    output: Output,
     repair: Annotated[
         bool, typer.Option(help="Release what nothing explains, where it is provably fenced; says what was released.")
     ] = False,
@@ -46,20 +38,13 @@ def audit(
         float, typer.Option(help="Seconds between the two looks at what nothing explains; a lease is 2.5.")
     ] = WAIT_S,
 ) -> None:
-    """Lay the workers' ledgers against each other. Ends with 1 if blocks are held that nothing explains, with 2 if
+    """Lay the workers' ledgers against each other. Ends with 7 if blocks are held that nothing explains, with 1 if
     somebody could not be asked, with 3 if there was nobody to ask, else with 0."""
     if not wait >= 0:
         raise typer.BadParameter(f"{wait:g} is less than 0", param_hint="--wait")
-    try:
-        with where.client() as admin:
-            findings = run(admin, wait, is_repairing=repair)
-    except TandemError as error:
-        print(f"clusterctl: {error.message}", file=sys.stderr)
-        raise typer.Exit(EXIT_UNANSWERED) from None
-    if as_json:
-        print(json.dumps(findings.as_json(), indent=2))
-    else:
-        audit_view.show(findings, page.console())
+    with where.client() as admin:
+        findings = run(admin, wait, is_repairing=repair)
+    output.show("KvAudit", findings.as_json(), lambda found, console: audit_view.show(findings, console))
     raise typer.Exit(exit_code(findings))
 
 
@@ -88,7 +73,7 @@ def run(
 def exit_code(findings: Findings) -> int:
     """See the module's words; what is certainly wrong comes before what is not known."""
     if findings.left:
-        return EXIT_UNEXPLAINED
+        return Exit.UNHEALTHY
     if findings.look["unanswered"]:
-        return EXIT_UNANSWERED
-    return 0 if findings.look["workers"] else EXIT_NOBODY
+        return Exit.FAILED
+    return Exit.OK if findings.look["workers"] else Exit.NOT_FOUND

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from tandem.clusterctl import net_view, page
-from tandem.clusterctl.flags import AsJson, Where, on_cluster
+from tandem.clusterctl import net_view
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.output import Output
+
+app = command_app()
 
 
-@on_cluster
-def net(where: Where, as_json: AsJson = False) -> None:
+@app.command(epilog=examples("net", "net -o json"))
+@flagged
+def net(where: Where, output: Output) -> None:
     """Show how fast KV travels: a matrix of hosts and transports as measured, and the links in use."""
     with where.client() as admin:
-        page.show(admin.net(), net_view.show, as_json=as_json)
+        output.show("Net", admin.net(), net_view.show)

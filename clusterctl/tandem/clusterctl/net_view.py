@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.clusterctl import page
-from tandem.clusterctl.page import Record, say
+from tandem.clusterctl.output import Record
+from tandem.clusterctl.page import say
 from tandem.core.linkspeed import rate
 
 USED = "*"

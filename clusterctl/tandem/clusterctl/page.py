@@ -1,27 +1,17 @@
-"""How answers are printed: all of one as JSON, or what matters of it as lines and tables for people."""
+"""Lines and tables for people, as the views make them."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Collection
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.style import StyleType
 from rich.table import Table
-
-Record = Mapping[str, Any]
+from rich.text import Text
 
 _FILE_WIDTH = 200
 """Columns where the output is no terminal."""
-
-
-def show(found: Record, view: Callable[[Record, Console], None], *, as_json: bool) -> None:
-    """Print what an admin port said."""
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        view(found, console())
 
 
 def console() -> Console:
@@ -31,10 +21,18 @@ def console() -> Console:
 
 def table(*columns: str, right: Collection[str] = (), fixed: Collection[str] = ()) -> Table:
     """An empty table without lines; columns in `right` are flush right, those in `fixed` never broken into lines."""
-    made = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    made = _PlainTable(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=column in fixed)
     return made
+
+
+class _PlainTable(Table):
+    """Shows texts as they are: rich would take what stands in brackets for markup."""
+
+    def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
+        shown = (Text(cell) if isinstance(cell, str) else cell for cell in cells)
+        super().add_row(*shown, style=style, end_section=end_section)
 
 
 def say(target: Console, text: str) -> None:

@@ -7,49 +7,61 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from tandem.clusterctl import page, route_view
-from tandem.clusterctl.flags import AsJson, Where, on_cluster
+from tandem.clusterctl import route_view
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.output import Output, Record
+from tandem.clusterctl.page import say
 from tandem.core.errors import ConfigError
 
-app = typer.Typer(help="How requests are routed.", no_args_is_help=True, rich_markup_mode=None)
+app = command_app(help="How requests are routed.")
 
 
-@app.callback()
-def route() -> None:
-    """How requests are routed."""
-
-
-@app.command()
-@on_cluster
+@app.command(epilog=examples("route policy", "route policy round_robin"))
+@flagged
 def policy(
     where: Where,
+    output: Output,
     wanted: Annotated[str, typer.Argument(metavar="[NAME]", help="Route by this policy from now on.")] = "",
 ) -> None:
     """Show the routing policy, or change it while requests run. After a restart the configured one is back."""
     with where.client() as admin:
         found = admin.set_policy(wanted) if wanted else admin.policy()
-    others = [other for other in found["policies"] if other != found["policy"]]
-    print(found["policy"] if wanted else f"{found['policy']} (others: {', '.join(others)})")
+    output.show("RoutingPolicy", found, _show_name if wanted else _show_policies)
 
 
-@app.command()
-@on_cluster
+@app.command(
+    epilog=examples(
+        'route explain "a prompt"', "route explain --tokens 17,4,256 -o json", "route explain - < prompt.txt"
+    )
+)
+@flagged
 def explain(
     where: Where,
+    output: Output,
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from the standard input.")] = "",
     tokens: Annotated[str, typer.Option(help="Token ids instead of a text, such as 17,4,256.")] = "",
     file: Annotated[Path | None, typer.Option(help="A file with the prompt instead.")] = None,
     model: Annotated[str, typer.Option(help="Which served model; without it, the first.")] = "",
     max_tokens: Annotated[int, typer.Option(help="Longest answer that is asked for.")] = 16,
-    as_json: AsJson = False,
 ) -> None:
     """Show where a prompt would go now, with the cost of every choice that was weighed. Nothing is sent."""
     body: dict[str, Any] = {"prompt": _prompt(prompt, tokens, file), "max_tokens": max_tokens}
     if model:
         body["model"] = model
     with where.client() as admin:
-        page.show(admin.explain(body), route_view.show, as_json=as_json)
+        output.show("RoutingDecision", admin.explain(body), route_view.show)
+
+
+def _show_name(found: Record, console: Console) -> None:
+    say(console, found["policy"])
+
+
+def _show_policies(found: Record, console: Console) -> None:
+    others = [other for other in found["policies"] if other != found["policy"]]
+    say(console, f"{found['policy']} (others: {', '.join(others)})")
 
 
 def _prompt(text: str, tokens: str, file: Path | None) -> str | list[int]:

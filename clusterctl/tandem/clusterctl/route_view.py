@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.clusterctl import page
-from tandem.clusterctl.page import Record, say
+from tandem.clusterctl.output import Record
+from tandem.clusterctl.page import say
 
 _PARTS = ("queue_s", "compute_s", "move_s", "room_s", "decode_s", "others_s", "reuse_s")
 

@@ -7,41 +7,37 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tandem.clusterctl import page
-from tandem.clusterctl.flags import AsJson, Where, on_cluster
-from tandem.clusterctl.page import Record, say
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.output import Output, Record
+from tandem.clusterctl.page import say
 
-app = typer.Typer(help="What requests are promised.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def slo() -> None:
-    """What requests are promised."""
+app = command_app(help="What requests are promised.")
 
 
-@app.command("list")
-@on_cluster
-def list_classes(where: Where, as_json: AsJson = False) -> None:
+@app.command("list", epilog=examples("slo list", "slo list -o yaml"))
+@flagged
+def list_classes(where: Where, output: Output) -> None:
     """Show the SLO classes in force."""
     with where.client() as admin:
-        page.show(admin.slo(), _show, as_json=as_json)
+        output.show("SloClasses", admin.slo(), _show)
 
 
-@app.command("set")
-@on_cluster
+@app.command("set", epilog=examples("slo set chat --ttft 0.8 --itl 0.05"))
+@flagged
 def set_class(
     where: Where,
+    output: Output,
     wanted: Annotated[str, typer.Argument(metavar="CLASS", help="Its name; one that is not there is added.")],
     ttft: Annotated[float | None, typer.Option(help="Seconds to the first token; 0 = not promised.")] = None,
     itl: Annotated[float | None, typer.Option(help="Seconds between two tokens; 0 = not promised.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Change what a class promises while requests run; what is not given stays. After a restart the configured classes
     are back."""
     given = {key: seconds for key, seconds in (("ttft_s", ttft), ("itl_s", itl)) if seconds is not None}
     with where.client() as admin:
         known = next((row for row in admin.slo()["classes"] if row["slo"] == wanted), {"slo": wanted})
-        page.show(admin.set_slo({**known, **given}), _show, as_json=as_json)
+        output.show("SloClasses", admin.set_slo({**known, **given}), _show)
 
 
 def _show(found: Record, console: Console) -> None:

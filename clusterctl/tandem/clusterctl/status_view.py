@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tandem.clusterctl import page
-from tandem.clusterctl.page import Record, say
+from tandem.clusterctl.output import Record
+from tandem.clusterctl.page import say
 from tandem.core.addresses import host_port
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
@@ -16,13 +17,65 @@ _SHOWN_PAIRS = 4
 
 
 def show(status: Record, console: Console) -> None:
-    """Print `status` as the admin port gives it; what a younger or older router does not say is a dash."""
+    """Print the status; what a younger or older router does not say is a dash."""
+    _show_first(status, console)
+    _show_warnings(status, console)
+
+
+def show_wide(status: Record, console: Console) -> None:
+    """The same, and who pairs with whom in which form."""
+    _show_first(status, console)
+    console.print(_kv(status.get("workers") or []))
+    for text in _paired(status.get("pairs") or []):
+        say(console, text)
+    _show_warnings(status, console)
+
+
+def pools(status: Record) -> Table:
+    """A row for every model and role."""
+    found: list[Record] = status.get("pools") or []
+    has_models = len({pool["model"] for pool in found}) > 1
+    figures = ("READY", "RUNNING", "QUEUED", "QUEUED TOKENS", "KV")
+    table = page.table("POOL", *(["MODEL"] if has_models else []), *figures, right=figures, fixed=("POOL",))
+    for pool in found:
+        table.add_row(
+            pool["role"] or "–",
+            *([pool["model"]] if has_models else []),
+            f"{pool['ready']}/{pool['workers']}",
+            str(pool["running_requests"]),
+            str(pool["queued_requests"]),
+            str(pool["queued_tokens"]),
+            share(pool["kv_share"]),
+        )
+    return table
+
+
+def figures(found: Record) -> str:
+    """Latencies and hits in a line."""
+    ttft = f"TTFT p50 {ms(found['ttft_p50_s'])}, p99 {ms(found['ttft_p99_s'])}"
+    itl = f"ITL p50 {ms(found['itl_p50_s'])}, p99 {ms(found['itl_p99_s'])}"
+    return f"{ttft}; {itl}; prefix hits {share(found['hit_share'])}; {found['requests']} requests"
+
+
+def ms(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds * 1000:.1f} ms"
+
+
+def share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _show_first(status: Record, console: Console) -> None:
     for name, value in _summary(status).items():
         say(console, f"{name:<15} {value}")
+    if status.get("pools"):
+        console.print(pools(status))
     console.print(_workers(status.get("workers") or []))
-    console.print(_kv(status.get("workers") or []))
-    for text in (*_paired(status.get("pairs") or []), *map(_refused, status.get("refused_pairs") or [])):
-        say(console, text)
+
+
+def _show_warnings(status: Record, console: Console) -> None:
+    for warning in status.get("warnings") or []:
+        say(console, f"warning: {warning['what']} ({warning['fix']})")
 
 
 def _summary(status: Record) -> dict[str, str]:
@@ -31,6 +84,7 @@ def _summary(status: Record) -> dict[str, str]:
     ready = "yes" if status.get("is_ready") else f"no, missing: {_list(status.get('missing'))}"
     models: list[Record] = status.get("models") or [status]
     lines = {
+        **({"health": _health(status)} if status.get("health") else {}),
         "cluster": f"{_text(status.get('cluster'))} (Tandem {_text(status.get('version'))})",
         "model": "; ".join(f"{_text(m.get('model'))}, served as {_list(m.get('served_names'))}" for m in models),
         "ready": ready,
@@ -44,7 +98,14 @@ def _summary(status: Record) -> dict[str, str]:
     }
     if status.get("registry_trouble"):
         lines["registry"] = _text(status["registry_trouble"])
+    if status.get("figures"):
+        lines["figures"] = figures(status["figures"])
     return lines
+
+
+def _health(status: Record) -> str:
+    count = len(status.get("warnings") or [])
+    return f"{status['health']}, {count} warning{'s' if count > 1 else ''} below" if count else str(status["health"])
 
 
 def _waiting(admission: Record) -> str:
@@ -81,7 +142,7 @@ def _workers(workers: list[Record]) -> Table:
             _text(worker.get("worker")),
             _text(worker.get("role")),
             *([_text(worker.get("model"))] if has_models else []),
-            _state(worker),
+            state(worker),
             _text(worker.get("address")),
             _text(worker.get("pid")),
             _text(worker.get("running_requests")),
@@ -134,11 +195,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN_PAIRS]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _refused(pair: Record) -> str:
-    return f"never paired: {pair.get('prefill')} and {pair.get('decode')}: {pair.get('why')}"
-
-
-def _state(worker: Record) -> str:
+def state(worker: Record) -> str:
     if worker.get("trouble"):
         return str(worker["trouble"])
     if not worker.get("is_registered", True):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+from tandem.core.release import release
 
 
 def version() -> str:
     """As the installed distribution says; "unknown" where it is not installed."""
-    try:
-        return metadata.version("tandem-serve")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    return release()

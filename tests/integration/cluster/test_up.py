@@ -167,7 +167,7 @@ def test_a_wrong_admin_key_is_refused(start: Callable[..., Up], tmp_path: Path) 
     up.wait_for("curl")
     (tmp_path / "key").write_text("wrong")
     code, _, error = up.ctl("status", "--endpoint", admin, "--admin-key-file", str(tmp_path / "key"))
-    assert code == 1
+    assert code == 4
     assert "refuses the admin key" in error
 
 

@@ -6,6 +6,7 @@ Faults are settings of its `Script`. Workers that share a `Fabric` hand requests
 from __future__ import annotations
 
 import asyncio
+import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -19,6 +20,7 @@ import grpc.aio
 from tandem.core.blockhash import HashRoot, chain
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
+from tandem.core.release import release
 from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.rpc.v1 import control_pb2 as c
@@ -61,6 +63,8 @@ class Script:
     """Go on with choices that nobody wants more of."""
     is_mute: bool = False
     """Answer nothing at all, pings included, after the hello."""
+    version: str = field(default_factory=release)
+    clock_ahead_s: float = 0.0
 
 
 class Fabric:
@@ -150,7 +154,11 @@ class _Servicer(w_grpc.WorkerServicer):
         # Real workers refuse a hello to another incarnation; this one leaves that to the router, which must see it too.
         worker.streams += 1
         outbox: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
-        outbox.put_nowait(w.WorkerMessage(hello=w.WorkerHello(info=worker.facts.info())))
+        script = worker.script
+        hello = w.WorkerHello(
+            info=worker.facts.info(), version=script.version, wall_s=time.time() + script.clock_ahead_s
+        )
+        outbox.put_nowait(w.WorkerMessage(hello=hello))
         running: dict[tuple[str, int], asyncio.Task[None]] = {}
         reader = asyncio.create_task(self._read(requests, outbox, running))
         try:

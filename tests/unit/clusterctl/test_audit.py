@@ -15,6 +15,7 @@ from rich.console import Console
 from tandem.clusterctl import audit_view, kv
 from tandem.clusterctl import main as program
 from tandem.clusterctl.audit import Findings, find_unexplained
+from tandem.clusterctl.exits import Exit
 
 HOLD: dict[str, Any] = {
     "worker": "d0", "incarnation": "22", "group": 0, "kind": "reserved", "key": "r#1/7", "since_s": 5.0, "age_s": 9.0,
@@ -53,14 +54,14 @@ def run(*looks: dict[str, Any], is_repairing: bool = False) -> tuple[Findings, l
 @pytest.mark.parametrize(
     ("flags", "code"),
     [
-        (["--endpoint", "nonsense", "--admin-key-file", "/dev/null"], 2),  # the router could not be asked
-        (["--endpoint", "http://127.0.0.1:9", "--admin-key-file", "/dev/null"], 2),
-        (["--name", "nowhere"], 2),
+        (["--endpoint", "nonsense", "--admin-key-file", "/dev/null"], 1),  # the router could not be asked
+        (["--endpoint", "http://127.0.0.1:9", "--admin-key-file", "/dev/null"], 1),
+        (["--name", "nowhere"], 1),
         (["--wait", "-1"], 2),
         (["--repairr"], 2),
     ],
 )
-def test_a_router_that_cannot_be_asked_ends_with_2(
+def test_a_router_that_cannot_be_asked_ends_with_1_and_wrong_usage_with_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -82,7 +83,7 @@ def test_a_clean_look_is_enough() -> None:
 
 def test_what_stays_is_unexplained_and_what_went_is_not() -> None:
     findings, slept, _ = run(look(HOLD), look(HOLD))
-    assert (kv.exit_code(findings), slept) == (1, [3.0])
+    assert (kv.exit_code(findings), slept) == (Exit.UNHEALTHY, [3.0])
     for later in (
         look(),
         look(HOLD | {"verdict": "explained"}),
@@ -95,15 +96,15 @@ def test_what_stays_is_unexplained_and_what_went_is_not() -> None:
 
 
 def test_who_was_not_asked_leaves_doubt_but_a_leak_is_certain() -> None:
-    assert kv.exit_code(run(look(unanswered=("p0",)))[0]) == 2
-    assert kv.exit_code(run(look(HOLD), look(HOLD, unanswered=("p0",)))[0]) == 1
+    assert kv.exit_code(run(look(unanswered=("p0",)))[0]) == Exit.FAILED
+    assert kv.exit_code(run(look(HOLD), look(HOLD, unanswered=("p0",)))[0]) == Exit.UNHEALTHY
 
 
 def test_only_the_fenced_are_repaired() -> None:
     other = HOLD | {"key": "r#2/8", "is_fenced": False}
     findings, _, admin = run(look(HOLD, other), look(HOLD, other), is_repairing=True)
     assert [hold["key"] for hold in admin.repaired] == ["r#1/7"]
-    assert kv.exit_code(findings) == 1
+    assert kv.exit_code(findings) == Exit.UNHEALTHY
     assert [hold["key"] for hold in findings.left] == ["r#2/8"]
     findings, _, _ = run(look(HOLD), look(HOLD), is_repairing=True)
     assert kv.exit_code(findings) == 0
@@ -114,13 +115,13 @@ def test_only_the_fenced_are_repaired() -> None:
 def test_nobody_at_all_is_no_clean_audit() -> None:
     nobody: dict[str, Any] = {"workers": [], "unanswered": [], "holds": []}
     findings, slept, _ = run(nobody)
-    assert (kv.exit_code(findings), slept) == (3, [])
+    assert (kv.exit_code(findings), slept) == (Exit.NOT_FOUND, [])
     text = io.StringIO()
     audit_view.show(findings, Console(file=text, width=120))
     assert text.getvalue().startswith("nobody reported: no worker is connected")
     assert "explained" not in text.getvalue()
     lost = nobody | {"unanswered": [{"worker": "p0", "why": "it is gone"}]}
-    assert kv.exit_code(run(lost)[0]) == 2, "there is somebody, who did not answer"
+    assert kv.exit_code(run(lost)[0]) == Exit.FAILED, "there is somebody, who did not answer"
 
 
 @given(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)))

@@ -18,6 +18,8 @@ from tandem.cluster.flag_names import FLAGS
 from tandem.clusterctl import main as program
 from tandem.clusterctl import status_view
 from tandem.clusterctl.admin_client import AdminClient
+from tandem.clusterctl.histograms import Scrape
+from tandem.clusterctl.overview import overview
 from tandem.clusterctl.up_flags import UpFlags
 from tandem.core.config import ClusterConfig, Disaggregation
 from tandem.core.errors import ConfigError, PermissionDeniedError
@@ -103,6 +105,7 @@ def test_a_bad_size_names_its_flag() -> None:
             2,
             "it holds no key",
         ),
+        (["key", "create", "--tenant", "a", "--expires", "soon"], 2, "--expires is 'soon'"),
         (["status", "--endpoint", "nonsense", "--admin-key-file", "/dev/null"], 1, "no cluster answers at nonsense"),
         (["down", "--endpoint", "http://::1:8002", "--admin-key-file", "/dev/null"], 2, "--endpoint is 'http://::1:"),
         (["up", "--model", "\udcff"], 2, "--model is '\\udcff': that is no UTF-8 text"),
@@ -211,30 +214,60 @@ STATUS = {
 }  # fmt: skip
 
 
+METRICS = """
+tandem_time_to_first_token_seconds_bucket{le="0.1"} 2
+tandem_time_to_first_token_seconds_bucket{le="0.2"} 4
+tandem_time_to_first_token_seconds_bucket{le="+Inf"} 4
+tandem_prompt_tokens_total 400
+tandem_cached_prompt_tokens_total 100
+tandem_requests_total{api="chat",outcome="ok"} 4
+"""
+
+
 def test_status_as_a_table_fits_a_screen() -> None:
     text = io.StringIO()
-    status_view.show(STATUS, Console(file=text, width=120))
+    found = STATUS | overview(STATUS, Scrape.parse(METRICS))
+    status_view.show(found, Console(file=text, width=120))
     shown = text.getvalue()
     for words in (
+        "health          down, 4 warnings below",
         "served as a, b",
         "no, missing: a decode worker",
         "HTTP            127.0.0.1:8000",
         "3 in flight",
         "waiting         7 (beta 5, acme 2; class chat 6, none 1), a new one about 0.4 s",
         "refused         budget 1, late 12",
+        "figures         TTFT p50 100.0 ms, p99 198.0 ms; ITL p50 –, p99 –; prefix hits 25%; 4 requests",
         "lapsed",
+        "warning: missing: a decode worker (`clusterctl logs up` says what became of it)",
+        "warning: decode-1: refuses the secret (`clusterctl logs decode-1 --level WARNING`)",
+        "warning: never paired: prefill-0 and decode-0: dtypes differ",
     ):
-        assert words in shown
-    row = next(line for line in shown.splitlines() if line.startswith("prefill-0"))
-    assert row.split() == ["prefill-0", "prefill", "up", "–", "4711", "2", "–", "7", "33", "90"]
-    assert "refuses the secret" in shown
-    assert "never paired: prefill-0 and decode-0: dtypes differ" in shown
-    kv = [line for line in shown.splitlines() if line.startswith("prefill-0")][1]
+        assert words in shown, words
+    pool, row = [line.split() for line in shown.splitlines() if line.startswith("prefill")]
+    assert pool == ["prefill", "1/1", "2", "0", "0", "8%"]
+    assert row == ["prefill-0", "prefill", "up", "–", "4711", "2", "–", "7", "33", "90"]
+    assert "paired, exact" not in shown
+    status_view.show_wide(found, Console(file=text, width=120))
+    wide = text.getvalue().removeprefix(shown)
+    kv = [line for line in wide.splitlines() if line.startswith("prefill-0")][1]
     assert kv.split() == ["prefill-0", "2", "16", "bfloat16", "2.0", "shm,", "tcp", "int8,", "fp8", "int8", "below",
                           "125", "MB/s"]  # fmt: skip
-    assert "paired, exact: prefill-0 to decode-0, " in shown
-    assert "prefill-0 to decode-3 and 1 more\n" in shown
-    assert "paired, re-blocked 16 to 8: prefill-0 to decode-9\n" in shown
+    assert "paired, exact: prefill-0 to decode-0, " in wide
+    assert "prefill-0 to decode-3 and 1 more\n" in wide
+    assert "paired, re-blocked 16 to 8: prefill-0 to decode-9\n" in wide
+
+
+def test_a_cluster_is_well_degraded_or_down() -> None:
+    scrape = Scrape.parse("")
+    assert overview({"is_ready": True}, scrape)["health"] == "ok"
+    assert overview({"is_ready": False, "missing": ["x"]}, scrape)["health"] == "down"
+    full = {"worker": "d", "is_registered": True, "blocks": [{"total": 100, "free": 1, "cached": 0}]}
+    found = overview({"is_ready": True, "workers": [full]}, scrape)
+    assert found["health"] == "degraded"
+    assert [warning["what"] for warning in found["warnings"]] == ["d has 99% of its KV in use"]
+    waits = {"is_ready": True, "admission": {"models": [{"waiting": 3, "predicted_wait_s": 2.0}]}}
+    assert overview(waits, scrape)["warnings"][0]["what"] == "3 requests wait, a new one about 2.0 s"
 
 
 @pytest.mark.parametrize("status", [{}, {"workers": None, "router": None}, {"workers": [{}]}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ import grpc.aio
 
 from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.logs import event
+from tandem.core.release import release
 from tandem.core.streamversion import stream_refusal
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
@@ -128,7 +130,8 @@ class WorkerService:
         why = CLOSED
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
-                await context.write(w.WorkerMessage(hello=w.WorkerHello(info=info)).SerializeToString())
+                hello = w.WorkerHello(info=info, version=release(), wall_s=time.time())
+                await context.write(w.WorkerMessage(hello=hello).SerializeToString())
             why = await run_stream(requests, handle_all, queue, context, joined)
         except TimeoutError:
             why = f"it did not take a hello within {HELLO_TIMEOUT_S:g} s"

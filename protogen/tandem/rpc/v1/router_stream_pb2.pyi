@@ -430,16 +430,24 @@ class WorkerHello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     INFO_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    WALL_S_FIELD_NUMBER: _builtins.int
+    version: _builtins.str
+    """Which release of Tandem it runs."""
+    wall_s: _builtins.float
+    """Seconds since 1970 by its clock, now."""
     @_builtins.property
     def info(self) -> Global___WorkerInfo: ...
     def __init__(
         self,
         *,
         info: Global___WorkerInfo | None = ...,
+        version: _builtins.str = ...,
+        wall_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "version", b"version", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,6 +28,7 @@ from tandem.router.flights.moves import REASON as MOVED_REASON
 from tandem.router.flights.moves import HandedBack, plan_move
 from tandem.router.flights.stalls import silent_leg
 from tandem.router.flights.survival import Failure, Survival, Wait, judge, lost, stalled
+from tandem.router.flights.traces import TraceBook, trace_of
 from tandem.router.planning.plan import Candidate, Plan
 from tandem.router.planning.sources import with_sources
 from tandem.router.workers import wire
@@ -88,6 +89,7 @@ class Dispatcher:
         self._table, self._survival, self._prefixes = table, survival, prefixes
         self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
         self._legs = Legs(table, prefixes)
+        self.traces = TraceBook()
         self._flights: dict[RequestId, Flight] = {}
         self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
         """Flights between two attempts, or before the first, and what wakes them."""
@@ -169,6 +171,7 @@ class Dispatcher:
                 raise failed.error from None
             self._failed(flight, judge(failed.error, _member(failed.link), None), failed.error)
             return
+        flight.mark("sent", now_s)
         for member in flight.pair:
             self._survival.breakers.sent(member, flight.id)
 
@@ -254,6 +257,7 @@ class Dispatcher:
             self._fail(flight, error)
             return
         self._verdict(flight, failure)
+        flight.mark("failed", self._clock.now_s(), failure.error.message)
         # From here on the old attempt says nothing to the client: what is forced now is what the client has.
         old, worker_count = flight.attempt, len(flight.legs)
         flight.begin_attempt()
@@ -288,7 +292,7 @@ class Dispatcher:
 
     def _end(self, flight: Flight) -> None:
         """Forget a request, and tell every worker that may still hold something of it."""
-        self._flights.pop(flight.id, None)
+        is_news = self._flights.pop(flight.id, None) is not None
         timer = self._waiting.pop(flight.id, None)
         if timer is not None:
             timer.cancel()
@@ -299,6 +303,8 @@ class Dispatcher:
             self._survival.breakers.ended(member, flight.id)
         if not flight.phase.is_terminal:
             flight.phase = Phase.FINISHED if flight.is_finished else Phase.CANCELLED
+        if is_news and not flight.is_probe:
+            self.traces.keep(trace_of(flight, self._clock.now_s(), is_over=True))
 
     # ---- moves -----------------------------------------------------------------------------------------------------
 
@@ -424,6 +430,7 @@ class Dispatcher:
         flight = self._flights.get(RequestId(request))
         if flight is None or attempt != flight.attempt or link.worker not in flight.legs:
             return
+        flight.mark(phase, self._clock.now_s())
         if phase == Phase.QUEUED:
             link.outstanding.acknowledge(request)
         if phase == Phase.PREFILL and flight.prefill_started_s is None:

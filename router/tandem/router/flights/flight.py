@@ -15,6 +15,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.router.admission.terms import Terms
 from tandem.router.flights.breaker import Member
 from tandem.router.flights.survival import History
+from tandem.router.flights.traces import MAX_MOMENTS, Moment
 from tandem.router.planning.plan import Job, Plan
 from tandem.router.text.echo import Echo
 from tandem.router.workers.links import WorkerLink
@@ -219,6 +220,8 @@ class Flight:
     first_token_s: float | None = None
     progress_s: float = 0.0
     """When its workers last showed that they go on with it."""
+    moments: list[Moment] = field(default_factory=list)
+    """What happened to it so far, for operators."""
     orders: list[_Order] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt from its second token on; complete when the first output token comes."""
@@ -301,6 +304,12 @@ class Flight:
             waiting=waiting,
         )
 
+    def mark(self, what: str, at_s: float, why: str = "") -> None:
+        """Remember that this happened to the current attempt."""
+        if len(self.moments) < MAX_MOMENTS:
+            prefill, decode = self.plan.prefill or "", self.plan.decode
+            self.moments.append(Moment(self.attempt, what, at_s, prefill, decode, why))
+
     def begin_attempt(self) -> None:
         """The attempt before is over: from now on nothing that it says is taken, so what `forced` gives stays true."""
         self.attempt = Attempt(self.attempt + 1)
@@ -341,6 +350,7 @@ class Flight:
         self.progress_s = now_s
         if self.first_token_s is None:
             self.first_token_s = now_s
+            self.mark("first_token", now_s)
         finish = order.finish if is_now_done else None
         self.inbox.put(
             Arrival(slot=self.slot, choice=chunk.choice, tokens=tokens, logprobs=logprobs, finish=finish, at_s=now_s)

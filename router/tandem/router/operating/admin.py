@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tandem.router.operating.routing_desk import RoutingDesk
 from tandem.router.operating.scaling_desk import NewState, NewWish, ScalingDesk
 from tandem.router.operating.slo_desk import NewSlo, SloDesk
 from tandem.router.operating.status import StatusPage
+from tandem.router.operating.trace_desk import TraceDesk
 from tandem.router.quoting import shortened
 from tandem.router.tenants.gate import Gate
 from tandem.router.workers.table import WorkerTable
@@ -37,6 +39,7 @@ _MAX_BODY_BYTES = 64 * 1024
 _REPAIR_BYTES = MAX_HOLDS * 1024
 _DESIRED_BYTES = 8 * 1024 * 1024
 _EVENTS = 50
+TRACE_PATH = "/admin/v1/requests/"
 EXPLAIN_PATH, REPAIR_PATH = "/admin/v1/route/explain", "/admin/v1/kv/repair"
 DESIRED_PATH = "/admin/v1/desired"
 OnDown = Callable[[], Awaitable[None]]
@@ -112,11 +115,16 @@ def create_admin_app(
 
 
 def _state_routes(lock: AdminLock, page: StatusPage, on_down: OnDown, table: WorkerTable) -> list[Route]:
+    traces = TraceDesk(page.config.router_id, page.dispatcher, page.clock, time.time)
+
     async def status(request: Request) -> Response:
         return _json(page.status())
 
     async def requests(request: Request) -> Response:
         return _json(page.requests())
+
+    async def trace(request: Request) -> Response:
+        return _json(traces.find(request.path_params["request"]))
 
     async def down(request: Request) -> Response:
         await on_down()
@@ -128,6 +136,7 @@ def _state_routes(lock: AdminLock, page: StatusPage, on_down: OnDown, table: Wor
     return [
         Route("/admin/v1/status", _keyed(lock, status), methods=["GET"]),
         Route("/admin/v1/requests", _keyed(lock, requests), methods=["GET"]),
+        Route(TRACE_PATH + "{request}", _keyed(lock, trace), methods=["GET"]),
         Route("/admin/v1/down", _keyed(lock, down), methods=["POST"]),
         Route("/admin/v1/net", _keyed(lock, links), methods=["GET"]),
     ]

@@ -28,7 +28,7 @@ from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.router.admission import view
 from tandem.router.doors.http.errors import error_response
 from tandem.router.doors.http.reading import read_body
-from tandem.router.operating.admin import body_limit, check_form
+from tandem.router.operating.admin import TRACE_PATH, body_limit, check_form
 from tandem.router.operating.orders import POLICY_PATH, SLO_PATH, Orders
 
 ANSWER_S = 10.0
@@ -140,7 +140,7 @@ async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence
 
 async def _ask(question: _Question, path: str, router: str, port: int, parts: Sequence[Part]) -> Response:
     together = {"/metrics": _metrics, "/admin/v1/requests": _requests, "/admin/v1/status": _status}.get(path)
-    if together is None:
+    if together is None and not path.startswith(TRACE_PATH):
         return (await _fetch(parts[0], question)).response()
     told = await asyncio.gather(*(_fetch(part, question, TOGETHER_S) for part in parts), return_exceptions=True)
     answers: dict[Part, _Answer] = {}
@@ -154,6 +154,8 @@ async def _ask(question: _Question, path: str, router: str, port: int, parts: Se
             raise one
     if not answers:
         raise next(iter(silent.values()))
+    if together is None:  # one process has it, if any has
+        return next((one for one in answers.values() if one.is_good), next(iter(answers.values()))).response()
     bad = next((answer for answer in answers.values() if not answer.is_good), None)
     if bad is not None:
         return bad.response()

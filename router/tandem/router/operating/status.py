@@ -79,6 +79,8 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
         "state": link.state.value,
         "trouble": link.trouble,
         "router_in_flight": len(link.requests),
+        "version": link.version,
+        "clock_skew_s": round(link.clock_skew_s, 3) if link.clock_skew_s is not None else None,
     }
     if facts is None:
         return body

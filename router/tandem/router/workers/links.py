@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,10 @@ class WorkerLink:
         self._has_unsent = asyncio.Event()
         self._asks: dict[int, asyncio.Future[w.AuditReport]] = {}
         self._heard_s = 0.0
+        self.version = ""
+        """Release that the worker runs; "" = it did not say."""
+        self.clock_skew_s: float | None = None
+        """By how much its clock was ahead of ours when it greeted, and the greeting's way; None = it did not say."""
 
     @property
     def worker(self) -> WorkerId:
@@ -194,6 +199,9 @@ class WorkerLink:
         if why := stream_refusal(facts.protocol):
             raise _BrokenError(why)
         self._heard_s = self._clock.now_s()
+        hello = answer.hello
+        self.version = hello.version
+        self.clock_skew_s = hello.wall_s - time.time() if hello.wall_s else None
         self.facts, self.trouble = facts, ""
         self.state, self.hands_back = wire.worker_state(answer.hello.info.state), False
         event(_log, "worker connected", worker=self.worker, role=facts.role, incarnation=facts.incarnation)

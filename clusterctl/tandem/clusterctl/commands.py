@@ -1,0 +1,119 @@
+"""Every command of `clusterctl`: where it is and what it does in one line. Its module is imported when it is called.
+
+So `clusterctl --help` reads this table and imports nothing else. A command's module holds a typer `app`, made with
+`command_app`, with one command or several; a test holds the lines here against what the apps say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+import typer
+import typer.main
+from typer.core import TyperGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A command in the table: a module of tandem.clusterctl, and a line for people."""
+
+    module: str
+    summary: str
+
+
+COMPLETE_VAR: Final = "_CLUSTERCTL_COMPLETE"
+"""A shell that wants words completed says so in this variable."""
+
+COMMANDS: Final[dict[str, Listed]] = {
+    "up": Listed("up", "Start a cluster on this machine and keep it running in the foreground."),
+    "down": Listed("down", "Stop a cluster and wait until it is gone."),
+    "status": Listed("status", "Show what runs: is it well, the pools, every worker."),
+    "top": Listed("top", "Show what every worker does now, until Ctrl-C."),
+    "trace": Listed("trace", "Show one request on one time line."),
+    "logs": Listed("logs", "Show what the processes of a cluster on this machine have logged."),
+    "net": Listed("net", "Show how fast KV travels, between hosts and workers."),
+    "kv": Listed("kv", "Look after KV blocks."),
+    "route": Listed("route", "How requests are routed."),
+    "key": Listed("key", "Keys of the API."),
+    "slo": Listed("slo", "What requests are promised."),
+    "config": Listed("config", "What a cluster is set to."),
+    "completion": Listed("completion", "Print what makes a shell complete commands and flags."),
+    "version": Listed("version", "Show the version of this program and of the cluster."),
+}
+"""In the order of the help: what runs a cluster first, what looks at it next, what is about the program last."""
+
+
+def command_app(*, help: str = "") -> typer.Typer:
+    """For a module in the table: with `help` for several commands (`clusterctl kv audit`), without it for one."""
+    app = typer.Typer(
+        help=help or None,
+        no_args_is_help=bool(help),
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    if help:
+        app.callback()(_several(help))
+    return app
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: lines to copy."""
+    shown = "\n".join(f"  clusterctl {line}" for line in lines)
+    return f"\b\nExamples:\n{shown}"
+
+
+def _several(text: str) -> Callable[[], None]:
+    """What makes typer take even one command by its name."""
+
+    def callback() -> None: ...
+
+    callback.__doc__ = text
+    return callback
+
+
+class Program(TyperGroup):
+    """`clusterctl` itself."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given)
+        self.commands: MutableMapping[str, Any] = _Loading(self.commands)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, listed.summary) for name, listed in COMMANDS.items()])
+
+
+class _Loading(MutableMapping[str, Any]):
+    """The commands by name; one is imported when it is looked up."""
+
+    def __init__(self, own: MutableMapping[str, Any]) -> None:
+        self._loaded = dict(own)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            app = import_module(f"tandem.clusterctl.{COMMANDS[name].module}").app
+            self._loaded[name] = typer.main.get_command(app)
+            self._loaded[name].name = name
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS or name in self._loaded
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*COMMANDS, *self._loaded]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))

@@ -1,0 +1,32 @@
+"""`clusterctl completion SHELL`: the script that a shell reads once; it then asks `clusterctl` itself."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from tandem.clusterctl.commands import COMPLETE_VAR, command_app, examples
+
+app = command_app()
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+@app.command(
+    epilog=examples(
+        "completion bash > ~/.local/share/bash-completion/completions/clusterctl",
+        "completion zsh > ~/.zfunc/_clusterctl",
+        "completion fish > ~/.config/fish/completions/clusterctl.fish",
+    )
+)
+def completion(shell: Annotated[Shell, typer.Argument(help="Which shell.", metavar="SHELL")]) -> None:
+    """Print what makes a shell complete commands and flags."""
+    from typer._completion_shared import get_completion_script
+
+    print(get_completion_script(prog_name="clusterctl", complete_var=COMPLETE_VAR, shell=shell.value))

@@ -1,0 +1,87 @@
+"""How answers are printed: tables for people, or documents for programs. Data goes to stdout, all else to stderr.
+
+A document has `apiVersion` and `kind`; what streams is one document a line (NDJSON).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+API_VERSION: Final = "tandem/v1"
+Record = Mapping[str, Any]
+View = Callable[[Record, "Console"], None]
+
+
+class Format(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The flags of every command that shows something."""
+
+    output: Annotated[
+        Format, typer.Option("--output", "-o", help="table or wide for people, json or yaml for programs.")
+    ] = Format.TABLE
+    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False
+
+    @property
+    def format(self) -> Format:
+        return Format.JSON if self.as_json else self.output
+
+    @property
+    def is_document(self) -> bool:
+        """Whether programs read it."""
+        return self.format in (Format.JSON, Format.YAML)
+
+    def show(self, kind: str, found: Record, view: View, *, wide: View | None = None) -> None:
+        """Print `found` as a document of that kind, or as `view` shows it; `wide` is the view of -o wide."""
+        if self.format is Format.JSON:
+            print(json.dumps(document(kind, found), indent=2))
+        elif self.format is Format.YAML:
+            print(as_yaml(document(kind, found)), end="")
+        else:
+            from tandem.clusterctl.page import console
+
+            chosen = wide if wide is not None and self.format is Format.WIDE else view
+            chosen(found, console())
+
+    def stream(self, kind: str, found: Record, line: Callable[[Record], str]) -> None:
+        """Print one record of many, now: a document on a line, a YAML document, or `line` of it."""
+        if self.format is Format.JSON:
+            print(json.dumps(document(kind, found)), flush=True)
+        elif self.format is Format.YAML:
+            print(f"---\n{as_yaml(document(kind, found))}", end="", flush=True)
+        else:
+            print(line(found), flush=True)
+
+
+def document(kind: str, found: Record) -> dict[str, Any]:
+    """What programs read: `found` below its version and kind."""
+    return {"apiVersion": API_VERSION, "kind": kind, **found}
+
+
+def as_yaml(found: Record) -> str:
+    """YAML with the keys in their order."""
+    import yaml
+
+    text: str = yaml.safe_dump(dict(found), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def note(text: str) -> None:
+    """Say something that is no data: progress, a warning, what to do next."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,39 @@
+"""`clusterctl status`: what runs, and how well."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from tandem.clusterctl import status_view
+from tandem.clusterctl.admin_client import AdminClient
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.histograms import Scrape
+from tandem.clusterctl.output import Output
+from tandem.clusterctl.overview import overview
+
+app = command_app()
+
+
+@app.command(epilog=examples("status", "status -o json", "status --endpoint http://10.0.0.7:8002 --admin-key-file key"))
+@flagged
+def status(
+    where: Where,
+    output: Output,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="End with 7 unless all is well.")] = False,
+) -> None:
+    """Show what runs: is it well, the pools, every worker, and what to do about what is wrong."""
+    with where.client() as admin:
+        found = look(admin)
+    output.show("Status", found, status_view.show, wide=status_view.show_wide)
+    if exit_code and found["health"] != "ok":
+        raise typer.Exit(Exit.UNHEALTHY)
+
+
+def look(admin: AdminClient) -> dict[str, Any]:
+    """What the admin port says, and what that comes to, of all requests since the router started."""
+    found = admin.status()
+    return found | overview(found, Scrape.parse(admin.metrics()))

@@ -1,0 +1,121 @@
+"""One request on one time line, for operators: where it waited, who computed it, how long its KV travelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+from tandem.core.clock import Clock
+from tandem.core.errors import NotFoundError
+from tandem.router.flights.dispatch import Dispatcher
+from tandem.router.flights.traces import MAX_TRACES, Moment, Trace, trace_of
+from tandem.router.quoting import shortened
+
+_DIGITS = 6
+Span = dict[str, Any]
+
+
+class TraceDesk:
+    """Answers from what the dispatcher keeps. Belongs to the event loop."""
+
+    def __init__(self, router: str, dispatcher: Dispatcher, clock: Clock, wall_s: Callable[[], float]) -> None:
+        self._router, self._dispatcher, self._clock, self._wall_s = router, dispatcher, clock, wall_s
+
+    def find(self, request: str) -> dict[str, Any]:
+        """A request that runs, or one of the last that ended, as plain values; NotFoundError for any other."""
+        now_s = self._clock.now_s()
+        flight = next((one for one in self._dispatcher.flights if one.id == request), None)
+        trace = self._dispatcher.traces.find(request) if flight is None else trace_of(flight, now_s, is_over=False)
+        if trace is None:
+            raise NotFoundError(
+                f"request {shortened(request)!r} is not known here",
+                why=f"it waits for room, went through another router, or more than {MAX_TRACES} ended since",
+                todo="take the id of the answer",
+            )
+        end_s = now_s if trace.ended_s is None else trace.ended_s
+        return {
+            "request": trace.request,
+            "router": self._router,
+            "model": trace.model,
+            "outcome": trace.outcome,
+            "is_over": trace.ended_s is not None,
+            "error": trace.error,
+            "reason": trace.reason,
+            "began_at_s": round(self._wall_s() - (now_s - trace.arrived_s), 3),
+            "duration_s": round(end_s - trace.arrived_s, _DIGITS),
+            "prompt_tokens": trace.prompt_tokens,
+            "cached_tokens": trace.cached_tokens,
+            "output_tokens": trace.output_tokens,
+            "attempts": max((moment.attempt for moment in trace.moments), default=1),
+            "handoff": dict(trace.handoff) if trace.handoff is not None else None,
+            "spans": [_rounded(span) for span in spans(trace, end_s)],
+            "moments": [_moment(moment, trace.arrived_s) for moment in trace.moments],
+        }
+
+
+def spans(trace: Trace, end_s: float) -> list[Span]:
+    """Where its time went, in order and without gaps: "wait" (in the router), "queue" (at a worker), "prefill",
+    "transfer", "decode"; seconds since it arrived."""
+    found: list[Span] = []
+    began_s = trace.arrived_s
+    attempts = [list(group) for _, group in groupby(trace.moments, key=lambda moment: moment.attempt)]
+    for number, moments in enumerate(attempts):
+        is_last = number == len(attempts) - 1
+        over_s = end_s if is_last else moments[-1].at_s
+        for name, worker, start_s, stop_s in _parts(moments, began_s, over_s):
+            if stop_s > start_s:
+                found.append(
+                    {
+                        "span": name,
+                        "worker": worker,
+                        "attempt": moments[0].attempt,
+                        "start_s": start_s - trace.arrived_s,
+                        "end_s": stop_s - trace.arrived_s,
+                    }
+                )
+        began_s = over_s
+    if not attempts:
+        found.append({"span": "wait", "worker": "", "attempt": 1, "start_s": 0.0, "end_s": end_s - trace.arrived_s})
+    return found
+
+
+def _parts(moments: Sequence[Moment], began_s: float, over_s: float) -> Iterator[tuple[str, str, float, float]]:
+    """(span, worker, start, end) of one attempt; what was not reached is not there, and the last ends with it."""
+    first: dict[str, Moment] = {}
+    for moment in moments:
+        first.setdefault(moment.what, moment)
+    sent = first.get("sent")
+    if sent is None:
+        yield "wait", "", began_s, over_s
+        return
+    computes = sent.prefill or sent.decode
+    marks: list[tuple[str, str, float]] = [("wait", "", began_s), ("queue", computes, sent.at_s)]
+    if "prefill" in first:
+        marks.append(("prefill", computes, first["prefill"].at_s))
+    computed = [first[what].at_s for what in ("transfer", "first_token") if what in first]
+    if sent.prefill and computed:
+        marks.append(("transfer", f"{sent.prefill} → {sent.decode}", min(computed)))
+    if "decode" in first:
+        marks.append(("decode", sent.decode, first["decode"].at_s))
+    elif not sent.prefill and "first_token" in first:
+        marks.append(("decode", sent.decode, first["first_token"].at_s))
+    for number, (name, worker, _) in enumerate(marks):  # news of two workers may come in either order
+        start_s = max(at_s for _, _, at_s in marks[: number + 1])
+        stop_s = max(start_s, marks[number + 1][2]) if number + 1 < len(marks) else over_s
+        yield name, worker, start_s, stop_s
+
+
+def _moment(moment: Moment, arrived_s: float) -> dict[str, Any]:
+    return {
+        "at_s": round(moment.at_s - arrived_s, _DIGITS),
+        "attempt": moment.attempt,
+        "what": moment.what,
+        "prefill": moment.prefill,
+        "decode": moment.decode,
+        "why": moment.why,
+    }
+
+
+def _rounded(span: Span) -> Span:
+    return span | {"start_s": round(span["start_s"], _DIGITS), "end_s": round(span["end_s"], _DIGITS)}

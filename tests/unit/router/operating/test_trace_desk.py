@@ -1,0 +1,87 @@
+"""Moments of a request made into spans: in order, without gaps, whatever was not reached or came late."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.router.flights.traces import Moment, Trace, TraceBook
+from tandem.router.operating.trace_desk import spans
+
+
+def moment(what: str, at_s: float, attempt: int = 1, prefill: str = "p0") -> Moment:
+    return Moment(attempt, what, at_s, prefill, "d0", "")
+
+
+def trace(*moments: Moment, request: str = "r") -> Trace:
+    return Trace(
+        request=request, model="m", outcome="finished", error="", reason="least", arrived_s=100.0, ended_s=104.0,
+        prompt_tokens=7, output_tokens=3, cached_tokens=None, handoff=None, moments=moments,
+    )  # fmt: skip
+
+
+def shown(*moments: Moment) -> list[tuple[str, str, float, float]]:
+    return [(s["span"], s["worker"], s["start_s"], s["end_s"]) for s in spans(trace(*moments), 104.0)]
+
+
+CROSSED = [
+    ("sent", 100.5),
+    ("queued", 100.6),
+    ("prefill", 101.0),
+    ("first_token", 102.0),
+    ("transfer", 102.1),
+    ("decode", 103.0),
+]
+
+
+def test_a_request_that_crossed() -> None:
+    assert shown(*(moment(what, at_s) for what, at_s in CROSSED)) == [
+        ("wait", "", 0.0, 0.5),
+        ("queue", "p0", 0.5, 1.0),
+        ("prefill", "p0", 1.0, 2.0),
+        ("transfer", "p0 → d0", 2.0, 3.0),
+        ("decode", "d0", 3.0, 4.0),
+    ]
+
+
+def test_a_request_that_stayed() -> None:
+    moments = [moment(what, at_s, prefill="") for what, at_s in CROSSED[:4]]
+    assert shown(*moments) == [
+        ("wait", "", 0.0, 0.5),
+        ("queue", "d0", 0.5, 1.0),
+        ("prefill", "d0", 1.0, 2.0),
+        ("decode", "d0", 2.0, 4.0),
+    ]
+
+
+def test_one_that_was_never_sent_and_one_that_was_tried_again() -> None:
+    assert shown() == [("wait", "", 0.0, 4.0)]
+    again = [moment("sent", 100.5), moment("failed", 101.5), moment("sent", 102.0, 2), moment("decode", 103.0, 2)]
+    assert shown(*again) == [
+        ("wait", "", 0.0, 0.5),
+        ("queue", "p0", 0.5, 1.5),
+        ("wait", "", 1.5, 2.0),
+        ("queue", "p0", 2.0, 3.0),
+        ("decode", "d0", 3.0, 4.0),
+    ]
+
+
+@given(st.lists(st.tuples(st.sampled_from([what for what, _ in CROSSED]), st.floats(100.0, 104.0)), max_size=8))
+def test_news_in_any_order_gives_a_line_without_gaps(news: list[tuple[str, float]]) -> None:
+    found = spans(trace(*(moment(what, at_s) for what, at_s in news)), 104.0)
+    assert found[0]["start_s"] == 0
+    assert found[-1]["end_s"] == pytest.approx(4.0)
+    for span, after in itertools.pairwise(found):
+        assert span["end_s"] == after["start_s"]
+        assert span["start_s"] < span["end_s"]
+
+
+def test_the_book_forgets_the_oldest() -> None:
+    book = TraceBook(limit=2)
+    for request in ("a", "b", "a", "c"):
+        book.keep(trace(request=request))
+    assert (len(book), book.find("b")) == (2, None)
+    assert book.find("a") is not None
