@@ -34,6 +34,8 @@ COMMANDS: Final[dict[str, Listed]] = {
     "top": Listed("top", "Show what every worker does now, until Ctrl-C."),
     "trace": Listed("trace", "Show one request on one time line."),
     "logs": Listed("logs", "Show what the processes of a cluster on this machine have logged."),
+    "plan": Listed("plan", "Find the cheapest workers for a load, before there is a cluster."),
+    "simulate": Listed("simulate", "Play requests to clusters on virtual time."),
     "net": Listed("net", "Show how fast KV travels, between hosts and workers."),
     "kv": Listed("kv", "Look after KV blocks."),
     "route": Listed("route", "How requests are routed."),

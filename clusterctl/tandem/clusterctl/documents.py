@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
+from tandem.clusterctl.planned_documents import PLANNED
+
 
 class Version(TypedDict):
     client: str
@@ -458,23 +460,10 @@ class ApiKey(KeyFacts):
 KINDS: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (
-        Version,
-        Status,
-        Top,
-        Trace,
-        LogRecord,
-        Config,
-        ConfigCheck,
-        ConfigKeys,
-        Net,
-        KvAudit,
-        RoutingPolicy,
-        RoutingDecision,
-        SloClasses,
-        ApiKeys,
-        ApiKey,
+        Version, Status, Top, Trace, LogRecord, Config, ConfigCheck, ConfigKeys, Net, KvAudit, RoutingPolicy,
+        RoutingDecision, SloClasses, ApiKeys, ApiKey, *PLANNED,
     )
-}
+}  # fmt: skip
 """Kind → what stands in its documents beside `apiVersion` and `kind`."""
 
 

@@ -21,7 +21,19 @@ from tandem.clusterctl.exits import Exit
 from tandem.core import errors
 
 ROOT = Path(__file__).resolve().parents[3]
-HEAVY = ("torch", "ray", "redis", "grpc", "fastapi", "starlette", "uvicorn", "numpy", "transformers", "tokenizers")
+HEAVY = (
+    "torch",
+    "ray",
+    "redis",
+    "grpc",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "numpy",
+    "matplotlib",
+    "transformers",
+    "tokenizers",
+)
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -2,5 +2,5 @@
 
     Observation ──▶ replay of the last minutes for every split ──▶ Planner.decide ──▶ Decision, with reason and figures
 
-Imports `core` alone, so that the controller and the simulator ask the same code. See docs/planning.md.
+Imports `core` alone: the controller, the simulator and `clusterctl plan` ask the same code. See docs/planning.md.
 """

@@ -70,7 +70,8 @@ class Planner:
             if step == current:
                 why = f"{best.split} would be better, but {current} could not serve on the way there"
                 return self._stay(now_s, current, why, now=look.at(current, 1.0), considered=look.all())
-            return self._change(look, look.at(step, rules.headroom), now_s, why, self._wish)
+            gain = best.score - now.score
+            return self._change(look, look.at(step, rules.headroom), now_s, why, self._wish, gain=gain)
         if rules.is_scaling and now.attained < rules.target:
             more = self._more(look, now)
             if more is not None:
@@ -80,7 +81,7 @@ class Planner:
         self._wish = _Wish()
         if rules.is_scaling and (spared := self._fewer(look)) is not None:
             why = f"fewer workers reach {rules.target:.0%} even at {rules.spare_headroom:g} times the load"
-            return self._change(look, spared, now_s, why, self._spare, rules.spare_confirmations)
+            return self._change(look, spared, now_s, why, self._spare, confirmations=rules.spare_confirmations)
         self._spare = _Wish()
         gain = best.score - now.score
         why = "is the best split" if best.split == current else f"is {gain:.1%} from the best, {best.split}"
@@ -118,16 +119,21 @@ class Planner:
 
     # ---- what is said ----------------------------------------------------------------------------------------------
 
-    def _change(self, look: _Look, best: Forecast, now_s: float, why: str, wish: _Wish, needed: int = 0) -> Decision:
+    def _change(
+        self, look: _Look, best: Forecast, now_s: float, why: str, wish: _Wish, *, confirmations: int = 0,
+        gain: float = math.inf,
+    ) -> Decision:  # fmt: skip
         rules, current = self.rules, look.observation.split
-        needed = needed or rules.confirmations
-        count = wish.again(_direction(current, best.split))
+        wish.again(_direction(current, best.split), gain, now_s)
         waits_s = self._changed_s + rules.cool_down_s - now_s
+        needed = confirmations or rules.confirmations
         held = ""
         if waits_s > 0:
             held = f"; the split changed lately: {waits_s:.0f} s to wait"
-        elif count < needed:
-            held = f"; {count} of {needed} decisions in a row say so"
+        elif wish.count < needed:
+            held = f"; {wish.count} of {needed} decisions in a row say so"
+        elif wish.gained_s < rules.worth_s:
+            held = f"; so far that would have been worth {wish.gained_s:.1f} of {rules.worth_s:g} s of all requests"
         is_to_act = not held and rules.mode is Mode.ACT
         if is_to_act:
             self._split = best.split  # whoever carries it out, changes nothing else
@@ -180,15 +186,20 @@ class _Look:
 
 @dataclass(slots=True)
 class _Wish:
-    """How often in a row the same direction was wanted."""
+    """How often in a row the same direction was wanted, and what it would have been worth since: shares of all requests
+    times seconds."""
 
     direction: tuple[int, ...] = ()
     count: int = 0
+    gained_s: float = 0.0
+    said_s: float = 0.0
 
-    def again(self, direction: tuple[int, ...]) -> int:
-        self.count = self.count + 1 if direction == self.direction else 1
-        self.direction = direction
-        return self.count
+    def again(self, direction: tuple[int, ...], gain: float, now_s: float) -> None:
+        if direction != self.direction:
+            self.direction, self.count, self.gained_s = direction, 0, 0.0
+        self.gained_s += gain * (now_s - self.said_s) if self.count and now_s > self.said_s else 0.0
+        self.count += 1
+        self.said_s = now_s
 
 
 def _direction(current: Split, wanted: Split) -> tuple[int, ...]:

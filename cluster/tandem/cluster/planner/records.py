@@ -155,10 +155,12 @@ class Rules:
     """When the planner changes something.
 
     Requests of the last `window_s` count, at most `max_requests`, at least `min_requests`. A change has to gain
-    `min_gain` of all requests, in `confirmations` decisions in a row, at a load `headroom` times as heavy as seen;
-    after any change the split stays for `cool_down_s`. At most `most_at_once` of the workers flip in one decision (one
-    always may). `budget`: most workers, 0 = as many as there are. With `is_scaling` workers are added where no flip
-    reaches `target`, and taken away where fewer reach it at `spare_headroom`, `spare_confirmations` times in a row.
+    `min_gain` of all requests, in `confirmations` decisions in a row, at a load `headroom` times as heavy as seen; and
+    to be worth `worth_s` since the first of them: seconds, times the share of requests that it gains. So much is gained
+    soon where much is wrong. After any change the split stays for `cool_down_s`. At most `most_at_once` of the workers
+    flip in one decision (one always may). `budget`: most workers, 0 = as many as there are. With `is_scaling` workers
+    are added where no flip reaches `target`, and taken away where fewer reach it at `spare_headroom`,
+    `spare_confirmations` times in a row.
     `is_mixed_allowed`: all-mixed splits are looked at too.
     """
 
@@ -169,6 +171,7 @@ class Rules:
     min_gain: float = 0.03
     headroom: float = 1.1
     confirmations: int = 2
+    worth_s: float = 10.0
     cool_down_s: float = 30.0
     most_at_once: float = 0.25
     budget: int = 0
@@ -185,6 +188,6 @@ class Rules:
         for name in ("min_gain", "target", "most_at_once"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} of the planner is {getattr(self, name)}", why="it is a share from 0 to 1")
-        for name in ("min_requests", "cool_down_s", "budget"):
+        for name in ("min_requests", "worth_s", "cool_down_s", "budget"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} of the planner is {getattr(self, name)}", why="it must be 0 or more")

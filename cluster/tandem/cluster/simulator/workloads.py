@@ -9,6 +9,9 @@ from itertools import count
 
 from tandem.cluster.simulator.traces import MOONCAKE_BLOCK_TOKENS, Trace, TraceRequest
 
+_SPREAD = 0.5
+"""Standard deviation of the logarithm of a length."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversations:
@@ -77,3 +80,17 @@ def shared_prompt(
         made.append(TraceRequest(arrival_s=at_s, prompt_tokens=tokens, output_tokens=output, blocks=ids))
         at_s += dice.expovariate(rate)
     return Trace(name=f"shared-prompt-{seed}", requests=tuple(made))
+
+
+def varied(*, requests: int, rate: float, prompt_tokens: int, output_tokens: int, seed: int) -> Trace:
+    """Poisson arrivals; nothing is shared. Lengths are log-normal with these means, half to twice them as a rule."""
+    dice = random.Random(seed)  # noqa: S311 - no secrets
+    made, at_s = [], 0.0
+    for _ in range(requests):
+        prompt, output = (
+            max(1, round(mean * dice.lognormvariate(-_SPREAD * _SPREAD / 2, _SPREAD)))
+            for mean in (prompt_tokens, output_tokens)
+        )
+        made.append(TraceRequest(arrival_s=at_s, prompt_tokens=prompt, output_tokens=output))
+        at_s += dice.expovariate(rate)
+    return Trace(name=f"{rate:g}/s of {prompt_tokens}+{output_tokens} tokens", requests=tuple(made))

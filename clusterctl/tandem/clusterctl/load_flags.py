@@ -1,0 +1,78 @@
+"""Flags that say which requests are meant and what they are promised: of `plan` and `simulate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tandem.core.config import SloSection
+from tandem.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tandem.cluster.simulator.calibration import Calibration
+    from tandem.cluster.simulator.traces import Trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFlags:
+    """A trace, or a rate and mean lengths; and the promises."""
+
+    trace: Annotated[Path | None, typer.Option(help="Requests of the past: .jsonl as Mooncake's, .csv as Azure's.")] = (
+        None
+    )
+    scale: Annotated[float, typer.Option(help="The trace's requests come so many times as fast.")] = 1.0
+    seconds: Annotated[float, typer.Option(help="Only the first so many of the trace; 0 = all of it.")] = 0.0
+    rate: Annotated[float, typer.Option(help="Without a trace: requests a second.")] = 0.0
+    isl: Annotated[int, typer.Option(help="Without a trace: tokens of a prompt, on average.")] = 0
+    osl: Annotated[int, typer.Option(help="Without a trace: tokens of an answer, on average.")] = 0
+    seed: Annotated[int, typer.Option(help="Of the requests that are made up.")] = 1
+    slo_ttft: Annotated[float, typer.Option(help="Seconds to the first token that are promised; 0 = none.")] = 2.0
+    slo_itl: Annotated[float, typer.Option(help="Seconds for each token after it; 0 = none.")] = 0.05
+
+    @property
+    def promise(self) -> SloSection:
+        return SloSection(ttft_s=_least(self.slo_ttft, "--slo-ttft"), itl_s=_least(self.slo_itl, "--slo-itl"))
+
+    def requests(self, count: int) -> Trace:
+        """The trace, or `count` made-up requests. ConfigError if neither is said, or both are."""
+        from tandem.cluster.simulator import traces
+        from tandem.cluster.simulator.workloads import varied
+
+        asked = (self.rate, self.isl, self.osl)
+        if self.trace is not None:
+            if any(asked):
+                raise ConfigError(
+                    "both --trace and --rate, --isl or --osl are given", why="each says which requests come"
+                )
+            if not self.scale > 0:
+                raise ConfigError(f"--scale is {self.scale:g}", todo="Use more than 0")
+            found = traces.read(self.trace).scaled(self.scale)
+            found = found.first(self.seconds) if self.seconds > 0 else found
+        elif all(value > 0 for value in asked):
+            found = varied(
+                requests=count, rate=self.rate, prompt_tokens=self.isl, output_tokens=self.osl, seed=self.seed
+            )
+        else:
+            raise ConfigError(
+                "it is not said which requests come", why="they are a trace, or a rate and two lengths",
+                todo="Say --trace FILE, or --rate, --isl and --osl, each above 0",
+            )  # fmt: skip
+        if len(found.requests) < 2:
+            raise ConfigError("there are fewer than two requests", todo="Take more --seconds of the trace")
+        return found
+
+
+def calibration(path: Path | None) -> Calibration:
+    """Of a file that `make bench` or people wrote, or the default: an H100 by arithmetic."""
+    from tandem.cluster.simulator import calibration as calibrations
+
+    return calibrations.read(path) if path is not None else calibrations.Calibration()
+
+
+def _least(value: float, flag: str) -> float:
+    if not value >= 0:
+        raise ConfigError(f"{flag} is {value:g}", todo="Use 0 or more seconds")
+    return value

@@ -1,0 +1,93 @@
+"""The documents of `plan` and `simulate`; documents.py has all others, and the list of kinds."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypedDict
+
+
+class PlannedWorkers(TypedDict):
+    count: int
+    hardware: str
+    tp: int
+
+
+class FleetOffer(TypedDict):
+    fleet: str
+    prefill: PlannedWorkers | None
+    decode: PlannedWorkers | None
+    mixed: PlannedWorkers | None
+    accelerators: int
+    price_per_hour: float
+    input_price_per_million: float
+    output_price_per_million: float
+    attained: float
+    reaches_target: bool
+    ttft_p90_s: float
+    itl_p90_s: float
+    prefill_busy: float
+
+
+class PlannedLoad(TypedDict):
+    requests: int
+    seconds: float
+    rate: float
+
+
+class PlannedPromise(TypedDict):
+    ttft_s: float
+    itl_s: float
+    target: float
+    headroom: float
+
+
+class Plan(TypedDict):
+    requests: str
+    planned_for: PlannedLoad
+    promised: PlannedPromise
+    best: FleetOffer
+    neighbours: list[FleetOffer]
+    others: list[FleetOffer]
+    replays: int
+
+
+class Promise(TypedDict):
+    ttft_s: float
+    itl_s: float
+
+
+class SplitFigures(TypedDict):
+    split: str
+    goodput_per_s: float
+    attained: float
+    ttft_p90_s: float
+    tpot_p90_s: float
+
+
+class SplitSweep(TypedDict):
+    requests: str
+    rate: float
+    calibration: str
+    promised: Promise
+    best: str
+    splits: list[SplitFigures]
+
+
+class MapPoint(TypedDict):
+    prompt_tokens: int
+    output_tokens: int
+    load: float
+    link_bytes_per_s: float
+    rate: float
+    by_way: dict[str, float]
+    splits: dict[str, str]
+    gain: float
+
+
+class DisaggregationMap(TypedDict):
+    calibration: str
+    workers: int
+    promised: Promise
+    points: list[MapPoint]
+
+
+PLANNED: Final[tuple[Any, ...]] = (Plan, SplitSweep, DisaggregationMap)

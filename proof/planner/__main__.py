@@ -1,0 +1,98 @@
+"""The acting planner against every fixed split of eight workers, on Azure code followed by conversation, virtual time.
+
+Promised: at least 95 % of the best split's goodput in each half, more than every fixed split over the whole, at most
+six flips, never more workers than the budget. Finished runs are kept in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from proof.planner.runs import NAMES, PLANNER, Load, broken, play, workers
+from proof.record import Record, arguments_of
+from tandem.cluster.simulator import calibration as calibrations
+from tandem.cluster.simulator import traces
+from tandem.core.config import Disaggregation, SloSection
+from tandem.core.errors import ConfigError
+
+FIRST, SECOND = "TANDEM_TRACE_CODE", "TANDEM_TRACE_CONVERSATION"
+
+
+def main() -> int:
+    arguments = _arguments()
+    try:
+        first = traces.read(_path(arguments.first, FIRST, "--first"))
+        second = traces.read(_path(arguments.second, SECOND, "--second"))
+        load = _load(arguments)
+    except ConfigError as error:
+        print(f"proof.planner: {error}", file=sys.stderr)
+        return 2
+    about = {"traces": [first.name, second.name], "load": dataclasses.asdict(load)}
+    record = Record(arguments.out, "planner", about, is_fresh=arguments.fresh)
+    done: dict[str, dict[str, Any]] = record.content.setdefault("runs", {})
+    for name in arguments.only or NAMES:
+        if name not in done:
+            done[name] = play(load, name, first, second)
+            record.save()
+        _show(name, done[name])
+    for change in done.get(PLANNER, {}).get("changes", []):
+        print(f"  {change['at_s']:7.1f} s  {change['from']} to {change['to']}: {change['why']}")
+    left = [name for name in NAMES if name not in done]
+    found = [] if left else broken(done)
+    for promise in found:
+        print(f"broken: {promise}")
+    return record.verdict(len(done), left=len(left), broken=len(found))
+
+
+def _show(name: str, entry: dict[str, Any]) -> None:
+    first, second = entry["goodput_per_s"]
+    print(
+        f"{name:8} goodput {first:6.3f}/s and {second:6.3f}/s, {entry['attained_in_all']:6.1%} of all requests;"
+        f" {entry['flips']} flips",
+        flush=True,
+    )
+
+
+def _load(arguments: argparse.Namespace) -> Load:
+    calibration = calibrations.read(arguments.calibration) if arguments.calibration else workers()
+    return Load(
+        first_scale=arguments.scale[0], second_scale=arguments.scale[1], seconds=arguments.seconds,
+        promise=SloSection(ttft_s=arguments.ttft, itl_s=arguments.itl), calibration=calibration,
+        disaggregation=Disaggregation(arguments.disaggregation),
+    )  # fmt: skip
+
+
+def _path(given: Path | None, name: str, flag: str) -> Path:
+    if given is not None:
+        return given
+    if named := os.environ.get(name):
+        return Path(named)
+    raise ConfigError(
+        "a trace is missing", why="traces are not part of this repository",
+        todo=f"say ARGS='{flag} FILE' or set {name}; docs/simulator.md says where they are",
+    )  # fmt: skip
+
+
+def _arguments() -> argparse.Namespace:
+    parser = arguments_of("planner", __doc__)
+    parser.add_argument("--first", type=Path, help=f"the first half's trace; without it, what {FIRST} names")
+    parser.add_argument("--second", type=Path, help=f"the second half's; without it, what {SECOND} names")
+    parser.add_argument(
+        "--calibration", type=Path, help="a bench file; without it, Qwen3-32B on two A100 by arithmetic"
+    )
+    parser.add_argument("--scale", type=float, nargs=2, default=(3.0, 2.1), help="arrivals so many times as fast")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="of each half, at most")
+    parser.add_argument("--ttft", type=float, default=5.0, help="seconds to the first token that are promised")
+    parser.add_argument("--itl", type=float, default=0.028, help="seconds for each token after it")
+    parser.add_argument("--only", nargs="+", choices=NAMES, help="run no others now")
+    parser.add_argument("--disaggregation", choices=[mode.value for mode in Disaggregation], default="always")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

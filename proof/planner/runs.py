@@ -1,0 +1,117 @@
+"""What the planner's proof plays: two traces in a row, to every fixed split of eight workers and to a planner."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tandem.cluster.planner import hardware
+from tandem.cluster.planner.records import Mode, Rules, Split
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.figures import attained
+from tandem.cluster.simulator.laboratory import Laboratory, Outcome
+from tandem.cluster.simulator.rates import calibration_of
+from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.traces import Trace
+from tandem.core.config import AdmissionSection, Disaggregation, PolicyName, SloSection
+from tandem.core.prefill_queue import QueueRules
+from tandem.router.planning.policies import create_policy
+
+WORKERS = 8
+START = Split(6, 2)
+"""Of the planner."""
+PLANNER = "planner"
+FIXED = tuple(Split(prefill, WORKERS - prefill) for prefill in range(1, WORKERS))
+NAMES = (*map(str, FIXED), PLANNER)
+MOST_FLIPS = 6
+NEAR = 0.95
+"""Of the best split's goodput, in each half."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Both traces at `first_scale` and `second_scale` times their own rates, at most `seconds` of each; what is
+    promised, and who serves."""
+
+    first_scale: float
+    second_scale: float
+    seconds: float
+    promise: SloSection
+    calibration: Calibration
+    disaggregation: Disaggregation = Disaggregation.AUTO
+
+    def trace(self, first: Trace, second: Trace) -> tuple[Trace, float]:
+        """Both in a row, and when the second begins."""
+        before = first.scaled(self.first_scale).first(self.seconds)
+        after = second.scaled(self.second_scale).first(self.seconds)
+        return before.followed_by(after), before.span_s
+
+
+def workers() -> Calibration:
+    """What serves: Qwen3-32B's shapes on two A100 a worker, by arithmetic."""
+    rates = hardware.rates(hardware.HARDWARE["a100"], hardware.MODELS["qwen3-32b"], 2)
+    assert rates is not None
+    return calibration_of(rates, "Qwen3-32B shapes, two A100 a worker: by arithmetic, not measured")
+
+
+def setup(load: Load, name: str) -> Setup:
+    """Of one of NAMES."""
+    is_planned = name == PLANNER
+    split = START if is_planned else next(split for split in FIXED if str(split) == name)
+    return Setup(
+        policy=create_policy(PolicyName.COST, load.disaggregation), queue=QueueRules(), admission=AdmissionSection(),
+        calibration=load.calibration, prefill=split.prefill, decode=split.decode, promises={"": load.promise},
+        planner=Rules(mode=Mode.ACT, budget=WORKERS) if is_planned else None,
+    )  # fmt: skip
+
+
+def play(load: Load, name: str, first: Trace, second: Trace) -> dict[str, Any]:
+    """Goodput in each half and over the whole, and what the planner did."""
+    trace, change_s = load.trace(first, second)
+    outcome = Laboratory(setup(load, name), trace).run()
+    halves = [[r for r in outcome.records if (r.arrival_s >= change_s) is is_second] for is_second in (False, True)]
+    kept = [attained(half, load.promise) for half in halves]
+    spans_s = [change_s, trace.span_s - change_s]
+    return {
+        "requests": [len(half) for half in halves],
+        "attained": [round(share, 4) for share in kept],
+        "goodput_per_s": [
+            round(share * len(half) / max(span_s, 1e-9), 4)
+            for share, half, span_s in zip(kept, halves, spans_s, strict=True)
+        ],
+        "attained_in_all": round(attained(outcome.records, load.promise), 4),
+        **_changes(outcome),
+    }
+
+
+def _changes(outcome: Outcome) -> dict[str, Any]:
+    acted = [decision for decision in outcome.decisions if decision.is_to_act]
+    return {
+        "flips": len(outcome.flips),
+        "most_workers": max((decision.wanted.total for decision in outcome.decisions), default=WORKERS),
+        "changes": [
+            {"at_s": round(one.at_s, 1), "from": str(one.current), "to": str(one.wanted), "why": one.reason}
+            for one in acted
+        ],
+        "longest_drain_s": round(max((flip.drained_s - flip.asked_s for flip in outcome.flips), default=0.0), 2),
+    }
+
+
+def broken(done: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
+    """Which promises were not kept, in words; `done` has all of NAMES."""
+    planned, fixed = done[PLANNER], {name: done[name] for name in NAMES if name != PLANNER}
+    found = []
+    for half, which in enumerate(("first", "second")):
+        best = max(fixed, key=lambda name: fixed[name]["goodput_per_s"][half])
+        share = planned["goodput_per_s"][half] / max(fixed[best]["goodput_per_s"][half], 1e-9)
+        if share < NEAR:
+            found.append(f"{share:.1%} of the goodput of {best}, the best split of the {which} half")
+    best = max(fixed, key=lambda name: fixed[name]["attained_in_all"])
+    if planned["attained_in_all"] <= fixed[best]["attained_in_all"]:
+        found.append(f"{planned['attained_in_all']:.1%} in all, {best} has {fixed[best]['attained_in_all']:.1%}")
+    if planned["flips"] > MOST_FLIPS:
+        found.append(f"{planned['flips']} flips")
+    if planned["most_workers"] > WORKERS:
+        found.append(f"{planned['most_workers']} workers")
+    return found
