@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
+import shutil
 import signal
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,6 +26,7 @@ from tandem.core.config import SimSection
 from tandem.core.errors import AuthError, NotFoundError, UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName, WorkerState
+from tandem.core.liveness import LEASE_S
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.engine.sim.arithmetic import expected_tokens
@@ -33,7 +37,7 @@ from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tests.integration.worker.pair import RunningWorker, start_worker, stop, submit
+from tests.integration.worker.pair import MODEL, RunningWorker, start_worker, stop, submit
 from tools.waiting import wait_for_async
 
 PROMPT = [(7 * i) % 4000 + 10 for i in range(100)]
@@ -151,14 +155,16 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(folder: Path, sim: SimSection = SLOW) -> AsyncIterator[Scene]:
+async def scene(folder: Path, tp: int = 1) -> AsyncIterator[Scene]:
+    """d0, a decode worker of `tp` ranks; a token takes 20 ms."""
     secret = ClusterSecret.generate()
     secret.save(folder / "secret")
     server = PrivateRedis.start(folder / "redis", "test-password")
     redis = await connect(server.url)
     worker: RunningWorker | None = None
     try:
-        worker = await start_worker(folder, D0, RoleName.DECODE, server.url, engine="sim", sim=sim)
+        shape = MODEL if tp == 1 else _two_heads(folder / "tandem-tiny")
+        worker = await start_worker(folder, D0, RoleName.DECODE, server.url, model=shape, engine="sim", sim=SLOW, tp=tp)
         async with asyncio.TaskGroup() as tasks:
             made = Scene(worker, server, redis, secret, tasks)
             await made.meet()
@@ -169,6 +175,16 @@ async def scene(folder: Path, sim: SimSection = SLOW) -> AsyncIterator[Scene]:
             await stop(worker)
         await redis.aclose()
         server.stop()
+
+
+def _two_heads(shape: Path) -> Path:
+    """The model's shape, with KV that two ranks can share."""
+    shape.mkdir()
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL / name, shape / name)
+    config = json.loads((shape / "config.json").read_text())
+    (shape / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 2}))
+    return shape
 
 
 def test_a_worker_drains_and_comes_back(folder: Path) -> None:
@@ -236,11 +252,12 @@ def test_what_runs_past_the_deadline_is_handed_back(folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_another_role_and_back(folder: Path) -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+def test_another_role_and_back(folder: Path, tp: int) -> None:
     """As other incarnations, with the cache of the first; the one before is met nowhere any more."""
 
     async def run() -> None:
-        async with scene(folder) as s:
+        async with scene(folder, tp) as s:
             before = (await s.control.look(s)).incarnation
             await s.ask("r1", w.LEG_FULL, 20)
             await s.until(lambda: len(s.tokens["r1"]) == 20)
@@ -352,9 +369,13 @@ def test_a_worker_that_is_stopped_in_the_middle_and_wakes_up(folder: Path, momen
                 await s.acknowledge()
                 await s.until_look(lambda look: look.state is WorkerState.FLIPPING)
             s.signal(signal.SIGSTOP)
+            stopped_s = time.monotonic()
             try:
                 if moment is WorkerState.FLIPPING:
                     os.kill(s.server.pid, signal.SIGCONT)
+                await wait_for_async(
+                    lambda: time.monotonic() - stopped_s > LEASE_S + 0.5, what="it lapsed by any clock"
+                )
                 await wait_for_async(lambda: _is_gone(s.redis))
                 published = await s.redis.xlen(KEYS.events(D0, before))
             finally:

@@ -145,8 +145,9 @@ class Steering:
 
     async def look(self) -> c.ControlReply:
         """How things stand."""
-        looked, info, state = await self._ask(), self._worker.info, self._state
-        if state is WorkerState.DRAINED and not _is_quiet(looked):
+        answer = await self._ask()
+        looked, info, state = self._looked, self._worker.info, self._state
+        if state is WorkerState.DRAINED and answer is not None and not _is_quiet(answer):
             state = WorkerState.DRAINING
         return c.ControlReply(
             worker=info.worker,
@@ -190,10 +191,12 @@ class Steering:
         if self._clock.now_s() >= self._hand_back_s and not self._is_handing_back:
             self._is_handing_back = True
             self._say()
-        is_heard = self._worker.is_state_heard  # before rank 0 is asked: what routers sent is there by then
+        sequence, is_heard = self._sequence, self._worker.is_state_heard  # before rank 0 is asked, behind what was sent
         looked = await self._ask()
-        if not is_heard or not _is_quiet(looked):
-            if self._state is WorkerState.DRAINED:
+        if sequence != self._sequence:  # it took work in between
+            return 0.0
+        if looked is None or not is_heard or not _is_quiet(looked):
+            if self._state is WorkerState.DRAINED and looked is not None:
                 self._enter(WorkerState.DRAINING)
             return LOOK_EVERY_S
         if self._target is not None:
@@ -253,8 +256,8 @@ class Steering:
         if asked is not None and not asked.done():
             asked.set_result(answer)
 
-    async def _ask(self) -> e.Looked:
-        """What is in flight in rank 0; without an answer, what it said last, and that it is not idle."""
+    async def _ask(self) -> e.Looked | None:
+        """What is in flight in rank 0; None if it does not answer now."""
         number = next(self._numbers)
         answer: asyncio.Future[e.Looked] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
@@ -263,10 +266,7 @@ class Steering:
             async with asyncio.timeout(ANSWER_S):
                 return await answer
         except TimeoutError:
-            stale = e.Looked()
-            stale.CopyFrom(self._looked)
-            stale.is_idle = False
-            return stale
+            return None
         finally:
             self._asked.pop(number, None)
 
