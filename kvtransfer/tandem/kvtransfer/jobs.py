@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, GroupId, Rank, TransferId
@@ -92,8 +92,8 @@ class FrameWriter:
                 send_ns = int(self._clock.now_s() * 1e9)
                 crc, kind = self._read(job, part, room)
                 outgoing.bytes += part.payload_bytes
-            frame = replace(
-                outgoing.frame(FrameKind.DATA, self._dest_rank),
+            frame = outgoing.frame(
+                FrameKind.DATA, self._dest_rank,
                 group=job.group, layers=part.layers, heads=part.dest_heads, blocks=part.dest_blocks,
                 payload_bytes=part.payload_bytes, payload_crc=crc, send_ns=send_ns, codec=form.codec,
                 checksum=kind,

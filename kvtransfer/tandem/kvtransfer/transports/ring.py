@@ -91,15 +91,16 @@ class SenderRing:
     def reserve(self, size: int) -> memoryview:
         """Room for `size` bytes, at most half the ring; waits until it is free. Raises LinkClosedError."""
         account = self._account
+        self._reserved = account.position_of(size)  # this thread alone moves it on
+        past = self._reserved + size - self.size
         with self._changed:
-            if not account.fits(size):
+            if account.freed < past:
                 account.free(self._word[0])
-            if not self._is_closed and not account.fits(size):
+            if not self._is_closed and account.freed < past:
                 self.stalls += 1
-                self._changed.wait_for(lambda: self._is_closed or account.fits(size))
+                self._changed.wait_for(lambda: self._is_closed or account.freed >= past)
             if self._is_closed:
                 raise LinkClosedError("the link was closed")
-        self._reserved = account.position_of(size)
         start = self._reserved % self.size
         return self._view[start : start + size]
 
