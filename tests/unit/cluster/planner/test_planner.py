@@ -90,6 +90,18 @@ def test_one_decision_is_not_enough() -> None:
     assert "1 of 3" in made[0].reason
 
 
+def test_what_is_very_wrong_is_changed_before_what_is_a_little_wrong() -> None:
+    """All of the promises are broken by one split, a quarter of them by the other."""
+
+    def acts_at_s(split: Split, **changes: float) -> float:
+        rules = dataclasses.replace(ACT, **changes)  # type: ignore[arg-type]
+        return until_it_acts(Planner(rules), split, lambda now_s: load(4.0, 2000, 20, now_s)).at_s
+
+    assert acts_at_s(Split(1, 7)) == 75.0
+    assert acts_at_s(Split(5, 3)) >= 60.0 + ACT.worth_s / 0.3
+    assert acts_at_s(Split(5, 3), worth_s=0.0) == 75.0
+
+
 def test_a_wish_that_turns_round_begins_anew() -> None:
     planner = Planner(ACT)
     assert ask(planner, Split(4, 4), prompts(60.0), 60.0).wanted.prefill > 4
