@@ -267,8 +267,8 @@ def test_another_role_and_back(folder: Path, tp: int) -> None:
                 look = await s.control.become(s, role)
                 assert (look.target, look.incarnation) == (role, before)
                 await s.acknowledge()
-                look = await s.until_look(lambda look, role=role: look.role is role)
-                assert (look.state, look.target, look.flips) == (WorkerState.READY, None, flips)
+                look = await s.until_look(lambda look, flips=flips: look.flips == flips)
+                assert (look.role, look.state, look.target) == (role, WorkerState.READY, None)
                 assert look.incarnation != before
                 assert look.last_flip_s > 0
                 assert look.flip_failure == ""
@@ -345,8 +345,8 @@ def test_a_role_that_cannot_be_registered(folder: Path) -> None:
             s.states = s.states[-1:]
             await s.until(lambda: s.states[-1].state == "draining")
             await s.acknowledge()
-            look = await s.until_look(lambda look: look.role is RoleName.PREFILL)
-            assert look.flip_failure == ""
+            look = await s.until_look(lambda look: look.flips)
+            assert (look.role, look.flip_failure) == (RoleName.PREFILL, "")
 
     asyncio.run(run())
 
