@@ -38,12 +38,14 @@ class ChildProcess:
             raise
 
     @classmethod
-    def start(cls, command: Sequence[str], *, variables: Mapping[str, str], log_file: Path) -> ChildProcess:
-        """Start `command` with the environment `variables`; OSError if the system cannot."""
+    def start(
+        cls, command: Sequence[str], *, variables: Mapping[str, str], log_file: Path, takes_input: bool = False
+    ) -> ChildProcess:
+        """Start `command` with the environment `variables`; OSError if the system cannot. `takes_input`: `write`."""
         with log_file.open("ab") as log:
             process = subprocess.Popen(
                 tied(command),
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if takes_input else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=dict(variables),
@@ -87,6 +89,12 @@ class ChildProcess:
                 yield line.decode(errors="replace").rstrip("\n")
         finally:
             transport.close()
+
+    def write(self, line: str) -> None:
+        """A short line for its standard input, which a pipe must hold; OSError when it is gone or does not read."""
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
+        os.write(self._process.stdin.fileno(), f"{line}\n".encode())
 
     async def wait(self) -> int:
         """The exit code, once it has ended; −N for signal N."""
@@ -153,6 +161,8 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
         code = self._process.wait()
         os.close(self._pidfd)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         if not self._exited.done():
             self._exited.set_result(code)
 
@@ -160,5 +170,6 @@ class ChildProcess:
 def _discard(process: subprocess.Popen[bytes]) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            stream.close()

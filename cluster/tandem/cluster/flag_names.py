@@ -8,6 +8,7 @@ FLAGS: Final = {
     "--name": "name",
     "--state-dir": "state_dir",
     "--log-level": "log_level",
+    "--launcher": "launcher",
     "--model": "model.path",
     "--revision": "model.revision",
     "--served-model-name": "model.served_names",
@@ -46,6 +47,11 @@ FLAGS: Final = {
     "--anonymous": "router.anonymous",
     "--disaggregation": "router.disaggregation",
     "--redis": "redis.url",
+    "--ray-address": "ray.address",
+    "--ray-token-file": "ray.token_file",
+    "--ray-host": "ray.host",
+    "--ray-port": "ray.head_port",
+    "--ray-cpus": "ray.cpus",
 }
 """Flag of `clusterctl up` → "section.field" of the ClusterConfig, or its field. `--config` and `--timeout` set none."""
 

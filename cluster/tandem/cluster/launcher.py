@@ -1,4 +1,4 @@
-"""What a controller asks of a place where workers can run: this machine, later Ray or Kubernetes."""
+"""What a controller asks of a place where workers can run: this machine, or those that Ray knows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tandem.core.lifecycle import RoleName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """A worker to start: its configuration, and how many threads it may compute with."""
+    """A worker to start: its configuration, how many threads it may compute with, and on which class of hardware."""
 
     config: WorkerConfig
     threads: int = 1
+    hardware: str = "any"
     restart_generation: int = 0
     """Kept by the launcher for as long as the worker runs, and told by `running`: see core/desired.py."""
 

@@ -115,6 +115,7 @@ def _pools(config: ClusterConfig, source: ModelSource, counts: dict[RoleName, in
             count=count,
             revision=source.commit,
             tp=effective(config, role).tp,
+            hardware=effective(config, role).hardware,
         )
         for role, count in counts.items()
     )

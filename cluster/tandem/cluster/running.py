@@ -15,7 +15,7 @@ from tandem.cluster.controller import Controller, Phase
 from tandem.cluster.environment import Environment
 from tandem.cluster.event_log import EventLog
 from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
-from tandem.cluster.local import LocalLauncher
+from tandem.cluster.launching import opened
 from tandem.cluster.program import called
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.resolve import ResolvedCluster
@@ -104,8 +104,13 @@ class RunningCluster:
             clock=clock,
             command=self._router_command,
         )
-        async with LocalLauncher(
-            self._held, self._environment, command=self._worker_command, hurry=self._hurry
+        async with opened(
+            self._resolved.config,
+            self._held,
+            self._environment,
+            command=self._worker_command,
+            hurry=self._hurry,
+            say=self._say,
         ) as launcher:
             controller = Controller(
                 launcher=launcher,
@@ -215,7 +220,12 @@ class RunningCluster:
             log_level=resolved.config.log_level,
             settings=resolved.workers[member.role],
         )
-        return WorkerSpec(config=config, threads=config.settings.threads, restart_generation=member.restart_generation)
+        return WorkerSpec(
+            config=config,
+            threads=config.settings.threads,
+            hardware=pool.hardware,
+            restart_generation=member.restart_generation,
+        )
 
     def _context(self, addresses: Ready) -> Context:
         return Context(

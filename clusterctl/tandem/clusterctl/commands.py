@@ -29,6 +29,7 @@ COMPLETE_VAR: Final = "_CLUSTERCTL_COMPLETE"
 
 COMMANDS: Final[dict[str, Listed]] = {
     "up": Listed("up", "Start a cluster on this machine and keep it running in the foreground."),
+    "join": Listed("join", "Give this machine to a cluster on Ray, until Ctrl-C."),
     "down": Listed("down", "Stop a cluster and wait until it is gone."),
     "status": Listed("status", "Show what runs: is it well, the pools, every worker."),
     "top": Listed("top", "Show what every worker does now, until Ctrl-C."),

@@ -11,12 +11,12 @@ import typer
 
 from tandem.cluster.flag_names import FLAGS
 from tandem.core import config_loader
-from tandem.core.config import Anonymous, ClusterConfig, Disaggregation
+from tandem.core.config import Anonymous, ClusterConfig, Disaggregation, LauncherName
 from tandem.core.errors import ConfigError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
 
 _SIZES = ("--kv-memory", "--prefill-kv-memory", "--decode-kv-memory")
-_FILES = ("--tls-cert", "--tls-key")
+_FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +100,18 @@ class UpFlags:
     threads: Annotated[
         int | None, typer.Option(help="Compute threads of a rank; 0 = cores / ranks of all workers.")
     ] = None
+    launcher: Annotated[
+        LauncherName | None, typer.Option(help="Who starts workers: local, this machine; ray, all that have joined.")
+    ] = None
+    ray_address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster as HOST:PORT. Without it, --launcher ray starts a head.")
+    ] = None
+    ray_token_file: Annotated[
+        str | None, typer.Option(help="File with that Ray cluster's token. Without it, one without tokens.")
+    ] = None
+    ray_host: Annotated[str | None, typer.Option(help="Address of this machine that others reach.")] = None
+    ray_port: Annotated[int | None, typer.Option(help="Port of the Ray head; 0 = any free one.")] = None
+    ray_cpus: Annotated[int | None, typer.Option(help="CPUs that workers on this machine share; 0 = its cores.")] = None
     name: Annotated[str | None, typer.Option(help="Name of the cluster; several can run side by side.")] = None
     state_dir: Annotated[str | None, typer.Option(help="Where state is kept [env: TANDEM_STATE_DIR].")] = None
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None

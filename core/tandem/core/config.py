@@ -39,6 +39,13 @@ class Disaggregation(StrEnum):
     NEVER = "never"
 
 
+class LauncherName(StrEnum):
+    """What starts workers: `clusterctl up` on its own machine, or Ray on all that have joined (docs/ray.md)."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 class PolicyName(StrEnum):
     """How a router chooses workers: by cost in seconds, or for comparison by other known rules (docs/routing.md)."""
 
@@ -103,6 +110,7 @@ class RoleSection:
     """`[prefill]`, `[decode]`, `[mixed]`: what workers of one role do differently from `[worker]`; None = the same."""
 
     tp: Positive | None = None
+    hardware: str | None = None
     block_tokens: Positive | None = None
     kv_dtype: str | None = None
     kv_memory_bytes: Positive | None = None
@@ -117,11 +125,13 @@ class WorkerSection:
 
     `engine`: "model" computes, "sim" writes, moves and reads back KV by arithmetic, without weights. `kv_dtype` "auto"
     = the compute dtype. `wire_codec` ("int8", "fp8", "" = none) compresses KV on links that were measured below
-    `wire_codec_below_bytes_per_s`. `transports` is what a worker listens on; empty = all that work here.
+    `wire_codec_below_bytes_per_s`. `transports` is what a worker listens on; empty = all that work here. `hardware` is
+    the class of nodes that it may be placed on; "any" = all.
     """
 
     engine: str = "model"
     tp: Positive = 1
+    hardware: str = "any"
     kv_dtype: str = "auto"
     wire_codec: str = ""
     wire_codec_below_bytes_per_s: Annotated[float, Bound(0, math.inf)] = 125e6
@@ -222,6 +232,22 @@ class StoreSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RaySection:
+    """`[ray]`: for `launcher = "ray"`. `address` "" = a head is started, at `head_port` (0 = any free one).
+
+    `host` "" = the address that Ray finds. `cpus` 0 = all cores; `hardware` is the class of the head's machine.
+    """
+
+    address: str = ""
+    token_file: str = ""
+    host: str = ""
+    head_port: Annotated[int, Bound(0, 65535)] = 6380
+    cpus: Count = 0
+    hardware: str = "any"
+    place_timeout_s: Annotated[float, Bound(1, 240)] = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `max_ranks`:
     never more ranks of workers than that at once; 0 = no bound."""
@@ -230,6 +256,7 @@ class ClusterConfig:
     state_dir: str = ""
     log_level: str = "INFO"
     max_ranks: Count = 0
+    launcher: LauncherName = LauncherName.LOCAL
     model: ModelSection = field(default_factory=ModelSection)
     models: tuple[FurtherModelSection, ...] = ()
     pools: PoolSection = field(default_factory=PoolSection)
@@ -243,6 +270,7 @@ class ClusterConfig:
     budget: dict[str, BudgetSection] = field(default_factory=dict)
     redis: RedisSection = field(default_factory=RedisSection)
     store: StoreSection = field(default_factory=StoreSection)
+    ray: RaySection = field(default_factory=RaySection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from tandem.core.config import (
     FurtherModelSection,
     ModelSection,
     PoolSection,
+    RaySection,
     RedisSection,
     RoleSection,
     RouterSection,
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Any] = {
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
     "`[admission]`": AdmissionSection, "`[slo.<class>]`": SloSection, "`[redis]`": RedisSection,
     "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection, "`[[models]]`": FurtherModelSection,
+    "`[ray]`": RaySection,
 }  # fmt: skip
 
 

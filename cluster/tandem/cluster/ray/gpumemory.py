@@ -1,0 +1,68 @@
+"""Whether GPUs are empty before a worker is placed on them, as `nvidia-smi` sees it: others' leftovers count."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+_QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
+_PROCESSES = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
+_TIMEOUT_S = 20.0
+FREE_SHARE = 0.9
+"""Of a GPU's memory, at least this much has to be free."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """One GPU; memory in MiB, as the driver counts it."""
+
+    index: str
+    uuid: str
+    used_mib: int
+    total_mib: int
+
+    @property
+    def is_free(self) -> bool:
+        return self.used_mib <= (1 - FREE_SHARE) * self.total_mib
+
+
+def parse(listing: str) -> list[GpuMemory]:
+    """The answer to `_QUERY`; lines that say nothing about memory are left out."""
+    found = []
+    for line in listing.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 4 and fields[2].isdigit() and fields[3].isdigit():
+            found.append(GpuMemory(fields[0], fields[1], int(fields[2]), int(fields[3])))
+    return found
+
+
+def occupied(gpus: Sequence[str], ask: Callable[[Sequence[str]], str] | None = None) -> str:
+    """What stands in the way on `gpus` (indices or uuids), such as "GPU 0 has 61440 of 81920 MiB in use (process 7)".
+
+    "" where nothing does, and where the machine cannot tell.
+    """
+    ask = ask or _ask
+    busy = [gpu for gpu in parse(ask(_QUERY)) if {gpu.index, gpu.uuid} & set(gpus) and not gpu.is_free]
+    if not busy:
+        return ""
+    users = [[field.strip() for field in line.split(",")] for line in ask(_PROCESSES).splitlines()]
+    said = []
+    for gpu in busy:
+        pids = ", ".join(user[1] for user in users if len(user) == 3 and user[0] == gpu.uuid)
+        by = f" (process {pids})" if pids else ""
+        said.append(f"GPU {gpu.index} has {gpu.used_mib} of {gpu.total_mib} MiB in use{by}")
+    return "; ".join(said)
+
+
+def count() -> int:
+    """How many GPUs this machine has."""
+    return len(parse(_ask(_QUERY)))
+
+
+def _ask(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,66 @@
+"""What passes between launcher, driver and agents, as JSON: orders one way, reports of workers the other way."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from tandem.core import config_loader
+from tandem.core.config import WorkerConfig
+
+T = TypeVar("T")
+
+ANY_HARDWARE = "any"
+HARDWARE_LABEL = "tandem-hardware"
+"""Ray label of a node's hardware class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriverConfig:
+    """What a driver is started with. `place_timeout_s`: how long a worker waits for a place."""
+
+    cluster: str
+    address: str
+    secret_file: str
+    place_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One worker to run. Host, folders and the secret's file in `config` are replaced on its node.
+
+    `arguments` follow the node's own Python. `needs_gpu` None = if the nodes that it may be placed on have GPUs.
+    """
+
+    config: WorkerConfig
+    threads: int
+    hardware: str = ANY_HARDWARE
+    arguments: tuple[str, ...] = ("-m", "tandem.worker")
+    needs_gpu: bool | None = False
+
+    @property
+    def digest(self) -> str:
+        """Equal for orders that ask for the same worker in every respect."""
+        return hashlib.sha256(config_loader.dump(self)).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Charge:
+    """An order with what its place has to do with it. `gpus`: the ids that the ranks may use, one a rank."""
+
+    order: Order
+    gpus: tuple[str, ...] = ()
+    controller_ip: str = ""
+    """Where the controller runs; "" = not known."""
+
+
+def to_json(value: Any) -> str:
+    """One line."""
+    return json.dumps(json.loads(config_loader.dump(value)))
+
+
+def from_json(text: str, kind: type[T]) -> T:
+    """Read back what `to_json` wrote; ConfigError if it is anything else."""
+    return config_loader.from_mapping(json.loads(text), kind, source="an order")

@@ -1,0 +1,82 @@
+"""`clusterctl join`: give this machine to a cluster on Ray, for as long as the command runs."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.output import note
+from tandem.core.errors import ConfigError, UnavailableError
+
+_REACH_S = 5.0
+
+app = command_app()
+
+
+@app.command(epilog=examples("join 10.0.0.1:6380 --token-file ray.token --hardware h100"))
+def join(
+    address: Annotated[str, typer.Argument(help="The cluster's Ray head as HOST:PORT; `up --launcher ray` prints it.")],
+    token_file: Annotated[Path | None, typer.Option(help="A copy of the head's token file, of mode 0600.")] = None,
+    hardware: Annotated[str, typer.Option(help="Class of this machine, which pools name with `hardware`.")] = "any",
+    cpus: Annotated[int, typer.Option(help="CPUs that workers here share; 0 = its cores.", min=0)] = 0,
+    gpus: Annotated[int, typer.Option(help="GPUs for workers; -1 = all that are here.", min=-1)] = -1,
+    host: Annotated[str, typer.Option(help="Address of this machine that the others reach.")] = "",
+) -> None:
+    """Give this machine to a cluster on Ray, until Ctrl-C.
+
+    Workers may be placed on its CPUs and GPUs. The cluster runs with `up --launcher ray`.
+    """
+    from tandem.cluster.environment import Environment
+    from tandem.cluster.ray.gpumemory import count
+    from tandem.cluster.ray.launcher import check_installed
+    from tandem.cluster.ray.node import Node, NodeConfig, told_by_signals
+
+    check_installed()
+    _check(address, token_file)
+    environment = Environment.read()
+    config = NodeConfig(
+        address=address,
+        host=host,
+        cpus=cpus or environment.cores,
+        gpus=count() if gpus < 0 else gpus,
+        hardware=hardware,
+        token_file=str(token_file.expanduser().absolute()) if token_file else "",
+        state_root=str(environment.state_root),
+    )
+    _tell(f"joining {address}")
+    given = f"{config.cpus} CPU{f', {config.gpus} GPU' if config.gpus else ''} of class {hardware}"
+    node = Node(
+        config,
+        on_start=lambda ours: print(f"joined {address} as {ours or host}: {given}; Ctrl-C leaves", flush=True),
+        on_trouble=_tell,
+    )
+    with told_by_signals(node):
+        if not node.run():
+            raise typer.Exit(Exit.FAILED)
+    _tell("left; nothing of it runs here any more")
+
+
+def _check(address: str, token_file: Path | None) -> None:
+    """What would else be a long wait and a riddle."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"{address!r} is no address", todo="Use HOST:PORT, such as 10.0.0.1:6380")
+    if token_file is not None and not token_file.expanduser().is_file():
+        raise ConfigError(f"there is no token file {token_file}", todo="Copy it from the machine of the head")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        raise UnavailableError(
+            f"nobody answers at {address}",
+            why=error.strerror or str(error),
+            todo="Check the address, and that the cluster runs with --launcher ray",
+        ) from error
+
+
+def _tell(text: str) -> None:
+    note(f"clusterctl: {text}")

@@ -1,0 +1,50 @@
+"""A head that dies is started again with what its Redis kept, and the same driver places workers as before."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psutil
+
+from tandem.cluster.environment import Environment
+from tandem.cluster.launcher import WorkerReady
+from tandem.cluster.ray.head import RayHead
+from tandem.cluster.ray.launcher import RayLauncher
+from tandem.cluster.state_dir import HeldState
+from tandem.core.config import RaySection
+from tools.running_cluster import is_alive
+from tools.waiting import wait_for, wait_for_async
+
+from .test_ray_launcher import PROGRAM, D, _ready, _until, spec
+
+
+def test_a_head_that_is_killed_comes_back_and_workers_are_placed_again(
+    held: HeldState, environment: Environment
+) -> None:
+    said: list[str] = []
+    seen: set[int] = set()
+
+    def look() -> list[psutil.Process]:
+        below = psutil.Process().children(recursive=True)
+        seen.update(process.pid for process in below)
+        return below
+
+    async def run() -> None:
+        async with (
+            RayHead(held, environment, RaySection(head_port=0, cpus=2), cluster="test", say=said.append) as head,
+            RayLauncher(
+                held, environment, cluster="test", address=head.address, token_file=str(head.token_file),
+                place_timeout_s=60.0, arguments=(PROGRAM,),
+            ) as launcher,
+        ):  # fmt: skip
+            await _ready(launcher)
+            next(process for process in look() if process.name() == "gcs_server").kill()
+            await wait_for_async(lambda: "the head runs again" in said, 90)
+            await launcher.start_worker(spec(D))
+            while (ready := await _until(launcher, WorkerReady)).worker_id != D:
+                pass
+            assert ready.details["pid"] in {process.pid for process in look()}
+
+    asyncio.run(run())
+    assert len(seen) > 10
+    wait_for(lambda: not [pid for pid in seen if is_alive(pid)])

@@ -1,0 +1,36 @@
+"""Leftovers on a GPU are found and named in what `nvidia-smi` lists. The listings have the form that it documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from tandem.cluster.ray.gpumemory import count, occupied
+
+GPUS = """0, GPU-aaaa, 4, 81559
+1, GPU-bbbb, 61440, 81559
+2, GPU-cccc, [N/A], [N/A]
+"""
+PROCESSES = """GPU-bbbb, 7, 60000
+GPU-bbbb, 8, 1400
+"""
+
+
+def answering(gpus: str = GPUS, processes: str = PROCESSES) -> Callable[[Sequence[str]], str]:
+    return lambda command: processes if "compute-apps" in command[1] else gpus
+
+
+@pytest.mark.parametrize("gpu", ["1", "GPU-bbbb"])
+def test_what_somebody_holds_is_named_with_its_processes(gpu: str) -> None:
+    assert occupied(["0", gpu], answering()) == "GPU 1 has 61440 of 81559 MiB in use (process 7, 8)"
+
+
+def test_an_empty_gpu_is_free_and_others_do_not_matter() -> None:
+    assert occupied(["0", "2"], answering()) == ""
+
+
+def test_a_machine_that_cannot_tell_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert occupied(["0"]) == ""
+    assert count() == 0
