@@ -66,7 +66,7 @@ DOCUMENTS = {
 }
 """The command that prints each kind, but those that other tests look at."""
 STREAMS = {"LogRecord"}
-ELSEWHERE = {"ApiKey", "ConfigCheck", "Plan", "SplitSweep", "DisaggregationMap"}
+ELSEWHERE = {"ApiKey", "ConfigCheck", "Doctor", "Plan", "SplitSweep", "DisaggregationMap"}
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -178,6 +178,19 @@ def test_status_is_told_as_an_exit_code(cluster: Cluster) -> None:
     (version,) = {worker["version"] for worker in found["workers"]}
     assert version == found["version"]
     assert all(abs(worker["clock_skew_s"]) < 60 for worker in found["workers"])
+
+
+def test_a_doctor_finds_nothing_wrong_with_a_cluster_that_is_well(cluster: Cluster) -> None:
+    """What it says of the machine is the machine's."""
+    code, text, _ = clusterctl(cluster, "doctor", "-o", "json")
+    found = json.loads(text)
+    check(found, "Doctor")
+    assert code == (7 if found["errors"] else 0)
+    verdicts = {one["check"]: one["verdict"] for one in found["findings"]}
+    of_cluster = ("configuration", "secrets", "redis", "redis-eviction", "redis-persistence", "redis-clock", "registry",
+                  "cluster", "versions", "clocks", "addresses", "pairs")  # fmt: skip
+    assert {name: verdicts[name] for name in of_cluster} == dict.fromkeys(of_cluster, "ok")
+    assert verdicts["ports"] == "skipped"
 
 
 def test_every_kind_is_printed_by_a_command_here() -> None:

@@ -42,6 +42,7 @@ COMMANDS: Final[dict[str, Listed]] = {
     "route": Listed("route", "How requests are routed."),
     "key": Listed("key", "Keys of the API."),
     "slo": Listed("slo", "What requests are promised."),
+    "doctor": Listed("doctor.command", "Look for what operators trip over, and say how to mend it."),
     "config": Listed("config", "What a cluster is set to."),
     "completion": Listed("completion", "Print what makes a shell complete commands and flags."),
     "version": Listed("version", "Show the version of this program and of the cluster."),

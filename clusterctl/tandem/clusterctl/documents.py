@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from tandem.clusterctl.planned_documents import PLANNED
+from tandem.clusterctl.report_documents import REPORTS
 
 
 class Version(TypedDict):
@@ -179,7 +180,7 @@ class Status(TypedDict):
     refused_pairs: list[RefusedPair]
 
 
-# ---- top, trace, logs, config --------------------------------------------------------------------------------------
+# ---- top --------------------------------------------------------------------------------------
 
 
 class TopWorker(TypedDict):
@@ -205,74 +206,6 @@ class Top(TypedDict):
     figures: Figures
     pools: list[PoolStatus]
     workers: list[TopWorker]
-
-
-class TraceSpan(TypedDict):
-    span: Literal["wait", "queue", "prefill", "transfer", "decode"]
-    worker: str
-    attempt: int
-    start_s: float
-    end_s: float
-
-
-class TraceMoment(TypedDict):
-    at_s: float
-    attempt: int
-    what: str
-    prefill: str
-    decode: str
-    why: str
-
-
-class Trace(TypedDict):
-    request: str
-    router: str
-    model: str
-    outcome: str
-    is_over: bool
-    error: str
-    reason: str
-    began_at_s: float
-    duration_s: float
-    prompt_tokens: int
-    cached_tokens: int | None
-    output_tokens: int
-    attempts: int
-    handoff: dict[str, float] | None
-    spans: list[TraceSpan]
-    moments: list[TraceMoment]
-
-
-class LogRecord(TypedDict):
-    member: str
-    time: str
-    level: str
-    text: str
-
-
-class Config(TypedDict):
-    file: str
-    settings: dict[str, Any]
-    changed: list[str]
-
-
-class ConfigCheck(TypedDict):
-    file: str
-    changed: list[str]
-    is_valid: bool
-
-
-class ConfigKey(TypedDict):
-    key: str
-    type: str
-    default: Any
-    bound: str
-    flag: str
-    text: str
-
-
-class ConfigKeys(TypedDict):
-    settings: list[ConfigKey]
 
 
 # ---- net -----------------------------------------------------------------------------------------------------------
@@ -460,8 +393,8 @@ class ApiKey(KeyFacts):
 KINDS: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (
-        Version, Status, Top, Trace, LogRecord, Config, ConfigCheck, ConfigKeys, Net, KvAudit, RoutingPolicy,
-        RoutingDecision, SloClasses, ApiKeys, ApiKey, *PLANNED,
+        Version, Status, Top, Net, KvAudit, RoutingPolicy, RoutingDecision, SloClasses, ApiKeys, ApiKey, *REPORTS,
+        *PLANNED,
     )
 }  # fmt: skip
 """Kind → what stands in its documents beside `apiVersion` and `kind`."""

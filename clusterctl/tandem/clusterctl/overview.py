@@ -81,7 +81,7 @@ def _warnings(status: Record) -> Iterator[dict[str, str]]:
     for missing in status.get("missing") or []:
         yield _warning(f"missing: {missing}", f"`{called()} logs up` says what became of it")
     if status.get("registry_trouble"):
-        yield _warning(f"registry: {status['registry_trouble']}", f"`{called()} logs router --level WARNING`")
+        yield _warning(f"registry: {status['registry_trouble']}", f"`{called()} doctor` looks at Redis")
     for worker in status.get("workers") or []:
         name = worker.get("worker")
         if worker.get("trouble"):

@@ -1,0 +1,105 @@
+"""Checks of a running cluster, by what its admin port says: versions, clocks, addresses, pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
+from tandem.router.version import version
+
+_SKEW_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterChecks:
+    """`status` and `net` as the admin port gives them; None = no cluster answers, for the reason `why`."""
+
+    status: Mapping[str, Any] | None
+    net: Mapping[str, Any] | None
+    why: str = ""
+
+    def checks(self) -> Sequence[tuple[str, Check]]:
+        if self.status is None:
+            return (("cluster", lambda: [skipped("cluster", self.why)]),)
+        return (
+            ("cluster", self.serves),
+            ("versions", self.versions),
+            ("clocks", self.clocks),
+            ("addresses", self.addresses),
+            ("pairs", self.pairs),
+        )
+
+    def serves(self) -> Iterator[Finding]:
+        status = self._known()
+        for missing in status.get("missing") or []:
+            yield error("cluster", f"it does not serve: {missing}", "`clusterctl logs up --level WARNING`")
+        for worker in status.get("workers") or []:
+            if worker.get("trouble"):
+                name = worker["worker"]
+                yield error("cluster", f"{name}: {worker['trouble']}", f"`clusterctl logs {name} --level WARNING`")
+        if status.get("is_ready"):
+            yield ok("cluster", f"{status.get('cluster')} serves")
+
+    def versions(self) -> Iterator[Finding]:
+        """Answers of one release may differ from those of another, and workers of two pair only if KV fits."""
+        status = self._known()
+        found: dict[str, list[str]] = {}
+        found.setdefault(version(), []).append("this program")
+        found.setdefault(str(status.get("version")), []).append("the router")
+        for worker in status.get("workers") or []:
+            if worker.get("version"):
+                found.setdefault(str(worker["version"]), []).append(str(worker["worker"]))
+        if len(found) > 1:
+            what = "; ".join(f"{number}: {', '.join(who)}" for number, who in sorted(found.items()))
+            yield warning("versions", what, "install one release everywhere, and restart what is older")
+        else:
+            yield ok("versions", f"{version()} everywhere")
+
+    def clocks(self) -> Iterator[Finding]:
+        is_right = True
+        for worker in self._known().get("workers") or []:
+            skew_s = worker.get("clock_skew_s")
+            if skew_s is not None and abs(skew_s) > _SKEW_S:
+                is_right = False
+                way = "ahead of" if skew_s > 0 else "behind"
+                what = f"the clock of {worker['worker']} is {abs(skew_s):.1f} s {way} the router's"
+                yield warning("clocks", what, "run NTP there: logs, events and expiries do not line up")
+        if is_right:
+            yield ok("clocks", f"within {_SKEW_S:g} s of each other")
+
+    def addresses(self) -> Iterator[Finding]:
+        """A worker that tells others to come to 127.0.0.1 is found by nobody on another machine."""
+        hosts = {row["host"] for row in (self.net or {}).get("workers") or []}
+        lost = [
+            f"{worker['worker']} ({worker['address']})"
+            for worker in self._known().get("workers") or []
+            if _is_loopback(str(worker.get("address", "")))
+        ]
+        if len(hosts) > 1 and lost:
+            what = f"workers are on {len(hosts)} machines, and some tell others a loopback address: {', '.join(lost)}"
+            yield error("addresses", what, "start them with the address that the other machines reach")
+        else:
+            yield ok("addresses", "workers can reach the addresses that they are told")
+
+    def pairs(self) -> Iterator[Finding]:
+        refused = self._known().get("refused_pairs") or []
+        for pair in refused:
+            what = f"{pair['prefill']} and {pair['decode']} never work together: {pair['why']}"
+            yield error("pairs", what, "give both pools the settings that the reason names")
+        if not refused:
+            yield ok("pairs", "all that could work together do")
+
+    def _known(self) -> Mapping[str, Any]:
+        assert self.status is not None
+        return self.status
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,115 @@
+"""The command: gathers what there is to look at, runs every check, ends with 7 if something is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tandem.cluster.environment import Environment
+from tandem.cluster.state_dir import StateDir
+from tandem.clusterctl.admin_client import find_state
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.doctor import findings
+from tandem.clusterctl.doctor.cluster_checks import ClusterChecks
+from tandem.clusterctl.doctor.findings import Finding, Verdict
+from tandem.clusterctl.doctor.installation import Installation
+from tandem.clusterctl.doctor.machine import Machine
+from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.flags import Where, flagged
+from tandem.clusterctl.output import Output, Record, note
+from tandem.clusterctl.page import say
+from tandem.core import config_loader
+from tandem.core.config import RouterConfig
+from tandem.core.errors import ConfigError, TandemError
+
+_MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  ", "skipped": "–      "}
+
+app = command_app()
+
+
+@app.command(epilog=examples("doctor", "doctor --config cluster.toml", "doctor -o wide", "doctor -o json"))
+@flagged
+def doctor(
+    where: Where,
+    output: Output,
+    config: Annotated[Path | None, typer.Option(help="Look at this configuration, before it is started.")] = None,
+    redis: Annotated[str, typer.Option(help="Look at this Redis. Without it, at that of the cluster.")] = "",
+) -> None:
+    """Look for what operators trip over, and say how to mend it: on this machine, in the configuration, in Redis and in
+    the running cluster. Changes nothing. Ends with 7 if there is an error."""
+    is_seen = sys.stderr.isatty()
+    found = []
+    for finding in examine(where, config, redis):
+        if is_seen:
+            note(f"{finding.check} …")
+        found.append(dataclasses.asdict(finding))
+    counts = {
+        "errors": sum(one["verdict"] == Verdict.ERROR for one in found),
+        "warnings": sum(one["verdict"] == Verdict.WARNING for one in found),
+    }
+    output.show("Doctor", {**counts, "findings": found}, _show_trouble, wide=_show_all)
+    if counts["errors"]:
+        raise typer.Exit(Exit.UNHEALTHY)
+
+
+def examine(where: Where, config: Path | None = None, redis_url: str = "") -> Iterator[Finding]:
+    """Every finding, check by check."""
+    from tandem.clusterctl.doctor.redis_checks import RedisChecks
+
+    environment, state = Environment.read(), find_state(where.name, where.state_dir)
+    installation = Installation(state=state, variables=environment.variables, file=config)
+    parts = (
+        Machine(variables=environment.variables, state_root=state.path.parent),
+        installation,
+        RedisChecks(url=redis_url or _redis_url(state, installation), cluster=where.name),
+        _cluster(where),
+    )
+    for part in parts:
+        yield from findings.run(part.checks())
+
+
+def _redis_url(state: StateDir, installation: Installation) -> str:
+    """Of the cluster that runs here, or that the configuration names; "" if there is none."""
+    file = state.config_dir / "router-0.json"
+    if installation.file is None and state.is_held() and file.is_file():
+        return config_loader.load(file, RouterConfig).redis_url
+    try:
+        return installation.config().redis.url
+    except ConfigError:  # which is a finding of its own
+        return ""
+
+
+def _cluster(where: Where) -> ClusterChecks:
+    try:
+        with where.client() as admin:
+            return ClusterChecks(status=admin.status(), net=admin.net())
+    except TandemError as error:
+        return ClusterChecks(status=None, net=None, why=error.what)
+
+
+def _show_trouble(found: Record, console: Console) -> None:
+    shown = [one for one in found["findings"] if one["verdict"] in (Verdict.WARNING, Verdict.ERROR)]
+    _lines(shown, console)
+    fine = sum(one["verdict"] == Verdict.OK for one in found["findings"])
+    say(
+        console,
+        f"{found['errors']} errors, {found['warnings']} warnings; {fine} checks found nothing (-o wide shows them)",
+    )
+
+
+def _show_all(found: Record, console: Console) -> None:
+    _lines(found["findings"], console)
+    say(console, f"{found['errors']} errors, {found['warnings']} warnings")
+
+
+def _lines(shown: list[Record], console: Console) -> None:
+    for one in shown:
+        say(console, f"{_MARKS[one['verdict']]} {one['check']:<17} {one['what']}")
+        if one["fix"]:
+            say(console, f"{'':<25} fix: {one['fix']}")

@@ -1,0 +1,59 @@
+"""What a check finds, and how checks are run: each by itself, so that one that breaks hides no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    """It works, and will not one day, or not as fast as it could."""
+    ERROR = "error"
+    """Something does not work, or is not safe."""
+    SKIPPED = "skipped"
+    """It could not be looked at, or there is nothing to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a check says. `fix`: what to do, "" where there is nothing to do."""
+
+    check: str
+    verdict: Verdict
+    what: str
+    fix: str = ""
+
+
+Check = Callable[[], Iterable[Finding]]
+
+
+def ok(check: str, what: str) -> Finding:
+    return Finding(check, Verdict.OK, what)
+
+
+def warning(check: str, what: str, fix: str) -> Finding:
+    return Finding(check, Verdict.WARNING, what, fix)
+
+
+def error(check: str, what: str, fix: str) -> Finding:
+    return Finding(check, Verdict.ERROR, what, fix)
+
+
+def skipped(check: str, what: str) -> Finding:
+    return Finding(check, Verdict.SKIPPED, what)
+
+
+def run(
+    checks: Iterable[tuple[str, Check]], *, on_check: Callable[[str], object] = lambda name: None
+) -> Iterator[Finding]:
+    """Every finding of every check; one that fails itself is an error that says how."""
+    for name, check in checks:
+        on_check(name)
+        try:
+            yield from check()
+        except Exception as failure:  # noqa: BLE001 - the others are to be heard
+            why = " ".join(str(failure).split()) or type(failure).__name__
+            yield error(name, f"it could not be looked at: {why}", "correct that first")

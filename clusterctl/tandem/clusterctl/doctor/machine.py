@@ -1,0 +1,117 @@
+"""Checks of this machine: limits, memory, disk, compiler, what Ray and the hub want to know."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
+
+_TOO_FEW_FILES, _FEW_FILES = 1024, 4096
+"""Connections of clients, workers and transfers are descriptors."""
+_LITTLE_SHARED_BYTES = 64 << 20
+_FULL_BYTES, _NEARLY_FULL_BYTES = 64 << 20, 1 << 30
+_COMPILERS = ("cc", "gcc", "clang")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is looked at: the environment's `variables`, where clusters keep their state, where shared memory is."""
+
+    variables: Mapping[str, str]
+    state_root: Path
+    shared_memory: Path = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is written there
+
+    def checks(self) -> Sequence[tuple[str, Check]]:
+        return (
+            ("open-files", self.open_files),
+            ("shared-memory", self.shared),
+            ("disk", self.disk),
+            ("compiler", self.compiler),
+            ("redis-server", self.redis_server),
+            ("ray-auth", self.ray_auth),
+        )
+
+    def open_files(self) -> Iterator[Finding]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+            most = 65536 if hard == resource.RLIM_INFINITY else max(_FEW_FILES, min(hard, 65536))
+            fix = f"`ulimit -n {most}` before `up`, or LimitNOFILE= of its unit"
+            say = error if soft < _TOO_FEW_FILES else warning
+            yield say("open-files", f"a process may open {soft} files; every connection is one", fix)
+        else:
+            yield ok("open-files", f"a process may open {'any number of' if soft < 0 else soft} files")
+
+    def shared(self) -> Iterator[Finding]:
+        if not self.shared_memory.is_dir():
+            yield error("shared-memory", f"there is no {self.shared_memory}", f"mount a tmpfs at {self.shared_memory}")
+            return
+        found = os.statvfs(self.shared_memory)
+        size = found.f_blocks * found.f_frsize
+        if size < _LITTLE_SHARED_BYTES:
+            fix = f"`mount -o remount,size=1G {self.shared_memory}`, or --shm-size of the container"
+            yield error("shared-memory", f"{self.shared_memory} holds {_mib(size)}", fix)
+        else:
+            yield ok("shared-memory", f"{self.shared_memory} holds {_mib(size)}")
+
+    def disk(self) -> Iterator[Finding]:
+        place = next(path for path in (self.state_root, *self.state_root.parents) if path.exists())
+        free = shutil.disk_usage(place).free
+        what, fix = (
+            f"{_mib(free)} are free for the state in {self.state_root}",
+            "make room, or choose another --state-dir",
+        )
+        if free < _FULL_BYTES:
+            yield error("disk", what, fix)
+        elif free < _NEARLY_FULL_BYTES:
+            yield warning("disk", what, fix)
+        else:
+            yield ok("disk", what)
+
+    def compiler(self) -> Iterator[Finding]:
+        if self.variables.get("TANDEM_NATIVE") == "0":
+            yield warning(
+                "compiler", "TANDEM_NATIVE=0: compiled code is not used", "unset it: Python and torch are slower"
+            )
+            return
+        path = self.variables.get("PATH", os.defpath)
+        found = next((found for name in _COMPILERS if (found := shutil.which(name, path=path))), None)
+        if found is None:
+            what = f"none of {', '.join(_COMPILERS)} is on PATH: checksums, hashes and attention on CPU run slower"
+            yield warning("compiler", what, "install one, such as `apt-get install gcc libc6-dev`")
+        else:
+            yield ok("compiler", found)
+
+    def redis_server(self) -> Iterator[Finding]:
+        from tandem.prefixindex.private_redis import find_server
+
+        yield ok("redis-server", str(find_server()))
+
+    def ray_auth(self) -> Iterator[Finding]:
+        """Ray 2.60 turns tokens on where a token lies about, and refuses whoever was not told so, after 20 s."""
+        mode = self.variables.get("RAY_AUTH_MODE", "").lower()
+        given = self.variables.get("RAY_AUTH_TOKEN", "") or self.variables.get("RAY_AUTH_TOKEN_PATH", "")
+        path = self.variables.get("RAY_AUTH_TOKEN_PATH", "")
+        home = Path(self.variables.get("HOME", "~")).expanduser()
+        token = home / ".ray" / "auth_token"
+        if mode == "token" and path and not Path(path).is_file():
+            yield error("ray-auth", f"RAY_AUTH_TOKEN_PATH is {path}, and no file is there", "correct it, or unset it")
+        elif mode == "token" and not given and not token.is_file():
+            fix = f"set RAY_AUTH_TOKEN_PATH, or put the cluster's token into {token}"
+            yield error("ray-auth", "RAY_AUTH_MODE is token, and there is no token", fix)
+        elif mode != "token" and (given or token.is_file()):
+            where = "RAY_AUTH_TOKEN is set" if given else f"{token} is there"
+            what = f"{where}, so a head that starts here wants tokens, and RAY_AUTH_MODE is {mode or 'not set'}"
+            yield error("ray-auth", what, "set RAY_AUTH_MODE=token on every machine, or remove the token")
+        elif mode:
+            yield ok("ray-auth", f"RAY_AUTH_MODE is {mode}")
+        else:
+            yield skipped("ray-auth", "Ray was not set up here")
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB" if size < 1 << 30 else f"{size / 2**30:,.1f} GiB"

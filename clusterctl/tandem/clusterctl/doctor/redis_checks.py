@@ -1,0 +1,151 @@
+"""Checks of the cluster's Redis: does it keep what it was given, and does the registry name anybody who is gone?"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
+from tandem.core.errors import StartupError
+from tandem.prefixindex.connection import connect, redacted
+from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.records import WorkerRecord
+
+_SKEW_S = 2.0
+_KNOCK_S = 1.0
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedisChecks:
+    """`url`: with its password; "" = no Redis is known, so nothing is looked at."""
+
+    url: str
+    cluster: str
+
+    def checks(self) -> Sequence[tuple[str, Check]]:
+        return (
+            ("redis", self.answers),
+            ("redis-eviction", self.eviction),
+            ("redis-persistence", self.persistence),
+            ("redis-clock", self.clock),
+            ("registry", self.registry),
+        )
+
+    def answers(self) -> Iterator[Finding]:
+        if not self.url:
+            yield skipped("redis", "no cluster was started here; name one with --redis")
+            return
+        try:
+            version = self._ask(lambda redis: _version(redis))
+        except StartupError as found:
+            yield error("redis", f"{found.what}: {found.why}", found.todo or "start it, or correct its URL")
+            return
+        yield ok("redis", f"{redacted(self.url)} answers, version {version}")
+
+    def eviction(self) -> Iterator[Finding]:
+        policy = self._setting("maxmemory-policy")
+        if policy is None:
+            yield skipped("redis-eviction", "it could not be asked")
+        elif policy == "noeviction":
+            yield ok("redis-eviction", policy)
+        else:
+            what = f"maxmemory-policy is {policy}: with little memory it drops keys, desired state and batches"
+            yield error("redis-eviction", what, "`CONFIG SET maxmemory-policy noeviction`, and in redis.conf")
+
+    def persistence(self) -> Iterator[Finding]:
+        appends = self._setting("appendonly")
+        if appends is None:
+            yield skipped("redis-persistence", "it could not be asked")
+        elif appends == "yes":
+            yield ok("redis-persistence", "appendonly is yes")
+        else:
+            what = "appendonly is no: after its restart keys, desired state, stored responses and batches are gone"
+            yield error("redis-persistence", what, "`CONFIG SET appendonly yes`, and in redis.conf")
+
+    def clock(self) -> Iterator[Finding]:
+        try:
+            seconds, micros = self._ask(lambda redis: redis.time())
+        except StartupError:
+            yield skipped("redis-clock", "it could not be asked")
+            return
+        skew_s = float(seconds) + float(micros) / 1e6 - time.time()
+        if abs(skew_s) > _SKEW_S:
+            yield warning("redis-clock", f"its clock differs from this machine's by {skew_s:.1f} s", "run NTP on both")
+        else:
+            yield ok("redis-clock", f"its clock differs from this machine's by {skew_s * 1000:.0f} ms")
+
+    def registry(self) -> Iterator[Finding]:
+        try:
+            rows = self._ask(self._rows)
+        except StartupError:
+            yield skipped("registry", "Redis could not be asked")
+            return
+        is_clean = True
+        for worker, record in sorted(rows.items()):
+            if record is None:
+                is_clean = False
+                what = f"{worker} is listed and holds no lease: it ended without saying so"
+                yield warning("registry", what, "routers pass over it; it goes after a minute while a router runs")
+            elif not _listens(record.address):
+                is_clean = False
+                what = f"{worker} holds a lease, and nobody listens at its address {record.address}"
+                fix = "if that is another machine, open its ports to this one; else it goes with its lease"
+                yield error("registry", what, fix)
+        if is_clean:
+            yield ok("registry", f"{len(rows)} workers, each with a lease and a port that answers")
+
+    def _setting(self, name: str) -> str | None:
+        """None if it cannot be asked: servers of a cloud forbid CONFIG."""
+        try:
+            found = self._ask(lambda redis: redis.config_get(name))
+        except (StartupError, RedisError):
+            return None
+        return str(found.get(name, "")) or None
+
+    async def _rows(self, redis: Any) -> dict[str, WorkerRecord | None]:
+        """Every worker of the list with what its lease says; None: there is no lease."""
+        keys = Keys(self.cluster)
+        rows: dict[str, WorkerRecord | None] = {}
+        for name in await redis.smembers(keys.members(Member.WORKER)):
+            worker = name.decode()
+            record = await redis.hget(keys.lease(Member.WORKER, worker), "record")
+            try:
+                rows[worker] = WorkerRecord.from_json(record) if record else None
+            except ValueError:  # a tombstone: it said goodbye
+                continue
+        return rows
+
+    def _ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
+        """Its answer; StartupError if Redis cannot be asked."""
+
+        async def ask() -> T:
+            redis: Redis = await connect(self.url)
+            try:
+                return await question(redis)
+            finally:
+                await redis.aclose()
+
+        if not self.url:
+            raise StartupError("no Redis is known")
+        return asyncio.run(ask())
+
+
+async def _version(redis: Any) -> str:
+    return str((await redis.info("server")).get("redis_version", "unknown"))
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+            return True
+    except (OSError, ValueError):
+        return False

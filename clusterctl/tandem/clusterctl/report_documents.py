@@ -1,0 +1,89 @@
+"""Shapes of documents that tell of one request, of logs, settings, checks and loads; documents.py lists them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, TypedDict
+
+
+class TraceSpan(TypedDict):
+    span: Literal["wait", "queue", "prefill", "transfer", "decode"]
+    worker: str
+    attempt: int
+    start_s: float
+    end_s: float
+
+
+class TraceMoment(TypedDict):
+    at_s: float
+    attempt: int
+    what: str
+    prefill: str
+    decode: str
+    why: str
+
+
+class Trace(TypedDict):
+    request: str
+    router: str
+    model: str
+    outcome: str
+    is_over: bool
+    error: str
+    reason: str
+    began_at_s: float
+    duration_s: float
+    prompt_tokens: int
+    cached_tokens: int | None
+    output_tokens: int
+    attempts: int
+    handoff: dict[str, float] | None
+    spans: list[TraceSpan]
+    moments: list[TraceMoment]
+
+
+class DoctorFinding(TypedDict):
+    check: str
+    verdict: Literal["ok", "warning", "error", "skipped"]
+    what: str
+    fix: str
+
+
+class Doctor(TypedDict):
+    errors: int
+    warnings: int
+    findings: list[DoctorFinding]
+
+
+class LogRecord(TypedDict):
+    member: str
+    time: str
+    level: str
+    text: str
+
+
+class Config(TypedDict):
+    file: str
+    settings: dict[str, Any]
+    changed: list[str]
+
+
+class ConfigCheck(TypedDict):
+    file: str
+    changed: list[str]
+    is_valid: bool
+
+
+class ConfigKey(TypedDict):
+    key: str
+    type: str
+    default: Any
+    bound: str
+    flag: str
+    text: str
+
+
+class ConfigKeys(TypedDict):
+    settings: list[ConfigKey]
+
+
+REPORTS: Final = (Trace, Doctor, LogRecord, Config, ConfigCheck, ConfigKeys)

@@ -1,0 +1,287 @@
+"""Faults that operators make, planted one by one in the real thing: `clusterctl doctor` names each, and its fix."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from tandem.cluster.state_dir import StateDir
+from tandem.core.ids import WorkerId, new_incarnation
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.lease import WorkerLease
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.records import WorkerRecord
+from tests.integration.router.house import ADMIN_KEY, Build, House, builder
+from tests.integration.router.scripted_worker import Script
+
+PLAIN = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+Found = Mapping[str, list[tuple[str, str, str]]]
+
+
+def doctor(
+    tmp_path: Path,
+    *flags: str,
+    before: str = "",
+    variables: Mapping[str, str] | None = None,
+    wraps: tuple[str, ...] = (),
+) -> tuple[int, Found]:
+    """(exit code, check → verdict, what, fix) of the real program, in a shell that first does what `before` says."""
+    command = [
+        sys.executable,
+        "-m",
+        "tandem.clusterctl",
+        "doctor",
+        "-o",
+        "json",
+        "--state-dir",
+        str(tmp_path / "state"),
+    ]
+    shell = f'{before}\nexec "$0" "$@"'
+    given = {**PLAIN, "HOME": str(tmp_path), **(variables or {})}
+    called = [*wraps, "/bin/bash", "-ec", shell, *command, *flags]
+    done = subprocess.run(called, env=given, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout, done.stderr
+    found: dict[str, list[tuple[str, str, str]]] = {}
+    for one in json.loads(done.stdout)["findings"]:
+        found.setdefault(one["check"], []).append((one["verdict"], one["what"], one["fix"]))
+    return done.returncode, found
+
+
+def only(found: Found, check: str, verdict: str = "error") -> tuple[str, str]:
+    """(what, fix) of the one finding of a check, which is that bad and says what to do."""
+    ((got, what, fix),) = found[check]
+    assert (got, bool(fix)) == (verdict, True), what
+    return what, fix
+
+
+# ---- this machine --------------------------------------------------------------------------------------------------
+
+
+def test_too_few_files(tmp_path: Path) -> None:
+    code, found = doctor(tmp_path, before="ulimit -n 512")
+    what, fix = only(found, "open-files")
+    assert code == 7
+    assert "512 files" in what
+    assert "ulimit -n" in fix
+    assert only(doctor(tmp_path, before="ulimit -n 2048")[1], "open-files", "warning")
+
+
+def test_a_full_disk_and_too_little_shared_memory(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    mounts = f"mount -t tmpfs -o size=1m none {tmp_path}/state\nmount -t tmpfs -o size=8m none /dev/shm"
+    code, found = doctor(tmp_path, before=mounts, wraps=("unshare", "-rm"))
+    assert code == 7
+    assert only(found, "disk")[0].startswith("1 MiB are free")
+    assert only(found, "shared-memory")[0] == "/dev/shm holds 8 MiB"
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    _, found = doctor(tmp_path, variables={"PATH": str(tmp_path)})
+    assert "none of cc, gcc, clang is on PATH" in only(found, "compiler", "warning")[0]
+    _, found = doctor(tmp_path, variables={"TANDEM_NATIVE": "0"})
+    assert "TANDEM_NATIVE=0" in only(found, "compiler", "warning")[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "has_token", "message"),
+    [
+        ({}, True, "RAY_AUTH_MODE is not set"),
+        ({"RAY_AUTH_MODE": "disabled"}, True, "RAY_AUTH_MODE is disabled"),
+        ({"RAY_AUTH_MODE": "token"}, False, "there is no token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such/token"}, True, "no file is there"),
+    ],
+)
+def test_ray_is_told_two_things(tmp_path: Path, variables: dict[str, str], has_token: bool, message: str) -> None:
+    if has_token:
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("x")
+    code, found = doctor(tmp_path, variables=variables)
+    assert code == 7
+    assert message in only(found, "ray-auth")[0]
+
+
+def test_ray_is_told_one_thing(tmp_path: Path) -> None:
+    _, found = doctor(tmp_path, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"})
+    assert found["ray-auth"][0][0] == "ok"
+    assert doctor(tmp_path)[1]["ray-auth"][0][0] == "skipped"
+
+
+# ---- what it is started with ---------------------------------------------------------------------------------------
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "c.toml").write_text(f"[router]\nport = 0\nadmin_port = {port}\n")
+        code, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"))
+    assert code == 7
+    what, fix = only(found, "ports")
+    assert f"port {port} on 127.0.0.1 is taken" in what
+    assert "--admin-port" in fix
+
+
+def test_a_wrong_configuration(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[router]\nprot = 1\n")
+    code, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"))
+    assert code == 7
+    what, fix = only(found, "configuration")
+    assert "unknown key 'prot'" in what
+    assert "'port'" in fix
+
+
+def test_a_model_that_wants_a_token(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[model]\npath = "meta-llama/Llama-3.1-8B"\n')
+    code, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"))
+    assert code == 7
+    assert "HF_TOKEN" in only(found, "hub-token")[1]
+    _, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"), variables={"HF_TOKEN": "x"})
+    assert found["hub-token"][0][0] == "ok"
+
+
+def test_keys_that_others_can_read_or_nobody(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state", "tandem")
+    with state.hold() as held:
+        held.draw_secrets()
+    assert {verdict for verdict, _, _ in doctor(tmp_path)[1]["secrets"]} == {"ok"}
+    state.admin_key_file.chmod(0o644)
+    state.secret_file.unlink()
+    state.secret_file.mkdir()
+    code, found = doctor(tmp_path)
+    assert code == 7
+    (_, open_file, fix), (_, unreadable, _) = found["secrets"]
+    assert f"others may read {state.admin_key_file} (mode 0644)" in open_file
+    assert fix == f"`chmod 600 {state.admin_key_file}`"
+    assert f"{state.secret_file} cannot be read" in unreadable
+
+
+# ---- Redis ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[PrivateRedis]:
+    with PrivateRedis.start(tmp_path / "redis", "geheim") as server:
+        yield server
+
+
+def told(server: PrivateRedis, tell: Callable[[Redis], Awaitable[object]]) -> None:
+    """Do something with a real server."""
+
+    async def run() -> None:
+        client = await connect(server.url)
+        try:
+            await tell(client)
+        finally:
+            await client.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_redis_that_forgets(tmp_path: Path, redis: PrivateRedis) -> None:
+    code, found = doctor(tmp_path, "--redis", redis.url)
+    every = ("redis-server", "redis", "redis-eviction", "redis-persistence", "redis-clock")
+    assert {check: found[check][0][0] for check in every} == dict.fromkeys(every, "ok")
+
+    async def spoil(client: Any) -> None:
+        await client.config_set("maxmemory-policy", "allkeys-lru")
+        await client.config_set("appendonly", "no")
+
+    told(redis, spoil)
+    code, found = doctor(tmp_path, "--redis", redis.url)
+    assert code == 7
+    assert "maxmemory-policy is allkeys-lru" in only(found, "redis-eviction")[0]
+    assert "appendonly is no" in only(found, "redis-persistence")[0]
+    assert "geheim" not in str(found)
+
+
+def test_a_redis_that_does_not_answer(tmp_path: Path) -> None:
+    code, found = doctor(tmp_path, "--redis", "redis://127.0.0.1:1")
+    assert code == 7
+    assert "cannot reach Redis at redis://127.0.0.1:1" in only(found, "redis")[0]
+    assert found["registry"][0][0] == "skipped"
+
+
+def test_a_registry_that_names_the_dead(tmp_path: Path, redis: PrivateRedis) -> None:
+    record = WorkerRecord(
+        worker=WorkerId("decode-0"), incarnation=new_incarnation(), role="decode", address="127.0.0.1:1", model="m",
+        fingerprint="f",
+    )  # fmt: skip
+
+    async def register(client: Any) -> None:
+        await WorkerLease(client, Keys("tandem"), lease_s=300.0).register(record)
+        await client.sadd(Keys("tandem").members(Member.WORKER), "prefill-7")
+        gone = replace(record, worker=WorkerId("mixed-0"))
+        lease = WorkerLease(client, Keys("tandem"), lease_s=300.0)
+        await lease.register(gone)
+        await lease.deregister()
+
+    told(redis, register)
+    code, found = doctor(tmp_path, "--redis", redis.url)
+    assert code == 7
+    (one, what, _), (other, silent, _) = found["registry"]
+    assert (one, "nobody listens at its address 127.0.0.1:1" in what) == ("error", True)
+    assert (other, "prefill-7 is listed and holds no lease" in silent) == ("warning", True)
+
+
+# ---- a running cluster ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Build]:
+    with builder(tmp_path) as make:
+        yield make
+
+
+def asked(house: House, tmp_path: Path) -> tuple[int, Found]:
+    (tmp_path / "key").write_text(ADMIN_KEY)
+    return doctor(tmp_path, "--endpoint", house.admin_url, "--admin-key-file", str(tmp_path / "key"))
+
+
+def test_a_worker_with_another_clock_and_one_of_another_release(tmp_path: Path, build: Build) -> None:
+    house = build(start=False)
+    house.workers["decode-0"].script = Script(clock_ahead_s=90.0)
+    house.workers["prefill-0"].script = Script(version="0.0.1")
+    house.start()
+    house.wait_ready()
+    _, found = asked(house, tmp_path)
+    what, fix = only(found, "clocks", "warning")
+    assert what.startswith("the clock of decode-0 is ")
+    assert "ahead of the router's" in what
+    assert "NTP" in fix
+    assert "0.0.1: prefill-0" in only(found, "versions", "warning")[0]
+    assert found["cluster"][0][0] == "ok"
+    assert found["pairs"][0][0] == "ok"
+
+
+def test_workers_whose_kv_does_not_fit(tmp_path: Path, build: Build) -> None:
+    house = build(start=False, prefill=1, decode=2)
+    house.workers["decode-1"].fingerprint = "e" * 32
+    house.start()
+    house.wait(lambda: bool(house.router.table.refused_pairs()))
+    code, found = asked(house, tmp_path)
+    assert code == 7
+    assert "decode-1" in only(found, "pairs")[0]
+
+
+def test_a_cluster_without_workers(tmp_path: Path, build: Build) -> None:
+    house = build(prefill=0, decode=0)
+    code, found = asked(house, tmp_path)
+    assert code == 7
+    assert any("it does not serve: " in what for _, what, _ in found["cluster"])
+
+
+def test_no_cluster_is_nothing_wrong(tmp_path: Path) -> None:
+    _, found = doctor(tmp_path)
+    ((verdict, what, _),) = found["cluster"]
+    assert (verdict, what) == ("skipped", "no cluster 'tandem' is running here")
