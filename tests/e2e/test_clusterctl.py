@@ -66,7 +66,7 @@ DOCUMENTS = {
 }
 """The command that prints each kind, but those that other tests look at."""
 STREAMS = {"LogRecord"}
-ELSEWHERE = {"ApiKey", "ConfigCheck", "Doctor", "Plan", "SplitSweep", "DisaggregationMap"}
+ELSEWHERE = {"ApiKey", "ConfigCheck", "Doctor", "Bench", "Replay", "Plan", "SplitSweep", "DisaggregationMap"}
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)

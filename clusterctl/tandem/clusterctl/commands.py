@@ -42,6 +42,8 @@ COMMANDS: Final[dict[str, Listed]] = {
     "route": Listed("route", "How requests are routed."),
     "key": Listed("key", "Keys of the API."),
     "slo": Listed("slo", "What requests are promised."),
+    "bench": Listed("load.bench", "Send made-up requests at random moments to an OpenAI endpoint."),
+    "replay": Listed("load.replay", "Send the requests of a trace to an OpenAI endpoint."),
     "doctor": Listed("doctor.command", "Look for what operators trip over, and say how to mend it."),
     "config": Listed("config", "What a cluster is set to."),
     "completion": Listed("completion", "Print what makes a shell complete commands and flags."),

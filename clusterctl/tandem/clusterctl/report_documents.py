@@ -86,4 +86,60 @@ class ConfigKeys(TypedDict):
     settings: list[ConfigKey]
 
 
-REPORTS: Final = (Trace, Doctor, LogRecord, Config, ConfigCheck, ConfigKeys)
+class Spread(TypedDict):
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    max: float
+
+
+class TtftByPrompt(TypedDict):
+    prompt_tokens: int
+    requests: int
+    ttft_s: Spread
+
+
+class FailedRequests(TypedDict):
+    error: str
+    requests: int
+
+
+class Attainment(TypedDict):
+    ttft_s: float
+    itl_s: float
+    least_share: float
+    share: float
+    goodput_requests_per_s: float
+    is_met: bool
+
+
+class Bench(TypedDict):
+    url: str
+    model: str
+    load: str
+    seed: int
+    requests: int
+    failed: int
+    errors: list[FailedRequests]
+    took_s: float
+    offered_requests_per_s: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    itl_s: Spread | None
+    e2e_s: Spread | None
+    sent_late_s: Spread | None
+    ttft_by_prompt: list[TtftByPrompt]
+    slo: Attainment
+
+
+class Replay(Bench):
+    """Of a trace."""
+
+
+REPORTS: Final = (Trace, Doctor, Bench, Replay, LogRecord, Config, ConfigCheck, ConfigKeys)

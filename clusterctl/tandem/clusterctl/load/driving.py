@@ -1,0 +1,162 @@
+"""What `bench` and `replay` share: their flags, the way to the endpoint, the run, what is said and written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tandem.cluster.simulator.traces import Trace
+from tandem.clusterctl import page
+from tandem.clusterctl.admin_client import find_state
+from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.load import plots
+from tandem.clusterctl.load.requests import Form, plan_of
+from tandem.clusterctl.load.results import PERCENTILES, Slo, report
+from tandem.clusterctl.load.sending import CHAT, COMPLETIONS, Answer, Due, Target, send_all
+from tandem.clusterctl.output import Output, Record, document, note
+from tandem.clusterctl.page import say
+from tandem.core.config import DEFAULT_CLUSTER
+from tandem.core.errors import AuthError, ConfigError, UnavailableError
+
+_ROWS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "END TO END", "sent_late_s": "SENT LATE"}
+_MODELS_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFlags:
+    """Where requests go, how they are written, what they have to keep, where the result goes."""
+
+    url: Annotated[str, typer.Option(help="An OpenAI endpoint. Without it, the cluster that runs here.")] = ""
+    model: Annotated[str, typer.Option(help="Model to ask for. Without it, the first that is served.")] = ""
+    api_key_file: Annotated[str, typer.Option(help="File with the API key [env: OPENAI_API_KEY].")] = ""
+    chat: Annotated[bool, typer.Option("--chat", help="Chat messages of words, not completions of token ids.")] = False
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length; not everybody can.")
+    ] = True
+    seed: Annotated[int, typer.Option(help="Another one gives other prompts and arrivals.")] = 1
+    ttft: Annotated[float, typer.Option(help="SLO: seconds to the first token; 0 = none.")] = 0.0
+    itl: Annotated[float, typer.Option(help="SLO: seconds a token after it, on average; 0 = none.")] = 0.0
+    attain: Annotated[
+        float, typer.Option(help="Share of requests that must keep the SLO, such as 0.95; else it ends with 8.")
+    ] = 0.0
+    timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 600.0
+    out: Annotated[Path | None, typer.Option(help="Write the document into this file too, as JSON.")] = None
+    plot: Annotated[Path | None, typer.Option(help="Save pictures: a file ending in .png, .svg or .pdf.")] = None
+    name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER
+    state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
+
+    def slo(self) -> Slo:
+        """ConfigError for a share that is none."""
+        if not 0 <= self.attain <= 1:
+            raise ConfigError(f"--attain is {self.attain:g}", todo="Use a share from 0 to 1")
+        if self.attain and not (self.ttft or self.itl):
+            raise ConfigError("--attain has nothing to hold", todo="Say what with --ttft or --itl, in seconds")
+        return Slo(ttft_s=self.ttft, itl_s=self.itl, least_share=self.attain)
+
+
+def drive(flags: LoadFlags, output: Output, kind: str, trace: Trace) -> None:
+    """Send the trace, show and write what it came to. Ends with 8 if the SLO was not kept, 1 if nobody answered."""
+    slo = flags.slo()
+    if flags.plot is not None:
+        plots.check(flags.plot)
+    url = flags.url or find_state(flags.name, flags.state_dir).read_context().api
+    target = Target.of(url, CHAT if flags.chat else COMPLETIONS, is_strict=True)
+    headers = _headers(flags)
+    form = Form(
+        model=flags.model or _first_model(url, headers),
+        is_chat=flags.chat,
+        ignores_eos=flags.ignore_eos,
+        headers=headers,
+    )
+    note(f"{len(trace.requests)} requests in {trace.span_s:.1f} s ({trace.rate:.2f}/s) to {url}, model {form.model}")
+    answers = _run(target, plan_of(trace, form, flags.seed), flags.timeout)
+    found = {"url": url, "model": form.model, "load": trace.name, "seed": flags.seed, **report(trace, answers, slo)}
+    if flags.out is not None:
+        flags.out.write_text(json.dumps(document(kind, found), indent=1) + "\n")
+        note(f"written: {flags.out}")
+    if flags.plot is not None:
+        plots.save(flags.plot, f"{trace.name} to {form.model}", trace, answers, slo)
+        note(f"drawn: {flags.plot}")
+    output.show(kind, found, show)
+    if found["failed"] == found["requests"]:
+        raise UnavailableError(
+            "no request was answered", why=found["errors"][0]["error"], todo="Check --url and --model"
+        )
+    if not found["slo"]["is_met"]:
+        note(f"the SLO was kept by {found['slo']['share']:.1%} of the requests, not {slo.least_share:.1%}")
+        raise typer.Exit(Exit.SLO_MISSED)
+
+
+def show(found: Record, console: Console) -> None:
+    """The figures as lines and tables."""
+    say(console, f"requests    {found['requests']}, {found['failed']} failed, in {found['took_s']:.1f} s")
+    say(console, f"throughput  {found['requests_per_s']:.2f} requests/s, {found['output_tokens_per_s']:.1f} tokens/s")
+    slo = found["slo"]
+    if slo["ttft_s"] or slo["itl_s"]:
+        promises = [f"{name} {slo[key]:g} s" for key, name in (("ttft_s", "TTFT"), ("itl_s", "ITL")) if slo[key]]
+        kept = f"kept by {slo['share']:.1%}: {slo['goodput_requests_per_s']:.2f} requests/s"
+        say(console, f"goodput     {' and '.join(promises)} {kept}")
+    figures = [f"p{percent}" for percent in PERCENTILES]
+    table = page.table("MS", "MEAN", *map(str.upper, figures), "MAX", right=("MEAN", *map(str.upper, figures), "MAX"))
+    for key, name in _ROWS.items():
+        if found[key] is not None:
+            table.add_row(name, *(f"{found[key][part] * 1000:.1f}" for part in ("mean", *figures, "max")))
+    console.print(table)
+    table = page.table("PROMPT, TOKENS", "REQUESTS", "TTFT P50", "P99", right=("REQUESTS", "TTFT P50", "P99"))
+    for row in found["ttft_by_prompt"]:
+        spread = row["ttft_s"]
+        cells = (f"{spread['p50'] * 1000:.1f}", f"{spread['p99'] * 1000:.1f}")
+        table.add_row(f"up to {row['prompt_tokens']:,}", str(row["requests"]), *cells)
+    console.print(table)
+    for one in found["errors"]:
+        say(console, f"failed {one['requests']} times: {one['error']}")
+
+
+def _run(target: Target, plan: Sequence[Due], timeout_s: float) -> list[Answer]:
+    """With a bar on the standard error, if that is a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(file=sys.stderr)
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
+        task = progress.add_task("answered", total=len(plan))
+        return asyncio.run(send_all(target, plan, timeout_s, lambda answer: progress.advance(task)))
+
+
+def _headers(flags: LoadFlags) -> dict[str, str]:
+    key = os.environ.get("OPENAI_API_KEY", "")
+    if flags.api_key_file:
+        try:
+            key = Path(flags.api_key_file).expanduser().read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"cannot read {flags.api_key_file}", why=error.strerror or str(error)) from error
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _first_model(url: str, headers: dict[str, str]) -> str:
+    """The first of /v1/models."""
+    import httpx
+
+    place = url.rstrip("/").removesuffix("/v1") + "/v1/models"
+    try:
+        answer = httpx.get(place, headers=headers, timeout=_MODELS_TIMEOUT_S)
+        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise AuthError(f"{place} wants an API key", todo="Name its file with --api-key-file")
+        answer.raise_for_status()
+        return str(_models(answer.json())[0])
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise UnavailableError(f"no OpenAI endpoint answers at {url}", why=str(error), todo="Check --url") from error
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise UnavailableError(f"{place} names no model", todo="Name one with --model") from error
+
+
+def _models(found: Any) -> list[str]:
+    return [one["id"] for one in found["data"]]

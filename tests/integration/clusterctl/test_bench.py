@@ -1,0 +1,174 @@
+"""`clusterctl bench` and `replay` against real routers: figures, SLO gates, documents, pictures, wrong usage."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tandem.cluster.simulator.traces import Trace, TraceRequest
+from tandem.clusterctl import main as program
+from tandem.clusterctl.documents import schema
+from tandem.clusterctl.load.requests import Form, plan_of, poisson
+from tandem.clusterctl.load.results import Slo, report
+from tandem.clusterctl.load.sending import CHAT, Answer, Due, Target, send_all
+from tests.integration.router.house import House, builder
+
+TRACE = [
+    {"timestamp": at_ms, "input_length": 1000, "output_length": 6, "hash_ids": ids}
+    for at_ms, ids in ((0, [1, 2]), (100, [1, 3]), (150, [4, 5]))
+]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    with builder(tmp_path_factory.mktemp("router")) as make:
+        made = make()
+        made.wait_ready()
+        yield made
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = program.run(list(arguments))
+    return code, *capsys.readouterr()
+
+
+def check(found: dict[str, Any], kind: str) -> None:
+    assert found["kind"] == kind
+    assert [str(error) for error in jsonschema_rs.Draft202012Validator(schema(kind)).iter_errors(found)] == []
+
+
+@pytest.mark.parametrize("flags", [[], ["--chat"]])
+def test_a_load_and_its_figures(
+    capsys: pytest.CaptureFixture[str], house: House, tmp_path: Path, flags: list[str]
+) -> None:
+    out, picture = tmp_path / "bench.json", tmp_path / "bench.svg"
+    load = ["--rate", "200", "--requests", "20", "--prompt-tokens", "32,200", "--output-tokens", "8"]
+    wish = ["--ttft", "30", "--attain", "1", "--out", str(out), "--plot", str(picture)]
+    code, text, error = run(capsys, "bench", "--url", house.url, *load, *wish, "-o", "json", *flags)
+    assert code == 0, error
+    found = json.loads(text)
+    check(found, "Bench")
+    assert json.loads(out.read_text()) == found
+    assert picture.read_text().startswith("<?xml")
+    assert (found["requests"], found["failed"], found["errors"], found["model"]) == (20, 0, [], "tandem-tiny")
+    assert found["output_tokens"] == 160
+    assert (found["slo"]["share"], found["slo"]["is_met"]) == (1.0, True)
+    assert [row["prompt_tokens"] for row in found["ttft_by_prompt"]] == [64, 256]
+    assert sum(row["requests"] for row in found["ttft_by_prompt"]) == 20
+    spread = found["ttft_s"]
+    assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"] <= spread["max"]
+    assert "20 requests in" in error
+    assert f"drawn: {picture}" in error
+
+
+def test_an_slo_that_is_missed_ends_with_8(capsys: pytest.CaptureFixture[str], house: House) -> None:
+    few = ["--rate", "200", "--requests", "5", "--output-tokens", "4"]
+    code, text, error = run(capsys, "bench", "--url", house.url, *few, "--ttft", "0.000001", "--attain", "0.5")
+    assert code == 8
+    assert "the SLO was kept by 0.0% of the requests, not 50.0%" in error
+    assert "goodput     TTFT 1e-06 s kept by 0.0%: 0.00 requests/s" in text
+    assert run(capsys, "bench", "--url", house.url, *few, "--ttft", "0.000001")[0] == 0, "nothing was asked of it"
+
+
+def test_a_trace_is_replayed_as_it_came(capsys: pytest.CaptureFixture[str], house: House, tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in TRACE))
+    before = len(house.workers["prefill-0"].submitted)
+    flags = ["--url", house.url, "-o", "json"]
+    code, text, error = run(capsys, "replay", str(file), "--shrink", "2", "--speed", "2", *flags)
+    assert code == 0, error
+    found = json.loads(text)
+    check(found, "Replay")
+    assert (found["requests"], found["failed"], found["prompt_tokens"], found["output_tokens"]) == (3, 0, 1500, 9)
+    assert found["load"] == "trace"
+    prompts = {tuple(submit.prompt) for submit in house.workers["prefill-0"].submitted[before:]}
+    assert {len(prompt) for prompt in prompts} == {500}
+    assert len({prompt[:256] for prompt in prompts}) == 2, "two begin with the same block"
+    assert len({prompt[256:] for prompt in prompts}) == 3
+    code, text, _ = run(capsys, "replay", str(file), "--limit", "1", "--shrink", "4", *flags)
+    assert (code, json.loads(text)["requests"]) == (0, 1)
+
+
+def test_what_nobody_answers_is_a_failure(capsys: pytest.CaptureFixture[str], house: House) -> None:
+    code, text, error = run(capsys, "bench", "--url", house.url, "--model", "nobody", "--requests", "2", "--rate", "99")
+    assert code == 1
+    assert "failed 2 times: HTTP/1.1 404 Not Found: model_not_found the model 'nobody' does not exist" in text
+    assert "no request was answered" in error
+    code, _, error = run(capsys, "bench", "--url", "http://127.0.0.1:1", "--requests", "2")
+    assert code == 1
+    assert "no OpenAI endpoint answers at http://127.0.0.1:1" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bench", "--rate", "0"], "--rate is 0"),
+        (["bench", "--requests", "0"], "--requests is 0"),
+        (["bench", "--prompt-tokens", "32,many"], "--prompt-tokens is '32,many'"),
+        (["bench", "--attain", "2"], "--attain is 2"),
+        (["bench", "--attain", "0.9"], "--attain has nothing to hold"),
+        (["bench", "--plot", "bench.doc"], "--plot is 'bench.doc'"),
+        (["replay", "no-such.csv"], "the trace no-such.csv cannot be read"),
+        (["replay", "trace.txt"], "no reader for trace.txt"),
+        (["replay", "trace.csv", "--speed", "0"], "--speed is 0"),
+    ],
+)
+def test_wrong_usage(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    code, out, error = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+# ---- the parts -----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_requests() -> None:
+    def made(seed: int) -> list[Due]:
+        trace = poisson(requests=50, rate=10.0, prompts=[8, 16], outputs=[4], seed=seed)
+        return plan_of(trace, Form(model="m", headers={}), seed)
+
+    assert made(1) == made(1)
+    assert made(1) != made(2)
+    gaps = [b.at_s - a.at_s for a, b in itertools.pairwise(made(1))]
+    assert len(set(gaps)) == 49, "not one like the other"
+    assert made(1)[0].at_s == 0
+
+
+def test_figures_of_answers_that_are_known() -> None:
+    requests = tuple(TraceRequest(arrival_s=i / 10, prompt_tokens=50 + i, output_tokens=3) for i in range(4))
+    answers = [Answer(due_s=i / 10, token_s=[i / 10 + 0.1 * (i + 1), 5.0, 5.5], sent_s=i / 10) for i in range(3)]
+    answers.append(Answer(due_s=0.3, error="gone"))
+    found = report(Trace(name="t", requests=requests), answers, Slo(ttft_s=0.25, least_share=0.5))
+    assert (found["requests"], found["failed"], found["took_s"]) == (4, 1, 5.5)
+    assert found["errors"] == [{"error": "gone", "requests": 1}]
+    assert found["ttft_s"] == {"mean": 0.2, "p50": 0.2, "p90": 0.28, "p95": 0.29, "p99": 0.298, "max": 0.3}
+    assert found["itl_s"]["max"] == pytest.approx(4.9)
+    assert found["slo"]["share"] == 0.5
+    assert found["slo"]["is_met"]
+    assert found["slo"]["goodput_requests_per_s"] == pytest.approx(2 / 5.5, abs=1e-6)
+    nothing = report(Trace(name="t", requests=requests[:1]), answers[3:], Slo(itl_s=1.0))
+    assert (nothing["ttft_s"], nothing["slo"]["share"]) == (None, 0.0)
+
+
+def test_what_brings_nothing_to_read_is_no_token(house: House) -> None:
+    """The role that a chat's stream begins with, its finish and its usage are events too."""
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5, "temperature": 0,
+            "stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    target = Target.of(f"{house.url}/v1", CHAT, is_strict=True)
+    assert target.path == "/v1/chat/completions"
+    (answer,) = asyncio.run(send_all(target, [Due(0.0, body)], 30.0))
+    assert answer.error == ""
+    assert answer.usage is not None
+    assert answer.usage["completion_tokens"] == 5
+    assert 1 <= len(answer.token_s) <= 5
+    loose = Target.of(house.url, CHAT)
+    (other,) = asyncio.run(send_all(loose, [Due(0.0, body)], 30.0))
+    assert len(other.token_s) > len(answer.token_s)
