@@ -49,10 +49,12 @@ class Cluster:
         """What the admin port says."""
         return self.admin("/admin/v1/status")
 
-    def admin(self, path: str) -> dict[str, Any]:
-        """JSON of a GET from the admin port."""
+    def admin(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """JSON of a GET from the admin port, or of a POST if there is a body."""
         key = Path(self.context["admin_key_file"]).read_text().strip()
-        request = urllib.request.Request(f"{self.context['admin']}{path}", headers={"Authorization": f"Bearer {key}"})
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{self.context['admin']}{path}", data, headers)
         with urllib.request.urlopen(request, timeout=5) as response:
             return dict(json.load(response))
 

@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from tandem.cluster.worker_control import WorkerControl, WorkerLook
+from tandem.core import metricnames as names
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
@@ -38,6 +39,9 @@ decode_step_s = 0.01
 [router]
 disaggregation = "always"
 """
+
+
+BLOCK_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +96,7 @@ class Client(threading.Thread):
         super().__init__(daemon=True)
         self.address, self.prompt, self.count = address, prompt, count
         self.tokens: list[int] = []
+        self.cached_tokens = 0
         self.error = ""
         self.start()
 
@@ -104,6 +109,7 @@ class Client(threading.Thread):
         try:
             with grpc.insecure_channel(self.address) as channel:
                 for response in inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=90):
+                    self.cached_tokens = max(self.cached_tokens, response.usage.cached_tokens)
                     for delta in response.choices:
                         self.tokens += delta.token_ids
         except grpc.RpcError as error:
@@ -156,6 +162,12 @@ def wait_for_answers(clients: list[Client], more: int) -> None:
     wait_for(lambda: sum(not client.is_alive() for client in clients) >= done, 60, "answers come")
 
 
+def counted(cluster: Cluster, name: str) -> float:
+    """A counter, over all workers and labels."""
+    rows = [row["counters"] for row in cluster.status()["workers"]]
+    return float(sum(value for row in rows for key, value in row.items() if key.partition("{")[0] == name))
+
+
 def test_a_drain_under_load(cluster: Cluster) -> None:
     """Each worker drains and comes back; the others serve."""
     operator = Operator(cluster)
@@ -170,6 +182,29 @@ def test_a_drain_under_load(cluster: Cluster) -> None:
     wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
 
 
+def test_a_deadline_moves_what_runs_without_computing_it_again(cluster: Cluster) -> None:
+    """Long answers go on at the other decode worker from the blocks that were there: nothing but the last, partial
+    block of each is computed again. A fetch that this machine is too busy for is bounded by its whole sequence."""
+    operator = Operator(cluster)
+    moved, computed = cluster.metric("tandem_reattempts_total", cause="moved"), counted(cluster, "prefill_tokens")
+    fetched, failed = counted(cluster, names.FETCHES), counted(cluster, names.FETCHES_FAILED)
+    clients = [Client(cluster.context["grpc"], prompt(50_000 + number), 600) for number in range(6)]
+    wait_for(lambda: all(len(client.tokens) > 100 for client in clients), 60, "tokens flow")
+    operator.order("drain", "decode-0", 0.0)
+    wait_for(lambda: operator.is_drained("decode-0"), 60, "it is drained")
+    for client in clients:
+        client.check()
+    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
+    moves = cluster.metric("tandem_reattempts_total", cause="moved") - moved
+    assert 0 < moves <= 6
+    prompts = sum(len(client.prompt) for client in clients)
+    wait_for(lambda: counted(cluster, "prefill_tokens") - computed > prompts, 20, "the last load reports")
+    fetches, late = counted(cluster, names.FETCHES) - fetched, counted(cluster, names.FETCHES_FAILED) - failed
+    assert 0 < fetches <= moves <= fetches + late
+    assert counted(cluster, "prefill_tokens") - computed <= prompts + BLOCK_TOKENS * moves + 750 * late
+    operator.order("uncordon", "decode-0")
+
+
 def test_a_worker_changes_its_role_and_back_under_load(cluster: Cluster) -> None:
     """Its cache stays: a prompt that it computed is a hit after both changes."""
     operator = Operator(cluster)
@@ -179,4 +214,31 @@ def test_a_worker_changes_its_role_and_back_under_load(cluster: Cluster) -> None
             look = operator.flip("prefill-1", RoleName.PREFILL)
             assert look.role is RoleName.PREFILL
             print(f"without the drain: {look.last_flip_s * 1000:.1f} ms")
+    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
+
+
+def test_prefix_hits_continue_on_a_worker_in_its_other_role(cluster: Cluster) -> None:
+    """What it computed as a prefill worker is fetched from it, or used there, as a decode worker."""
+    operator, wanted = Operator(cluster), prompt(77, 400)
+    operator.order("drain", "prefill-0")
+    wait_for(lambda: operator.is_drained("prefill-0"), 60, "all prompts go to prefill-1")
+    Client(cluster.context["grpc"], wanted, 5).check()
+    operator.order("uncordon", "prefill-0")
+    for name in ("decode-0", "decode-1"):
+        operator.order("drain", name)
+    operator.flip("prefill-1", RoleName.DECODE)
+
+    def held() -> bool:
+        said = cluster.admin("/admin/v1/route/explain", {"prompt": wanted})
+        return any(row["worker"] == "prefill-1" and row["held_tokens"] == 400 for row in said["workers"])
+
+    wait_for(held, 20, "the router knows the blocks under the new incarnation")
+    failed = counted(cluster, names.FETCHES_FAILED)
+    client = Client(cluster.context["grpc"], wanted, 5)
+    client.check()
+    is_late = counted(cluster, names.FETCHES_FAILED) > failed  # this machine is too busy
+    assert is_late or client.cached_tokens == 400 - BLOCK_TOKENS, "prefill-0 has none of it"
+    operator.flip("prefill-1", RoleName.PREFILL)
+    for name in ("decode-0", "decode-1"):
+        operator.order("uncordon", name)
     wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
