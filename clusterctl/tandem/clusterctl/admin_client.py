@@ -11,18 +11,11 @@ from urllib.parse import quote
 
 import httpx
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.state_dir import StateDir
+from tandem.clusterctl.places import find_state
 from tandem.core.errors import AuthError, ConfigError, InternalError, UnavailableError, from_code
 
 _TIMEOUT_S = 10.0
 _POLL_S = 0.1
-
-
-def find_state(name: str, state_dir: str) -> StateDir:
-    """The state directory of cluster `name`; `state_dir` "" = where the environment says."""
-    root = Path(state_dir).expanduser().absolute() if state_dir else Environment.read().state_root
-    return StateDir(root, name)
 
 
 class AdminClient:

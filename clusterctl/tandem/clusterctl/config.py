@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from tandem.clusterctl import page
-from tandem.clusterctl.admin_client import find_state
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.page import say
+from tandem.clusterctl.places import find_state
 from tandem.clusterctl.settings import every_setting, values
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core import config_loader

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.clusterctl import audit_view
-from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.audit import Findings, find_unexplained
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output
+
+if TYPE_CHECKING:
+    from tandem.clusterctl.admin_client import AdminClient
 
 WAIT_S = 3.0
 """A lease and a margin: whatever was on its way at the first look has arrived, or has been fenced, at the second."""

@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from tandem.clusterctl.admin_client import find_state
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.durations import duration_s
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.log_files import LEVELS, LogRecord, Tail, Wanted, members, records
 from tandem.clusterctl.output import Output, Record
+from tandem.clusterctl.places import find_state
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import ConfigError, NotFoundError

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tandem.clusterctl import status_view
-from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.histograms import Scrape
 from tandem.clusterctl.output import Output
 from tandem.clusterctl.overview import overview
+
+if TYPE_CHECKING:
+    from tandem.clusterctl.admin_client import AdminClient
 
 app = command_app()
 

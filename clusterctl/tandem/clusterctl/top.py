@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group
@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.clusterctl import page, status_view
-from tandem.clusterctl.admin_client import AdminClient
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.histograms import Scrape
@@ -23,6 +22,9 @@ from tandem.clusterctl.overview import kv_share, overview
 from tandem.clusterctl.status_view import ms, share
 from tandem.core import metricnames as names
 from tandem.core.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from tandem.clusterctl.admin_client import AdminClient
 
 _LEAST_S = 0.1
 

@@ -13,7 +13,6 @@ from rich.console import Console
 
 from tandem.cluster.environment import Environment
 from tandem.cluster.state_dir import StateDir
-from tandem.clusterctl.admin_client import find_state
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.doctor import findings
 from tandem.clusterctl.doctor.cluster_checks import ClusterChecks
@@ -24,6 +23,7 @@ from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record, note
 from tandem.clusterctl.page import say
+from tandem.clusterctl.places import find_state
 from tandem.core import config_loader
 from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, TandemError

@@ -17,7 +17,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tandem.cluster.simulator.traces import Trace
 from tandem.clusterctl import page
-from tandem.clusterctl.admin_client import find_state
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.load import plots
 from tandem.clusterctl.load.requests import Form, plan_of
@@ -25,6 +24,7 @@ from tandem.clusterctl.load.results import PERCENTILES, Slo, report
 from tandem.clusterctl.load.sending import CHAT, COMPLETIONS, Answer, Due, Target, send_all
 from tandem.clusterctl.output import Output, Record, document, note
 from tandem.clusterctl.page import say
+from tandem.clusterctl.places import find_state
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import AuthError, ConfigError, UnavailableError
 
