@@ -7,7 +7,7 @@ import asyncio
 import psutil
 
 from tandem.cluster.environment import Environment
-from tandem.cluster.launcher import WorkerReady
+from tandem.cluster.launcher import WorkerExited, WorkerReady
 from tandem.cluster.ray.head import RayHead
 from tandem.cluster.ray.launcher import RayLauncher
 from tandem.cluster.state_dir import HeldState
@@ -15,7 +15,7 @@ from tandem.core.config import RaySection
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for, wait_for_async
 
-from .test_ray_launcher import PROGRAM, D, _ready, _until, spec
+from .test_ray_launcher import PROGRAM, D, P, _next, _ready, spec
 
 
 def test_a_head_that_is_killed_comes_back_and_workers_are_placed_again(
@@ -41,8 +41,15 @@ def test_a_head_that_is_killed_comes_back_and_workers_are_placed_again(
             next(process for process in look() if process.name() == "gcs_server").kill()
             await wait_for_async(lambda: "the head runs again" in said, 90)
             await launcher.start_worker(spec(D))
-            while (ready := await _until(launcher, WorkerReady)).worker_id != D:
-                pass
+            ready, is_lost = None, False
+            while ready is None or not is_lost:  # the one on the head's machine died with it; in either order
+                report = await _next(launcher)
+                if isinstance(report, WorkerReady):
+                    assert report.worker_id == D
+                    ready = report
+                elif isinstance(report, WorkerExited):
+                    assert report.worker_id == P
+                    is_lost = True
             assert ready.details["pid"] in {process.pid for process in look()}
 
     asyncio.run(run())

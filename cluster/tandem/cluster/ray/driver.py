@@ -28,6 +28,8 @@ from tandem.core.errors import TandemError
 
 _LISTEN_S = 10.0
 _UNAVAILABLE_S = 1.0
+_SILENCE_S = 30.0
+"""More than `_LISTEN_S`: an agent that lives answers in between, and needs no head for that."""
 _STOP_SLACK_S = 20.0
 
 
@@ -90,13 +92,21 @@ class Following:
         return await self._listen(place, after)
 
     async def _listen(self, place: Place, after: int) -> str:
-        """Until the worker has ended, or its agent has died: the call that is under way fails at once."""
+        """Until the worker has ended, or its agent has died: the call that is under way fails at once.
+
+        An agent that says nothing is given up, too: it hangs, or the head that could tell of its death died with it.
+        """
+        clock = asyncio.get_running_loop().time
+        heard_s = clock()
         while True:
             try:
-                reports = await _result(place.agent.listen.remote(after, _LISTEN_S))
-            except ray.exceptions.ActorUnavailableError:  # the way there is cut; Ray says so when it gives it up
+                reports = await asyncio.wait_for(_result(place.agent.listen.remote(after, _LISTEN_S)), _SILENCE_S)
+            except (ray.exceptions.ActorUnavailableError, TimeoutError):
+                if clock() - heard_s >= _SILENCE_S:
+                    return f"its agent has not answered for {_SILENCE_S:g} s"
                 await asyncio.sleep(_UNAVAILABLE_S)
                 continue
+            heard_s = clock()
             for text in reports:
                 after += 1
                 report = json.loads(text)
