@@ -63,9 +63,14 @@ DOCUMENTS = {
     "RoutingDecision": ["route", "explain", "--tokens", ",".join(map(str, PROMPT))],
     "SloClasses": ["slo", "set", "chat", "--ttft", "2.5"],
     "ApiKeys": ["key", "list"],
+    "Change": ["scale", "--decode", "2", "--dry-run"],
+    "PoolList": ["get", "pools"],
+    "WorkerList": ["get", "workers"],
+    "Worker": ["describe", "decode-0"],
+    "Event": ["events"],
 }
 """The command that prints each kind, but those that other tests look at."""
-STREAMS = {"LogRecord"}
+STREAMS = {"LogRecord", "Event"}
 ELSEWHERE = {"ApiKey", "ConfigCheck", "Doctor", "Bench", "Replay", "Plan", "SplitSweep", "DisaggregationMap"}
 
 

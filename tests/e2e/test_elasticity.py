@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -23,6 +21,7 @@ from tandem.core.secret import ClusterSecret
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
+from tests.e2e.under_load import changed
 from tools.running_cluster import Cluster, is_free, running
 from tools.waiting import wait_for
 
@@ -60,25 +59,24 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Steers the workers of a cluster by their names."""
+    """Steers the workers of a cluster by their names, as people do, and looks at them."""
 
     cluster: Cluster
 
-    def order(self, what: str, name: str, *arguments: Any) -> WorkerLook:
+    def look(self, name: str) -> WorkerLook:
         (row,) = [row for row in self.cluster.status()["workers"] if row["worker"] == name]
         (secret,) = self.cluster.folder.glob("*/secret")
         control = WorkerControl(ClusterSecret.load(secret))
-        look: WorkerLook = asyncio.run(getattr(control, what)(Named(WorkerId(name), row["address"]), *arguments))
-        return look
+        return asyncio.run(control.look(Named(WorkerId(name), row["address"])))
 
     def is_drained(self, name: str) -> bool:
-        return self.order("look", name).is_drained
+        return self.look(name).is_drained
 
     def flip(self, name: str, role: RoleName) -> WorkerLook:
         """Until it is ready for work in that role and the router knows it."""
-        before = self.order("look", name).flips
-        self.order("become", name, role)
-        wait_for(lambda: self.order("look", name).flips == before + 1, 60, f"{name} is a {role} worker")
+        before = self.look(name).flips
+        changed(self.cluster, "flip", name, "--to", role.value)
+        assert self.look(name).flips == before + 1
 
         def is_met() -> bool:
             rows = {row["worker"]: row for row in self.cluster.status()["workers"]}
@@ -86,7 +84,7 @@ class Operator:
             return row.get("role") == role.value and bool(row["is_connected"]) and row["state"] == "ready"
 
         wait_for(is_met, 60, f"the router knows {name} as a {role} worker")
-        return self.order("look", name)
+        return self.look(name)
 
 
 class Client(threading.Thread):
@@ -174,11 +172,11 @@ def test_a_drain_under_load(cluster: Cluster) -> None:
     with load(cluster) as clients:
         for name in ("decode-0", "prefill-1"):
             wait_for(lambda: any(client.tokens for client in clients[-4:]), 60, "tokens flow")
-            operator.order("drain", name)
-            wait_for(functools.partial(operator.is_drained, name), 60, f"{name} is drained")
+            changed(cluster, "drain", name)
+            assert operator.is_drained(name)
             wait_for_answers(clients, 5)
             assert operator.is_drained(name)
-            operator.order("uncordon", name)
+            changed(cluster, "uncordon", name)
     wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
 
 
@@ -190,8 +188,8 @@ def test_a_deadline_moves_what_runs_without_computing_it_again(cluster: Cluster)
     fetched, failed = counted(cluster, names.FETCHES), counted(cluster, names.FETCHES_FAILED)
     clients = [Client(cluster.context["grpc"], prompt(50_000 + number), 600) for number in range(6)]
     wait_for(lambda: all(len(client.tokens) > 100 for client in clients), 60, "tokens flow")
-    operator.order("drain", "decode-0", 0.0)
-    wait_for(lambda: operator.is_drained("decode-0"), 60, "it is drained")
+    changed(cluster, "drain", "decode-0", "--deadline", "0")
+    assert operator.is_drained("decode-0")
     for client in clients:
         client.check()
     wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
@@ -202,7 +200,7 @@ def test_a_deadline_moves_what_runs_without_computing_it_again(cluster: Cluster)
     fetches, late = counted(cluster, names.FETCHES) - fetched, counted(cluster, names.FETCHES_FAILED) - failed
     assert 0 < fetches <= moves <= fetches + late
     assert counted(cluster, "prefill_tokens") - computed <= prompts + BLOCK_TOKENS * moves + 750 * late
-    operator.order("uncordon", "decode-0")
+    changed(cluster, "uncordon", "decode-0")
 
 
 def test_a_worker_changes_its_role_and_back_under_load(cluster: Cluster) -> None:
@@ -220,13 +218,12 @@ def test_a_worker_changes_its_role_and_back_under_load(cluster: Cluster) -> None
 def test_prefix_hits_continue_on_a_worker_in_its_other_role(cluster: Cluster) -> None:
     """What it computed as a prefill worker is fetched from it, or used there, as a decode worker."""
     operator, wanted = Operator(cluster), prompt(77, 400)
-    operator.order("drain", "prefill-0")
-    wait_for(lambda: operator.is_drained("prefill-0"), 60, "all prompts go to prefill-1")
+    changed(cluster, "drain", "prefill-0")
     Client(cluster.context["grpc"], wanted, 5).check()
-    operator.order("uncordon", "prefill-0")
-    for name in ("decode-0", "decode-1"):
-        operator.order("drain", name)
+    changed(cluster, "uncordon", "prefill-0")
     operator.flip("prefill-1", RoleName.DECODE)
+    for name in ("decode-0", "decode-1"):
+        changed(cluster, "drain", name)
 
     def held() -> bool:
         said = cluster.admin("/admin/v1/route/explain", {"prompt": wanted})
@@ -238,7 +235,7 @@ def test_prefix_hits_continue_on_a_worker_in_its_other_role(cluster: Cluster) ->
     client.check()
     is_late = counted(cluster, names.FETCHES_FAILED) > failed  # this machine is too busy
     assert is_late or client.cached_tokens == 400 - BLOCK_TOKENS, "prefill-0 has none of it"
-    operator.flip("prefill-1", RoleName.PREFILL)
     for name in ("decode-0", "decode-1"):
-        operator.order("uncordon", name)
+        changed(cluster, "uncordon", name)
+    operator.flip("prefill-1", RoleName.PREFILL)
     wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")

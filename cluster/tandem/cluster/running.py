@@ -18,15 +18,18 @@ from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
 from tandem.cluster.launching import opened
 from tandem.cluster.program import called
 from tandem.cluster.redis_server import ClusterRedis
+from tandem.cluster.registered_steering import RegisteredSteering
 from tandem.cluster.resolve import ResolvedCluster
 from tandem.cluster.router_process import RouterProcess
 from tandem.cluster.signals import EXIT_KILLED, Signals
 from tandem.cluster.state_dir import Context, HeldState
+from tandem.cluster.worker_control import WorkerControl
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
 from tandem.core.desired import Member, Pool
 from tandem.core.errors import StartupError
 from tandem.core.events import ClusterEvent, EventKind
+from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.desired import DesiredStateStore
@@ -90,11 +93,15 @@ class RunningCluster:
             store = DesiredStateStore(redis, Keys(self._name))
             await _save(store, self._resolved)
             events = EventLog(ClusterEventStore(redis, Keys(self._name)), on_event=self._show)
-            await self._start(store, events, ready_timeout_s)
+            control = WorkerControl(ClusterSecret.load(self._held.state.secret_file))
+            steering = RegisteredSteering(redis, Keys(self._name), control)
+            await self._start(store, events, steering, ready_timeout_s)
         finally:
             await redis.aclose()
 
-    async def _start(self, store: DesiredStateStore, events: EventLog, ready_timeout_s: float) -> None:
+    async def _start(
+        self, store: DesiredStateStore, events: EventLog, steering: RegisteredSteering, ready_timeout_s: float
+    ) -> None:
         clock = MonotonicClock()
         router = RouterProcess(
             self._router_config(),
@@ -119,10 +126,11 @@ class RunningCluster:
                 events=events,
                 clock=clock,
                 on_report=self._show_report,
+                steering=steering,
             )
             events.record(EventKind.CLUSTER_STARTED, self._name, f"`up` in process {os.getpid()}")
             try:
-                await self._serve(controller, router, events, ready_timeout_s)
+                await self._serve(controller, router, events, steering, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
                 try:
@@ -132,7 +140,12 @@ class RunningCluster:
                     await events.flush()
 
     async def _serve(
-        self, controller: Controller, router: RouterProcess, events: EventLog, ready_timeout_s: float
+        self,
+        controller: Controller,
+        router: RouterProcess,
+        events: EventLog,
+        steering: RegisteredSteering,
+        ready_timeout_s: float,
     ) -> None:
         """Everything side by side until the desired state is stopped; the first failure ends it all."""
         try:
@@ -141,6 +154,7 @@ class RunningCluster:
                 others = [
                     group.create_task(router.run()),
                     group.create_task(events.run()),
+                    group.create_task(steering.run()),
                     group.create_task(self._redis.keep(lambda text: self._say("redis", text))),
                     group.create_task(self._announce(controller, router, events, ready_timeout_s)),
                 ]

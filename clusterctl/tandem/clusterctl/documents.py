@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
+from tandem.clusterctl.changing_documents import CHANGING
 from tandem.clusterctl.planned_documents import PLANNED
 from tandem.clusterctl.report_documents import REPORTS
 
@@ -394,7 +395,7 @@ KINDS: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (
         Version, Status, Top, Net, KvAudit, RoutingPolicy, RoutingDecision, SloClasses, ApiKeys, ApiKey, *REPORTS,
-        *PLANNED,
+        *CHANGING, *PLANNED,
     )
 }  # fmt: skip
 """Kind → what stands in its documents beside `apiVersion` and `kind`."""

@@ -132,7 +132,7 @@ def test_every_command_knows_the_flag_that_was_meant(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["statsu"], "no such command 'statsu'. Did you mean 'status'?"),
+        (["statsu"], "no such command 'statsu'. Did you mean 'status'"),
         (["kv", "audti"], "no such command 'audti'. Did you mean 'audit'?"),
         (
             ["status", "-o", "jsn"],

@@ -1,0 +1,48 @@
+"""Steers workers by their names: where each one is says the registry, which is followed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from redis.asyncio import Redis
+
+from tandem.cluster.worker_control import WorkerControl, WorkerLook
+from tandem.core.errors import UnavailableError
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.records import WorkerRecord
+from tandem.prefixindex.registry import RegistryWatcher
+
+
+class RegisteredSteering:
+    """The controller's `Steering`. UnavailableError for a worker that is not registered, and as in WorkerControl."""
+
+    def __init__(self, redis: Redis, keys: Keys, control: WorkerControl) -> None:
+        self._watcher, self._control = RegistryWatcher(redis, keys), control
+        self._records: Mapping[WorkerId, WorkerRecord] = {}
+
+    async def run(self) -> None:
+        """Follow the registry until cancelled."""
+        await self._watcher.run(self._note)
+
+    async def look(self, worker: WorkerId) -> WorkerLook:
+        return await self._control.look(self._record(worker))
+
+    async def drain(self, worker: WorkerId, deadline_s: float) -> WorkerLook:
+        return await self._control.drain(self._record(worker), deadline_s)
+
+    async def uncordon(self, worker: WorkerId) -> WorkerLook:
+        return await self._control.uncordon(self._record(worker))
+
+    async def become(self, worker: WorkerId, role: RoleName, deadline_s: float) -> WorkerLook:
+        return await self._control.become(self._record(worker), role, deadline_s)
+
+    def _note(self, records: Mapping[WorkerId, WorkerRecord]) -> None:
+        self._records = dict(records)
+
+    def _record(self, worker: WorkerId) -> WorkerRecord:
+        record = self._records.get(worker)
+        if record is None:
+            raise UnavailableError(f"worker {worker} is not registered", todo="wait until it is")
+        return record

@@ -1,0 +1,45 @@
+"""Whether what runs is what is wanted, from what the admin port says of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def restarting(changes: Sequence[Row], lives: Mapping[str, str]) -> dict[str, str]:
+    """Workers that are to start anew, with the incarnation that has to end."""
+    return {row["worker_id"]: lives.get(row["worker_id"], "") for row in changes if row["deed"] == "restart"}
+
+
+def unsettled(desired: Row, workers: Sequence[Row], anew: Mapping[str, str]) -> list[str]:
+    """What is not yet as `desired` says, one line each; `workers`: of the status; `anew`: see `restarting`."""
+    rows = {str(row["worker"]): row for row in workers}
+    members = {str(member["worker_id"]): member for member in desired["members"]}
+    missing = [line for name, member in members.items() if (line := _lacking(member, rows.get(name), anew.get(name)))]
+    return missing + [f"{name} is still there" for name in rows if name not in members]
+
+
+def state_of(row: Row | None) -> str:
+    """In one word, where a worker of the status stands."""
+    if row is None:
+        return "absent"
+    if not row.get("is_connected"):
+        return "unreachable" if row.get("is_registered") else "gone"
+    return str(row.get("state") or ("ready" if row.get("is_registered") else "unregistered"))
+
+
+def _lacking(member: Row, row: Row | None, ended: str | None) -> str:
+    """Why this worker is not as wanted; "" if it is."""
+    name, state = member["worker_id"], state_of(row)
+    if row is None or state in ("absent", "unreachable", "gone"):
+        return f"{name} is {state}"
+    if ended is not None and row["incarnation"] == ended:
+        return f"{name} has not started anew"
+    if row.get("role") != member["role"]:
+        return f"{name} is {row.get('role', 'nothing')} and not {member['role']}"
+    if member["is_cordoned"]:
+        count = int(row.get("in_flight") or 0)
+        return f"{name} has {count} requests" if count else "" if state != "draining" else f"{name} is draining"
+    return "" if state == "ready" else f"{name} is {state}"

@@ -1,0 +1,10 @@
+"""A slice of `make proof NAME=elastic`: random commands against a real cluster under load."""
+
+from __future__ import annotations
+
+from proof.elastic.__main__ import play_round
+
+
+def test_random_commands_under_load_disturb_nobody() -> None:
+    done = play_round(seed=11, number=0, commands=3)
+    assert len(done) == 3

@@ -1,0 +1,56 @@
+"""When a change counts as done, from what the admin port says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.clusterctl.settling import restarting, state_of, unsettled
+
+
+def member(name: str, role: str, **more: Any) -> dict[str, Any]:
+    return {"worker_id": name, "role": role, "is_cordoned": False, **more}
+
+
+def row(name: str, role: str, **more: Any) -> dict[str, Any]:
+    known = {"worker": name, "role": role, "is_connected": True, "is_registered": True, "incarnation": "7"}
+    return {**known, "in_flight": 0, **more}
+
+
+WANTED = {"members": [member("p", "prefill"), member("d", "decode", is_cordoned=True)]}
+
+
+def test_what_is_as_wished_is_settled() -> None:
+    assert unsettled(WANTED, [row("p", "prefill"), row("d", "decode", state="drained")], {}) == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "missing"),
+    [
+        ([row("p", "prefill")], "d is absent"),
+        ([row("p", "decode"), row("d", "decode")], "p is decode and not prefill"),
+        ([row("p", "prefill", state="draining"), row("d", "decode")], "p is draining"),
+        ([row("p", "prefill", is_registered=False), row("d", "decode")], "p is unregistered"),
+        ([row("p", "prefill", is_connected=False), row("d", "decode")], "p is unreachable"),
+        ([row("p", "prefill"), row("d", "decode", in_flight=2)], "d has 2 requests"),
+        ([row("p", "prefill"), row("d", "decode", state="draining")], "d is draining"),
+        ([row("p", "prefill"), row("d", "decode"), row("x", "decode")], "x is still there"),
+    ],
+)
+def test_what_is_missing_is_named(rows: list[dict[str, Any]], missing: str) -> None:
+    assert unsettled(WANTED, rows, {}) == [missing]
+
+
+def test_a_restart_is_over_when_the_worker_is_another() -> None:
+    anew = restarting([{"deed": "restart", "worker_id": "p"}, {"deed": "stop", "worker_id": "q"}], {"p": "7", "q": "8"})
+    assert anew == {"p": "7"}
+    rest = row("d", "decode")
+    assert unsettled(WANTED, [row("p", "prefill"), rest], anew) == ["p has not started anew"]
+    assert unsettled(WANTED, [row("p", "prefill", incarnation="9"), rest], anew) == []
+
+
+def test_states_in_one_word() -> None:
+    assert state_of(None) == "absent"
+    assert state_of(row("p", "prefill", is_connected=False, is_registered=False)) == "gone"
+    assert state_of(row("p", "prefill")) == "ready"
