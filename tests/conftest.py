@@ -4,6 +4,7 @@ test of random input fails because the machine is busy."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,10 @@ settings.register_profile(
     "first failure", settings.get_profile("any machine"), phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )
 settings.load_profile("any machine")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A runner in the background ignores Ctrl-C, and so would every process that a test sends one.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

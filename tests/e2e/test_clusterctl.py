@@ -156,19 +156,22 @@ def test_logs_of_one_request_and_what_follows(cluster: Cluster) -> None:
         str(cluster.folder),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
-        assert follower.stdout is not None
-        first = json.loads(follower.stdout.readline())
-        check(first, "LogRecord")
-        log = next(cluster.folder.glob("*/logs/decode-0.log"))
-        with log.open("a") as file:
-            file.write("2099-01-01T00:00:00.000Z INFO    worker planted request=cmpl-planted\n")
-        for line in follower.stdout:
-            if "planted" in line:
-                break
-        found = json.loads(line)
-        assert (found["member"], found["text"]) == ("decode-0", "planted request=cmpl-planted")
-        follower.send_signal(signal.SIGINT)
-        assert follower.wait(30) == 130
+        try:
+            assert follower.stdout is not None
+            first = json.loads(follower.stdout.readline())
+            check(first, "LogRecord")
+            log = next(cluster.folder.glob("*/logs/decode-0.log"))
+            with log.open("a") as file:
+                file.write("2099-01-01T00:00:00.000Z INFO    worker planted request=cmpl-planted\n")
+            for line in follower.stdout:
+                if "planted" in line:
+                    break
+            found = json.loads(line)
+            assert (found["member"], found["text"]) == ("decode-0", "planted request=cmpl-planted")
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(30) == 130
+        finally:
+            follower.kill()
     code, text, _ = clusterctl(cluster, "logs", "--request-id", "cmpl-planted")
     assert (code, len(text.splitlines())) == (0, 1)
 
