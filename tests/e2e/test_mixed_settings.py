@@ -38,7 +38,7 @@ def skipped_blocks(cluster: Cluster) -> float:
 
 def shown(cluster: Cluster) -> str:
     """`clusterctl status` as a person sees it."""
-    command = [sys.executable, "-m", "tandem.clusterctl", "status", "--state-dir", str(cluster.folder)]
+    command = [sys.executable, "-m", "tandem.clusterctl", "status", "-o", "wide", "--state-dir", str(cluster.folder)]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
 
 
