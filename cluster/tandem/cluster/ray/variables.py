@@ -25,8 +25,9 @@ def ray_variables(inherited: Mapping[str, str], token_file: str) -> dict[str, st
     """`inherited` for a process of Ray. `token_file` "" = a Ray without tokens.
 
     The mode is always explicit: Ray guesses differently in `ray.init`, `ray start --head` and `ray start --address`.
+    Of what is set for Ray outside only its TLS is kept.
     """
-    kept = {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
+    kept = {name: value for name, value in inherited.items() if not name.startswith("RAY_") or _is_of_tls(name)}
     if token_file:
         auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token_file}
     else:
@@ -37,3 +38,7 @@ def ray_variables(inherited: Mapping[str, str], token_file: str) -> dict[str, st
 def without_ray(inherited: Mapping[str, str]) -> dict[str, str]:
     """`inherited` for a process that has nothing to do with Ray and must not learn its token."""
     return {name: value for name, value in inherited.items() if not name.startswith("RAY_")}
+
+
+def _is_of_tls(name: str) -> bool:
+    return name == "RAY_USE_TLS" or name.startswith("RAY_TLS_")

@@ -21,5 +21,13 @@ def test_without_one_they_are_off_and_not_guessed() -> None:
     assert "RAY_AUTH_TOKEN_PATH" not in made
 
 
+def test_tls_is_for_those_who_run_it_to_turn_on() -> None:
+    tls = {"RAY_USE_TLS": "1", "RAY_TLS_SERVER_CERT": "/s/a.crt", "RAY_TLS_SERVER_KEY": "/s/a.key"}
+    assert ray_variables({**AROUND, **tls, "RAY_TLSX": "1"}, "") == {**ray_variables(AROUND, ""), **tls}
+
+
 def test_nothing_of_ray_reaches_a_worker() -> None:
-    assert without_ray(ray_variables(AROUND, "/s/ray.token")) == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
+    assert without_ray(ray_variables({**AROUND, "RAY_USE_TLS": "1"}, "/s/ray.token")) == {
+        "PATH": "/bin",
+        "PYTHONUNBUFFERED": "1",
+    }
