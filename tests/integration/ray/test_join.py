@@ -71,7 +71,7 @@ def test_who_waits_for_its_class_gets_it_and_loses_it_when_it_leaves(
     scene: Scene, head: Head, tmp_path: Path, number: signal.Signals
 ) -> None:
     async def run() -> None:
-        async with scene.launcher() as launcher:
+        async with scene.launcher(place_timeout_s=300.0) as launcher:  # the node may take a minute to join
             await launcher.start_worker(spec(hardware="h100"))
             waiting = await _next(launcher)
             assert isinstance(waiting, WorkerProgress)
