@@ -2,5 +2,6 @@
 
     Observation ──▶ replay of the last minutes for every split ──▶ Planner.decide ──▶ Decision, with reason and figures
 
-Imports `core` alone: the controller, the simulator and `clusterctl plan` ask the same code. See docs/planning.md.
+Imports `core` alone: the simulator and `clusterctl plan` ask the same code, and a controller can; none does yet. See
+docs/planning.md.
 """
