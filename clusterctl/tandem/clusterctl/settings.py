@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from tandem.cluster.flag_names import FLAGS
 from tandem.core.bounds import bound_of
 from tandem.core.config import ClusterConfig
+from tandem.core.urls import redacted
 
 _ROLES = ("prefill", "decode", "mixed")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -61,7 +61,7 @@ def every_setting() -> Mapping[str, Setting]:
 
 def values(config: ClusterConfig) -> dict[str, Any]:
     """Every setting's value in `config` as plain values, by key; classes, tenants and further models by their own name.
-    Passwords in URLs are left out."""
+    URLs are without user, password and options."""
     return dict(_values(config, ""))
 
 
@@ -72,17 +72,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [plain(one) for one in value]
     if isinstance(value, str) and "://" in value:
-        return without_password(value)
+        return redacted(value)
     return value
-
-
-def without_password(url: str) -> str:
-    """The URL with *** where its password was."""
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{host}"))
 
 
 def _values(record: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Iterable
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import (
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
+from tandem.core.urls import redacted
 
 OUTAGE: Final = (RedisError, OSError, TimeoutError)
 """What a call raises while Redis is away, loading, full or refusing: wait and try again."""
@@ -54,7 +54,7 @@ async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
     twice. Raises ConfigError for a wrong URL and StartupError when Redis does not answer within `timeout_s`, refuses
     the password or is too old.
     """
-    place = redacted(url)
+    place = redacted(url, "the given Redis URL")
     try:
         client = _client(url)
     except (ValueError, TypeError):
@@ -77,18 +77,6 @@ async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
 def no_answer(error: BaseException) -> UnavailableError:
     """What callers outside this package see of an outage."""
     return UnavailableError("Redis does not answer", why=_one_line(error))
-
-
-def redacted(url: str) -> str:
-    """`url` without user, password and options; safe to log and to show."""
-    try:
-        parts = urlsplit(url)
-        host = f"{parts.hostname or ''}:{parts.port}" if parts.port else parts.hostname or ""
-    except ValueError:
-        return "the given Redis URL"
-    if not parts.scheme:
-        return "the given Redis URL"
-    return f"{parts.scheme}://{host}{parts.path}"
 
 
 class _CancelSafe(AbstractConnection):

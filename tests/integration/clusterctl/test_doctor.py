@@ -281,6 +281,33 @@ def test_a_cluster_without_workers(tmp_path: Path, build: Build) -> None:
     assert any("it does not serve: " in what for _, what, _ in found["cluster"])
 
 
+def test_a_cluster_that_was_named_has_to_answer(tmp_path: Path, build: Build) -> None:
+    house = build()
+    (tmp_path / "key").write_text("x" * 32)
+    code, found = doctor(tmp_path, "--endpoint", house.admin_url, "--admin-key-file", str(tmp_path / "key"))
+    what, fix = only(found, "cluster")
+    assert code == 7
+    assert "refuses the admin key" in what
+    assert "--admin-key-file" in fix
+    code, found = doctor(tmp_path, "--endpoint", "http://127.0.0.1:1", "--admin-key-file", str(tmp_path / "key"))
+    what, fix = only(found, "cluster")
+    assert code == 7
+    assert "no cluster answers at http://127.0.0.1:1" in what
+    assert "--endpoint" in fix
+
+
+def test_a_cluster_that_runs_here_has_to_answer_and_its_files_to_be_right(tmp_path: Path) -> None:
+    state = StateDir(tmp_path / "state", "tandem")
+    with state.hold():
+        state.config_dir.mkdir(parents=True, exist_ok=True)
+        (state.config_dir / "router-0.json").write_text("{")
+        code, found = doctor(tmp_path)
+    assert code == 7
+    assert "router-0.json" in only(found, "redis")[0]
+    assert "is still starting" in only(found, "cluster")[0]
+    assert found["configuration"][0][0] == "ok"
+
+
 def test_no_cluster_is_nothing_wrong(tmp_path: Path) -> None:
     _, found = doctor(tmp_path)
     ((verdict, what, _),) = found["cluster"]

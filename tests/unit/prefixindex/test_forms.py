@@ -15,7 +15,6 @@ from tandem.core.errors import ConfigError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.wishes import cordoned
-from tandem.prefixindex.connection import redacted
 from tandem.prefixindex.events import MEMBER_BYTES, fold, member, members
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.records import RouterRecord, WorkerRecord, to_json
@@ -130,16 +129,3 @@ def test_the_record_of_a_release_that_knew_no_members_gets_them() -> None:
 def test_broken_desired_state_is_a_config_error(text: str) -> None:
     with pytest.raises(ConfigError):
         desired_store.from_json(text)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://user:geheim@host:6379/0?password=geheim", "redis://host:6379/0"),
-        ("unix:///run/redis.sock?password=geheim", "unix:///run/redis.sock"),
-        ("redis://:geheim@[::1", "the given Redis URL"),
-        ("geheim", "the given Redis URL"),
-    ],
-)
-def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
-    assert redacted(url) == shown

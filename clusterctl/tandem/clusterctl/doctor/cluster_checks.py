@@ -15,15 +15,18 @@ _SKEW_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChecks:
-    """`status` and `net` as the admin port gives them; None = no cluster answers, for the reason `why`."""
+    """`status` and `net` as the admin port gives them; None = no cluster answers, for the reason `why`.
+    `fix`: what to do about that; "" = nothing, none is expected to."""
 
     status: Mapping[str, Any] | None
     net: Mapping[str, Any] | None
     why: str = ""
+    fix: str = ""
 
     def checks(self) -> Sequence[tuple[str, Check]]:
         if self.status is None:
-            return (("cluster", lambda: [skipped("cluster", self.why)]),)
+            silence = error("cluster", self.why, self.fix) if self.fix else skipped("cluster", self.why)
+            return (("cluster", lambda: [silence]),)
         return (
             ("cluster", self.serves),
             ("versions", self.versions),

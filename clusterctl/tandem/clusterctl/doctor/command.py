@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -27,6 +27,9 @@ from tandem.clusterctl.places import find_state
 from tandem.core import config_loader
 from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, TandemError
+
+if TYPE_CHECKING:
+    from tandem.clusterctl.doctor.redis_checks import RedisChecks
 
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  ", "skipped": "–      "}
 
@@ -60,36 +63,41 @@ def doctor(
 
 def examine(where: Where, config: Path | None = None, redis_url: str = "") -> Iterator[Finding]:
     """Every finding, check by check."""
-    from tandem.clusterctl.doctor.redis_checks import RedisChecks
-
     environment, state = Environment.read(), find_state(where.name, where.state_dir)
     installation = Installation(state=state, variables=environment.variables, file=config)
     parts = (
         Machine(variables=environment.variables, state_root=state.path.parent),
         installation,
-        RedisChecks(url=redis_url or _redis_url(state, installation), cluster=where.name),
-        _cluster(where),
+        _redis(where, redis_url, state, installation),
+        _cluster(where, state),
     )
     for part in parts:
         yield from findings.run(part.checks())
 
 
-def _redis_url(state: StateDir, installation: Installation) -> str:
-    """Of the cluster that runs here, or that the configuration names; "" if there is none."""
+def _redis(where: Where, given: str, state: StateDir, installation: Installation) -> RedisChecks:
+    """Of the Redis that was given, else that of the cluster that runs here, else that which the configuration names."""
+    from tandem.clusterctl.doctor.redis_checks import RedisChecks
+
     file = state.config_dir / "router-0.json"
-    if installation.file is None and state.is_held() and file.is_file():
-        return config_loader.load(file, RouterConfig).redis_url
+    is_running = installation.file is None and state.is_held() and file.is_file()
     try:
-        return installation.config().redis.url
-    except ConfigError:  # which is a finding of its own
-        return ""
+        if not given and is_running:
+            given = config_loader.load(file, RouterConfig).redis_url
+        return RedisChecks(url=given or installation.config().redis.url, cluster=where.name)
+    except ConfigError as error:  # a wrong configuration is a finding of its own
+        return RedisChecks(url="", cluster=where.name, trouble=error.what if is_running else "")
 
 
-def _cluster(where: Where) -> ClusterChecks:
+def _cluster(where: Where, state: StateDir) -> ClusterChecks:
+    """No cluster at all is nothing wrong; one that was named, or that runs here, has to answer."""
     try:
         with where.client() as admin:
             return ClusterChecks(status=admin.status(), net=admin.net())
     except TandemError as error:
+        why = f"{error.what}: {error.why}" if error.why else error.what
+        if where.endpoint or state.is_held():
+            return ClusterChecks(status=None, net=None, why=why, fix=error.todo or "`clusterctl logs router`")
         return ClusterChecks(status=None, net=None, why=error.what)
 
 

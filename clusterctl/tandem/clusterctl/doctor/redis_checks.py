@@ -14,7 +14,8 @@ from redis.exceptions import RedisError
 
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
 from tandem.core.errors import StartupError
-from tandem.prefixindex.connection import connect, redacted
+from tandem.core.urls import redacted
+from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.records import WorkerRecord
 
@@ -25,10 +26,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisChecks:
-    """`url`: with its password; "" = no Redis is known, so nothing is looked at."""
+    """`url`: with its password; "" = no Redis is known, so nothing is looked at; `trouble` says why
+    not, where one should be."""
 
     url: str
     cluster: str
+    trouble: str = ""
 
     def checks(self) -> Sequence[tuple[str, Check]]:
         return (
@@ -40,6 +43,9 @@ class RedisChecks:
         )
 
     def answers(self) -> Iterator[Finding]:
+        if self.trouble:
+            yield error("redis", self.trouble, "stop the cluster and start it again: `up` writes that file")
+            return
         if not self.url:
             yield skipped("redis", "no cluster was started here; name one with --redis")
             return
