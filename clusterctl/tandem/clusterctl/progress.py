@@ -10,9 +10,10 @@ from contextlib import contextmanager
 def progress_bar(text: str) -> Iterator[Callable[[int, int], None]]:
     """Gives what is to be called with (done, in all)."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(text, total=None)
         yield lambda done, of: bar.update(task, completed=done, total=of)

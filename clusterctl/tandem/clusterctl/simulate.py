@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ import typer
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.load_flags import LoadFlags, calibration
+from tandem.clusterctl.out_files import check_picture
 from tandem.clusterctl.output import Output, Record, note
 from tandem.clusterctl.progress import progress_bar
 from tandem.core.config import SloSection
@@ -103,8 +105,9 @@ def map_(
     )  # fmt: skip
     for flag, values in (("--prompt", axes.prompts), ("--answer", axes.outputs), ("--load", axes.loads),
                          ("--link", axes.links_bytes_per_s), ("--requests", [requests])):  # fmt: skip
-        if not min(values) > 0:
-            raise ConfigError(f"{flag} is {min(values):g}", todo="Use more than 0")
+        for value in values:
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{flag} is {value:g}", todo="Use more than 0")
     kind = calibration(calibration_file)
     with progress_bar("points") as progress:
         points = when_to_disaggregate(kind, axes, SloSection(ttft_s=slo_ttft, itl_s=slo_itl), progress)
@@ -126,9 +129,7 @@ def _check(workers: int, picture: Path | None) -> None:
     if workers < 2:
         raise ConfigError(f"--workers is {workers}", why="a prefill and a decode worker are two", todo="Use 2 or more")
     if picture is not None:
-        from tandem.cluster.simulator.pictures import check
-
-        check(picture)
+        check_picture("--picture", picture)
 
 
 def _point(point: Point) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from tandem.core.errors import ConfigError, UnavailableError
 if TYPE_CHECKING:
     from tandem.clusterctl.admin_client import AdminClient
 
-_LEAST_S = 0.1
+_LEAST_S, _MOST_S = 0.1, 86_400.0
 
 app = command_app()
 
@@ -56,8 +56,8 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once and end, as where there is no terminal.")] = False,
 ) -> None:
     """Show what every worker does now, until Ctrl-C; once where there is no terminal, and with -o json or yaml."""
-    if not every >= _LEAST_S:
-        raise ConfigError(f"--every is {every:g}", todo=f"Use {_LEAST_S:g} seconds or more")
+    if not _LEAST_S <= every <= _MOST_S:
+        raise ConfigError(f"--every is {every:g}", todo=f"Use {_LEAST_S:g} to {_MOST_S:g} seconds")
     with where.client() as admin:
         scene = Scene(admin, sort)
         console = page.console()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import ssl
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from tandem.clusterctl.load.results import Slo, report
 from tandem.clusterctl.load.sending import CHAT, Answer, Due, Target, send_all
 from tests.integration.router.house import House, builder
 
+TLS = Path(__file__).parents[1] / "router" / "tls"
 TRACE = [
     {"timestamp": at_ms, "input_length": 1000, "output_length": 6, "hash_ids": ids}
     for at_ms, ids in ((0, [1, 2]), (100, [1, 3]), (150, [4, 5]))
@@ -32,6 +36,38 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         made = make()
         made.wait_ready()
         yield made
+
+
+class OpenAi(BaseHTTPRequestHandler):
+    """One model, one token."""
+
+    def do_GET(self) -> None:
+        self.answer(b'{"data": [{"id": "m"}]}')
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(b'data: {"choices": [{"text": "x"}]}\n\ndata: [DONE]\n\n')
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def secure_url() -> Iterator[str]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+    with ThreadingHTTPServer(("127.0.0.1", 0), OpenAi) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"https://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -66,6 +102,42 @@ def test_a_load_and_its_figures(
     assert 0 < spread["p50"] <= spread["p90"] <= spread["p99"] <= spread["max"]
     assert "20 requests in" in error
     assert f"drawn: {picture}" in error
+
+
+def test_a_file_that_cannot_be_written_loses_no_figures(capsys: pytest.CaptureFixture[str], house: House) -> None:
+    load = ["--rate", "200", "--requests", "5", "--output-tokens", "4", "-o", "json"]
+    code, text, error = run(capsys, "bench", "--url", house.url, *load, "--out", "/dev/full")
+    assert (code, json.loads(text)["requests"]) == (1, 5)
+    assert "No space left" in error
+
+
+def test_no_proxy_is_asked(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, house: House) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    code, _, error = run(capsys, "bench", "--url", house.url, "--rate", "200", "--requests", "2")
+    assert code == 0, error
+
+
+def test_an_https_endpoint_is_trusted_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, secure_url: str
+) -> None:
+    """What certificates are trusted is read before the first request, not within the time to anybody's first token."""
+    made: list[ssl.SSLContext] = []
+    real = ssl.create_default_context
+
+    def counted() -> ssl.SSLContext:
+        made.append(real())
+        return made[-1]
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "cert.pem"))
+    monkeypatch.setattr(ssl, "create_default_context", counted)
+    code, text, error = run(capsys, "bench", "--url", secure_url, "--rate", "200", "--requests", "5", "-o", "json")
+    assert code == 0, error
+    found = json.loads(text)
+    assert (found["model"], found["requests"], found["failed"]) == ("m", 5, 0)
+    assert len(made) == 1
 
 
 def test_an_slo_that_is_missed_ends_with_8(capsys: pytest.CaptureFixture[str], house: House) -> None:

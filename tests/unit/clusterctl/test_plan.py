@@ -157,7 +157,7 @@ def test_the_map_says_where_pairs_lose(capsys: pytest.CaptureFixture[str], tmp_p
     ("arguments", "message"),
     [
         (("splits", *SMALL, "--workers", "1"), "Use 2 or more"),
-        (("splits", *SMALL, "--picture", "x.doc"), "must end in .svg"),
+        (("splits", *SMALL, "--picture", "x.doc"), "Use a name that ends in .svg"),
         (("map", "--load", "0"), "--load is 0"),
     ],
 )

@@ -138,8 +138,16 @@ def read(path: Path) -> Calibration:
 
 
 def from_record(record: Mapping[str, Any]) -> Calibration:
-    """What a bench file says (see `read`)."""
-    values = dict(record)
+    """What a bench file says (see `read`). Raises ConfigError with what is wrong."""
+    try:
+        return _made(dict(record))
+    except KeyError as error:
+        raise ConfigError("the calibration has a row that lacks a key", why=f"there is no {error}") from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError("the calibration has a value that is no number", why=str(error)) from error
+
+
+def _made(values: dict[str, Any]) -> Calibration:
     decode_steps, prefill_steps = values.pop("decode_steps", None), values.pop("prefill_steps", None)
     rate = values.pop("prefill_tokens_per_s", None)
     if decode_steps is not None:
@@ -149,6 +157,8 @@ def from_record(record: Mapping[str, Any]) -> Calibration:
         rows = [(1.0, float(r["tokens"]), _attended(r["tokens"], r["context"]), float(r["s"])) for r in prefill_steps]
         values |= _fitted("prefill_steps", _PREFILL, rows)
     elif rate is not None:
+        if not float(rate) > 0:
+            raise ConfigError(f"prefill_tokens_per_s is {rate}", why="it must be above 0")
         values |= dict(zip(_PREFILL, (0.0, 1 / float(rate), 0.0), strict=True))
     known = {field.name for field in dataclasses.fields(Calibration)}
     if unknown := sorted(set(values) - known):

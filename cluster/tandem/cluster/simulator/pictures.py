@@ -9,16 +9,6 @@ from typing import Any
 from tandem.cluster.simulator.sweep import MIXED, Point, SplitRow
 from tandem.core.errors import ConfigError
 
-KINDS = (".svg", ".png", ".pdf")
-
-
-def check(path: Path) -> None:
-    """ConfigError if no picture can be written under this name; before the work is done."""
-    if path.suffix not in KINDS:
-        raise ConfigError(f"no picture can be written as {path.name}", why=f"its name must end in {', '.join(KINDS)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written", why=f"there is no folder {path.parent}")
-
 
 def of_splits(rows: Sequence[SplitRow], title: str, path: Path) -> None:
     """Goodput as bars, one a split, with the share that keeps its promises above each."""

@@ -116,7 +116,7 @@ def read(path: Path) -> Trace:
     try:
         with path.open(newline="") as lines:
             requests = sorted(reader(lines), key=lambda r: r.arrival_s)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:
         raise ConfigError(f"the trace {path} cannot be read", why=f"{type(error).__name__}: {error}") from error
     if not requests:
         raise ConfigError(f"the trace {path} is empty", why="a trace has at least one request")

@@ -8,7 +8,7 @@ import typer
 
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import flagged
-from tandem.clusterctl.load.driving import LoadFlags, drive
+from tandem.clusterctl.load.driving import SendFlags, drive
 from tandem.clusterctl.load.requests import poisson
 from tandem.clusterctl.output import Output
 from tandem.core.errors import ConfigError
@@ -25,7 +25,7 @@ app = command_app()
 )
 @flagged
 def bench(
-    flags: LoadFlags,
+    flags: SendFlags,
     output: Output,
     rate: Annotated[
         float, typer.Option(help="Requests a second, on average; they come whatever became of others.")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tandem.cluster.simulator.traces import Trace
-from tandem.clusterctl import page
+from tandem.clusterctl import out_files, page
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.load import plots
 from tandem.clusterctl.load.requests import Form, plan_of
@@ -25,6 +25,7 @@ from tandem.clusterctl.load.sending import CHAT, COMPLETIONS, Answer, Due, Targe
 from tandem.clusterctl.output import Output, Record, document, note
 from tandem.clusterctl.page import say
 from tandem.clusterctl.places import find_state
+from tandem.clusterctl.progress import progress_bar
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import AuthError, ConfigError, UnavailableError
 
@@ -33,7 +34,7 @@ _MODELS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadFlags:
+class SendFlags:
     """Where requests go, how they are written, what they have to keep, where the result goes."""
 
     url: Annotated[str, typer.Option(help="An OpenAI endpoint. Without it, the cluster that runs here.")] = ""
@@ -56,24 +57,29 @@ class LoadFlags:
     state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
 
     def slo(self) -> Slo:
-        """ConfigError for a share that is none."""
+        """ConfigError for a share or seconds that are none."""
         if not 0 <= self.attain <= 1:
             raise ConfigError(f"--attain is {self.attain:g}", todo="Use a share from 0 to 1")
         if self.attain and not (self.ttft or self.itl):
             raise ConfigError("--attain has nothing to hold", todo="Say what with --ttft or --itl, in seconds")
+        for flag, value in (("--ttft", self.ttft), ("--itl", self.itl)):
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{flag} is {value:g}", todo="Use 0 or more seconds")
         return Slo(ttft_s=self.ttft, itl_s=self.itl, least_share=self.attain)
 
 
-def drive(flags: LoadFlags, output: Output, kind: str, trace: Trace) -> None:
+def drive(flags: SendFlags, output: Output, kind: str, trace: Trace) -> None:
     """Send the trace, show and write what it came to. Ends with 8 if the SLO was not kept, 1 if nobody answered."""
     slo = flags.slo()
+    if flags.out is not None:
+        out_files.check("--out", flags.out)
     if flags.plot is not None:
-        plots.check(flags.plot)
+        out_files.check_picture("--plot", flags.plot)
     url = flags.url or find_state(flags.name, flags.state_dir).read_context().api
     target = Target.of(url, CHAT if flags.chat else COMPLETIONS, is_strict=True)
     headers = _headers(flags)
     form = Form(
-        model=flags.model or _first_model(url, headers),
+        model=flags.model or _first_model(url, target, headers),
         is_chat=flags.chat,
         ignores_eos=flags.ignore_eos,
         headers=headers,
@@ -81,13 +87,15 @@ def drive(flags: LoadFlags, output: Output, kind: str, trace: Trace) -> None:
     note(f"{len(trace.requests)} requests in {trace.span_s:.1f} s ({trace.rate:.2f}/s) to {url}, model {form.model}")
     answers = _run(target, plan_of(trace, form, flags.seed), flags.timeout)
     found = {"url": url, "model": form.model, "load": trace.name, "seed": flags.seed, **report(trace, answers, slo)}
-    if flags.out is not None:
-        flags.out.write_text(json.dumps(document(kind, found), indent=1) + "\n")
-        note(f"written: {flags.out}")
-    if flags.plot is not None:
-        plots.save(flags.plot, f"{trace.name} to {form.model}", trace, answers, slo)
-        note(f"drawn: {flags.plot}")
-    output.show(kind, found, show)
+    try:
+        output.show(kind, found, show)  # first: what was measured is not lost if a file cannot be written,
+    finally:  # nor a file if nobody reads it
+        if flags.out is not None:
+            flags.out.write_text(json.dumps(document(kind, found), indent=1) + "\n")
+            note(f"written: {flags.out}")
+        if flags.plot is not None:
+            plots.save(flags.plot, f"{trace.name} to {form.model}", trace, answers, slo)
+            note(f"drawn: {flags.plot}")
     if found["failed"] == found["requests"]:
         raise UnavailableError(
             "no request was answered", why=found["errors"][0]["error"], todo="Check --url and --model"
@@ -123,31 +131,32 @@ def show(found: Record, console: Console) -> None:
 
 
 def _run(target: Target, plan: Sequence[Due], timeout_s: float) -> list[Answer]:
-    """With a bar on the standard error, if that is a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("answered", total=len(plan))
-        return asyncio.run(send_all(target, plan, timeout_s, lambda answer: progress.advance(task)))
+    done = itertools.count(1)
+    with progress_bar("answered") as progress:
+        return asyncio.run(send_all(target, plan, timeout_s, lambda answer: progress(next(done), len(plan))))
 
 
-def _headers(flags: LoadFlags) -> dict[str, str]:
+def _headers(flags: SendFlags) -> dict[str, str]:
     key = os.environ.get("OPENAI_API_KEY", "")
     if flags.api_key_file:
         try:
-            key = Path(flags.api_key_file).expanduser().read_text().strip()
+            key = Path(flags.api_key_file).expanduser().read_bytes().strip().decode("ascii")
         except OSError as error:
             raise ConfigError(f"cannot read {flags.api_key_file}", why=error.strerror or str(error)) from error
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{flags.api_key_file} holds no API key", todo="Check --api-key-file") from error
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _first_model(url: str, headers: dict[str, str]) -> str:
-    """The first of /v1/models."""
+def _first_model(url: str, target: Target, headers: dict[str, str]) -> str:
+    """The first of /v1/models; asked as requests are sent: by no proxy, and trusting whom they trust."""
     import httpx
 
     place = url.rstrip("/").removesuffix("/v1") + "/v1/models"
     try:
-        answer = httpx.get(place, headers=headers, timeout=_MODELS_TIMEOUT_S)
+        answer = httpx.get(
+            place, headers=headers, timeout=_MODELS_TIMEOUT_S, trust_env=False, verify=target.tls or True
+        )
         if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
             raise AuthError(f"{place} wants an API key", todo="Name its file with --api-key-file")
         answer.raise_for_status()

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tandem.cluster.simulator.traces import Trace
 from tandem.clusterctl.load.results import Slo, tpot_s
 from tandem.clusterctl.load.sending import Answer
-from tandem.core.errors import ConfigError
-
-FORMATS = (".png", ".svg", ".pdf")
-
-
-def check(path: Path) -> None:
-    """ConfigError if no picture can be saved there, before anything is measured."""
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"--plot is {path.name!r}", todo=f"Use a name that ends in {', '.join(FORMATS)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot is {path}", why="there is no such folder", todo="Make it")
-    _library()
 
 
 def save(path: Path, title: str, trace: Trace, answers: Sequence[Answer], slo: Slo) -> None:
     """Three pictures side by side; raises OSError."""
-    figure_type = _library()
+    from matplotlib.figure import Figure  # draws into files and needs no display
+
     good = [
         (request, answer)
         for request, answer in zip(trace.requests, answers, strict=True)
         if not answer.error and answer.token_s
     ]
-    figure = figure_type(figsize=(15, 4.5), layout="constrained")
+    figure = Figure(figsize=(15, 4.5), layout="constrained")
     by_prompt, spread, over_time = figure.subplots(1, 3)
     figure.suptitle(title)
     by_prompt.scatter([request.prompt_tokens for request, _ in good], [a.ttft_s * 1000 for _, a in good], s=8)
@@ -52,14 +40,3 @@ def save(path: Path, title: str, trace: Trace, answers: Sequence[Answer], slo: S
         if axes.get_legend_handles_labels()[0]:
             axes.legend()
     figure.savefig(path)
-
-
-def _library() -> Any:
-    """matplotlib's figure, which draws into files and needs no display; ConfigError without it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(
-            "pictures cannot be drawn", why="matplotlib is not installed", todo="pip install 'tandem-serve[cluster]'"
-        ) from error
-    return Figure

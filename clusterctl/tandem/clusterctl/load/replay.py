@@ -11,7 +11,7 @@ import typer
 from tandem.cluster.simulator.traces import Trace, read
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.flags import flagged
-from tandem.clusterctl.load.driving import LoadFlags, drive
+from tandem.clusterctl.load.driving import SendFlags, drive
 from tandem.clusterctl.output import Output
 from tandem.core.errors import ConfigError
 
@@ -26,7 +26,7 @@ app = command_app()
 )
 @flagged
 def replay(
-    flags: LoadFlags,
+    flags: SendFlags,
     output: Output,
     trace: Annotated[
         Path, typer.Argument(help="Mooncake's JSON lines (.jsonl) or Azure's CSV (.csv).", metavar="TRACE")

@@ -17,10 +17,13 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from tandem.core.errors import ConfigError
+
 TIMING = b": tandem-timing "
 DONE = b"data: [DONE]"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _NONE: Mapping[str, str] = MappingProxyType({})
+_FORM = "Write it like http://10.0.0.7:8000"
 _MAX_ERROR_BYTES = 64 * 1024
 _LEAD_S = 0.1
 """Before the first request: time to make the tasks."""
@@ -55,22 +58,28 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go. `is_strict`: events without any text or token are no tokens, which takes a look into each."""
+    """Where requests go. `is_strict`: events without any text or token are no tokens, which takes a look into each.
+    `tls`: built once, since that takes milliseconds, and they would be of somebody's time to the first token."""
 
     host: str
     port: int
     path: str = COMPLETIONS
-    is_tls: bool = False
+    tls: ssl.SSLContext | None = None
     is_strict: bool = False
 
     @classmethod
     def of(cls, url: str, path: str = COMPLETIONS, *, is_strict: bool = False) -> Target:
-        """Of an API's URL, with or without /v1."""
-        parts = urlsplit(url)
-        is_tls = parts.scheme == "https"
+        """Of an API's URL, with or without /v1; ConfigError if it is none."""
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ConfigError(f"{url!r} is no URL", why=str(error), todo=_FORM) from error
+        if parts.scheme not in ("http", "https") or not host:
+            raise ConfigError(f"{url!r} is no URL of an API", todo=_FORM)
+        tls = ssl.create_default_context() if parts.scheme == "https" else None
         prefix = parts.path.rstrip("/").removesuffix("/v1")
-        port = parts.port or (443 if is_tls else 80)
-        return cls(host=str(parts.hostname), port=port, path=prefix + path, is_tls=is_tls, is_strict=is_strict)
+        return cls(host=host, port=port or (443 if tls else 80), path=prefix + path, tls=tls, is_strict=is_strict)
 
 
 async def complete(
@@ -78,10 +87,9 @@ async def complete(
 ) -> Answer:
     """POST with stream; never raises, an error is part of the answer."""
     answer = Answer(due_s)
-    tls = ssl.create_default_context() if target.is_tls else None
     try:
         async with asyncio.timeout(timeout_s):
-            reader, writer = await asyncio.open_connection(target.host, target.port, limit=1 << 20, ssl=tls)
+            reader, writer = await asyncio.open_connection(target.host, target.port, limit=1 << 20, ssl=target.tls)
             try:
                 answer.sent_s = time.monotonic()
                 await _talk(reader, writer, target, body, answer, headers)
