@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ class ChildProcess:
         self._process, self._log_file, self._log_start = process, log_file, log_start
         self._loop = asyncio.get_running_loop()
         self._exited: asyncio.Future[int] = self._loop.create_future()
+        self._unsent = bytearray()
         # While the exited leader is not reaped, its process id cannot belong to anybody else.
         self._pidfd = os.pidfd_open(process.pid)
         try:
@@ -91,10 +93,14 @@ class ChildProcess:
             transport.close()
 
     def write(self, line: str) -> None:
-        """A short line for its standard input, which a pipe must hold; OSError when it is gone or does not read."""
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
-        os.write(self._process.stdin.fileno(), f"{line}\n".encode())
+        """A line for its standard input. What a pipe does not hold is kept until it reads. OSError when it is gone."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        if stdin.closed:
+            raise BrokenPipeError("it has ended")
+        os.set_blocking(stdin.fileno(), False)
+        self._unsent += f"{line}\n".encode()
+        self._send(stdin.fileno())
 
     async def wait(self) -> int:
         """The exit code, once it has ended; −N for signal N."""
@@ -147,6 +153,17 @@ class ChildProcess:
             f"{how}; its last line: {last[:300]} (log: {self._log_file})" if last else f"{how} (log: {self._log_file})"
         )
 
+    def _send(self, stdin: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            del self._unsent[: os.write(stdin, self._unsent)]
+        if self._unsent:
+            self._loop.add_writer(stdin, self._send_more, stdin)
+
+    def _send_more(self, stdin: int) -> None:
+        self._loop.remove_writer(stdin)
+        with contextlib.suppress(OSError):  # it has ended, or reads no more
+            self._send(stdin)
+
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
@@ -162,6 +179,7 @@ class ChildProcess:
         code = self._process.wait()
         os.close(self._pidfd)
         if self._process.stdin is not None:
+            self._loop.remove_writer(self._process.stdin.fileno())
             self._process.stdin.close()
         if not self._exited.done():
             self._exited.set_result(code)
@@ -173,3 +191,12 @@ def _discard(process: subprocess.Popen[bytes]) -> None:
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             stream.close()
+
+
+def message_in(line: str) -> dict[str, Any]:
+    """The JSON object that a child wrote as one line; {} for any other line."""
+    try:
+        said = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}

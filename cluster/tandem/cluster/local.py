@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from tandem.cluster.child_process import ChildProcess
+from tandem.cluster.child_process import ChildProcess, message_in
 from tandem.cluster.environment import Environment
 from tandem.cluster.launcher import (
     RunningWorker,
@@ -96,7 +95,7 @@ class LocalLauncher:
         try:
             try:
                 async for line in child.lines():
-                    fatal = self._hear(worker_id, _parse(line)) or fatal
+                    fatal = self._hear(worker_id, message_in(line)) or fatal
             except OSError as error:  # no memory for watching its output
                 fatal = f"its output cannot be read: {error}"
                 child.kill()
@@ -116,11 +115,3 @@ class LocalLauncher:
             self._running[worker_id] = dataclasses.replace(self._running[worker_id], is_ready=True)
             self._reports.put_nowait(WorkerReady(worker_id, details))
         return " ".join(str(said.get("fatal", "")).split())
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        said = json.loads(line) if line.startswith("{") else None
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}

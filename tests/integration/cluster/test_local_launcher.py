@@ -237,6 +237,43 @@ def test_children_die_with_a_parent_that_is_killed(
     until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
+BUSY = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+print("busy", flush=True)
+signal.sigwait([signal.SIGUSR1])
+print(*(sys.stdin.readline().split()[0] for _ in range(2000)))
+"""
+
+
+def test_what_a_busy_child_does_not_read_yet_is_kept(held: HeldState) -> None:
+    """More than a pipe holds; each line may be an order."""
+    orders = [f"{number} {'x' * 100}" for number in range(2000)]
+
+    async def run() -> None:
+        child = ChildProcess.start(
+            [sys.executable, "-c", BUSY],
+            variables=dict(os.environ),
+            log_file=held.state.log_file("busy"),
+            takes_input=True,
+        )
+        lines = aiter(child.lines())
+        try:
+            assert await asyncio.wait_for(anext(lines), 60) == "busy"
+            for order in orders:
+                child.write(order)
+            os.kill(child.pid, signal.SIGUSR1)
+            assert (await asyncio.wait_for(anext(lines), 60)).split() == [order.split()[0] for order in orders]
+            assert await asyncio.wait_for(child.wait(), 60) == 0
+            with pytest.raises(BrokenPipeError):
+                child.write("too late")
+        finally:
+            child.kill()
+            await child.wait()
+
+    asyncio.run(run())
+
+
 def test_an_endless_line_is_dropped(held: HeldState) -> None:
     code = "print('x' * 1_000_000); print('after')"
 

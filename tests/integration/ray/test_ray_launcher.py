@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,8 @@ import pytest
 from tandem.cluster.environment import Environment
 from tandem.cluster.launcher import WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
 from tandem.cluster.ray.launcher import RayLauncher
+from tandem.cluster.ray.orders import Order
+from tandem.cluster.ray.variables import ray_variables
 from tandem.cluster.state_dir import HeldState
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId
@@ -26,6 +31,7 @@ from tools.waiting import wait_for
 from .conftest import Head
 
 PROGRAM = str(Path(__file__).resolve().parent / "placed_worker.py")
+LOST_AGENT = str(Path(__file__).resolve().parent / "lost_agent.py")
 P, D = WorkerId("prefill-0"), WorkerId("decode-0")
 PATIENCE_S = 90.0
 
@@ -148,7 +154,7 @@ def test_a_dead_agent_is_noticed_and_its_worker_dies_with_it(scene: Scene) -> No
 
 def test_a_place_that_cannot_be_had_says_what_is_missing(scene: Scene) -> None:
     async def run() -> None:
-        async with scene.launcher(place_timeout_s=2.0) as launcher:
+        async with scene.launcher(place_timeout_s=0.5) as launcher:  # over at the first look, and yet it says why
             for asked, missing in (
                 (spec(tp=8), "needs 8 CPU on one node: "),
                 (spec(hardware="h100"), "no node of class h100 (there are: small on "),
@@ -158,10 +164,31 @@ def test_a_place_that_cannot_be_had_says_what_is_missing(scene: Scene) -> None:
                 assert isinstance(waiting, WorkerProgress)
                 assert waiting.text.startswith(f"waiting for a place: {missing}")
                 exited = await _until(launcher, WorkerExited)
-                assert exited.reason.startswith(f"it got no place within 2 s: {missing}")
+                assert exited.reason.startswith(f"it got no place within 0.5 s: {missing}")
+        async with scene.launcher() as launcher:
             await _ready(launcher, spec(tp=4))  # what was asked for in vain holds nothing
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize("how", ["find", "clear"])
+def test_a_place_whose_agent_does_not_answer_is_removed(
+    head: Head, held: HeldState, number: signal.Signals, how: str
+) -> None:
+    order = held.write_config("order", Order(config=spec().config, threads=4))  # all CPUs: the next one needs them, too
+    done = subprocess.run(
+        [sys.executable, LOST_AGENT, head.address, str(order), str(int(number)), how],
+        env=ray_variables(os.environ, head.token_file),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said == {"pid": said["pid"], "found": False, "groups": []}
+    wait_for(lambda: not is_alive(said["pid"]))
 
 
 def test_one_that_waits_for_a_place_is_stopped_at_once(scene: Scene) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-from tandem.cluster.child_process import ChildProcess
+from tandem.cluster.child_process import ChildProcess, message_in
 from tandem.cluster.environment import Environment
 from tandem.cluster.ray import gpumemory
 from tandem.cluster.ray.node import NodeConfig
@@ -129,7 +127,7 @@ class RayHead:
         trouble = ""
         try:
             async for line in child.lines():
-                said = _parse(line)
+                said = message_in(line)
                 if "started" in said and not self._started.done():
                     self._started.set_result(said["started"])
                 elif "started" in said:
@@ -168,11 +166,3 @@ def usable_port(port: int) -> int:
                 f"port {port} is taken", why="Ray's head is to listen there", todo="Choose another with --ray-port"
             ) from error
         return int(probe.getsockname()[1])
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        said = json.loads(line) if line.startswith("{") else None
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}

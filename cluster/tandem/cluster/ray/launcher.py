@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from tandem.cluster.child_process import ChildProcess
+from tandem.cluster.child_process import ChildProcess, message_in
 from tandem.cluster.environment import Environment
 from tandem.cluster.launcher import (
     RunningWorker,
@@ -193,7 +193,7 @@ class RayLauncher:
         fatal = ""
         try:
             async for line in driver.lines():
-                said = _parse(line)
+                said = message_in(line)
                 if "attached" in said:
                     slow.cancel()
                     self._was_attached = self._is_attached = True
@@ -250,11 +250,3 @@ def _needs_gpu(spec: WorkerSpec) -> bool | None:
     if settings.device == "auto" and settings.engine == "model":
         return None
     return settings.device.startswith("cuda")
-
-
-def _parse(line: str) -> dict[str, Any]:
-    try:
-        said = json.loads(line) if line.startswith("{") else None
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}

@@ -40,21 +40,25 @@ class Place:
         await _remove(self._group)
 
 
-async def find(prefix: str, wanted: str) -> Place | None:
-    """The place of a worker that runs an order of digest `wanted`; whatever else has the prefix is removed."""
+async def find(prefix: str, wanted: str | None) -> Place | None:
+    """The place of a worker that runs an order of digest `wanted`; whatever else has the prefix is removed.
+
+    That goes for an agent that has died or does not answer, too. None = nothing is wanted.
+    """
     found: Place | None = None
     groups = await _groups(prefix)
     for name in await asyncio.to_thread(ray.util.list_named_actors):
         if not name.startswith(prefix):
             continue
-        with contextlib.suppress(ValueError, ray.exceptions.RayError, TimeoutError):
+        try:
             agent = await asyncio.to_thread(ray.get_actor, name)
-            place = Place(name, groups.pop(name, None), agent)
-            digest = await asyncio.wait_for(_result(agent.digest.remote()), _AGENT_TIMEOUT_S)
-            if found is None and digest == wanted:
-                found = place
-            else:
-                await place.leave()
+        except (ValueError, ray.exceptions.RayError):  # it has left; its group, if any, is removed below
+            continue
+        place = Place(name, groups.pop(name, None), agent)
+        if found is None and wanted is not None and await _digest(agent) == wanted:
+            found = place
+        else:
+            await place.leave()
     for group in groups.values():
         await _remove(group)
     return found
@@ -62,7 +66,7 @@ async def find(prefix: str, wanted: str) -> Place | None:
 
 async def clear(prefix: str) -> None:
     """Remove every place with the prefix, and what runs there."""
-    await find(prefix, "none")
+    await find(prefix, None)
 
 
 async def take(prefix: str, order: Order, timeout_s: float, say: Callable[[str], None]) -> tuple[Place, list[str]]:
@@ -139,11 +143,11 @@ async def _await_group(
     ends_s, told = loop.time() + timeout_s, ""
     while not await asyncio.to_thread(group.wait, _WAIT_S):
         missing = shortage(await asyncio.to_thread(living_nodes), needs, order.hardware)
-        if loop.time() > ends_s:
-            raise NoPlaceError(f"it got no place within {timeout_s:g} s: {missing or 'Ray gave none'}")
         if missing and missing != told:
             told = missing
             say(f"waiting for a place: {missing}")
+        if loop.time() > ends_s:
+            raise NoPlaceError(f"it got no place within {timeout_s:g} s: {missing or 'Ray gave none'}")
 
 
 def _agent(name: str, group: Any, *, has_gpu: bool) -> Any:
@@ -165,6 +169,14 @@ def _agent(name: str, group: Any, *, has_gpu: bool) -> Any:
 def _gpus_of(group: Any, rank: int) -> Any:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
     return ray.remote(own_gpus).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()
+
+
+async def _digest(agent: Any) -> str | None:
+    """Of the order that it runs; None if it does not say."""
+    try:
+        return str(await asyncio.wait_for(_result(agent.digest.remote()), _AGENT_TIMEOUT_S))
+    except (ray.exceptions.RayError, TimeoutError):
+        return None
 
 
 async def _result(ref: Any) -> Any:
