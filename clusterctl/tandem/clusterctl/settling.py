@@ -41,5 +41,5 @@ def _lacking(member: Row, row: Row | None, ended: str | None) -> str:
         return f"{name} is {row.get('role', 'nothing')} and not {member['role']}"
     if member["is_cordoned"]:
         count = int(row.get("in_flight") or 0)
-        return f"{name} has {count} requests" if count else "" if state != "draining" else f"{name} is draining"
+        return f"{name} has {count} requests" if count else "" if state == "drained" else f"{name} is {state}"
     return "" if state == "ready" else f"{name} is {state}"

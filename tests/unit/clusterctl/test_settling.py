@@ -20,22 +20,26 @@ def row(name: str, role: str, **more: Any) -> dict[str, Any]:
 
 WANTED = {"members": [member("p", "prefill"), member("d", "decode", is_cordoned=True)]}
 
+DRAINED = row("d", "decode", state="drained")
+
 
 def test_what_is_as_wished_is_settled() -> None:
-    assert unsettled(WANTED, [row("p", "prefill"), row("d", "decode", state="drained")], {}) == []
+    assert unsettled(WANTED, [row("p", "prefill"), DRAINED], {}) == []
 
 
 @pytest.mark.parametrize(
     ("rows", "missing"),
     [
         ([row("p", "prefill")], "d is absent"),
-        ([row("p", "decode"), row("d", "decode")], "p is decode and not prefill"),
-        ([row("p", "prefill", state="draining"), row("d", "decode")], "p is draining"),
-        ([row("p", "prefill", is_registered=False), row("d", "decode")], "p is unregistered"),
-        ([row("p", "prefill", is_connected=False), row("d", "decode")], "p is unreachable"),
+        ([row("p", "decode"), DRAINED], "p is decode and not prefill"),
+        ([row("p", "prefill", state="draining"), DRAINED], "p is draining"),
+        ([row("p", "prefill", is_registered=False), DRAINED], "p is unregistered"),
+        ([row("p", "prefill", is_connected=False), DRAINED], "p is unreachable"),
         ([row("p", "prefill"), row("d", "decode", in_flight=2)], "d has 2 requests"),
+        ([row("p", "prefill"), row("d", "decode", state="drained", in_flight=1)], "d has 1 requests"),
         ([row("p", "prefill"), row("d", "decode", state="draining")], "d is draining"),
-        ([row("p", "prefill"), row("d", "decode"), row("x", "decode")], "x is still there"),
+        ([row("p", "prefill"), row("d", "decode", state="ready")], "d is ready"),
+        ([row("p", "prefill"), DRAINED, row("x", "decode")], "x is still there"),
     ],
 )
 def test_what_is_missing_is_named(rows: list[dict[str, Any]], missing: str) -> None:
@@ -45,9 +49,8 @@ def test_what_is_missing_is_named(rows: list[dict[str, Any]], missing: str) -> N
 def test_a_restart_is_over_when_the_worker_is_another() -> None:
     anew = restarting([{"deed": "restart", "worker_id": "p"}, {"deed": "stop", "worker_id": "q"}], {"p": "7", "q": "8"})
     assert anew == {"p": "7"}
-    rest = row("d", "decode")
-    assert unsettled(WANTED, [row("p", "prefill"), rest], anew) == ["p has not started anew"]
-    assert unsettled(WANTED, [row("p", "prefill", incarnation="9"), rest], anew) == []
+    assert unsettled(WANTED, [row("p", "prefill"), DRAINED], anew) == ["p has not started anew"]
+    assert unsettled(WANTED, [row("p", "prefill", incarnation="9"), DRAINED], anew) == []
 
 
 def test_states_in_one_word() -> None:
