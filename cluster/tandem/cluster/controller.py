@@ -38,8 +38,8 @@ START_TIMEOUT_S = 300.0
 SILENT_S = 5.0
 """A worker that cannot be looked at for so long is taken for one that says nothing."""
 LOOK_TIMEOUT_S, STEP_TIMEOUT_S = 2.0, 10.0
-LOOK_EVERY_S, RELIST_EVERY_S = 0.1, 5.0
-"""While something is under way, and else."""
+LOOK_EVERY_S, WAIT_EVERY_S, RELIST_EVERY_S = 0.1, 1.0, 5.0
+"""While something is under way, while there is nothing but waiting, and else."""
 
 
 class DesiredSource(Protocol):
@@ -137,7 +137,7 @@ class Controller:
         self._settled = asyncio.Event()
         self._stops: dict[WorkerId, asyncio.Task[None]] = {}
         self._waits: dict[WorkerId, str] = {}
-        self._is_busy = False
+        self._look_every_s = RELIST_EVERY_S
         self._startup_error: StartupError | None = None
 
     async def run(self) -> None:
@@ -195,8 +195,8 @@ class Controller:
         for action in made.actions:
             await self._do(action, state)
         self._note_waits(made.waits)
-        lives = (Life.DRAINING, Life.FLIPPING)
-        self._is_busy = bool(made.actions or made.waits or any(one.life in lives for one in seen))
+        is_busy = bool(made.actions) or any(_is_under_way(one, one.worker_id in held) for one in seen)
+        self._look_every_s = LOOK_EVERY_S if is_busy else WAIT_EVERY_S if made.waits else RELIST_EVERY_S
         self._end_hanging_starts()
         if state.members and self._is_settled(state):
             self._settled.set()
@@ -216,11 +216,14 @@ class Controller:
             await asyncio.gather(*(self._look_at(slot, self._steering) for slot in slots))
 
     async def _look_at(self, slot: Slot, steering: Steering) -> None:
+        is_stale = slot.step is not None  # it may speak of the time before that order
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                slot.said = await steering.look(slot.worker_id)
+                said = await steering.look(slot.worker_id)
             slot.heard_s = self._clock.now_s()
-            self._note_flip(slot, slot.said)
+            if not is_stale:
+                slot.said = said
+                self._note_flip(slot, said)
         except (TandemError, TimeoutError):
             if self._clock.now_s() - slot.heard_s > SILENT_S:
                 slot.said = None
@@ -250,6 +253,7 @@ class Controller:
             model=worker.model,
             role=role,
             life=life,
+            target=said.target if life is Life.FLIPPING and said is not None else None,
             ranks=worker.ranks,
             revision=worker.revision,
             restart_generation=worker.restart_generation,
@@ -292,7 +296,7 @@ class Controller:
         slot = self._slots.setdefault(member.worker_id, self._new_slot(member.worker_id))
         slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
         slot.said, slot.is_flipping = None, False
-        self._events.record(EventKind.STARTED, slot.worker_id, "after it died" if slot.was_ready else reason)
+        self._events.record(EventKind.STARTED, slot.worker_id, "after it died" if slot.start_at_s else reason)
         await self._launcher.start_worker(self._make_spec(pool, member))
 
     async def _steer(self, slot: Slot, action: Action, steering: Steering, deadline_s: float) -> None:
@@ -307,8 +311,10 @@ class Controller:
                     slot.is_flipping = True
         except (TandemError, TimeoutError) as error:
             self._put_off(slot, action.deed, error.message if isinstance(error, TandemError) else "no answer")
+        else:
+            slot.heard_s = self._clock.now_s()
         finally:
-            slot.step = None
+            slot.step, slot.said = None, None  # held until it is looked at again
             self._changed.set()
 
     def _put_off(self, slot: Slot, deed: Deed, why: str) -> None:
@@ -384,8 +390,10 @@ class Controller:
         if slot.step is not None:
             slot.step.cancel()
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
-        if slot.phase is Phase.STOPPING or not is_wanted:
+        if not is_wanted:
             del self._slots[slot.worker_id]
+        elif slot.phase is Phase.STOPPING:
+            slot.phase, slot.start_at_s = Phase.WAITING, 0.0
         elif slot.was_ready:
             delay_s = slot.backoff.died()
             slot.phase, slot.start_at_s = Phase.WAITING, self._clock.now_s() + delay_s
@@ -413,13 +421,19 @@ class Controller:
     def _next_look_s(self) -> float | None:
         """Seconds until the next restart, retry or look is due; None = not before something happens."""
         slots = self._slots.values()
-        due = [slot.start_at_s for slot in slots if slot.phase is Phase.WAITING]
+        waiting = [slot for slot in slots if slot.phase is Phase.WAITING]
+        due = [slot.start_at_s for slot in waiting if slot.worker_id not in self._waits]
         due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is Phase.STARTING]
         now_s = self._clock.now_s()
         due += [slot.step_at_s for slot in slots if slot.step_at_s > now_s]
         if self._steering is not None:
-            due.append(now_s + (LOOK_EVERY_S if self._is_busy else RELIST_EVERY_S))
+            due.append(now_s + self._look_every_s)
         return max(0.0, min(due) - now_s) if due else None
+
+
+def _is_under_way(one: Seen, is_held: bool) -> bool:
+    """Whether it changes by itself, or has still to be heard."""
+    return one.life in (Life.DRAINING, Life.FLIPPING) or (one.life is Life.SILENT and is_held)
 
 
 _TOLD = {Deed.DRAIN: EventKind.DRAINING, Deed.UNCORDON: EventKind.UNCORDONED, Deed.BECOME: EventKind.FLIPPING}

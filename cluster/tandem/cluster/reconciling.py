@@ -29,12 +29,13 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A worker that runs: as what it was started, and what it is now."""
+    """A worker that runs: as what it was started, and what it is now. `target`: the role that it is about to take."""
 
     worker_id: WorkerId
     model: str
     role: RoleName
     life: Life
+    target: RoleName | None = None
     ranks: int = 1
     revision: str = ""
     restart_generation: int = 0
@@ -101,8 +102,10 @@ class _Draft:
 
     def look_at(self, one: Seen) -> None:
         member = self._members.get(one.worker_id)
-        if one.life in (Life.STOPPING, Life.FLIPPING):
-            return  # it comes to an end by itself
+        if one.life in (Life.STOPPING, Life.FLIPPING):  # it comes to an end by itself
+            if member is not None and one.target not in (None, member.role):
+                self._do(Deed.BECOME, one.worker_id, f"it is wanted as {member.role} after all", member)
+            return
         if member is None:
             self._part_with(one, "it is wanted no more")
         elif self._is_other(one, member):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from tandem.cluster import controller
 from tandem.cluster.controller import SILENT_S, Controller
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import WorkerLostError
@@ -36,13 +37,24 @@ class FakeSteering:
         self.calls: list[str] = []
         self.refuses = False
         self.fails = False
+        self.looks, self.late_looks = 0, 0
+        self.answers, self.drains = asyncio.Event(), asyncio.Event()
+        self.answers.set()
+        self.drains.set()
 
     async def look(self, worker: WorkerId) -> Told:
+        """How things stand now, told once `answers` is set."""
+        self.looks += 1
         if worker not in self.said:
             raise WorkerLostError(f"{worker} does not answer")
-        return self.said[worker]
+        said = replace(self.said[worker])
+        if not self.answers.is_set():
+            self.late_looks += 1
+            await self.answers.wait()
+        return said
 
     async def drain(self, worker: WorkerId, deadline_s: float) -> None:
+        await self.drains.wait()
         self.calls.append(f"drain {worker} {deadline_s:g}")
         self.said[worker].state = "draining"
 
@@ -164,6 +176,67 @@ def test_a_worker_that_says_nothing_for_long_and_is_wanted_no_more_is_stopped() 
         assert h.launcher.stopped == []
         h.clock.advance(SILENT_S + 0.1)
         await _until(lambda: h.launcher.stopped == [P1])
+
+    play_steered(scene)
+
+
+def test_a_look_from_before_an_order_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """prefill-1 begins to drain while its look is on the way: it does not stand in for prefill-0."""
+    monkeypatch.setattr(controller, "WAIT_EVERY_S", 0.01)
+
+    async def scene(h: Steered) -> None:
+        h.steering.drains.clear()
+        h.write(cordoned(_start(), "prefill-1", is_cordoned=True))
+        await _until(lambda: h.events.of(EventKind.DRAINING))
+        h.write(restarted(_start(), "prefill-0"))
+        await _until(lambda: h.events.of(EventKind.WAITING))
+        h.steering.answers.clear()
+        await _until(lambda: h.steering.late_looks >= 3)
+        h.steering.drains.set()
+        await _until(lambda: h.steering.calls == ["drain prefill-1 60"])
+        await settle()
+        h.steering.answers.set()
+        await _until(lambda: h.steering.calls[1:] == ["uncordon prefill-1", "drain prefill-0 60"])
+
+    play_steered(scene)
+
+
+def test_a_restart_that_was_wished_may_fail_once() -> None:
+    async def scene(h: Steered) -> None:
+        h.write(restarted(_start(), "prefill-1"))
+        await _until(lambda: h.steering.calls == ["drain prefill-1 60"])
+        h.steering.said[P1].state = "drained"
+        await _until(lambda: h.launcher.started.count(P1) == 2)
+        assert h.events.of(EventKind.STARTED)[-1] == "prefill-1: pool prefill wants 2"
+        h.dies(P1, "no memory")
+        await _until(lambda: h.events.of(EventKind.RESTART_PLANNED) == ["prefill-1: in 0.5 s, because it died"])
+        h.clock.advance(0.6)
+        await _until(lambda: h.launcher.started.count(P1) == 3)
+        assert h.events.of(EventKind.STARTED)[-1] == "prefill-1: after it died"
+
+    play_steered(scene)
+
+
+def test_where_there_is_only_waiting_nobody_is_looked_at_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "WAIT_EVERY_S", 3600.0)
+    monkeypatch.setattr(controller, "LOOK_EVERY_S", 0.001)
+
+    async def rests(h: Steered) -> bool:
+        looks = h.steering.looks
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+        return h.steering.looks == looks
+
+    async def scene(h: Steered) -> None:
+        h.write(replace(scaled(_start(), {RoleName.DECODE: 2}, {}), max_ranks=3))
+        await _until(lambda: h.events.of(EventKind.WAITING))
+        assert await rests(h)
+        h.dies(P1)
+        await _until(lambda: h.launcher.started[3:] == ["decode-1"])
+        h.clock.advance(0.6)
+        await _until(lambda: h.events.of(EventKind.WAITING)[1:])
+        assert h.events.of(EventKind.WAITING)[1].startswith("prefill-1: no room for 1 more ranks")
+        assert await rests(h)
 
     play_steered(scene)
 

@@ -26,8 +26,10 @@ def wanted(*, prefill: int = 0, decode: int = 0, mixed: int = 0, max_ranks: int 
     return DesiredState(version=1, pools=pools, max_ranks=max_ranks).filled()
 
 
-def worker(name: str, role: RoleName, life: Life = Life.READY, generation: int = 0) -> Seen:
-    return Seen(worker_id=WorkerId(name), model="m", role=role, life=life, restart_generation=generation)
+def worker(
+    name: str, role: RoleName, life: Life = Life.READY, generation: int = 0, target: RoleName | None = None
+) -> Seen:
+    return Seen(worker_id=WorkerId(name), model="m", role=role, life=life, restart_generation=generation, target=target)
 
 
 def pair(*more: Seen) -> list[Seen]:
@@ -83,6 +85,18 @@ def test_a_flip_waits_for_whoever_takes_over() -> None:
     assert deeds(plan(state, seen).actions) == [(Deed.BECOME, "prefill-0"), (Deed.BECOME, "decode-0")]
 
 
+def test_a_flip_under_way_is_undone_by_the_role_that_it_has() -> None:
+    state = wanted(prefill=1, decode=2)
+    for member_of, target, expected in (
+        (state, P, [(Deed.BECOME, "decode-1")]),
+        (flipped(state, "decode-1", P), P, []),
+        (flipped(state, "decode-1", P), M, [(Deed.BECOME, "decode-1")]),
+        (scaled(state, {D: 1}, {}), P, []),
+    ):
+        seen = pair(worker("decode-1", D, Life.FLIPPING, target=target))
+        assert deeds(plan(member_of, seen).actions) == expected
+
+
 def test_cordons_are_laid_and_lifted() -> None:
     state = cordoned(wanted(prefill=2, decode=1), "prefill-1", is_cordoned=True)
     assert deeds(plan(state, pair(worker("prefill-1", P))).actions) == [(Deed.DRAIN, "prefill-1")]
@@ -122,7 +136,6 @@ class World:
     rng: random.Random
     max_ranks: int
     workers: dict[WorkerId, Seen] = field(default_factory=dict)
-    becoming: dict[WorkerId, RoleName] = field(default_factory=dict)
     served: bool = False
 
     def take(self, action: Action) -> None:
@@ -138,11 +151,16 @@ class World:
         elif action.deed is Deed.UNCORDON:
             self._set(name, Life.READY)
         else:
+            self._set(name, Life.DRAINING)
             if action.deed is Deed.BECOME:
                 assert action.member is not None
-                self.becoming[name] = action.member.role
-            self._set(name, Life.FLIPPING if action.deed is Deed.BECOME else Life.DRAINING)
+                self._become(name, action.member.role)
         self._check()
+
+    def _become(self, name: WorkerId, role: RoleName) -> None:
+        is_undone = self.workers[name].role is role
+        life, target = (Life.READY, None) if is_undone else (Life.FLIPPING, role)
+        self.workers[name] = replace(self.workers[name], life=life, target=target)
 
     def pass_time(self) -> None:
         """Something that is under way comes to its end, or a worker dies."""
@@ -163,10 +181,9 @@ class World:
 
     def _flip(self, name: WorkerId) -> None:
         """It fails now and then, and the worker goes back to what it was."""
-        role = self.becoming.pop(name)
-        if self.rng.random() < 0.8:
-            self.workers[name] = replace(self.workers[name], role=role)
-        self._set(name, Life.READY)
+        one = self.workers[name]
+        role = one.target if one.target is not None and self.rng.random() < 0.8 else one.role
+        self.workers[name] = replace(one, role=role, life=Life.READY, target=None)
 
     def _set(self, name: WorkerId, life: Life) -> None:
         self.workers[name] = replace(self.workers[name], life=life)
