@@ -6,6 +6,8 @@ role, who restarts another generation. Changes to it are in wishes.py.
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
@@ -16,6 +18,10 @@ from tandem.core.lifecycle import RoleName
 
 DRAIN_DEADLINE_S = 60.0
 """After so long a drain no longer waits for answers: those that still run move to another worker."""
+MAX_WORKERS = 1024
+"""Of one cluster."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""Of pools and workers: they stand in file names and in keys of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +100,15 @@ class DesiredState:
         """Raise ConfigError when no request could ever be served, the bound is broken or members do not fit."""
         if any(p.count < 0 for p in self.pools):
             raise ConfigError("a pool has a negative count", todo="use 0 or more workers")
+        count = sum(p.count for p in self.pools)
+        if count > MAX_WORKERS:
+            raise ConfigError(
+                f"{count} workers are more than a cluster may have",
+                why=f"the most are {MAX_WORKERS}",
+                todo="ask for fewer workers",
+            )
+        if not 0 <= self.drain_deadline_s < math.inf:
+            raise ConfigError(f"the drain deadline is {self.drain_deadline_s} s", todo="use 0 or more seconds")
         self._validate_members()
         if self.max_ranks and self.ranks > self.max_ranks:
             raise ConfigError(
@@ -109,6 +124,13 @@ class DesiredState:
         pools = {pool.name: pool for pool in self.pools}
         if len(pools) < len(self.pools):
             raise ConfigError("two pools have one name")
+        named = (*pools, *(member.worker_id for member in self.members))
+        wrong_name = next((name for name in named if _NAME.fullmatch(name) is None), None)
+        if wrong_name is not None:
+            raise ConfigError(
+                f"{wrong_name[:80]!r} cannot name a pool or a worker",
+                todo="use up to 128 letters, digits, dots, dashes and underscores, a letter or digit first",
+            )
         if len({member.worker_id for member in self.members}) < len(self.members):
             raise ConfigError("a worker stands twice in the desired state")
         for member in self.members:

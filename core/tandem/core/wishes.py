@@ -7,7 +7,8 @@ be wished raises ConflictError, a worker that is not there NotFoundError with th
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -58,11 +59,14 @@ def scaled(
     Victims are those that are drained already or do not run, then those with the least load, then with the least KV
     that only they hold. Where another role wants more, those of them that hold the most change their role, if pools are
     alike in ranks and hardware; the others leave. New workers take the lowest free numbers of their pool.
+    ConflictError for what is too many, before anything is chosen.
     """
     pools = {pool.role: pool for pool in state.pools if pool.model == model_of(state, model)}
     missing = next((role for role, count in counts.items() if role not in pools and count), None)
     if missing is not None:
         raise ConflictError(f"there is no pool of {missing} workers", todo="add it to the configuration of `up`")
+    sizes = {pools[role].name: count for role, count in counts.items() if role in pools}
+    _valid(replace(state, pools=tuple(replace(p, count=sizes.get(p.name, p.count)) for p in state.pools), members=()))
     members, spare = list(state.members), list[Member]()
     for role, count in counts.items():
         mine = [member for member in members if role in pools and member.pool == pools[role].name]
@@ -71,8 +75,7 @@ def scaled(
         if role in pools:
             pool = pools[role]
             lacking = count - sum(member.pool == pool.name for member in members)
-            for _ in range(lacking):
-                members = _one_more(state, members, pool, spare if may_flip else [])
+            members = _with_more(state, members, pool, lacking, spare if may_flip else [])
     gone = {member.worker_id for member in spare}
     return _valid(with_members(state, [member for member in members if member.worker_id not in gone]))
 
@@ -137,10 +140,11 @@ def restarted(state: DesiredState, worker: str) -> DesiredState:
 def changes(before: DesiredState, after: DesiredState) -> list[Change]:
     """The difference, worker by worker: those who leave first, new ones last."""
     found: list[Change] = []
+    were, are = ({member.worker_id: member for member in state.members} for state in (before, after))
     for member in before.members:
-        found += _changed(member, after.member(member.worker_id))
+        found += _changed(member, are.get(member.worker_id))
     for member in after.members:
-        if before.member(member.worker_id) is None:
+        if member.worker_id not in were:
             found.append(
                 Change(deed=Deed.START, worker_id=member.worker_id, detail=f"as {member.role} in {member.pool}")
             )
@@ -192,40 +196,38 @@ def _valid(state: DesiredState) -> DesiredState:
     return state
 
 
-def _one_more(state: DesiredState, members: list[Member], pool: Pool, spare: list[Member]) -> list[Member]:
-    """One who is to go takes another role instead, or a new worker."""
-    stay = _who_stay(state, [member for member in members if member not in spare], pool.model)
-    able = [
-        member
-        for member in spare
-        if _are_alike(state.pool(member.pool), pool) and not member.is_cordoned and is_covered(member.role, stay)
-    ]
-    if able:
-        chosen = able[-1]
-        spare.remove(chosen)
-        changed = replace(chosen, pool=pool.name, role=pool.role)
-        return [changed if member.worker_id == chosen.worker_id else member for member in members]
-    taken = {member.worker_id for member in members}
-    return [*members, Member(worker_id=_free_name(pool, taken), pool=pool.name, role=pool.role)]
+def _with_more(
+    state: DesiredState, members: Sequence[Member], pool: Pool, lacking: int, spare: list[Member]
+) -> list[Member]:
+    """`lacking` more in `pool`: of `spare`, those who are to go, who take another role instead, or new workers."""
+    going, taken = {member.worker_id for member in spare}, {member.worker_id for member in members}
+    stay = _who_stay(state, [m for m in members if m.worker_id not in going], pool.model) if spare else set[RoleName]()
+    names = (name for number in itertools.count() if (name := WorkerId(f"{pool.name}-{number}")) not in taken)
+    changed, new = dict[WorkerId, Member](), list[Member]()
+    alike = {other.name for other in state.pools if _are_alike(other, pool)}
+    for _ in range(lacking):
+        able = (m for m in reversed(spare) if m.pool in alike and not m.is_cordoned and is_covered(m.role, stay))
+        chosen = next(able, None)
+        if chosen is not None:
+            spare.remove(chosen)
+            changed[chosen.worker_id] = replace(chosen, pool=pool.name, role=pool.role)
+        else:
+            new.append(Member(worker_id=next(names), pool=pool.name, role=pool.role))
+            stay.add(pool.role)
+    return [*(changed.get(member.worker_id, member) for member in members), *new]
 
 
 def _who_stay(before: DesiredState, members: Sequence[Member], model: str) -> set[RoleName]:
     """Roles in which somebody works on, or will work: those who change sides meanwhile do not count."""
+    known = {member.worker_id: member for member in before.members}
     return {
         member.role
         for member in members
         if not member.is_cordoned
         and before.pool(member.pool).model == model
-        and (was := before.member(member.worker_id) or member).role is member.role
+        and (was := known.get(member.worker_id, member)).role is member.role
         and was.restart_generation == member.restart_generation
     }
-
-
-def _free_name(pool: Pool, taken: Collection[WorkerId]) -> WorkerId:
-    number = 0
-    while WorkerId(f"{pool.name}-{number}") in taken:
-        number += 1
-    return WorkerId(f"{pool.name}-{number}")
 
 
 def _first_to_go(loads: Mapping[WorkerId, WorkerLoad]) -> Callable[[Member], tuple[bool, bool, int, int, int, str]]:

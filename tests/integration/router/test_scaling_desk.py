@@ -76,6 +76,8 @@ def test_the_second_of_two_writers_is_told(house: House) -> None:
     [
         ({"verb": "scale", "counts": {"decode": 0}}, {}, 409, "cannot serve"),
         ({"verb": "scale", "counts": {"decode": 9}}, {}, 409, "max_ranks is 6"),
+        ({"verb": "scale", "counts": {"decode": 100_000}}, {}, 409, "the most are 1024"),
+        ({"verb": "scale", "ratio": [3, 1], "total": 100_000}, {}, 409, "the most are 1024"),
         ({"verb": "scale", "counts": {"mixed": 1}}, {}, 409, "no pool of mixed workers"),
         ({"verb": "scale", "counts": {"decode": 3}}, {"decode": 1}, 409, "2 decode workers wanted now and not 1"),
         ({"verb": "scale"}, {}, 400, "either counts or a ratio"),
@@ -114,6 +116,11 @@ def test_only_counts_and_members_can_be_written(house: House) -> None:
         assert (status, "another frame" in answer["error"]["message"]) == (400, True), change
     status, answer = ask(house, "/desired", {"state": {"version": 2}})
     assert (status, "state is no desired state" in answer["error"]["message"]) == (400, True)
+    escaping = [*after["members"][:-1], {**after["members"][-1], "worker_id": "../../decode-2"}]
+    status, answer = ask(house, "/desired", {"state": after | {"members": escaping}})
+    assert (status, "cannot name a pool or a worker" in answer["error"]["message"]) == (409, True)
+    status, answer = ask(house, "/desired", {"state": after | {"members": [{**after["members"][0], "is_cordoned": 1}]}})
+    assert (status, "'is_cordoned' cannot be '1'" in answer["error"]["message"]) == (400, True)
     status, answer = ask(house, "/desired", {"state": after | {"members": after["members"][:-1]}})
     assert (status, "counts 3 workers and names 2" in answer["error"]["message"]) == (409, True)
 

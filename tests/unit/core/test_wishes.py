@@ -123,6 +123,23 @@ def test_the_bound_of_ranks_holds() -> None:
         scaled(cluster(2, 4, max_ranks=7), {D: 6}, {})
 
 
+def test_what_is_too_many_is_refused_before_anything_is_chosen() -> None:
+    for wish in ({D: 100_000}, {P: 1_021}, split(cluster(), (3, 1), 100_000)):
+        with pytest.raises(ConflictError, match="workers are more than a cluster may have: the most are 1024"):
+            scaled(cluster(), wish, {})
+    with pytest.raises(ConflictError, match="100002 workers"):
+        scaled(cluster(max_ranks=7), {D: 100_000}, {})
+    with pytest.raises(ConflictError, match="1002 ranks are more than the cluster may have: max_ranks is 7"):
+        scaled(cluster(max_ranks=7), {D: 1_000}, {})
+
+
+def test_the_largest_cluster_changes_sides() -> None:
+    largest = cluster(24, 1_000)
+    after = scaled(largest, {P: 1_000, D: 24}, {})
+    assert [change.deed for change in changes(largest, after)] == [Deed.FLIP] * 976
+    assert len(names(scaled(largest, {P: 24, D: 1_000, M: 0}, {}), D)) == 1_000
+
+
 def test_the_nearest_name_is_told() -> None:
     with pytest.raises(NotFoundError, match=r"there is no worker .decod-1.\. Did you mean decode-1"):
         flipped(cluster(), "decod-1", P)
@@ -177,7 +194,11 @@ def test_records_that_contradict_themselves_are_refused() -> None:
         replace(state, members=(replace(state.members[0], role=D), state.members[1])),
         replace(state, pools=(*state.pools, state.pools[0])),
         replace(state, max_ranks=1),
-    ]
+        replace(state, drain_deadline_s=float("nan")),
+        replace(state, drain_deadline_s=float("inf")),
+        *(replace(state, members=(replace(state.members[0], worker_id=WorkerId(name)), state.members[1]))
+          for name in ("../../tmp/x", "..", "", "a b", "a/b", "a\n", "x" * 129)),
+    ]  # fmt: skip
     for one in wrong:
         with pytest.raises(ConfigError):
             one.validate()

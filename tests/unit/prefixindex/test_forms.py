@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -123,6 +124,31 @@ def test_the_record_of_a_release_that_knew_no_members_gets_them() -> None:
     pool = {"name": "p", "model": "m", "role": "mixed", "count": 2}
     state = desired_store.from_json(json.dumps({"version": 1, "pools": [pool], "is_stopped": False}))
     assert [member.worker_id for member in state.members] == ["p-0", "p-1"]
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ("members", {"worker_id": 7}),
+        ("members", {"is_cordoned": "no"}),
+        ("members", {"restart_generation": True}),
+        ("members", {"revision": None}),
+        ("members", {"moons": 2}),
+        ("pools", {"count": 1.0}),
+        ("pools", {"count": 10**9}),
+        ("pools", {"name": ["p"]}),
+        ("", {"version": float("inf")}),
+        ("", {"max_ranks": "6"}),
+        ("", {"members": ["p-0"]}),
+    ],
+)
+def test_values_of_another_kind_are_refused(where: str, change: dict[str, Any]) -> None:
+    pool = Pool(name="p", model="m", role=RoleName.MIXED, count=1)
+    record = json.loads(desired_store.to_json(DesiredState(version=1, pools=(pool,)).filled()))
+    assert desired_store.from_record(record).member("p-0") is not None
+    (record[where][0] if where else record).update(change)
+    with pytest.raises((TypeError, ValueError)):
+        desired_store.from_record(record)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"version":1,"pools":[{"role":"x"}],"is_stopped":false}'])

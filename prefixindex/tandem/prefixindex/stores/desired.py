@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from tandem.core.desired import DRAIN_DEADLINE_S, DesiredState, Member, Pool
+from tandem.core.desired import DRAIN_DEADLINE_S, MAX_WORKERS, DesiredState, Member, Pool
 from tandem.core.errors import ConfigError, UnavailableError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -121,17 +121,42 @@ def from_record(raw: Mapping[str, Any]) -> DesiredState:
     """The state out of what `to_json` wrote, decoded; ValueError, TypeError or KeyError when it is none."""
     if not isinstance(raw, dict):
         raise TypeError("it is no object")
-    members = (_as_member(member) for member in raw.get("members", ()))
+    pools = tuple(_as_pool(pool) for pool in raw["pools"])
+    if sum(pool.count for pool in pools) > MAX_WORKERS:
+        raise ValueError(f"it counts more than {MAX_WORKERS} workers")
     state = DesiredState(
-        version=int(raw["version"]),
-        pools=tuple(Pool(**{**pool, "role": RoleName(pool["role"])}) for pool in raw["pools"]),
-        members=tuple(members),
-        max_ranks=int(raw.get("max_ranks", 0)),
+        version=_whole(raw["version"]),
+        pools=pools,
+        members=tuple(_as_member(member) for member in raw.get("members", ())),
+        max_ranks=_whole(raw.get("max_ranks", 0)),
         drain_deadline_s=float(raw.get("drain_deadline_s", DRAIN_DEADLINE_S)),
         is_stopped=bool(raw["is_stopped"]),
     )
     return state.filled()
 
 
-def _as_member(raw: Mapping[str, Any]) -> Member:
-    return Member(**{**raw, "worker_id": WorkerId(raw["worker_id"]), "role": RoleName(raw["role"])})
+def _as_pool(raw: object) -> Pool:
+    known = _typed(raw, {"name": str, "model": str, "role": str, "count": int, "revision": str, "tp": int,
+                         "hardware": str})  # fmt: skip
+    return Pool(**{**known, "role": RoleName(known["role"])})
+
+
+def _as_member(raw: object) -> Member:
+    known = _typed(raw, {"worker_id": str, "pool": str, "role": str, "is_cordoned": bool, "restart_generation": int,
+                         "revision": str})  # fmt: skip
+    return Member(**{**known, "worker_id": WorkerId(known["worker_id"]), "role": RoleName(known["role"])})
+
+
+def _typed(raw: object, types: Mapping[str, type]) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise TypeError("a pool or member is no object")
+    for name, value in raw.items():
+        if type(value) is not types.get(name):  # a bool is no int here
+            raise TypeError(f"{str(name)[:80]!r} cannot be {str(value)[:80]!r}")
+    return raw
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{str(value)[:80]!r} is no whole number")
+    return value
