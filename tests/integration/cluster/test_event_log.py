@@ -75,6 +75,22 @@ def test_readers_go_on_where_they_were(server: PrivateRedis) -> None:
     asyncio.run(run())
 
 
+def test_pages_of_another_release_are_passed_over(server: PrivateRedis) -> None:
+    known = ClusterEvent(time_s=1.0, kind=EventKind.READY, subject="w", reason="r")
+
+    async def run() -> None:
+        redis = await connect(server.url)
+        store = ClusterEventStore(redis, Keys("c"))
+        for _ in range(5):
+            await redis.xadd(Keys("c").cluster_events, {b"event": b'{"kind": "of the future"}'})
+        assert await store.after(BEGINNING, 2) == []
+        await store.append([known])
+        assert [happened for _, happened in await store.after(BEGINNING, 2)] == [known]
+        await redis.aclose()
+
+    asyncio.run(run())
+
+
 def test_recording_goes_on_without_redis(server: PrivateRedis) -> None:
     async def run() -> None:
         redis = await connect(server.url)

@@ -44,16 +44,23 @@ class ClusterEventStore:
         return _decoded(reversed(rows)) if count > 0 else []
 
     async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]:
-        """Up to `count` that came after `place` (BEGINNING = all), oldest first; InvalidRequestError if it is none."""
+        """Up to `count` that came after `place` (BEGINNING = all), oldest first; InvalidRequestError if it is none.
+
+        Nothing only if nothing more came: pages that nobody here can read are passed over.
+        """
         if _PLACE.fullmatch(place) is None:
             raise InvalidRequestError(
                 f"{place[:80]!r} is no place in the events", todo="use one that came with an event"
             )
         try:
-            rows = await self._redis.xrange(self._key, min=f"({place}", count=count)
+            while True:
+                rows = await self._redis.xrange(self._key, min=f"({place}", count=count)
+                found = _decoded(rows)
+                if found or not rows:
+                    return found
+                place = rows[-1][0].decode()
         except OUTAGE as error:
             raise no_answer(error) from error
-        return _decoded(rows)
 
 
 def _decoded(rows: Any) -> list[tuple[str, ClusterEvent]]:
