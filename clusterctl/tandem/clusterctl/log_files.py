@@ -28,7 +28,8 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which records: from `since` (ISO, UTC) on, of `level` or worse, that name `request`; "" = all."""
+    """Which records: from `since` (ISO, UTC) on, of `level` or worse, that name `request` or the request of one of its
+    prompts (`request`-0, -1 …); "" = all."""
 
     since: str = ""
     level: str = ""
@@ -39,7 +40,8 @@ class Wanted:
             return False
         if self.level and _severity(record.level) < _severity(self.level):
             return False
-        return not self.request or bool(re.search(rf"(?<![\w-]){re.escape(self.request)}(?![\w-])", record.text))
+        named = rf"(?<![\w-]){re.escape(self.request)}(-\d+)?(?![\w-])"
+        return not self.request or bool(re.search(named, record.text))
 
 
 def members(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.clusterctl import log_files
 from tandem.clusterctl import main as program
-from tandem.clusterctl.log_files import Tail, Wanted, members, records
+from tandem.clusterctl.log_files import LogRecord, Tail, Wanted, members, records
 from tandem.clusterctl.logs import moment
 from tandem.core.errors import ConfigError
 
@@ -60,6 +60,24 @@ def test_records_come_in_the_order_of_time(folder: Path) -> None:
 def test_only_what_is_wanted(folder: Path, wanted: Wanted, texts: list[str]) -> None:
     found = [record for record in records(folder, members(folder)) if wanted.takes(record)]
     assert [record.text.splitlines()[0] for record in found] == texts
+
+
+@pytest.mark.parametrize(
+    ("text", "is_named"),
+    [
+        ("request=cmpl-1", True),
+        ("request=cmpl-1#2", True),
+        ("request=cmpl-1-0 attempt=1", True),
+        ("cmpl-1-13#1", True),
+        ("request=cmpl-1-0x", False),
+        ("request=cmpl-1-", False),
+        ("request=cmpl-12-0", False),
+        ("request=a-cmpl-1-0", False),
+    ],
+)
+def test_a_request_is_named_by_itself_or_by_one_of_its_prompts(text: str, is_named: bool) -> None:
+    record = LogRecord(member="router-0", time="2026-11-20T10:00:00.000Z", level="INFO", text=text)
+    assert Wanted(request="cmpl-1").takes(record) is is_named
 
 
 def test_a_tail_gives_what_is_appended_also_to_a_new_file(folder: Path) -> None:

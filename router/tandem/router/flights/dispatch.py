@@ -328,6 +328,7 @@ class Dispatcher:
             return
         for member in flight.pair:
             self._survival.breakers.ended(member, flight.id)
+        flight.mark("moved", now_s, MOVED_REASON)
         old = flight.attempt
         flight.begin_attempt()
         self._legs.cancel(flight, old, MOVED_REASON)

@@ -20,7 +20,8 @@ MAX_MOMENTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened to an attempt: it was "sent", a worker said a phase, the "first_token" came, it "failed".
+    """Something that happened to an attempt: it was "sent", a worker said a phase, the "first_token" came, it "failed",
+    or "moved" to another worker.
 
     `prefill` and `decode` are the workers that it was planned on then; "" = none.
     """

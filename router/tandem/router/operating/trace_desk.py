@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby, takewhile
 from typing import Any
 
 from tandem.core.clock import Clock
@@ -13,6 +13,8 @@ from tandem.router.flights.traces import MAX_TRACES, Moment, Trace, trace_of
 from tandem.router.quoting import shortened
 
 _DIGITS = 6
+_NAMES = 8
+"""Of requests in an error."""
 Span = dict[str, Any]
 
 
@@ -28,11 +30,7 @@ class TraceDesk:
         flight = next((one for one in self._dispatcher.flights if one.id == request), None)
         trace = self._dispatcher.traces.find(request) if flight is None else trace_of(flight, now_s, is_over=False)
         if trace is None:
-            raise NotFoundError(
-                f"request {shortened(request)!r} is not known here",
-                why=f"it waits for room, went through another router, or more than {MAX_TRACES} ended since",
-                todo="take the id of the answer",
-            )
+            raise self._unknown(request)
         end_s = now_s if trace.ended_s is None else trace.ended_s
         return {
             "request": trace.request,
@@ -52,6 +50,23 @@ class TraceDesk:
             "spans": [_rounded(span) for span in spans(trace, end_s)],
             "moments": [_moment(moment, trace.arrived_s) for moment in trace.moments],
         }
+
+    def _unknown(self, request: str) -> NotFoundError:
+        """Why there is none of that id; names those of its prompts, if it had several."""
+        known = {str(flight.id) for flight in self._dispatcher.flights}
+        of_prompts = (f"{request}-{number}" for number in count())
+        prompts = [*takewhile(lambda one: one in known or self._dispatcher.traces.find(one) is not None, of_prompts)]
+        if prompts:
+            return NotFoundError(
+                f"{shortened(request)!r} had several prompts",
+                why="each of them is a request of its own",
+                todo=f"take one of {', '.join(prompts[:_NAMES])}{' …' if len(prompts) > _NAMES else ''}",
+            )
+        return NotFoundError(
+            f"request {shortened(request)!r} is not known here",
+            why=f"it waits for room, went through another router, or more than {MAX_TRACES} ended since",
+            todo="take the id of the answer",
+        )
 
 
 def spans(trace: Trace, end_s: float) -> list[Span]:

@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.core.errors import NotFoundError
+from tandem.core.ids import RequestId
+from tandem.core.lifecycle import WorkerState
+from tandem.router.flights.flight import Inbox
 from tandem.router.flights.traces import Moment, Trace, TraceBook
-from tandem.router.operating.trace_desk import spans
+from tandem.router.operating.trace_desk import TraceDesk, spans
+from tandem.rpc.v1 import worker_pb2 as w
+from tests.unit.router.stage import Stage, chunk, in_loop, work
 
 
 def moment(what: str, at_s: float, attempt: int = 1, prefill: str = "p0") -> Moment:
@@ -85,3 +91,50 @@ def test_the_book_forgets_the_oldest() -> None:
         book.keep(trace(request=request))
     assert (len(book), book.find("b")) == (2, None)
     assert book.find("a") is not None
+
+
+@in_loop
+async def test_what_was_decoded_before_a_move_is_shown_as_such() -> None:
+    stage = Stage("p1", "d1", "d2")
+    with stage.dispatcher.fly(RequestId("r"), 0, work(n=1), Inbox(1 << 20)) as flight:
+        first = flight.plan.decode
+        stage.clock.advance(1.0)
+        stage.say("p1", chunk(0, 0, 10))
+        stage.clock.advance(0.5)
+        stage.goes_on(first, "r", 1)
+        stage.clock.advance(8.0)
+        drains = w.WorkerState(sequence=1, state=WorkerState.DRAINING.value, hands_back=True)
+        stage.link(first)._hear(w.WorkerMessage(state=drains))
+        stage.clock.advance(0.25)
+        stage.goes_on(flight.plan.decode, "r", 2)
+        stage.clock.advance(2.0)
+        found = desk(stage).find("r")
+        second = flight.plan.decode
+    assert second != first
+    assert [(s["span"], s["worker"], s["attempt"], s["start_s"], s["end_s"]) for s in found["spans"]] == [
+        ("queue", "p1", 1, 0.0, 1.0),
+        ("transfer", f"p1 → {first}", 1, 1.0, 1.5),
+        ("decode", first, 1, 1.5, 9.5),
+        ("queue", second, 2, 9.5, 9.75),
+        ("decode", second, 2, 9.75, 11.75),
+    ]
+    (moved,) = [moment for moment in found["moments"] if moment["what"] == "moved"]
+    assert (moved["attempt"], moved["decode"], moved["why"]) == (1, first, "the worker drains")
+
+
+@in_loop
+async def test_of_an_answer_to_several_prompts_the_requests_are_named() -> None:
+    stage = Stage("p1", "d1")
+    with stage.dispatcher.fly(RequestId("cmpl-X-0"), 0, work(), Inbox(1 << 20)):
+        pass
+    with stage.dispatcher.fly(RequestId("cmpl-X-1"), 1, work(), Inbox(1 << 20)):
+        with pytest.raises(NotFoundError, match="several prompts") as found:
+            desk(stage).find("cmpl-X")
+        assert "cmpl-X-0, cmpl-X-1" in found.value.todo
+        assert desk(stage).find("cmpl-X-1")["request"] == "cmpl-X-1"
+        with pytest.raises(NotFoundError, match="is not known here"):
+            desk(stage).find("cmpl-Y")
+
+
+def desk(stage: Stage) -> TraceDesk:
+    return TraceDesk("router-0", stage.dispatcher, stage.clock, lambda: 0.0)
