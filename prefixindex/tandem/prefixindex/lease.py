@@ -64,10 +64,10 @@ class _Lease:
         try:
             await self._register(keys=[key], args=[record.incarnation, to_json(record), self._lease_ms])
             await self._redis.sadd(self._keys.members(self._kind), record.member)
-            self._record = record
             await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
         except OUTAGE as error:
             raise no_answer(error) from error
+        self._record = record  # not before: who is told of a failure still beats for the record before
 
     async def _hold(self, seq: int, count: int, digest: int) -> bool:
         record = self._held()

@@ -202,6 +202,32 @@ def test_a_role_that_could_not_be_registered(
     asyncio.run(run())
 
 
+def test_a_role_that_was_registered_but_not_announced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Redis is lost between the two: the worker is who it was, and the next beat puts that back."""
+
+    async def lost(redis: Redis, *message: object) -> None:
+        raise ConnectionError("lost")
+
+    async def run() -> None:
+        async with joined(tmp_path) as (watched, before, redis):
+            with monkeypatch.context() as outage:
+                outage.setattr(Redis, "publish", lost)
+                with pytest.raises(UnavailableError):
+                    await watched.membership.take_role(RoleName.PREFILL)
+            assert watched.membership.incarnation == before
+
+            async def is_back() -> bool:
+                return await registered(redis) == before
+
+            await wait_for_async(is_back)
+            lease = Keys("test").lease(Member.WORKER, "w0")
+            record = WorkerRecord.from_json(await redis.hget(lease, "record") or b"")
+            assert (record.role, record.incarnation) == ("decode", before)
+            assert watched.renewed == []
+
+    asyncio.run(run())
+
+
 def test_a_lease_counts_from_the_question(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Redis lets the key expire 2.5 s after it took the beat, however long its answer lies in a socket."""
     clock = ManualClock(100.0)
