@@ -146,8 +146,8 @@ class Worker:
             outbox=Outbox(lambda data: self.said.append(e.RankToHost.FromString(data))),
             clock=clock,
         )
-        self.role: Role = PrefillRole(self.shell) if role is RoleName.PREFILL else DecodeRole(self.shell)
-        self.loop = StepLoop(self.shell, self.role, self.mail, self.pulse)
+        self.role = _create_role(role, self.shell)
+        self.loop = StepLoop(self.shell, self.role, self.mail, self.pulse, _create_role)
 
     @property
     def ref(self) -> w.WorkerRef:
@@ -217,3 +217,7 @@ class Worker:
         transfer: TransferId = event.transfer  # type: ignore[attr-defined]
         self.outcomes.setdefault(("sender", transfer), []).append(type(event).__name__)
         self.mail.events.append(event)
+
+
+def _create_role(name: RoleName, shell: Shell) -> Role:
+    return PrefillRole(shell) if name is RoleName.PREFILL else DecodeRole(shell)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tandem.decode_worker.tickets import ANNOUNCEMENT_WAIT_S
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.protocol.crowd import Crowd
@@ -51,5 +52,24 @@ def test_a_lease_of_the_next_incarnation_says_nothing_of_the_last_one(monkeypatc
     assert [(m.WhichOneof("kind"), m.failed.request, m.failed.code) for m in said(crowd)] == [
         ("failed", wish.id, "cancelled")
     ]
+    worker.check_baseline()
+    crowd.close()
+
+
+@pytest.mark.parametrize("by", ["its time", "the peer's end"])
+def test_a_role_that_it_had_still_lets_go_of_those_that_asked_it_for_a_ticket(by: str) -> None:
+    """No router has announced them; otherwise the worker would never be idle again, and no drain would end."""
+    crowd = Crowd(blocks=16)
+    worker = crowd.worker
+    crowd.wish("p0", 8, is_announced=False)
+    worker.mail.messages.append(e.HostToRank(incarnation=e.NewIncarnation(incarnation=10, role="prefill")))
+    worker.turn()
+    assert not worker.loop.is_idle()
+    if by == "its time":
+        crowd.clock.advance(ANNOUNCEMENT_WAIT_S + 0.1)
+    else:
+        worker.mail.messages.append(e.HostToRank(peer_gone=e.PeerGone(worker="p0", incarnation=1, reason="a test")))
+    worker.turn()
+    assert worker.loop.is_idle()
     worker.check_baseline()
     crowd.close()

@@ -209,6 +209,7 @@ class Steering:
     async def _flip(self, role: RoleName) -> None:
         self._state = WorkerState.FLIPPING
         was_cordoned, self._is_cordoned = self._is_cordoned, False
+        self._is_handing_back, self._hand_back_s = False, math.inf  # what is wished from here on has its own deadline
         began_s = self._clock.now_s()
         try:
             async with asyncio.timeout(REGISTER_S):
@@ -222,7 +223,6 @@ class Steering:
         else:
             await self._ask()  # behind the message that gives rank 0 its role
             self._flips, self._flip_s = self._flips + 1, self._clock.now_s() - began_s
-            self._is_handing_back, self._hand_back_s = False, math.inf
             self._state, self._is_recorded = WorkerState.READY, True
             event(_log, "role changed", role=role, took_s=self._flip_s)
         if self._target is role:

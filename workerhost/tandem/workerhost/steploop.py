@@ -84,7 +84,8 @@ class StepLoop:
         now_s = self._shell.clock.now_s()
         self._expire(now_s)
         self._exchange.tick(now_s)
-        self._role.tick(now_s)
+        for role in self._roles:
+            role.tick(now_s)
         self._role.before_step()
         self._wait_s = IDLE_WAIT_S
         if items or self._shell.engine.has_work:
@@ -160,7 +161,8 @@ class StepLoop:
         elif kind == "peer_gone":
             gone = item.peer_gone
             self._exchange.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
-            self._role.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
+            for role in self._roles:
+                role.peer_gone(WorkerId(gone.worker), Incarnation(gone.incarnation), gone.reason)
         elif kind == "incarnation":
             self._new_incarnation(item.incarnation)
         elif kind == "look":
