@@ -55,8 +55,8 @@ class WorkerLook:
 class WorkerControl:
     """Every order may be repeated, and is answered at once with how things stand: what takes time is to be looked at.
 
-    All raise UnavailableError if the worker does not answer, NotFoundError if another one answers at its address, and
-    AuthError for another cluster's secret.
+    All raise UnavailableError if the worker does not answer, or as another release would, NotFoundError if another one
+    answers at its address, and AuthError for another cluster's secret.
     """
 
     def __init__(self, secret: ClusterSecret, *, timeout_s: float = TIMEOUT_S) -> None:
@@ -90,7 +90,12 @@ class WorkerControl:
                 reply = await stub.Control(request, metadata=self._metadata, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             raise _explained(worker, error) from error
-        return _look(reply)
+        try:
+            return _look(reply)
+        except ValueError as error:
+            what = f"the answer of worker {worker.worker} at {worker.address} is not understood"
+            todo = "run one release of Tandem everywhere, or wait until all are"
+            raise UnavailableError(what, why=str(error), todo=todo) from error
 
 
 def _look(reply: c.ControlReply) -> WorkerLook:
