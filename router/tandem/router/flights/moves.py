@@ -38,7 +38,7 @@ class HandedBack:
 
     def look_again(self, links: Iterable[WorkerLink]) -> None:
         """At what nobody could take before."""
-        if not self._queue:
+        if self._timer is None:
             for link in links:
                 if link.hands_back and link.requests:
                     self.add(link)

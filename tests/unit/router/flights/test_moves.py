@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import ExitStack
+
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import WorkerState
 from tandem.router.flights.flight import Inbox
+from tandem.router.flights.moves import HandedBack
+from tandem.router.workers.links import WorkerLink
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage, chunk, in_loop, work
+from tools.waiting import wait_for_async
 
 R = RequestId("r")
 
@@ -141,3 +147,27 @@ async def test_what_waited_for_a_worker_goes_on_when_one_is_ready_again() -> Non
         assert stage.dispatcher.waiting == 1
         tell(stage, "d2", WorkerState.READY)
         assert (stage.dispatcher.waiting, flight.plan.decode) == (0, "d2")
+
+
+@in_loop
+async def test_a_move_that_breaks_does_not_stop_the_others() -> None:
+    """Whatever is still there is shown again when somebody looks again."""
+    stage, requests = Stage("p1", "d1"), {RequestId(f"r{number}") for number in range(3)}
+    shown: list[RequestId] = []
+    broken: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: broken.append(context))
+
+    def move(link: WorkerLink, request: RequestId) -> None:
+        shown.append(request)
+        if len(shown) == 2:
+            raise RuntimeError("a bug")
+
+    with ExitStack() as flights:
+        for request in requests:
+            flights.enter_context(stage.dispatcher.fly(request, 0, work(n=1), Inbox(1 << 20)))
+        tell(stage, "d1", WorkerState.DRAINING, hands_back=True)
+        handed_back = HandedBack(move, spacing_s=0.0)
+        handed_back.add(stage.link("d1"))
+        await wait_for_async(lambda: bool(broken))
+        handed_back.look_again([stage.link("d1")])
+        await wait_for_async(lambda: set(shown[2:]) == requests)
