@@ -22,7 +22,12 @@ def drain(
     output: Output,
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Such as prefill-1.")],
     deadline: Annotated[
-        float | None, typer.Option(help="Seconds after which requests that still run move to other workers.", min=0)
+        float | None,
+        typer.Option(
+            help="Seconds after which requests that still run move to other workers; the cluster keeps it for every "
+            "later drain, restart and flip.",
+            min=0,
+        ),
     ] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Give it work again, as `uncordon` does.")] = False,
 ) -> None:
