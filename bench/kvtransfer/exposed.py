@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from bench.kvtransfer import model_135m
+from bench import model_135m
 from bench.kvtransfer.children import Child
 from bench.load import Answer, ask, body_of, check_served
 from bench.report import Row

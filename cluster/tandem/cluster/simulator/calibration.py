@@ -9,15 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.cluster.simulator.fit import NotEnoughRowsError, fit
+from tandem.cluster.simulator.measured import fitted
 from tandem.core.config import WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.engine.pace import SchedulerConfig
-
-_DECODE = ("decode_step_s", "decode_sequence_s", "decode_context_s")
-_PREFILL = ("prefill_step_s", "prefill_token_s", "prefill_context_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +23,8 @@ class Calibration:
 
     A chunk of n prompt tokens behind c others takes `prefill_token_s`·n + `prefill_context_s`·n·(c + n/2) seconds, and
     a step with any chunk `prefill_step_s` besides. A step that decodes b sequences with c tokens of context in all
-    takes `decode_step_s` + `decode_sequence_s`·b + `decode_context_s`·c. `rpc_s` is one way between two processes,
+    takes `decode_step_s` + `decode_sequence_s`·b + `decode_context_s`·c. A step that does both takes the sum, less
+    `shared_step_s`: the weights are read once. `rpc_s` is one way between two processes,
     `link_bytes_per_s` what one worker can send and what one can receive, `layer_groups` in how many parts a chunk's
     KV leaves while it is computed, `kv_tokens` what one worker's pool holds.
     """
@@ -38,6 +36,7 @@ class Calibration:
     decode_step_s: float = 0.0065
     decode_sequence_s: float = 30e-6
     decode_context_s: float = 52e-9
+    shared_step_s: float = 0.0
     kv_token_bytes: int = 131_072
     kv_tokens: int = 393_216
     block_tokens: int = 512
@@ -57,6 +56,11 @@ class Calibration:
         for name in ("kv_token_bytes", "kv_tokens", "block_tokens", "link_bytes_per_s", "layer_groups"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} is 0", why="it must be above 0")
+        if self.shared_step_s > self.prefill_step_s + self.decode_step_s:
+            raise ConfigError(
+                f"shared_step_s is {self.shared_step_s}",
+                why="a step that does both cannot save more than prefill_step_s and decode_step_s",
+            )
 
     @property
     def blocks(self) -> int:
@@ -94,6 +98,12 @@ class Calibration:
         """Seconds for one token of each of `sequences` sequences with `context_tokens` tokens in all."""
         return self.decode_step_s + self.decode_sequence_s * sequences + self.decode_context_s * context_tokens
 
+    def step_s(self, chunks: Sequence[tuple[int, int]], sequences: int, context_tokens: float) -> float:
+        """Seconds of a whole step: `chunks` of prompts, each [start, end), and one token for each of `sequences`."""
+        chunks_s = self.prefill_step_s + sum(self.chunk_s(*chunk) for chunk in chunks) if chunks else 0.0
+        decode_s = self.decode_s(sequences, context_tokens) if sequences else 0.0
+        return chunks_s + decode_s - (self.shared_step_s if chunks and sequences else 0.0)
+
 
 def of_sim_engine(worker: WorkerSection, *, kv_token_bytes: int, link_bytes_per_s: float, rpc_s: float) -> Calibration:
     """What `[worker]` and `[worker.sim]` say, so that a real cluster of sim engines can confirm the laboratory.
@@ -124,9 +134,9 @@ def of_sim_engine(worker: WorkerSection, *, kv_token_bytes: int, link_bytes_per_
 def read(path: Path) -> Calibration:
     """A bench file: JSON with any of Calibration's fields, and the measurements that some of them are fitted to.
 
-    `decode_steps`: [{"batch": b, "context": tokens of each, "s": seconds}, …] in place of `decode_*`;
-    `prefill_steps`: [{"tokens": n, "context": tokens before, "s": seconds}, …] or `prefill_tokens_per_s` in place of
-    `prefill_*`. Raises ConfigError with what is wrong.
+    `prefill_steps`, `decode_steps`, `mixed_steps`, `kv_moves`: rows as `measured.fitted` takes them, in place of the
+    fields that they give; `prefill_tokens_per_s` in place of `prefill_*`. All of that may stand under `calibration`, as
+    in what `make bench NAME=engine` writes. Raises ConfigError with what is wrong.
     """
     try:
         record = json.loads(path.read_text())
@@ -134,7 +144,10 @@ def read(path: Path) -> Calibration:
         raise ConfigError(f"the calibration {path} cannot be read", why=str(error)) from error
     if not isinstance(record, dict):
         raise ConfigError(f"the calibration {path} is no object", why="it must be a JSON object of settings")
-    return from_record({"name": path.stem, **record})
+    inner = record.get("calibration", record)
+    if not isinstance(inner, dict):
+        raise ConfigError(f"the calibration {path} is no object", why="`calibration` must be a JSON object of settings")
+    return from_record({"name": path.stem, **inner})
 
 
 def from_record(record: Mapping[str, Any]) -> Calibration:
@@ -148,32 +161,15 @@ def from_record(record: Mapping[str, Any]) -> Calibration:
 
 
 def _made(values: dict[str, Any]) -> Calibration:
-    decode_steps, prefill_steps = values.pop("decode_steps", None), values.pop("prefill_steps", None)
     rate = values.pop("prefill_tokens_per_s", None)
-    if decode_steps is not None:
-        rows = [(1.0, float(r["batch"]), float(r["batch"]) * r["context"], float(r["s"])) for r in decode_steps]
-        values |= _fitted("decode_steps", _DECODE, rows)
-    if prefill_steps is not None:
-        rows = [(1.0, float(r["tokens"]), _attended(r["tokens"], r["context"]), float(r["s"])) for r in prefill_steps]
-        values |= _fitted("prefill_steps", _PREFILL, rows)
-    elif rate is not None:
+    if rate is not None and "prefill_steps" not in values:
         if not float(rate) > 0:
             raise ConfigError(f"prefill_tokens_per_s is {rate}", why="it must be above 0")
-        values |= dict(zip(_PREFILL, (0.0, 1 / float(rate), 0.0), strict=True))
-    known = {field.name for field in dataclasses.fields(Calibration)}
-    if unknown := sorted(set(values) - known):
+        values |= {"prefill_step_s": 0.0, "prefill_token_s": 1 / float(rate), "prefill_context_s": 0.0}
+    usual = {field.name: field.default for field in dataclasses.fields(Calibration)}
+    values = fitted(values, usual)
+    if unknown := sorted(set(values) - set(usual)):
         raise ConfigError(
-            f"the calibration has an unknown key {unknown[0]}", why=f"known are {', '.join(sorted(known))}"
+            f"the calibration has an unknown key {unknown[0]}", why=f"known are {', '.join(sorted(usual))}"
         )
     return Calibration(**values)
-
-
-def _attended(tokens: float, context: float) -> float:
-    return tokens * (context + tokens / 2)
-
-
-def _fitted(what: str, names: Sequence[str], rows: Sequence[tuple[float, float, float, float]]) -> dict[str, float]:
-    try:
-        return dict(zip(names, fit(rows), strict=True))
-    except NotEnoughRowsError as error:
-        raise ConfigError(f"{what} cannot be fitted", why=str(error), todo="measure more shapes") from error

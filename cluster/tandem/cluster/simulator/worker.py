@@ -218,15 +218,14 @@ class VirtualWorker:
         """Seconds of each of `count` steps; contexts grow by a token a step, so the middle one stands for all.
 
         As the sim engine's runner, every sequence of one token is a decode, all others are chunks."""
-        decodes, context, chunk_s = 0, 0.0, 0.0
+        decodes, context, chunks = 0, 0.0, []
         for item in plan.items:
             if item.end - item.start == 1:
                 decodes += 1
                 context += item.end
             else:
-                chunk_s += self.calibration.chunk_s(item.start, item.end)
-        seconds = self.calibration.decode_s(decodes, context + decodes * (count - 1) / 2) if decodes else 0.0
-        return seconds + (self.calibration.prefill_step_s + chunk_s if len(plan.items) > decodes else 0.0)
+                chunks.append((item.start, item.end))
+        return self.calibration.step_s(chunks, decodes, context + decodes * (count - 1) / 2)
 
     # ---- the end of a step -----------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import pytest
 from tandem.cluster.simulator import calibration
 from tandem.cluster.simulator.calibration import Calibration
 from tandem.cluster.simulator.fit import NotEnoughRowsError, fit
+from tandem.cluster.simulator.measured import Moves
 from tandem.core.config import SimSection, WorkerSection
 from tandem.core.errors import ConfigError
 
@@ -50,6 +51,46 @@ def test_a_bench_file_is_fitted(tmp_path: Path) -> None:
     assert (found.link_bytes_per_s, found.blocks) == (1e9, 2)
 
 
+MIXED = [
+    {"tokens": n, "context": 64, "batch": b, "batch_context": 500, "s": 0.02 + 1e-3 * n + 2e-3 * b - 0.007}
+    for n in (16, 256)
+    for b in (1, 8)
+]
+KNOWN = {
+    "prefill_step_s": 0.012, "prefill_token_s": 1e-3, "prefill_context_s": 0.0,
+    "decode_step_s": 0.008, "decode_sequence_s": 2e-3, "decode_context_s": 0.0,
+}  # fmt: skip
+
+
+def test_a_step_that_does_both_takes_less_than_the_two() -> None:
+    found = calibration.from_record({**KNOWN, "mixed_steps": MIXED})
+    assert found.shared_step_s == pytest.approx(0.007)
+    assert found.step_s([(64, 80)], 1, 500) == pytest.approx(0.02 + 0.016 + 0.002 - 0.007)
+    assert found.step_s([(64, 80)], 0, 0) == pytest.approx(0.012 + 0.016)
+    assert found.step_s([], 2, 1000) == pytest.approx(found.decode_s(2, 1000)) == pytest.approx(0.012)
+
+
+def test_what_a_step_that_does_both_saves_is_neither_below_zero_nor_more_than_there_is() -> None:
+    slow = [{**row, "s": row["s"] + 1.0} for row in MIXED]
+    assert calibration.from_record({**KNOWN, "mixed_steps": slow}).shared_step_s == 0.0
+    fast = [{**row, "s": 1e-4} for row in MIXED]
+    assert calibration.from_record({**KNOWN, "mixed_steps": fast}).shared_step_s == pytest.approx(0.02)
+
+
+def test_links_are_as_fast_as_long_moves_say() -> None:
+    moves = [{"bytes": n, "s": 0.002 + n / 1e9} for n in (1_000_000, 8_000_000, 64_000_000)]
+    assert calibration.from_record({"kv_moves": moves}).link_bytes_per_s == pytest.approx(1e9)
+    assert Moves.fitted(moves).move_s == pytest.approx(0.002)
+    assert Moves.fitted(moves).takes_s(5_000_000) == pytest.approx(0.007)
+
+
+def test_what_a_benchmark_writes_is_a_calibration(tmp_path: Path) -> None:
+    path = tmp_path / "engine.json"
+    path.write_text(json.dumps({"name": "engine", "rows": [], "calibration": {**KNOWN, "kv_tokens": 2048}}))
+    found = calibration.read(path)
+    assert (found.name, found.decode_step_s, found.kv_tokens) == ("engine", 0.008, 2048)
+
+
 def test_a_rate_alone_is_enough() -> None:
     found = calibration.from_record({"prefill_tokens_per_s": 2000})
     assert found.prefill_step_s + found.chunk_s(5000, 5100) == pytest.approx(0.05)
@@ -64,6 +105,12 @@ def test_a_rate_alone_is_enough() -> None:
         ('{"kv_tokens": -1}', "kv_tokens is -1"),
         ('{"block_tokens": 0}', "block_tokens is 0"),
         ('{"decode_steps": []}', "decode_steps cannot be fitted"),
+        ('{"shared_step_s": 1}', "shared_step_s is 1"),
+        ('{"calibration": [1]}', "is no object"),
+        ('{"kv_moves": [{"bytes": 1, "s": 1}]}', "kv_moves cannot be fitted"),
+        ('{"kv_moves": [{"s": 1}]}', "no 'bytes'"),
+        ('{"kv_moves": [{"bytes": 1, "s": 2}, {"bytes": 2, "s": 2}, {"bytes": 9, "s": 1}]}', "no more time"),
+        ('{"mixed_steps": [{"tokens": 1, "context": 0, "batch": 1, "batch_context": 1, "s": 0}]}', "a step took 0.0 s"),
     ],
 )
 def test_a_wrong_bench_file_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:

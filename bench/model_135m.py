@@ -1,4 +1,4 @@
-"""The model of 135M parameters' shape, with random weights: built once, into a cache folder."""
+"""The model of 135M parameters' shape, with random weights: built once, into a cache folder. Not a benchmark itself."""
 
 from __future__ import annotations
 

@@ -1,0 +1,123 @@
+"""Step times of the real engine by prefill tokens, batch, context and KV bytes moved: what calibrates the simulator.
+
+The steps are a runner's, with greedy sampling and one thread; the model is the 135M shape with random weights. Each
+figure's limit is what the fitted coefficients say, so that ratios are residuals. `--out` is a file for `--calibration`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import model_135m
+from bench.engine.steps import blocks_needed, longest, measure, one_thread, shapes
+from bench.kvtransfer import pools
+from bench.kvtransfer.transports import pair
+from bench.report import Row, machine, publish
+from tandem.cluster.simulator import calibration
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.measured import DECODE, PREFILL, Moves
+from tandem.core.config import WorkerSection
+from tandem.engine.runner import ModelRunner
+from tandem.worker.model_loading import LAYER_GROUPS
+
+TOKENS, CONTEXTS, BATCHES = (16, 64, 128, 256, 512), (64, 512, 1536), (1, 2, 4, 8, 16)
+MOVED_BLOCKS = (4, 16, 64, 128)
+_MOVES = 8
+_SCALES = {"_step_s": (1e3, "ms"), "_token_s": (1e6, "us"), "_sequence_s": (1e6, "us"), "_context_s": (1e9, "ns")}
+
+
+def measured(
+    model: Path, *, dtype: str = "auto", device: str = "cpu", tokens: Sequence[int] = TOKENS,
+    contexts: Sequence[int] = CONTEXTS, batches: Sequence[int] = BATCHES, transport: str = "shm",
+) -> dict[str, Any]:  # fmt: skip
+    """What `tandem.cluster.simulator.calibration.from_record` takes: rows, and how a worker of this model is set."""
+    one_thread()
+    worker, every = WorkerSection(), list(shapes(tokens, contexts, batches))
+    runner = ModelRunner(
+        model_dir=model, dtype=dtype, device=device, block_tokens=worker.block_tokens,
+        num_blocks=blocks_needed(every, worker.block_tokens), max_model_len=longest(every),
+    )  # fmt: skip
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for shape in every:
+        rows.setdefault(shape.kind, []).append(shape.row(measure(runner, shape)))
+    token_bytes = runner.layout.token_bytes()
+    block_bytes = token_bytes * worker.block_tokens
+    return {
+        "name": f"{model.name}, {str(runner.dtype).removeprefix('torch.')}, {runner.device.type}: {machine()}",
+        **rows,
+        "kv_moves": moves(transport),
+        "kv_token_bytes": token_bytes,
+        "kv_tokens": worker.kv_memory_bytes // block_bytes * worker.block_tokens,
+        "block_tokens": worker.block_tokens,
+        "layer_groups": LAYER_GROUPS,
+        "max_step_tokens": worker.max_step_tokens,
+        "chunk_tokens": worker.chunk_tokens,
+        "max_step_s": worker.max_step_s,
+        "max_sequences": worker.max_sequences,
+    }
+
+
+def moves(transport: str) -> list[dict[str, Any]]:
+    """Transfers between two processes, from opening to the news that all is verified; the median of each length."""
+    rows = []
+    with pair(transport, spec="135m") as both:
+        for blocks in MOVED_BLOCKS:
+            size = blocks * pools.SMALL_135M.block_bytes()
+            both.ours(size, 2)
+            rows.append({"bytes": size, "s": statistics.median(both.ours(size, _MOVES).each_s)})
+    return rows
+
+
+def table(record: dict[str, Any]) -> list[Row]:
+    """Every measured row beside what the fit says of it, and the fit."""
+    fit, link = calibration.from_record(record), Moves.fitted(record["kv_moves"])
+    rows = [_step(kind, row, fit) for kind in ("prefill_steps", "decode_steps", "mixed_steps") for row in record[kind]]
+    for row in record["kv_moves"]:
+        said_s = link.takes_s(row["bytes"])
+        rows.append(Row("move", f"{row['bytes'] / (1 << 20):.1f} MiB", 1e3 * row["s"], "ms", 1e3 * said_s))
+    worst = max(abs(1 - 1 / row.ratio) for row in rows if row.ratio)
+    for name in (*PREFILL, *DECODE, "shared_step_s"):
+        scale, unit = next(known for ending, known in _SCALES.items() if name.endswith(ending))
+        rows.append(Row("fit", name, scale * getattr(fit, name), unit))
+    rows.append(Row("fit", "a move besides its bytes", 1e3 * link.move_s, "ms"))
+    rows.append(Row("fit", "link_bytes_per_s", link.bytes_per_s / 1e6, "MB/s"))
+    return [*rows, Row("fit", "worst residual", 100 * worst, "%")]
+
+
+def _step(kind: str, row: dict[str, Any], fit: Calibration) -> Row:
+    tokens, context, batch = row.get("tokens", 0), row.get("context", 0), row.get("batch", 0)
+    each = row.get("batch_context", context)
+    said_s = fit.step_s([(context, context + tokens)] if tokens else [], batch, batch * each)
+    words = [f"{tokens} tokens behind {context}"] if tokens else []
+    words += [f"{batch} sequences of {each}"] if batch else []
+    return Row(kind.removesuffix("_steps"), " and ".join(words), 1e3 * row["s"], "ms", 1e3 * said_s)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="bench.engine", description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--model", type=Path, default=None, help="without it, the 135M shape with random weights")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS, help="of a chunk")
+    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, help="tokens before a chunk, of a decode")
+    parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="sequences of a decode step")
+    parser.add_argument("--transport", default="shm", help="by which KV is moved")
+    args = parser.parse_args(argv)
+    model = model_135m.folder() if args.model is None else args.model
+    record = measured(
+        model, dtype=args.dtype, device=args.device, tokens=args.tokens, contexts=args.contexts, batches=args.batches,
+        transport=args.transport,
+    )  # fmt: skip
+    publish("engine", table(record), args.out, calibration=record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""The engine's benchmark with the bundled model: every shape in its place, and a file that the simulator takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.engine.__main__ import main
+from bench.report import ROOT
+from tandem.cluster.simulator import calibration
+from tandem.clusterctl import main as program
+from tandem.clusterctl.exits import Exit
+
+SMALL = ["--model", str(ROOT / "models" / "tandem-tiny"), "--tokens", "8", "32", "64", "--contexts", "16", "128",
+         "--batches", "1", "4"]  # fmt: skip
+
+
+def test_measured_steps_calibrate_the_simulator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "engine.json"
+    assert main([*SMALL, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    said = record["calibration"]
+    assert {(row["tokens"], row["context"]) for row in said["prefill_steps"]} == {
+        (tokens, context) for tokens in (8, 32, 64) for context in (0, 16, 128)
+    }
+    assert {(row["batch"], row["context"]) for row in said["decode_steps"]} == {(1, 16), (1, 128), (4, 16), (4, 128)}
+    assert {(row["tokens"], row["batch"]) for row in said["mixed_steps"]} == {(32, 1), (32, 4)}
+    assert len({row["bytes"] for row in said["kv_moves"]}) == 4
+
+    found = calibration.read(out)
+    steps = [row for row in record["rows"] if row["case"] in ("prefill", "decode", "mixed")]
+    assert len(steps) == 9 + 4 + 2
+    assert all(row["value"] > 0 and row["limit"] > 0 for row in steps)
+    first = next(row for row in steps if row["metric"] == "64 tokens behind 128")
+    assert first["limit"] == pytest.approx(1e3 * found.step_s([(128, 192)], 0, 0))
+    assert found.blocks == 256 * 1024 * 1024 // (said["kv_token_bytes"] * 16), "as a worker's pool with the defaults"
+
+    capsys.readouterr()
+    load = ["--rate", "2", "--isl", "200", "--osl", "20", "--calibration", str(out), "-o", "json"]
+    for command in (["simulate", "splits", "--workers", "2"], ["plan", "--accelerators", "2"]):
+        assert program.run([*command, *load]) in (Exit.OK, Exit.SLO_MISSED)
+        assert json.loads(capsys.readouterr().out)["kind"]
