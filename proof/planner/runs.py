@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tandem.cluster.planner import hardware
-from tandem.cluster.planner.records import Mode, Rules, Split
+from tandem.cluster.planner.records import Rules, Split
 from tandem.cluster.simulator.calibration import Calibration
 from tandem.cluster.simulator.figures import attained
 from tandem.cluster.simulator.laboratory import Laboratory, Outcome
 from tandem.cluster.simulator.rates import calibration_of
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import Trace
-from tandem.core.config import AdmissionSection, Disaggregation, PolicyName, SloSection
+from tandem.core.config import AdmissionSection, Disaggregation, PlannerMode, PolicyName, SloSection
 from tandem.core.prefill_queue import QueueRules
 from tandem.router.planning.policies import create_policy
 
@@ -62,7 +62,7 @@ def setup(load: Load, name: str) -> Setup:
     return Setup(
         policy=create_policy(PolicyName.COST, load.disaggregation), queue=QueueRules(), admission=AdmissionSection(),
         calibration=load.calibration, prefill=split.prefill, decode=split.decode, promises={"": load.promise},
-        planner=Rules(mode=Mode.ACT, budget=WORKERS) if is_planned else None,
+        planner=Rules(mode=PlannerMode.ACT, budget=WORKERS) if is_planned else None,
     )  # fmt: skip
 
 
@@ -98,9 +98,9 @@ def _changes(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def broken(done: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
-    """Which promises were not kept, in words; `done` has all of NAMES."""
-    planned, fixed = done[PLANNER], {name: done[name] for name in NAMES if name != PLANNER}
+def broken(done: Mapping[str, Mapping[str, Any]], names: Sequence[str] = NAMES) -> Sequence[str]:
+    """Which promises were not kept, in words; `done` has all of `names`, the planner and some fixed splits."""
+    planned, fixed = done[PLANNER], {name: done[name] for name in names if name != PLANNER}
     found = []
     for half, which in enumerate(("first", "second")):
         best = max(fixed, key=lambda name: fixed[name]["goodput_per_s"][half])

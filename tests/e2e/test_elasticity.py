@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import pytest
 
 from tandem.cluster.worker_control import WorkerControl, WorkerLook
@@ -18,9 +14,7 @@ from tandem.core import metricnames as names
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.engine.sim.arithmetic import expected_tokens
-from tandem.rpc.v1 import inference_pb2 as i
-from tandem.rpc.v1 import inference_pb2_grpc
+from tests.e2e.streams import Client, load, prompt, wait_for_answers
 from tests.e2e.under_load import changed
 from tools.running_cluster import Cluster, is_free, running
 from tools.waiting import wait_for
@@ -85,79 +79,6 @@ class Operator:
 
         wait_for(is_met, 60, f"the router knows {name} as a {role} worker")
         return self.look(name)
-
-
-class Client(threading.Thread):
-    """One answer over gRPC. `tokens` and `error` are complete when it has ended."""
-
-    def __init__(self, address: str, prompt: list[int], count: int) -> None:
-        super().__init__(daemon=True)
-        self.address, self.prompt, self.count = address, prompt, count
-        self.tokens: list[int] = []
-        self.cached_tokens = 0
-        self.error = ""
-        self.start()
-
-    def run(self) -> None:
-        request = i.GenerateRequest(
-            model="tandem-tiny",
-            token_ids=i.TokenIds(ids=self.prompt),
-            sampling=i.GenerateSampling(max_tokens=self.count, temperature=0, ignore_eos=True),
-        )
-        try:
-            with grpc.insecure_channel(self.address) as channel:
-                for response in inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=90):
-                    self.cached_tokens = max(self.cached_tokens, response.usage.cached_tokens)
-                    for delta in response.choices:
-                        self.tokens += delta.token_ids
-        except grpc.RpcError as error:
-            self.error = str(error)
-
-    def check(self) -> None:
-        """It ended well, with every token once."""
-        self.join(100)
-        assert not self.is_alive(), "the answer hangs"
-        assert self.error == ""
-        assert self.tokens == expected_tokens(self.prompt, self.count, 4096, eos_token_ids=(1,))
-
-
-def prompt(number: int, tokens: int = 150) -> list[int]:
-    """Each begins with a block of its own."""
-    return [*random.Random(number).choices(range(600, 3600), k=tokens)]
-
-
-@contextmanager
-def load(cluster: Cluster, streams: int = 4) -> Iterator[list[Client]]:
-    """So many answers at any time, one after the other, from here to the end; all of them are checked."""
-    is_over, lock = threading.Event(), threading.Lock()
-    clients: list[Client] = []
-
-    def ask(stream: int) -> None:
-        number = 0
-        while not is_over.is_set():
-            number += 1
-            client = Client(cluster.context["grpc"], prompt(1000 * stream + number), 20 + 7 * stream)
-            with lock:
-                clients.append(client)
-            client.join()
-
-    threads = [threading.Thread(target=ask, args=(stream,), daemon=True) for stream in range(streams)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield clients
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join(100)
-    for client in clients:
-        client.check()
-
-
-def wait_for_answers(clients: list[Client], more: int) -> None:
-    """Until so many more than now are complete."""
-    done = sum(not client.is_alive() for client in clients) + more
-    wait_for(lambda: sum(not client.is_alive() for client in clients) >= done, 60, "answers come")
 
 
 def counted(cluster: Cluster, name: str) -> float:

@@ -12,7 +12,7 @@ from tandem.cluster.flag_names import name_of
 from tandem.cluster.models import ResolvedModel, check_models, resolve_models, total
 from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
 from tandem.core.bounds import out_of_bounds
-from tandem.core.config import ClusterConfig, RouterSection, WorkerSection
+from tandem.core.config import ClusterConfig, PlannerMode, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.lifecycle import RoleName
@@ -64,7 +64,26 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
         workers=share_out(config, counts, environment.cores),
     )
     resolved.desired(1).validate()
+    _check_planner(resolved)
     return resolved
+
+
+def _check_planner(resolved: ResolvedCluster) -> None:
+    """ConfigError for a cluster that the planner cannot plan for."""
+    section, pools = resolved.config.planner, resolved.pools
+    if section.mode is PlannerMode.OFF:
+        return
+    what, off = f"planner.mode is {section.mode}", "or set planner.mode to off"
+    if len(resolved.models) > 1:
+        why = f"it plans for one model, and there are {len(resolved.models)}"
+        raise ConfigError(what, why=why, todo=f"Leave out [[models]], {off}")
+    if len({(pool.tp, pool.hardware) for pool in pools}) > 1:
+        why = "it takes all workers to be alike, and their TP or hardware differs"
+        raise ConfigError(what, why=why, todo=f"Give all roles the same, {off}")
+    count = sum(pool.count for pool in pools)
+    if 0 < section.budget < count:
+        why = f"{count} workers are configured"
+        raise ConfigError(f"planner.budget is {section.budget}", why=why, todo="Raise it, or start fewer")
 
 
 def check(config: ClusterConfig) -> RouterSection:

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -16,6 +17,7 @@ from tandem.cluster.environment import Environment
 from tandem.cluster.event_log import EventLog
 from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
 from tandem.cluster.launching import opened
+from tandem.cluster.live_planner import LivePlanner, planner_of
 from tandem.cluster.program import called
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.registered_steering import RegisteredSteering
@@ -95,12 +97,18 @@ class RunningCluster:
             events = EventLog(ClusterEventStore(redis, Keys(self._name)), on_event=self._show)
             control = WorkerControl(ClusterSecret.load(self._held.state.secret_file))
             steering = RegisteredSteering(redis, Keys(self._name), control)
-            await self._start(store, events, steering, ready_timeout_s)
+            planner = planner_of(self._resolved, redis, events)
+            await self._start(store, events, steering, planner, ready_timeout_s)
         finally:
             await redis.aclose()
 
     async def _start(
-        self, store: DesiredStateStore, events: EventLog, steering: RegisteredSteering, ready_timeout_s: float
+        self,
+        store: DesiredStateStore,
+        events: EventLog,
+        steering: RegisteredSteering,
+        planner: LivePlanner | None,
+        ready_timeout_s: float,
     ) -> None:
         clock = MonotonicClock()
         router = RouterProcess(
@@ -130,7 +138,8 @@ class RunningCluster:
             )
             events.record(EventKind.CLUSTER_STARTED, self._name, f"`up` in process {os.getpid()}")
             try:
-                await self._serve(controller, router, events, steering, ready_timeout_s)
+                beside = [events.run, steering.run, *([planner.run] if planner is not None else [])]
+                await self._serve(controller, router, events, beside, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
                 try:
@@ -144,7 +153,7 @@ class RunningCluster:
         controller: Controller,
         router: RouterProcess,
         events: EventLog,
-        steering: RegisteredSteering,
+        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]],
         ready_timeout_s: float,
     ) -> None:
         """Everything side by side until the desired state is stopped; the first failure ends it all."""
@@ -153,8 +162,7 @@ class RunningCluster:
                 working = group.create_task(controller.run())
                 others = [
                     group.create_task(router.run()),
-                    group.create_task(events.run()),
-                    group.create_task(steering.run()),
+                    *(group.create_task(run()) for run in beside),
                     group.create_task(self._redis.keep(lambda text: self._say("redis", text))),
                     group.create_task(self._announce(controller, router, events, ready_timeout_s)),
                 ]
@@ -213,6 +221,7 @@ class RunningCluster:
             slo=resolved.config.slo,
             budget=resolved.config.budget,
             store=dataclasses.replace(resolved.config.store, dir=resolved.config.store.dir or str(state.files_dir)),
+            planner=resolved.config.planner,
         )
 
     def _worker_spec(self, pool: Pool, member: Member) -> WorkerSpec:

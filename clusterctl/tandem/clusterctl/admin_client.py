@@ -118,6 +118,10 @@ class AdminClient:
         """What happened after that place, "" = the last `count`: {"events", "next"}."""
         return self._record("GET", f"/admin/v1/events?after={quote(after)}&count={count}", "events")
 
+    def planned(self) -> dict[str, Any]:
+        """What the planner said last: {"mode", "plan"}, None = nothing lately."""
+        return self._record("GET", "/admin/v1/plan", "plan")
+
     def keys(self) -> dict[str, Any]:
         """Every API key without its secret."""
         return self._record("GET", "/admin/v1/keys", "keys")

@@ -1,4 +1,5 @@
-"""`clusterctl plan`: which workers a load needs and what they cost, before there is a cluster. Talks to nobody."""
+"""`clusterctl plan`: which workers a load needs and what they cost, before there is a cluster; then it talks to nobody.
+With `--live`, what the planner of a running cluster says (live_plan.py)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tandem.clusterctl import live_plan
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exits import Exit
-from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.load_flags import LoadFlags, calibration
 from tandem.clusterctl.output import Output, Record, note
 from tandem.clusterctl.progress import progress_bar
@@ -56,13 +58,16 @@ class Machines:
     epilog=examples(
         "plan --rate 12 --isl 2000 --osl 300 --hardware h100=2.5 --hardware l40s=0.9",
         "plan --trace requests.csv --slo-ttft 1 --slo-itl 0.03 --tp 1 --tp 2 -o json",
+        "plan --live",
     )
 )
 @flagged
 def plan(
     load: LoadFlags,
     machines: Machines,
+    where: Where,
     output: Output,
+    live: Annotated[bool, typer.Option("--live", help="Say what the planner of the running cluster thinks.")] = False,
     target: Annotated[float, typer.Option(help="Share of the requests that must get what they are promised.")] = 0.95,
     headroom: Annotated[float, typer.Option(help="It must hold at so many times the rate.")] = 1.1,
     hit_rate: Annotated[float, typer.Option(help="Share of every prompt that is cached.")] = 0.0,
@@ -71,8 +76,11 @@ def plan(
     """Find the cheapest workers for a load: how many of each role, on which hardware, with how many ranks.
 
     Searches prefill and decode counts, the TP of each, hardware classes, and workers that do both. Exits with 8 where
-    nothing that fits keeps the promises.
+    nothing that fits keeps the promises. With --live it asks a running cluster: what its planner wants, and why.
     """
+    if live:
+        live_plan.show(where, output)
+        return
     from tandem.cluster.planner.offline import Search, Wanted
 
     for flag, value in (("--target", target), ("--hit-rate", hit_rate)):

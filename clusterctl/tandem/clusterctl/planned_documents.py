@@ -90,4 +90,44 @@ class DisaggregationMap(TypedDict):
     points: list[MapPoint]
 
 
-PLANNED: Final[tuple[Any, ...]] = (Plan, SplitSweep, DisaggregationMap)
+class SplitForecast(TypedDict):
+    split: str
+    attained: float
+    goodput_per_s: float
+    ttft_p90_s: float
+    itl_p90_s: float
+    prefill_busy: float
+
+
+class PlannerDeed(TypedDict):
+    at_s: float
+    what: str
+
+
+class PlannerWord(TypedDict):
+    mode: str
+    at_s: float
+    version: int
+    split: str
+    wanted: str
+    reason: str
+    is_due: bool
+    waits_s: float
+    requests: int
+    routers: int
+    unsettled: str
+    now: SplitForecast | None
+    then: SplitForecast | None
+    last_advice: PlannerDeed | None
+    last_action: PlannerDeed | None
+    last_denial: PlannerDeed | None
+
+
+class LivePlan(TypedDict):
+    """`plan` is None where the planner has said nothing for a while, or is off."""
+
+    mode: str
+    plan: PlannerWord | None
+
+
+PLANNED: Final[tuple[Any, ...]] = (Plan, SplitSweep, DisaggregationMap, LivePlan)

@@ -17,6 +17,8 @@ from tandem.core.lifecycle import RoleName
 Count = Annotated[int, Bound(0)]
 Positive = Annotated[int, Bound(1)]
 Amount = Annotated[float, Bound(0)]
+Above = Annotated[float, Bound(0, is_above=True)]
+Share = Annotated[float, Bound(0, 1)]
 DEFAULT_CLUSTER = "tandem"
 DEFAULT_PORT = 8000
 ENGINES = ("model", "sim")
@@ -44,6 +46,14 @@ class LauncherName(StrEnum):
 
     LOCAL = "local"
     RAY = "ray"
+
+
+class PlannerMode(StrEnum):
+    """What becomes of a planner's decision: none is made, it is only said, or it is carried out (docs/planning.md)."""
+
+    OFF = "off"
+    ADVISE = "advise"
+    ACT = "act"
 
 
 class PolicyName(StrEnum):
@@ -248,6 +258,31 @@ class RaySection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerSection:
+    """`[planner]`: whether and when the split of the workers follows the load. See docs/planning.md.
+
+    `budget`: most workers, 0 = as many as there are.
+    """
+
+    mode: PlannerMode = PlannerMode.OFF
+    interval_s: Annotated[float, Bound(0.1, 10)] = 5.0
+    window_s: Above = 60.0
+    min_requests: Positive = 30
+    min_gain: Share = 0.03
+    headroom: Above = 1.1
+    confirmations: Positive = 2
+    worth_s: Amount = 10.0
+    cool_down_s: Amount = 30.0
+    most_at_once: Share = 0.25
+    budget: Count = 0
+    target: Share = 0.95
+    is_scaling: bool = False
+    spare_headroom: Above = 1.5
+    spare_confirmations: Positive = 10
+    is_mixed_allowed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `max_ranks`:
     never more ranks of workers than that at once; 0 = no bound."""
@@ -271,6 +306,7 @@ class ClusterConfig:
     redis: RedisSection = field(default_factory=RedisSection)
     store: StoreSection = field(default_factory=StoreSection)
     ray: RaySection = field(default_factory=RaySection)
+    planner: PlannerSection = field(default_factory=PlannerSection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,3 +361,4 @@ class RouterConfig:
     slo: dict[str, SloSection] = field(default_factory=dict)
     budget: dict[str, BudgetSection] = field(default_factory=dict)
     store: StoreSection = field(default_factory=StoreSection)
+    planner: PlannerSection = field(default_factory=PlannerSection)

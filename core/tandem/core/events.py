@@ -29,6 +29,9 @@ class EventKind(StrEnum):
     STEP_FAILED = "step_failed"
     STOPPING = "stopping"
     GAVE_UP = "gave_up"
+    PLAN_ADVISED = "plan_advised"
+    PLAN_ACTED = "plan_acted"
+    PLAN_DENIED = "plan_denied"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

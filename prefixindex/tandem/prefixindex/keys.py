@@ -138,6 +138,16 @@ class Keys:
         return f"tandem:{self.cluster}:event-stream"
 
     @property
+    def demand(self) -> str:
+        """Hash by router: what it saw of the last minutes, for the planner."""
+        return f"tandem:{self.cluster}:demand"
+
+    @property
+    def planner(self) -> str:
+        """JSON of the planner's last word; it expires."""
+        return f"tandem:{self.cluster}:planner"
+
+    @property
     def desired(self) -> str:
         """Hash with version and JSON of the desired state."""
         return f"tandem:{self.cluster}:desired"

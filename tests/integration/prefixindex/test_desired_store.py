@@ -104,3 +104,27 @@ def test_polling_alone_is_enough_and_broken_text_is_survived(
                 await until(lambda: seen == [FIRST, SECOND])
 
     asyncio.run(scenario())
+
+
+def test_it_is_known_how_long_ago_it_was_written(server: PrivateRedis, client: Any) -> None:
+    """By the server's clock; a repetition of the same call is no new writing, and a release before did not note it."""
+
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = DesiredStateStore(redis, KEYS)
+            assert await store.dated() == (None, 0.0)
+            await store.save(FIRST, 0)
+            seconds, _ = await redis.time()
+            await redis.hset(KEYS.desired, "saved_s", seconds - 100)
+            assert await store.save(FIRST, 0)
+            state, age_s = await store.dated()
+            assert state == FIRST
+            assert 100 <= age_s < 160
+            assert await store.save(SECOND, 1)
+            state, age_s = await store.dated()
+            assert state == SECOND
+            assert age_s < 60
+            await redis.hdel(KEYS.desired, "saved_s")
+            assert await store.dated() == (SECOND, 0.0)
+
+    asyncio.run(scenario())

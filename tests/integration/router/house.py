@@ -31,6 +31,7 @@ from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.budgets import BudgetStore
 from tandem.prefixindex.stores.desired import DesiredStateStore
 from tandem.prefixindex.stores.events import ClusterEventStore
+from tandem.prefixindex.stores.planning import PlanningStore
 from tandem.router.process.main import Router, Surroundings
 from tandem.router.process.storage import open_storage
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
@@ -197,6 +198,7 @@ class House:
             keys = Keys(self.config.cluster)
             desired, events = DesiredStateStore(redis, keys), ClusterEventStore(redis, keys)
             surroundings = replace(surroundings, storage=storage, budgets=budgets, desired=desired, events=events)
+            surroundings = replace(surroundings, planning=PlanningStore(redis, keys))
         self.router = Router(self.config, surroundings, new_incarnation())
         try:
             self.ports = await self.router.start()

@@ -11,7 +11,15 @@ from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
 from tandem.cluster.models import resolve_models
 from tandem.cluster.resolve import ResolvedCluster, resolve
-from tandem.core.config import ClusterConfig, Disaggregation, FurtherModelSection, ModelSection, PoolSection
+from tandem.core.config import (
+    ClusterConfig,
+    Disaggregation,
+    FurtherModelSection,
+    ModelSection,
+    PlannerMode,
+    PlannerSection,
+    PoolSection,
+)
 from tandem.core.desired import DesiredState
 from tandem.core.errors import ConfigError, ModelError, StartupError
 from tandem.core.lifecycle import RoleName
@@ -108,3 +116,8 @@ def test_one_model_must_not_borrow_the_workers_of_another(other: Path) -> None:
     lonely = tuple(pool for pool in pools if (pool.model, pool.role) != ("other-tiny", RoleName.DECODE))
     with pytest.raises(StartupError, match="of other-tiny cannot serve"):
         DesiredState(version=1, pools=lonely).validate()
+
+
+def test_the_planner_is_refused_a_second_model(other: Path) -> None:
+    with pytest.raises(ConfigError, match=r"planner\.mode is act: it plans for one model, and there are 2"):
+        cluster(FurtherModelSection(path=str(other)), planner=PlannerSection(mode=PlannerMode.ACT))

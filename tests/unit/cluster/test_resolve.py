@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ from tandem.core.config import (
     Disaggregation,
     FurtherModelSection,
     ModelSection,
+    PlannerMode,
+    PlannerSection,
     PoolSection,
     RedisSection,
     RoleSection,
@@ -306,3 +309,18 @@ def test_a_default_class_has_to_exist() -> None:
 def test_promises_are_not_negative() -> None:
     with pytest.raises(ConfigError, match=r"slo.chat.itl_s is -1"):
         resolve(ClusterConfig(slo={"chat": SloSection(itl_s=-1.0)}), ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"decode": RoleSection(tp=2)}, "it takes all workers to be alike"),
+        ({"decode": RoleSection(hardware="big")}, "it takes all workers to be alike"),
+        ({"planner": PlannerSection(mode=PlannerMode.ADVISE, budget=1)}, "2 workers are configured"),
+    ],
+)
+def test_the_planner_is_refused_workers_that_it_cannot_plan_for(changes: dict[str, Any], message: str) -> None:
+    advised = ClusterConfig(planner=PlannerSection(mode=PlannerMode.ADVISE))
+    resolve(advised, ENVIRONMENT)
+    with pytest.raises(ConfigError, match=message):
+        resolve(dataclasses.replace(advised, **changes), ENVIRONMENT)

@@ -20,6 +20,7 @@ from tandem.core.config import (
     ClusterConfig,
     FurtherModelSection,
     ModelSection,
+    PlannerSection,
     PoolSection,
     RaySection,
     RedisSection,
@@ -37,7 +38,7 @@ SECTIONS: dict[str, Any] = {
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
     "`[admission]`": AdmissionSection, "`[slo.<class>]`": SloSection, "`[redis]`": RedisSection,
     "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection, "`[[models]]`": FurtherModelSection,
-    "`[ray]`": RaySection,
+    "`[ray]`": RaySection, "`[planner]`": PlannerSection,
 }  # fmt: skip
 
 

@@ -2,6 +2,6 @@
 
     Observation ──▶ replay of the last minutes for every split ──▶ Planner.decide ──▶ Decision, with reason and figures
 
-Imports `core` alone: the simulator and `clusterctl plan` ask the same code, and a controller can; none does yet. See
+Imports `core` alone: a running cluster (live_planner.py), the simulator and `clusterctl plan` ask the same code. See
 docs/planning.md.
 """

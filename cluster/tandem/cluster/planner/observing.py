@@ -35,10 +35,11 @@ class RecentRequests:
     off.
     """
 
-    def __init__(self, keep_s: float) -> None:
+    def __init__(self, keep_s: float, usual: float = 1.0) -> None:
+        """`usual`: tokens that are to come of an answer, until some of these have ended."""
         self._keep_s = keep_s
         self._requests: OrderedDict[str, _Request] = OrderedDict()
-        self._usual = 1.0
+        self.usual = usual
 
     def came(self, key: str, now_s: float, prompt_tokens: int, slo: str = "") -> None:
         self._requests[key] = _Request(now_s, prompt_tokens, slo)
@@ -69,13 +70,13 @@ class RecentRequests:
         """All of them, by arrival."""
         ended = sum(one.has_ended for one in self._requests.values())
         if ended >= _ENOUGH:
-            self._usual = sum(one.output_tokens for one in self._requests.values()) / ended
+            self.usual = sum(one.output_tokens for one in self._requests.values()) / ended
         return [
             Seen(
                 arrival_s=one.arrival_s,
                 prompt_tokens=one.prompt_tokens,
                 slo=one.slo,
-                output_tokens=one.output_tokens + (0 if one.has_ended else max(1, round(self._usual))),
+                output_tokens=one.output_tokens + (0 if one.has_ended else max(1, round(self.usual))),
                 cached_tokens=one.cached_tokens,
             )
             for one in self._requests.values()

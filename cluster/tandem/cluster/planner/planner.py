@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.cluster.planner import splits
-from tandem.cluster.planner.records import Decision, Forecast, Mode, Observation, Rules, Seen, Split
+from tandem.cluster.planner.records import Decision, Forecast, Observation, Rules, Seen, Split
 from tandem.cluster.planner.replay import forecast
+from tandem.core.config import PlannerMode
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
 
@@ -27,10 +28,19 @@ class Planner:
         self._wish = _Wish()
         self._spare = _Wish()
 
+    def note_change(self, at_s: float) -> None:
+        """Somebody changed what should be, `at_s` on the clock of `decide`: the cool-down counts from there."""
+        self._changed_s = max(self._changed_s, at_s)
+        self.forget_wishes()
+
+    def forget_wishes(self) -> None:
+        """What was wanted so far counts no more: nobody knows what was in between."""
+        self._wish, self._spare = _Wish(), _Wish()
+
     def decide(self, observation: Observation, now_s: float) -> Decision:
         """What should be now. `now_s` must not go back. Raises ConfigError for a budget that no split fits."""
         rules, current = self.rules, observation.split
-        if rules.mode is Mode.OFF:
+        if rules.mode is PlannerMode.OFF:
             return self._stay(now_s, current, "the planner is off")
         if 0 < rules.budget < 2 and not (current.mixed or rules.is_mixed_allowed):
             raise ConfigError(
@@ -39,7 +49,7 @@ class Planner:
                 todo="raise the budget, or allow mixed workers",
             )
         if self._split is not None and current != self._split:
-            self._note_change(current, now_s)
+            self.note_change(now_s)
         self._split = current
         if not observation.is_settled:
             return self._stay(now_s, current, "workers are still changing")
@@ -47,7 +57,7 @@ class Planner:
             return self._stay(now_s, current, f"{current} cannot serve, so that nothing is known of other splits")
         recent = window(observation.recent, now_s, rules)
         if len(recent) < rules.min_requests:
-            self._wish = self._spare = _Wish()
+            self.forget_wishes()
             seen = f"{len(recent)} requests in the last {rules.window_s:g} s are too few"
             return self._stay(now_s, current, f"{seen}: {rules.min_requests} are needed")
         return self._weigh(observation, recent, now_s)
@@ -125,7 +135,7 @@ class Planner:
     ) -> Decision:  # fmt: skip
         rules, current = self.rules, look.observation.split
         wish.again(_direction(current, best.split), gain, now_s)
-        waits_s = self._changed_s + rules.cool_down_s - now_s
+        waits_s = self._waits_s(now_s)
         needed = confirmations or rules.confirmations
         held = ""
         if waits_s > 0:
@@ -134,14 +144,15 @@ class Planner:
             held = f"; {wish.count} of {needed} decisions in a row say so"
         elif wish.gained_s < rules.worth_s:
             held = f"; so far that would have been worth {wish.gained_s:.1f} of {rules.worth_s:g} s of all requests"
-        is_to_act = not held and rules.mode is Mode.ACT
+        is_to_act = not held and rules.mode is PlannerMode.ACT
         if is_to_act:
             self._split = best.split  # whoever carries it out, changes nothing else
             self._changed_s = now_s
             self._wish, self._spare = _Wish(), _Wish()
         return Decision(
-            at_s=now_s, mode=rules.mode, current=current, wanted=best.split, reason=why + held, is_to_act=is_to_act,
-            now=look.at(current, 1.0), then=look.at(best.split, 1.0), considered=look.all(),
+            at_s=now_s, mode=rules.mode, current=current, wanted=best.split, reason=why + held, is_due=not held,
+            is_to_act=is_to_act, waits_s=waits_s, now=look.at(current, 1.0), then=look.at(best.split, 1.0),
+            considered=look.all(),
         )  # fmt: skip
 
     def _stay(
@@ -150,12 +161,12 @@ class Planner:
     ) -> Decision:  # fmt: skip
         return Decision(
             at_s=now_s, mode=self.rules.mode, current=current, wanted=current, reason=reason, now=now, then=now,
-            considered=considered,
+            considered=considered, waits_s=self._waits_s(now_s),
         )  # fmt: skip
 
-    def _note_change(self, current: Split, now_s: float) -> None:
-        self._changed_s = now_s
-        self._wish, self._spare = _Wish(), _Wish()
+    def _waits_s(self, now_s: float) -> float:
+        """Until something may be changed again."""
+        return max(0.0, self._changed_s + self.rules.cool_down_s - now_s)
 
 
 def window(recent: Iterable[Seen], now_s: float, rules: Rules) -> list[Seen]:

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field, fields
 
-from tandem.core.config import SloSection
+from tandem.core.config import PlannerMode, PlannerSection, SloSection
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, QueueRules
-
-
-class Mode(StrEnum):
-    """What becomes of a decision: none is made, it is only said, or it is carried out."""
-
-    OFF = "off"
-    ADVISE = "advise"
-    ACT = "act"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -125,17 +116,20 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What the planner wants, and why. `wanted` is `current` where all stays; `is_to_act`: carry it out now.
+    """What the planner wants, and why. `wanted` is `current` where all stays; `is_due`: nothing speaks against it any
+    more; `is_to_act`: carry it out now. `waits_s`: so long nothing is due, after the last change.
 
     `now` and `then` are what it predicts of both (None = nothing was predicted), `considered` of all that it looked at.
     """
 
     at_s: float
-    mode: Mode
+    mode: PlannerMode
     current: Split
     wanted: Split
     reason: str
+    is_due: bool = False
     is_to_act: bool = False
+    waits_s: float = 0.0
     now: Forecast | None = None
     then: Forecast | None = None
     considered: tuple[Forecast, ...] = ()
@@ -164,7 +158,7 @@ class Rules:
     `is_mixed_allowed`: all-mixed splits are looked at too.
     """
 
-    mode: Mode = Mode.OFF
+    mode: PlannerMode = PlannerMode.OFF
     window_s: float = 60.0
     max_requests: int = 400
     min_requests: int = 30
@@ -181,6 +175,13 @@ class Rules:
     spare_confirmations: int = 10
     is_mixed_allowed: bool = False
 
+    @classmethod
+    def configured(cls, section: PlannerSection, most_workers: int = 0) -> Rules:
+        """As `section` says; `most_workers` bounds the budget, too, 0 = nothing does."""
+        bounds = [bound for bound in (section.budget, most_workers) if bound]
+        same = {one.name: getattr(section, one.name) for one in fields(section) if one.name in _CONFIGURED}
+        return cls(**{**same, "budget": min(bounds, default=0)})
+
     def __post_init__(self) -> None:
         for name in ("window_s", "max_requests", "headroom", "confirmations", "spare_headroom", "spare_confirmations"):
             if not getattr(self, name) > 0:
@@ -191,3 +192,6 @@ class Rules:
         for name in ("min_requests", "worth_s", "cool_down_s", "budget"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} of the planner is {getattr(self, name)}", why="it must be 0 or more")
+
+
+_CONFIGURED = frozenset(one.name for one in fields(Rules))

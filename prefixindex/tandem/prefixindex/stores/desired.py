@@ -26,7 +26,7 @@ _SAVE = """
 local at = redis.call('HMGET', KEYS[1], 'version', 'state')
 if at[1] == ARGV[2] and at[2] == ARGV[3] then return 1 end
 if (at[1] or '0') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3])
+redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3], 'saved_s', redis.call('TIME')[1])
 return 1
 """
 
@@ -47,6 +47,18 @@ class DesiredStateStore:
         except OUTAGE as error:
             raise no_answer(error) from error
         return None if text is None else from_json(text)
+
+    async def dated(self) -> tuple[DesiredState | None, float]:
+        """As `load`, and how many seconds ago it was written, by the server's clock; 0 where nobody noted that."""
+        try:
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                pipeline.hmget(self._keys.desired, "state", "saved_s")
+                pipeline.time()
+                (text, saved_s), (now_s, _) = await pipeline.execute()
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        age_s = max(0.0, float(int(now_s) - int(saved_s))) if saved_s is not None else 0.0
+        return (None if text is None else from_json(text)), age_s
 
     async def version(self) -> int:
         """That of the state, also of one that `load` cannot read; 0 = none was ever saved."""

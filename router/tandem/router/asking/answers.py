@@ -106,6 +106,8 @@ class Answer:
         self._is_background = works[0].terms.is_background
 
     def __enter__(self) -> Answer:
+        for slot, work in enumerate(self._works):
+            self._desk.dispatcher.demand.came(self._request(slot), work, self._settings.received_s)
         if self._is_background:
             self._fly()
             return self
@@ -127,9 +129,13 @@ class Answer:
             for slot, work in enumerate(self._works):
                 left_s = self._settings.received_s + work.timeout_s - now_s
                 work = replace(work, timeout_s=max(_LEAST_S, left_s))
-                request = RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
-                self._flights.append(stack.enter_context(self._desk.dispatcher.fly(request, slot, work, self._inbox)))
+                flight = self._desk.dispatcher.fly(self._request(slot), slot, work, self._inbox)
+                self._flights.append(stack.enter_context(flight))
             self._stack.enter_context(stack.pop_all())
+
+    def _request(self, slot: int) -> RequestId:
+        """What the request of one of its prompts is called."""
+        return RequestId(f"{self.id}-{slot}") if len(self._works) > 1 else self.id
 
     def _arrived(self) -> Arrived:
         """What admission needs to know of it."""

@@ -21,6 +21,7 @@ from tandem.core.logs import event
 from tandem.core.sampling import SamplingParams
 from tandem.router.admission.terms import Terms
 from tandem.router.flights.breaker import Member
+from tandem.router.flights.demand import DemandBook
 from tandem.router.flights.flight import Flight, Inbox, Work
 from tandem.router.flights.legs import Legs, NotSentError
 from tandem.router.flights.moves import CAUSE as MOVED
@@ -90,6 +91,7 @@ class Dispatcher:
         self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
         self._legs = Legs(table, prefixes)
         self.traces = TraceBook()
+        self.demand = DemandBook()
         self._flights: dict[RequestId, Flight] = {}
         self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
         """Flights between two attempts, or before the first, and what wakes them."""

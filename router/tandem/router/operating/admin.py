@@ -211,6 +211,9 @@ def _scaling_routes(lock: AdminLock, scaling: ScalingDesk) -> list[Route]:
     async def propose(request: Request) -> Response:
         return _json(await scaling.propose(await read_json(request, _MAX_BODY_BYTES, NewWish)))
 
+    async def plan(request: Request) -> Response:
+        return _json(await scaling.planned())
+
     async def events(request: Request) -> Response:
         count = request.query_params.get("count", str(_EVENTS))
         if not count.isdecimal() or len(count) > 9:
@@ -220,6 +223,7 @@ def _scaling_routes(lock: AdminLock, scaling: ScalingDesk) -> list[Route]:
     return [
         Route(DESIRED_PATH, _keyed(lock, desired), methods=["GET", "POST"]),
         Route(f"{DESIRED_PATH}/propose", _keyed(lock, propose), methods=["POST"]),
+        Route("/admin/v1/plan", _keyed(lock, plan), methods=["GET"]),
         Route("/admin/v1/events", _keyed(lock, events), methods=["GET"]),
     ]
 

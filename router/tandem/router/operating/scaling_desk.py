@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tandem.core.config import PlannerMode
 from tandem.core.desired import DesiredState, roles_of
 from tandem.core.errors import ConfigError, ConflictError, InvalidRequestError, UnavailableError
 from tandem.core.ids import WorkerId
@@ -19,6 +20,7 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.wishes import WorkerLoad, changes, cordoned, flipped, model_of, restarted, scaled, split
 from tandem.prefixindex.stores.desired import DesiredStateStore, from_record
 from tandem.prefixindex.stores.events import ClusterEventStore
+from tandem.prefixindex.stores.planning import PlanningStore
 from tandem.router.workers.table import WorkerTable
 
 MAX_EVENTS_AT_ONCE = 500
@@ -85,6 +87,8 @@ class ScalingDesk:
     store: DesiredStateStore | None
     events: ClusterEventStore | None
     loads: Loads
+    planning: PlanningStore | None = None
+    planner_mode: PlannerMode = PlannerMode.OFF
 
     async def desired(self) -> dict[str, Any]:
         """The record as it stands."""
@@ -132,6 +136,11 @@ class ScalingDesk:
         found = await self.events.after(after, count) if after else await self.events.last(count)
         rows = [{"place": place, **asdict(event), "kind": event.kind.value} for place, event in found]
         return {"events": rows, "next": rows[-1]["place"] if rows else after or "0"}
+
+    async def planned(self) -> dict[str, Any]:
+        """What the planner said last: {"mode", "plan"}; `plan` None = it has said nothing for a while."""
+        word = await self.planning.word() if self.planning is not None else None
+        return {"mode": str((word or {}).get("mode", self.planner_mode.value)), "plan": word}
 
     async def _wished(
         self, before: DesiredState, wish: ScaleWish | FlipWish | CordonWish | RestartWish

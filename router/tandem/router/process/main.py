@@ -23,7 +23,7 @@ from fastapi import FastAPI
 from tandem.core import logs
 from tandem.core.addresses import host_port
 from tandem.core.clock import MonotonicClock
-from tandem.core.config import RouterConfig
+from tandem.core.config import PlannerMode, RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.core.garbage import keep_loaded
@@ -43,6 +43,7 @@ from tandem.prefixindex.stores.budgets import BudgetStore
 from tandem.prefixindex.stores.desired import DesiredStateStore
 from tandem.prefixindex.stores.events import ClusterEventStore
 from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
+from tandem.prefixindex.stores.planning import PlanningStore
 from tandem.router.admission.desk import Admission
 from tandem.router.admission.room import Room
 from tandem.router.admission.terms import Classes
@@ -65,6 +66,7 @@ from tandem.router.metrics.index import IndexCollector
 from tandem.router.metrics.router import Metrics
 from tandem.router.operating.admin import AdminLock, OnDown, create_admin_app, load_key
 from tandem.router.operating.audit import AuditDesk
+from tandem.router.operating.demand import DemandDesk
 from tandem.router.operating.keyring import Keyring, KeyStore
 from tandem.router.operating.routing_desk import RoutingDesk
 from tandem.router.operating.scaling_desk import ScalingDesk, UniqueBlocks, loads_of
@@ -106,6 +108,7 @@ class Surroundings:
     budgets: BudgetBooks | None = None
     desired: DesiredStateStore | None = None
     events: ClusterEventStore | None = None
+    planning: PlanningStore | None = None
     unique_blocks: UniqueBlocks | None = None
     """How many blocks of KV only one worker holds, by worker."""
     speculation: Speculation | None = None
@@ -189,7 +192,7 @@ class Router:
             positions=surroundings.positions,
         )
         self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
-        self._scaling = self._build_scaling(surroundings)
+        self._scaling, self.demand = self._build_scaling(surroundings), self._build_demand(surroundings, classes)
         self._on_down, self._storage = surroundings.on_down, surroundings.storage
         self._is_part = config.is_part
         self._tls = TlsFiles.of(config.settings.tls_cert, config.settings.tls_key)
@@ -300,9 +303,22 @@ class Router:
     def _make_link(self, where: Any) -> WorkerLink:
         return WorkerLink(where, self._identity, self.dispatcher, self._clock)
 
+    def _build_demand(self, around: Surroundings, classes: Classes) -> DemandDesk:
+        return DemandDesk(
+            dispatcher=self.dispatcher,
+            table=self.table,
+            classes=classes,
+            clock=self._clock,
+            unique_blocks=around.unique_blocks,
+            window_s=self.config.planner.window_s,
+        )
+
     def _build_scaling(self, around: Surroundings) -> ScalingDesk:
         loads = functools.partial(loads_of, self.table, around.unique_blocks)
-        return ScalingDesk(store=around.desired, events=around.events, loads=loads)
+        mode = self.config.planner.mode
+        return ScalingDesk(
+            store=around.desired, events=around.events, loads=loads, planning=around.planning, planner_mode=mode
+        )
 
     def _build_admission(self, classes: Classes) -> Admission:
         rules, room = self.config.admission, Room(self.config.admission, lambda: classes.least_itl_s)
@@ -346,6 +362,7 @@ async def _run(config: RouterConfig) -> int:
         store = DesiredStateStore(redis, keys)
         incarnation = new_incarnation()
         speculation = SharedSpeculation(redis, keys, MonotonicClock(), incarnation)
+        planning = PlanningStore(redis, keys)
         surroundings = Surroundings(
             directory=RedisDirectory(redis, keys, replica),
             index=replica,
@@ -356,6 +373,7 @@ async def _run(config: RouterConfig) -> int:
             budgets=BudgetStore(redis, keys),
             desired=store,
             events=ClusterEventStore(redis, keys),
+            planning=planning,
             unique_blocks=replica.unique_blocks,
             speculation=speculation,
         )
@@ -381,6 +399,9 @@ async def _run(config: RouterConfig) -> int:
                 group.create_task(speculation.run()),
                 group.create_task(links.watch(surroundings.speeds.set_rows)),
             ]
+            if config.planner.mode is not PlannerMode.OFF:
+                telling = router.demand.tell(planning, record.router, config.planner.interval_s)
+                tasks.append(group.create_task(telling))
             await router.serve(lambda: announce(router, record))
             for task in tasks:
                 task.cancel()

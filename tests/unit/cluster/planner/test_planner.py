@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tandem.cluster.planner import splits
 from tandem.cluster.planner.planner import Planner, window
-from tandem.cluster.planner.records import Decision, Mode, Observation, Rates, Rules, Seen, Split
-from tandem.core.config import SloSection
+from tandem.cluster.planner.records import Decision, Observation, Rates, Rules, Seen, Split
+from tandem.core.config import PlannerMode, PlannerSection, SloSection
 from tandem.core.errors import ConfigError
 from tandem.core.prefill_queue import PrefillSpeed
 
 RATES = Rates(prefill=PrefillSpeed(tokens_per_s=2000.0), decode_step_s=0.01, decode_sequence_s=0.001)
 PROMISES = {"": SloSection(ttft_s=2.0, itl_s=0.03)}
-ACT = Rules(mode=Mode.ACT, window_s=60.0, cool_down_s=60.0)
+ACT = Rules(mode=PlannerMode.ACT, window_s=60.0, cool_down_s=60.0)
 
 
 def load(rate: float, prompt_tokens: int, output_tokens: int, until_s: float, seed: int = 1) -> list[Seen]:
@@ -75,9 +75,9 @@ def test_a_decision_says_why_and_what_it_predicts() -> None:
 
 
 def test_off_looks_at_nothing_and_advise_never_acts() -> None:
-    off = ask(Planner(dataclasses.replace(ACT, mode=Mode.OFF)), Split(4, 4), prompts(), 60.0)
+    off = ask(Planner(dataclasses.replace(ACT, mode=PlannerMode.OFF)), Split(4, 4), prompts(), 60.0)
     assert (off.is_change, off.is_to_act, off.considered) == (False, False, ())
-    advising = Planner(dataclasses.replace(ACT, mode=Mode.ADVISE))
+    advising = Planner(dataclasses.replace(ACT, mode=PlannerMode.ADVISE))
     said = [ask(advising, Split(3, 5), prompts(60.0 + 15 * n), 60.0 + 15 * n) for n in range(6)]
     assert all(decision.is_change for decision in said)
     assert not any(decision.is_to_act for decision in said)
@@ -239,3 +239,31 @@ def test_it_never_goes_above_the_budget_and_always_serves(
                 assert decision.wanted.decode >= 1
         if decision.is_to_act:
             split = decision.wanted
+
+
+def test_a_change_of_others_counts_from_when_it_was_made() -> None:
+    acted = until_it_acts(Planner(ACT), Split(4, 4), prompts)
+    assert (acted.is_due, acted.waits_s) == (True, 0.0)
+    advising = Planner(dataclasses.replace(ACT, mode=PlannerMode.ADVISE))
+    advising.note_change(75.0)
+    held = ask(advising, Split(4, 4), prompts(90.0), 90.0)
+    assert (held.is_due, held.waits_s) == (False, 45.0)
+    assert "45 s to wait" in held.reason
+    advising.note_change(10.0)
+    assert ask(advising, Split(4, 4), prompts(90.0), 90.0).waits_s == 45.0, "an older change takes nothing back"
+
+
+def test_what_was_wanted_before_a_gap_counts_no_more() -> None:
+    planner = Planner(ACT)
+    ask(planner, Split(4, 4), prompts(60.0), 60.0)
+    planner.forget_wishes()
+    assert "1 of 2 decisions in a row" in ask(planner, Split(4, 4), prompts(600.0), 600.0).reason
+
+
+def test_rules_are_as_configured_and_never_above_what_may_run() -> None:
+    section = PlannerSection(mode=PlannerMode.ACT, budget=9, min_gain=0.2, is_scaling=True)
+    rules = Rules.configured(section, 6)
+    assert (rules.mode, rules.budget, rules.min_gain, rules.is_scaling) == (PlannerMode.ACT, 6, 0.2, True)
+    assert Rules.configured(section).budget == 9
+    assert Rules.configured(PlannerSection(), 6).budget == 6
+    assert Rules.configured(PlannerSection()) == Rules()

@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 
-from tandem.cluster.planner.records import Mode, Rules, Split
+from tandem.cluster.planner.records import Rules, Split
 from tandem.cluster.simulator.calibration import Calibration
 from tandem.cluster.simulator.figures import attained
 from tandem.cluster.simulator.laboratory import Laboratory, Outcome
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import Trace, TraceRequest
 from tandem.cluster.simulator.workloads import Conversations, conversations, shared_prompt
-from tandem.core.config import AdmissionSection, Disaggregation, PolicyName, SloSection
+from tandem.core.config import AdmissionSection, Disaggregation, PlannerMode, PolicyName, SloSection
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import QueueRules
 from tandem.router.planning.policies import create_policy
@@ -97,7 +97,7 @@ def shift() -> Trace:
 
 
 def test_the_planner_follows_a_load_that_shifts() -> None:
-    rules = Rules(mode=Mode.ACT, window_s=60.0)
+    rules = Rules(mode=PlannerMode.ACT, window_s=60.0)
     outcome = Laboratory(setup(3, 5, planner=rules), shift()).run()
     fixed = Laboratory(setup(3, 5), shift()).run()
     assert 1 <= len(outcome.flips) <= 6
@@ -109,7 +109,7 @@ def test_the_planner_follows_a_load_that_shifts() -> None:
 
 def test_a_planner_that_advises_changes_nothing() -> None:
     trace = shift().first(120.0)
-    advised = Laboratory(setup(5, 3, planner=Rules(mode=Mode.ADVISE, window_s=60.0)), trace).run()
+    advised = Laboratory(setup(5, 3, planner=Rules(mode=PlannerMode.ADVISE, window_s=60.0)), trace).run()
     fixed = Laboratory(setup(5, 3), trace).run()
     assert advised.records == fixed.records
     assert not advised.flips

@@ -1,0 +1,171 @@
+"""What a router tells a planner: who asked for how much in the last minutes, and how fast its workers say they are.
+
+Lengths and times, never what was said. A text of it is bounded, and read back with every type checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tandem.core.config import SloSection
+from tandem.core.desired import MAX_WORKERS
+from tandem.core.ids import RouterId, WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed
+
+MAX_ASKED: Final = 400
+"""Requests that one router tells of: as many as a planner looks at."""
+MAX_CLASSES: Final = 256
+MAX_BYTES: Final = 1 << 20
+_MAX_NAME = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A request that came `age_s` ago, served or not. `output_tokens`: of each of its `choices`, so far if it has not
+    ended."""
+
+    age_s: float
+    prompt_tokens: int
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    choices: int = 1
+    has_ended: bool = False
+    slo: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSeen:
+    """A worker as a router sees it. Speeds are 0 where they were not measured; `kv_tokens`: what its pool holds."""
+
+    worker: WorkerId
+    role: RoleName
+    takes_work: bool = True
+    prefill_speed: PrefillSpeed = UNMEASURED
+    decoding_sequences: int = 0
+    decode_step_s: float = 0.0
+    decode_sequence_s: float = 0.0
+    in_flight: int = 0
+    unique_prefix_bytes: int = 0
+    kv_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What one router saw. `promises`: its SLO classes."""
+
+    asked: tuple[Asked, ...] = ()
+    workers: tuple[WorkerSeen, ...] = ()
+    promises: Mapping[str, SloSection] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """One line: the latest MAX_ASKED requests, rows without names of fields."""
+        latest = sorted(self.asked, key=lambda one: one.age_s)[:MAX_ASKED]
+        body = {
+            "asked": [
+                [round(one.age_s, 3), one.prompt_tokens, one.output_tokens, one.cached_tokens, one.choices,
+                 one.has_ended, one.slo]
+                for one in latest
+            ],
+            "workers": [
+                [one.worker, one.role.value, one.takes_work, one.prefill_speed.tokens_per_s,
+                 one.prefill_speed.context_s, one.decoding_sequences, one.decode_step_s, one.decode_sequence_s,
+                 one.in_flight, one.unique_prefix_bytes, one.kv_tokens]
+                for one in self.workers[:MAX_WORKERS]
+            ],
+            "promises": {
+                name: [one.ttft_s, one.itl_s] for name, one in sorted(self.promises.items())[:MAX_CLASSES]
+            },
+        }  # fmt: skip
+        return json.dumps(body, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Demand:
+        """What `to_json` wrote; ValueError if it is anything else, or too much."""
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"{len(text)} bytes are more than {MAX_BYTES}")
+        raw = json.loads(text)
+        try:
+            asked, workers, promises = raw["asked"], raw["workers"], raw["promises"]
+            if len(asked) > MAX_ASKED or len(workers) > MAX_WORKERS or len(promises) > MAX_CLASSES:
+                raise ValueError("it has too many rows")
+            return cls(
+                asked=tuple(_asked(row) for row in asked),
+                workers=tuple(_worker(row) for row in workers),
+                promises={_name(name): _promise(row) for name, row in promises.items()},
+            )
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a router said, and how long ago."""
+
+    router: RouterId
+    age_s: float
+    demand: Demand
+
+
+def _asked(row: Any) -> Asked:
+    age_s, prompt_tokens, output_tokens, cached_tokens, choices, has_ended, slo = row
+    return Asked(
+        age_s=_seconds(age_s),
+        prompt_tokens=_count(prompt_tokens),
+        output_tokens=_count(output_tokens),
+        cached_tokens=_count(cached_tokens),
+        choices=_count(choices),
+        has_ended=_flag(has_ended),
+        slo=_name(slo),
+    )
+
+
+def _worker(row: Any) -> WorkerSeen:
+    (worker, role, takes_work, tokens_per_s, context_s, decoding, step_s, sequence_s, in_flight, unique_bytes,
+     kv_tokens) = row  # fmt: skip
+    return WorkerSeen(
+        worker=WorkerId(_name(worker)),
+        role=RoleName(role),
+        takes_work=_flag(takes_work),
+        prefill_speed=PrefillSpeed(tokens_per_s=_seconds(tokens_per_s), context_s=_seconds(context_s)),
+        decoding_sequences=_count(decoding),
+        decode_step_s=_seconds(step_s),
+        decode_sequence_s=_seconds(sequence_s),
+        in_flight=_count(in_flight),
+        unique_prefix_bytes=_count(unique_bytes),
+        kv_tokens=_count(kv_tokens),
+    )
+
+
+def _promise(row: Any) -> SloSection:
+    ttft_s, itl_s = row
+    return SloSection(ttft_s=_seconds(ttft_s), itl_s=_seconds(itl_s))
+
+
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:  # a bool is no int here
+        raise ValueError(f"{str(value)[:80]!r} is no count")
+    return value
+
+
+def _seconds(value: object) -> float:
+    """Or a speed: a number that is neither negative nor infinite."""
+    if type(value) not in (int, float) or not 0 <= float(value) < math.inf:  # type: ignore[arg-type]
+        raise ValueError(f"{str(value)[:80]!r} is no time")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _flag(value: object) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{str(value)[:80]!r} is neither true nor false")
+    return value
+
+
+def _name(value: object) -> str:
+    if type(value) is not str or len(value) > _MAX_NAME:
+        raise ValueError(f"{str(value)[:80]!r} is no name")
+    return value

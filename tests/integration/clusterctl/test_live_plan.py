@@ -1,0 +1,95 @@
+"""`clusterctl plan --live` against a real admin port: what the planner said, for people and for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from tandem.clusterctl import main as program
+from tandem.clusterctl.documents import schema
+from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.live_plan import next_action
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.prefixindex.stores.planning import PlanningStore
+from tests.integration.router.house import ADMIN_KEY, House, builder
+
+
+def forecast(split: str, attained: float) -> dict[str, Any]:
+    return {"split": split, "attained": attained, "goodput_per_s": 1.0, "ttft_p90_s": 2.0, "itl_p90_s": 0.02,
+            "prefill_busy": 0.5}  # fmt: skip
+
+
+WORD: dict[str, Any] = {
+    "mode": "advise", "at_s": 1e9, "version": 3, "split": "1P:3D", "wanted": "2P:2D", "reason": "it is better",
+    "is_due": True, "waits_s": 0.0, "requests": 90, "routers": 2, "unsettled": "", "now": forecast("1P:3D", 0.2),
+    "then": forecast("2P:2D", 0.987), "last_advice": {"at_s": 1e9, "what": "1P:3D → 2P:2D, because so"},
+    "last_action": None, "last_denial": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with PrivateRedis.start(tmp_path / "redis", "hush") as server, builder(tmp_path) as make:
+        (tmp_path / "key").write_text(ADMIN_KEY)
+        yield make(redis_url=server.url)
+
+
+def say(house: House, word: dict[str, Any]) -> None:
+    async def run() -> None:
+        redis = await connect(house.config.redis_url)
+        await PlanningStore(redis, Keys(house.config.cluster)).say(word, for_s=600.0)
+        await redis.aclose()
+
+    asyncio.run(run())
+
+
+def live(house: House, capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    key = house.config.admin_key_file
+    code = program.run(["plan", "--live", "--endpoint", house.admin_url, "--admin-key-file", key, *more])
+    out, error = capsys.readouterr()
+    assert code == Exit.OK, error
+    return out
+
+
+def document(house: House, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(live(house, capsys, "-o", "json"))
+    errors = jsonschema_rs.Draft202012Validator(schema("LivePlan")).iter_errors(found)
+    assert [str(error) for error in errors] == []
+    return found
+
+
+def test_what_it_wants_and_why_and_what_it_advised(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    assert document(house, capsys)["plan"] is None
+    assert "the planner is off" in live(house, capsys)
+    say(house, WORD)
+    assert document(house, capsys)["plan"] == WORD
+    lines = {line[:15].strip(): line[16:] for line in live(house, capsys).splitlines()}
+    assert lines["mode"] == "advise"
+    assert lines["wanted"] == "2P:2D"
+    assert lines["because"] == "it is better"
+    assert lines["next action"] == "never, it only advises"
+    assert lines["last advice"] == "2001-09-09 01:46:40 1P:3D → 2P:2D, because so"
+    assert "98.7%" in live(house, capsys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"unsettled": "decode-1 is to leave"}, "not while decode-1 is to leave"),
+        ({"wanted": "1P:3D"}, "none is wanted"),
+        ({"wanted": "1P:3D", "waits_s": 7.0}, "none is wanted, and nothing for 7 s"),
+        ({"waits_s": 7.0}, "in 7 s at the earliest"),
+        ({"is_due": False}, "once it has wanted the same for long enough"),
+        ({"mode": "act"}, "now"),
+    ],
+)
+def test_when_it_would_act_next(changes: dict[str, Any], said: str) -> None:
+    assert said in next_action({**WORD, **changes})

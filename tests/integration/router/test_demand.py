@@ -1,0 +1,80 @@
+"""What a router tells the planner, through a real Redis, and what the admin port says of the planner."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import httpx
+
+from tandem.core.config import AdmissionSection, SloSection
+from tandem.core.demand import Demand, Heard
+from tandem.core.ids import RouterId
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.stores.planning import PlanningStore
+from tests.integration.router.house import ADMIN_KEY, Build, House, ask
+from tools.waiting import wait_for_async
+
+SLO = {"chat": SloSection(ttft_s=9.0, itl_s=0.5)}
+
+
+def test_requests_workers_and_promises_are_told(build: Build, redis_url: str) -> None:
+    house = build(decode=2, redis_url=redis_url, slo=SLO, admission=AdmissionSection(default_slo="chat"))
+    house.wait_ready()
+    body = ask(house, n=2).json()
+    assert ask(house, prompt="x" * 100_000).status_code == 400, "too long: nobody's work"
+
+    async def told() -> Heard:
+        redis = await connect(redis_url)
+        store = PlanningStore(redis, Keys(house.config.cluster))
+        telling = asyncio.create_task(house.router.demand.tell(store, RouterId("r1"), 0.01))
+        try:
+            found: list[Heard] = []
+
+            async def is_over() -> bool:
+                found[:] = await store.heard()
+                return any(one.has_ended for heard in found for one in heard.demand.asked)
+
+            await wait_for_async(is_over)
+            return found[0]
+        finally:
+            telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await telling
+            await redis.aclose()
+
+    heard: Heard = house.call(told(), 60.0)
+    (one,) = heard.demand.asked
+    assert (one.prompt_tokens, one.choices, one.slo) == (body["usage"]["prompt_tokens"], 2, "chat")
+    assert one.output_tokens * 2 == body["usage"]["completion_tokens"]
+    assert heard.demand.promises == SLO
+    assert {(worker.worker, worker.role.value, worker.takes_work) for worker in heard.demand.workers} == {
+        ("prefill-0", "prefill", True), ("decode-0", "decode", True), ("decode-1", "decode", True),
+    }  # fmt: skip
+    assert Demand.from_json(heard.demand.to_json()) == heard.demand
+
+
+def test_the_admin_port_has_the_planners_last_word(build: Build, redis_url: str) -> None:
+    house = build(redis_url=redis_url)
+    assert planned(house) == {"mode": "off", "plan": None}
+    word = {"mode": "act", "reason": "so"}
+
+    async def say() -> None:
+        redis = await connect(redis_url)
+        await PlanningStore(redis, Keys(house.config.cluster)).say(word, for_s=60.0)
+        await redis.aclose()
+
+    asyncio.run(say())
+    assert planned(house) == {"mode": "act", "plan": word}
+
+
+def test_without_a_store_nothing_is_said(build: Build) -> None:
+    assert planned(build()) == {"mode": "off", "plan": None}
+
+
+def planned(house: House) -> dict[str, Any]:
+    answer = httpx.get(f"{house.admin_url}/admin/v1/plan", headers={"authorization": f"Bearer {ADMIN_KEY}"})
+    assert answer.status_code == 200
+    return dict(answer.json())
