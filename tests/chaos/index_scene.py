@@ -24,6 +24,7 @@ from tandem.core.liveness import LEASE_S
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.chaos.lossy_redis import LossyRedis
 from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts
+from tests.chaos.store_dumps import Dump, dump, put, restore
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, kill, running
 from tools.waiting import wait_for
@@ -36,7 +37,6 @@ FLAGS = (
 )  # fmt: skip
 TROUBLES = ("worker", "router", "restore", "flush", "last", "stopped")
 LEASE_MS = int(LEASE_S * 1000)
-Dump = dict[bytes, tuple[bytes, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class IndexScene:
         self._cluster, self._lossy, self._rng = cluster, lossy, rng
         self._redis = redis.Redis.from_url(server.url)
         self.prompts = SharedPrompts()
-        self._old: Dump = self._dump()
+        self._old = dump(self._redis)
         self._incarnations: dict[str, list[str]] = {}
         self._lapsed: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
@@ -109,8 +109,8 @@ class IndexScene:
             self._wait(lambda: self._lossy.lost > lost, 60, "an event is lost")
             self._lossy.rate = LOSS
             return "an event was lost for certain"
-        now = self._dump()
-        self._restore(self._old if kind == "restore" else {})
+        now = dump(self._redis)
+        restore(self._redis, self._old if kind == "restore" else {})
         old, self._old = self._old, now
         return f"{len(now)} keys gone, {len(old) if kind == 'restore' else 0} of an old dump back"
 
@@ -158,19 +158,19 @@ class IndexScene:
         assert held[worker] > 0, "somebody holds something"
         (dead,) = [w for w in self._cluster.status()["workers"] if w["worker"] == worker]
         mark = f"{{{worker}}}".encode()
-        ghost: Dump = {key: (value, 4 * LEASE_MS) for key, (value, _) in self._dump().items() if mark in key}
+        ghost: Dump = {key: (value, 4 * LEASE_MS) for key, (value, _) in dump(self._redis).items() if mark in key}
         assert {key.rsplit(b":", 1)[1] for key in ghost} == {b"lease", b"events", b"blocks"}
         for pid in (dead["pid"], *dead["rank_pids"]):
             kill(pid)
         self._wait(lambda: self._incarnation(worker) not in ("", dead["incarnation"]), 60, f"{worker} has a successor")
         self._lapsed.add((worker, dead["incarnation"]))
         if is_router_new:
-            self._put(ghost)
+            put(self._redis, ghost)
             kill(self._cluster.status()["router"]["pid"])
         began_s = time.monotonic()
         while time.monotonic() - began_s < 2 * LEASE_S or not self._is_ready():
             assert time.monotonic() - began_s < 60, "the router is not ready"
-            self._put(ghost)
+            put(self._redis, ghost)
             self._watch_incarnations()
             assert is_router_new or not self._is_followed(worker, dead["incarnation"]), "a dead worker is believed in"
             assert not any(self._claims(worker, known)), "blocks of a dead worker are claimed"
@@ -204,13 +204,6 @@ class IndexScene:
             rows = self._cluster.status()["workers"]
             return any((row["worker"], row["incarnation"]) == (worker, incarnation) for row in rows)
         return False
-
-    def _put(self, dump: Dump) -> None:
-        """These keys are back, in one step; all others stay as they are."""
-        with self._redis.pipeline(transaction=True) as pipeline:
-            for key, (payload, left_ms) in dump.items():
-                pipeline.restore(key, left_ms, payload, replace=True)
-            pipeline.execute()
 
     def calm(self, probes: int = 20) -> Calm:
         """Call without load. AssertionError if the cluster does not find back, or believes somebody who is gone."""
@@ -252,27 +245,6 @@ class IndexScene:
                 self.failed += status != 200
             if status != 200:
                 is_over.wait(0.05)
-
-    # ---- the volatile store ----------------------------------------------------------------------------------------
-
-    def _dump(self) -> Dump:
-        """Every key but the desired state, with the time that it had left."""
-        found: Dump = {}
-        for key in self._redis.scan_iter():
-            payload, left_ms = self._redis.dump(key), self._redis.pttl(key)
-            if payload is not None and not key.endswith(b":desired"):
-                found[key] = (payload, max(0, int(left_ms)))
-        return found
-
-    def _restore(self, old: Dump) -> None:
-        """Nothing but these keys, in one step."""
-        gone = [key for key in self._redis.scan_iter() if not key.endswith(b":desired")]
-        with self._redis.pipeline(transaction=True) as pipeline:
-            if gone:
-                pipeline.delete(*gone)
-            for key, (payload, left_ms) in old.items():
-                pipeline.restore(key, left_ms, payload, replace=True)
-            pipeline.execute()
 
     # ---- what is true ----------------------------------------------------------------------------------------------
 

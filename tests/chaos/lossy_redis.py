@@ -9,8 +9,9 @@ import threading
 from collections.abc import Sequence
 
 _Address = tuple[str, int]
-_PUBLISHED = 12
-"""Words of the publisher's script call: command, script, number of keys, three keys, and what it publishes."""
+_PUBLISHED, _CHECK = 15, 13
+"""Words of the publisher's script call: command, script, number of keys, three keys, and what it publishes; which of
+them says what the set comes to."""
 
 
 class LossyRedis:
@@ -61,7 +62,9 @@ class LossyRedis:
                 raw, words = await _command(reader)
                 if self._is_lost(words):
                     self.lost += 1
-                    writer.write(b":" + words[-1].partition(b":")[0] + b"\r\n")  # the size of the set, as it would be
+                    writer.write(
+                        b":" + words[_CHECK].partition(b":")[0] + b"\r\n"
+                    )  # the size of the set, as it would be
                     await writer.drain()
                 else:
                     server.write(raw)

@@ -69,8 +69,14 @@ BREAKER = "tandem_worker_breaker_state"
 
 # ---- reported by workers ----
 INDEX_PUBLISHING = "tandem_index_publishing_total"
-"""By `kind`: "entries" written, whole sets "republished" (the first counts too), "overflows" of the queue, "gaps" (what
-Redis had lost), "outages" of Redis."""
+"""By `kind`: "entries" written, whole sets "republished" (the first counts too), "overflows" of the queue, "refused"
+(another incarnation holds the lease, or none, or it was over), "gaps" (what Redis had lost), "outages" of Redis."""
+REGISTRY_REFUSED = "tandem_registry_refused_total"
+"""What a worker wrote to the registry in vain, by `reason`: "late" (its lease was over when Redis was reached) or
+"fenced" (another incarnation holds it, or none)."""
+REJOINS = "tandem_worker_rejoins_total"
+"""Times that a worker registered again without being told to, by `incarnation`: "same" (Redis had lost it), "new" (its
+lease had lapsed)."""
 WORKER_UP = "tandem_worker_up"
 WORKER_IN_FLIGHT = "tandem_worker_in_flight_requests"
 WORKER_QUEUED = "tandem_worker_queued_requests"

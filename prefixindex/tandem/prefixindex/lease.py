@@ -2,15 +2,22 @@
 
 A lease is one hash with the holder's incarnation, its record and its last beat; the server lets it expire. Whoever
 registers takes over: the holder before it finds another incarnation at its next beat and must register anew.
+
+An old dump may put back the lease of a holder that stood still meanwhile, and then the incarnations are equal again. So
+what is written says until when, by the clock of the server, its writer held the lease; what comes later is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio import Redis
 
-from tandem.core.liveness import LEASE_S
+from tandem.core.clock import Clock, MonotonicClock
+from tandem.core.errors import UnavailableError
+from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.records import Record, RouterRecord, WorkerRecord, to_json
@@ -18,24 +25,33 @@ from tandem.prefixindex.records import Record, RouterRecord, WorkerRecord, to_js
 TOMBSTONE_S: Final = 4 * LEASE_S
 NO_INCARNATION: Final = b"0"
 
-_REGISTER = """
+_QUICK_S: Final = BEAT_S / 5
+"""An answer that came within this tells what the server's clock says now; one that took longer may be an old one."""
+
+# Every script answers with the time of the server in ms: as it is if it did what was asked, negative if the lease was
+# over by then (ARGV[1], in ms; 0 = no limit). 0: another incarnation holds the lease, or none.
+_NOW = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+if tonumber(ARGV[1]) > 0 and now >= tonumber(ARGV[1]) then return -now end
+"""
+_IF_HELD = "if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[2] then return 0 end\n"
+_REGISTER = f"""{_NOW}
 redis.call('DEL', KEYS[1])
-redis.call('HSET', KEYS[1], 'incarnation', ARGV[1], 'record', ARGV[2],
+redis.call('HSET', KEYS[1], 'incarnation', ARGV[2], 'record', ARGV[3],
            'beat', 0, 'seq', 0, 'count', 0, 'digest', '0')
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return 1
+redis.call('PEXPIRE', KEYS[1], ARGV[4])
+return now
 """
-_BEAT = """
-if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'seq', ARGV[3], 'count', ARGV[4], 'digest', ARGV[5])
+_BEAT = f"""{_NOW}{_IF_HELD}
+redis.call('HSET', KEYS[1], 'seq', ARGV[4], 'count', ARGV[5], 'digest', ARGV[6])
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return 1
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+return now
 """
-_AMEND = """
-if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'record', ARGV[2])
-return 1
+_AMEND = f"""{_NOW}{_IF_HELD}
+redis.call('HSET', KEYS[1], 'record', ARGV[3])
+return now
 """
 # Leaves a tombstone (incarnation 0, and who left in place of the record): watchers know at once, and late beats and
 # events find themselves fenced.
@@ -47,11 +63,32 @@ return 1
 """
 
 
-class _Lease:
-    """One member's lease. Every call raises UnavailableError when Redis does not answer (then nothing is known)."""
+@dataclass(slots=True)
+class LeaseCounters:
+    """What was refused since construction: `late`, of a holder whose lease was over; `fenced`, as another incarnation
+    held it, or none."""
 
-    def __init__(self, redis: Redis, keys: Keys, kind: Member, lease_s: float) -> None:
+    late: int = 0
+    fenced: int = 0
+
+
+class _Lease:
+    """One member's lease. Every call raises UnavailableError when Redis does not answer (then nothing is known), or
+    was reached after `held_until` (then nothing was written)."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        kind: Member,
+        lease_s: float,
+        clock: Clock | None = None,
+        held_until: Callable[[], float] | None = None,
+    ) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
+        self._clock, self._held_until = clock or MonotonicClock(), held_until
+        self._ahead_s: float | None = None  # the server's clock, before ours; rather less than it is
+        self.counters = LeaseCounters()
         self._keys, self._kind, self._lease_s = keys, kind, lease_s
         self._record: Record | None = None
         self._register = redis.register_script(_REGISTER)
@@ -59,10 +96,19 @@ class _Lease:
         self._amend = redis.register_script(_AMEND)
         self._deregister = redis.register_script(_DEREGISTER)
 
+    @property
+    def deadline_ms(self) -> int:
+        """When by the server's clock the lease is over, in ms, unless it is prolonged; 0 = not known."""
+        if self._held_until is None or self._ahead_s is None:
+            return 0
+        return int((self._held_until() + self._ahead_s) * 1000)
+
     async def _take(self, record: Record) -> None:
         key = self._keys.lease(self._kind, record.member)
+        is_known = self._record is not None and self._record.incarnation == record.incarnation
+        deadline_ms = self.deadline_ms if is_known else 0  # nobody can have given up one that is new
         try:
-            await self._register(keys=[key], args=[record.incarnation, to_json(record), self._lease_ms])
+            await self._ask(self._register, key, deadline_ms, record.incarnation, to_json(record), self._lease_ms)
             await self._redis.sadd(self._keys.members(self._kind), record.member)
             await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
         except OUTAGE as error:
@@ -73,25 +119,44 @@ class _Lease:
         record = self._held()
         key = self._keys.lease(self._kind, record.member)
         try:
-            is_held = await self._beat(
-                keys=[key], args=[record.incarnation, self._lease_ms, seq, count, format(digest, "x")]
+            is_held = await self._ask(
+                self._beat, key, self.deadline_ms, record.incarnation, self._lease_ms, seq, count, format(digest, "x")
             )
             if is_held:  # the set of members may have been flushed or forgot us
                 await self._redis.sadd(self._keys.members(self._kind), record.member)
         except OUTAGE as error:
             raise no_answer(error) from error
-        return bool(is_held)
+        return is_held
 
     async def _change(self, record: Record) -> bool:
         key = self._keys.lease(self._kind, record.member)
         try:
-            is_held = bool(await self._amend(keys=[key], args=[record.incarnation, to_json(record)]))
+            is_held = await self._ask(self._amend, key, self.deadline_ms, record.incarnation, to_json(record))
             if is_held:
                 self._record = record
                 await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
         except OUTAGE as error:
             raise no_answer(error) from error
         return is_held
+
+    async def _ask(self, script: Any, key: str, deadline_ms: int, *args: object) -> bool:
+        """Whether it was done; False: another incarnation holds the lease, or none. UnavailableError: too late."""
+        asked_s = self._clock.now_s()
+        answer = int(await script(keys=[key], args=[deadline_ms, *args]))
+        if answer:
+            self._learn(abs(answer) / 1000, asked_s)
+        self.counters.fenced += answer == 0
+        if answer < 0:
+            self.counters.late += 1
+            raise UnavailableError("Redis was reached too late", why="the lease was over by then, by its clock")
+        return answer > 0
+
+    def _learn(self, server_s: float, asked_s: float) -> None:
+        """The server's clock said this at some moment since `asked_s`; now at the latest."""
+        now_s = self._clock.now_s()
+        ahead_s = server_s - now_s
+        if self._ahead_s is None or now_s - asked_s < _QUICK_S or ahead_s > self._ahead_s:
+            self._ahead_s = ahead_s
 
     async def announce(self) -> None:
         """Have watchers look now. UnavailableError: Redis does not answer."""
@@ -124,8 +189,18 @@ class _Lease:
 class WorkerLease(_Lease):
     """A worker's lease of `lease_s` seconds. One task uses it: register, beat every 0.5 s, deregister."""
 
-    def __init__(self, redis: Redis, keys: Keys, *, lease_s: float = LEASE_S) -> None:
-        super().__init__(redis, keys, Member.WORKER, lease_s)
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        *,
+        lease_s: float = LEASE_S,
+        clock: Clock | None = None,
+        held_until: Callable[[], float] | None = None,
+    ) -> None:
+        """`held_until`: until when, by `clock`, the worker holds its lease: what comes to Redis later is refused, but
+        for a new incarnation. None = whenever it comes."""
+        super().__init__(redis, keys, Member.WORKER, lease_s, clock, held_until)
 
     async def register(self, record: WorkerRecord) -> None:
         """Take the lease for `record.incarnation`, from whoever held it. UnavailableError: Redis does not answer."""

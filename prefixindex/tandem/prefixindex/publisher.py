@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -32,11 +32,14 @@ STREAM_ENTRIES: Final = 2048
 """Entries kept for readers that fell behind (trimmed approximately): at most about 18 MB a worker, usually far less."""
 _LINGER_S: Final = 0.002
 
-_LOST, _GAP = -1, -2
+_LOST, _GAP, _LATE = -1, -2, -3
 
-# Returns the size of the set, or _LOST (another incarnation holds the lease) or _GAP (the stream is not where we left
-# it). A call that is repeated because its answer got lost finds its entry in place and changes nothing.
+# Returns the size of the set, or _LOST (another incarnation holds the lease), _LATE (its holder's time was over: see
+# lease.py) or _GAP (the stream is not where we left it). A call that is repeated because its answer got lost finds its
+# entry in place and changes nothing.
 _WRITE = f"""
+local time, until_ms = redis.call('TIME'), tonumber(ARGV[9])
+if until_ms > 0 and time[1] * 1000 + math.floor(time[2] / 1000) >= until_ms then return {_LATE} end
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return {_LOST} end
 local mode, seq, ttl = ARGV[2], tonumber(ARGV[3]), ARGV[5]
 local last, at = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1), 0
@@ -90,6 +93,7 @@ class PublisherCounters:
     entries: int = 0
     republished: int = 0
     overflows: int = 0
+    refused: int = 0
     gaps: int = 0
     outages: int = 0
 
@@ -111,11 +115,13 @@ class BlockEventPublisher:
         entry_blocks: int = ENTRY_BLOCKS,
         stream_entries: int = STREAM_ENTRIES,
         check_s: float = BEAT_S,
+        until_ms: Callable[[], int | None] = lambda: 0,
     ) -> None:
+        """`until_ms`: when by the server's clock the worker's lease is over; 0 = not known, None = it is over."""
         self._keys, self._worker, self._incarnation = keys, worker, incarnation
         self._script: Any = redis.register_script(_WRITE)
         self._max_pending, self._entry_blocks = max_pending_blocks, entry_blocks
-        self._stream_entries, self._check_s = stream_entries, check_s
+        self._stream_entries, self._check_s, self._until_ms = stream_entries, check_s, until_ms
         self._held: set[bytes] = set()
         self._pending: dict[bytes, bool] = {}  # member → True to store, False to remove
         self._in_flight: _Entry | None = None
@@ -137,7 +143,7 @@ class BlockEventPublisher:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the last answer was that another incarnation, or none, holds the lease."""
+        """Whether the last answer was that another incarnation, or none, holds the lease, or that it is over."""
         return self._is_lost
 
     def offer(self, events: Iterable[BlockEvent]) -> None:
@@ -225,7 +231,10 @@ class BlockEventPublisher:
         return _Entry(mode, after, b"".join(stored), b"".join(removed))
 
     async def _write(self, entry: _Entry) -> None:
-        incarnation = self._incarnation
+        incarnation, until_ms = self._incarnation, self._until_ms()
+        if until_ms is None:  # who was given up meanwhile says nothing more, even if nobody is there to refuse it
+            self._settle(entry, _LATE)
+            return
         result = await self._script(
             keys=[
                 self._keys.lease(Member.WORKER, self._worker),
@@ -234,14 +243,14 @@ class BlockEventPublisher:
             ],
             args=[
                 incarnation, entry.mode, entry.after.seq, self._stream_entries, int(INDEX_TTL_S * 1000),
-                entry.stored, entry.removed, entry.after.check(),
+                entry.stored, entry.removed, entry.after.check(), until_ms,
             ],
         )  # fmt: skip
         if entry is self._in_flight or (entry.mode is Mode.CHECK and incarnation == self._incarnation):
             self._settle(entry, int(result))  # else renewed meanwhile: the answer is about the past
 
     def _settle(self, entry: _Entry, result: int) -> None:
-        self._is_lost = result == _LOST
+        was_lost, self._is_lost = self._is_lost, result in (_LOST, _LATE)
         if result == entry.after.blocks:
             self._in_flight, self._written = None, entry.after
             self.counters.entries += entry.mode is not Mode.CHECK
@@ -251,7 +260,11 @@ class BlockEventPublisher:
         self._in_flight = None
         self._void_pending()
         self._burn(entry)
-        if not self._is_lost:
+        if self._is_lost:
+            self.counters.refused += 1
+            if not was_lost:
+                _log.warning("index refused: the lease is lost", extra={"fields": {"worker": self._worker}})
+        else:
             self.counters.gaps += 1
             _log.warning("index lost in Redis, publishing again", extra={"fields": {"worker": self._worker}})
 

@@ -86,6 +86,10 @@ def test_pages_of_another_release_are_passed_over(server: PrivateRedis) -> None:
         assert await store.after(BEGINNING, 2) == []
         await store.append([known])
         assert [happened for _, happened in await store.after(BEGINNING, 2)] == [known]
+        for _ in range(3):
+            await redis.xadd(Keys("c").cluster_events, {b"event": b'{"kind": "of the future"}'})
+        ((place, happened),) = await store.last(2)
+        assert (happened, await store.after(place, 2)) == (known, []), "whoever follows goes on from there"
         await redis.aclose()
 
     asyncio.run(run())

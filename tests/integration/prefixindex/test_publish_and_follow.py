@@ -308,6 +308,35 @@ def test_a_stale_incarnation_is_never_visible(
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("until_ms", [None, 1], ids=["by its own clock", "by the clock of Redis"])
+def test_who_was_given_up_publishes_nothing_though_its_lease_is_back(
+    server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any, until_ms: int | None
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            limit: list[int | None] = [0]
+            worker = hosted_worker(redis, KEYS, "w1", lease_s=60, until_ms=lambda: limit[0])
+            await worker.register()
+            worker.store(1)
+            async with running(worker.publisher.run()):
+                await until(lambda: worker.publisher.is_idle)
+                entries = await redis.xlen(KEYS.events(worker.id, worker.incarnation))
+                limit[0] = until_ms
+                worker.store(2)
+                await until(lambda: worker.publisher.counters.refused >= 2)
+                assert worker.publisher.is_lost
+                assert await redis.scard(KEYS.blocks(worker.id, worker.incarnation)) == 1
+                assert await redis.xlen(KEYS.events(worker.id, worker.incarnation)) == entries
+                limit[0] = 0
+                before = worker.incarnation
+                await worker.register()
+                await until(lambda: worker.publisher.is_idle)
+                assert await redis.scard(KEYS.blocks(worker.id, worker.incarnation)) == 2
+                assert await redis.scard(KEYS.blocks(worker.id, before)) <= 1
+
+    asyncio.run(scenario())
+
+
 def test_publishing_waits_for_the_lease(
     server: PrivateRedis, client: Any, until: Any, running: Any, hosted_worker: Any
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from tandem.core.clock import MonotonicClock
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.prefixindex.keys import Keys, Member
@@ -45,6 +46,53 @@ def test_a_lease_is_taken_held_and_taken_over(server: PrivateRedis, client: Any)
             assert await second.beat(0, 0, 1 << 130)
             assert await second.deregister()
             assert not await second.beat(0, 0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_what_comes_after_the_lease_is_refused_though_an_old_dump_put_the_lease_back(
+    server: PrivateRedis, client: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            clock, left_s = MonotonicClock(), 2.5
+            lease = WorkerLease(redis, KEYS, lease_s=60, clock=clock, held_until=lambda: clock.now_s() + left_s)
+            old = record()
+            await lease.register(old)
+            assert await lease.beat(1, 1, 1)
+            dump = await redis.dump(LEASE_KEY)
+            left_s = -1.0
+            await redis.delete(LEASE_KEY)
+            await redis.restore(LEASE_KEY, 60_000, dump)
+            before = await redis.hgetall(LEASE_KEY)
+            for write in (lease.beat(2, 2, 2), lease.amend(replace(old, state="draining")), lease.register(old)):
+                with pytest.raises(UnavailableError, match="too late"):
+                    await write
+            assert await redis.hgetall(LEASE_KEY) == before
+            assert (lease.counters.late, lease.counters.fenced) == (3, 0)
+            await lease.register(record())
+            left_s = 2.5
+            assert await lease.beat(0, 0, 0), "the new incarnation lives"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_whose_clock_was_put_forward_is_believed_at_the_next_beat(server: PrivateRedis, client: Any) -> None:
+    class Clock:
+        behind_s = 0.0
+
+        def now_s(self) -> float:
+            return MonotonicClock().now_s() - self.behind_s
+
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            clock = Clock()
+            lease = WorkerLease(redis, KEYS, lease_s=60, clock=clock, held_until=lambda: clock.now_s() + 60)
+            await lease.register(record())
+            clock.behind_s = 3600.0
+            with pytest.raises(UnavailableError, match="too late"):
+                await lease.beat(1, 1, 1)
+            assert await lease.beat(1, 1, 1)
 
     asyncio.run(scenario())
 

@@ -116,6 +116,51 @@ def test_a_late_acknowledgement_does_not_revive(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_lease_that_an_old_dump_puts_back_is_not_ours_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lapsed, and the store holds it again under the same incarnation. Until there is a new one nothing is said."""
+    register, may_register = WorkerLease.register, asyncio.Event()
+    asked: list[Incarnation] = []
+
+    async def gated(lease: WorkerLease, record: WorkerRecord) -> None:
+        asked.append(record.incarnation)
+        if len(asked) > 1:
+            await may_register.wait()
+        await register(lease, record)
+
+    monkeypatch.setattr(WorkerLease, "register", gated)
+
+    async def run() -> None:
+        async with joined(tmp_path) as (watched, before, redis):
+            membership, keys = watched.membership, Keys("test")
+            lease, blocks = keys.lease(Member.WORKER, "w0"), keys.blocks(WorkerId("w0"), before)
+            events = keys.events(WorkerId("w0"), before)
+            membership.publish([(GroupId(0), BlockHash(b"0123456789abcdef"), False)])
+            await wait_for_async(lambda: redis.scard(blocks))
+            dump = await redis.dump(lease)
+            assert dump is not None
+            watched.clock.advance(10.0)
+            await wait_for_async(lambda: len(asked) == 2)
+            await redis.restore(lease, 60_000, dump, replace=True)
+            published = await redis.xlen(events)
+            refused = membership.counters()["tandem_index_publishing_total{kind=refused}"]
+            membership.publish([(GroupId(0), BlockHash(b"fedcba9876543210"), False)])
+            await wait_for_async(lambda: membership.counters()["tandem_index_publishing_total{kind=refused}"] > refused)
+            assert (await redis.scard(blocks), await redis.xlen(events)) == (1, published)
+            assert await registered(redis) == before, "as the dump has it"
+            may_register.set()
+            await wait_for_async(lambda: watched.renewed)
+            assert await registered(redis) == watched.renewed[0] == asked[1] != before
+            await wait_for_async(lambda: redis.scard(keys.blocks(WorkerId("w0"), watched.renewed[0])))
+            assert await redis.scard(blocks) <= 1
+            counters = membership.counters()
+            assert counters["tandem_worker_rejoins_total{incarnation=new}"] == 1
+            assert counters["tandem_worker_rejoins_total{incarnation=same}"] == 0
+
+    asyncio.run(run())
+
+
 def test_a_state_stands_in_the_record_also_after_a_new_registration(tmp_path: Path) -> None:
     async def record(redis: Redis) -> WorkerRecord | None:
         raw = await redis.hget(Keys("test").lease(Member.WORKER, "w0"), "record")

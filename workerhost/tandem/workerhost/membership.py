@@ -21,7 +21,7 @@ from tandem.core.ids import GroupId, Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
-from tandem.core.metricnames import INDEX_PUBLISHING, counter_key
+from tandem.core.metricnames import INDEX_PUBLISHING, REGISTRY_REFUSED, REJOINS, counter_key
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.events import BlockChange, BlockEvent
 from tandem.prefixindex.keys import Keys
@@ -57,6 +57,7 @@ class Membership:
         self._publisher: BlockEventPublisher | None = None
         self._early: list[BlockEvent] = []
         self._until_s = 0.0
+        self._rejoins = {"same": 0, "new": 0}
         self._turn = asyncio.Lock()
         """Who holds it has the lease to itself: beats, and changes of what is registered."""
         self._introductions = 0
@@ -65,11 +66,13 @@ class Membership:
     async def join(self, info: w.WorkerInfo) -> Incarnation:
         """Register under a fresh incarnation; raises StartupError or UnavailableError when Redis is out of reach."""
         self._redis = await connect(self._config.redis_url)
-        self._lease = WorkerLease(self._redis, self._keys)
+        self._lease = WorkerLease(self._redis, self._keys, clock=self._clock, held_until=lambda: self._until_s)
         self._info.CopyFrom(info)
         incarnation = new_incarnation()
         self._grant(await self._register(incarnation))
-        self._publisher = BlockEventPublisher(self._redis, self._keys, WorkerId(info.worker), incarnation)
+        self._publisher = BlockEventPublisher(
+            self._redis, self._keys, WorkerId(info.worker), incarnation, until_ms=self._writes_until_ms
+        )
         self._publisher.offer(self._early)
         return incarnation
 
@@ -115,8 +118,13 @@ class Membership:
 
     def counters(self) -> dict[str, float]:
         """What publishing has come to, by the keys of a load report."""
-        counts = {} if self._publisher is None else asdict(self._publisher.counters)
-        return {counter_key(INDEX_PUBLISHING, kind=kind): float(count) for kind, count in counts.items()}
+        published = {} if self._publisher is None else asdict(self._publisher.counters)
+        refused = {} if self._lease is None else asdict(self._lease.counters)
+        return (
+            {counter_key(INDEX_PUBLISHING, kind=kind): float(count) for kind, count in published.items()}
+            | {counter_key(REGISTRY_REFUSED, reason=reason): float(count) for reason, count in refused.items()}
+            | {counter_key(REJOINS, incarnation=which): float(count) for which, count in self._rejoins.items()}
+        )
 
     async def run(self) -> None:
         """Beat and publish until cancelled."""
@@ -207,12 +215,18 @@ class Membership:
             if not self.has_lapsed:
                 self._publisher.renew(self.incarnation)
                 self._grant(asked_s)
+                self._rejoins["same"] += 1
                 return
         incarnation = new_incarnation()
         asked_s = await self._register(incarnation)
         self._publisher.renew(incarnation)
         self._grant(asked_s)
+        self._rejoins["new"] += 1
         self._on_new_incarnation(incarnation)
+
+    def _writes_until_ms(self) -> int | None:
+        assert self._lease is not None
+        return None if self.has_lapsed else self._lease.deadline_ms
 
     async def _register(self, incarnation: Incarnation) -> float:
         """Register and return when that was asked for; the caller takes the lease from then on."""

@@ -36,12 +36,16 @@ class ClusterEventStore:
             raise no_answer(error) from error
 
     async def last(self, count: int) -> list[tuple[str, ClusterEvent]]:
-        """The last `count`, oldest first, each with its place."""
+        """The last `count` that can be read, oldest first, each with its place."""
+        found: list[tuple[str, ClusterEvent]] = []
+        before = "+"
         try:
-            rows = await self._redis.xrevrange(self._key, count=max(1, count))
+            while len(found) < count and (rows := await self._redis.xrevrange(self._key, max=before, count=count)):
+                found = [*_decoded(reversed(rows)), *found]
+                before = f"({rows[-1][0].decode()}"
         except OUTAGE as error:
             raise no_answer(error) from error
-        return _decoded(reversed(rows)) if count > 0 else []
+        return found[-count:] if count > 0 else []
 
     async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]:
         """Up to `count` that came after `place` (BEGINNING = all), oldest first; InvalidRequestError if it is none.

@@ -1,0 +1,38 @@
+"""Workers that stand still, are given up and wake up, on a registry that is as it was, empty, or older than they are.
+
+All of it, and how long it takes: `make proof NAME=frozen`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.frozen import Cell, FrozenScene, frozen_scene
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrozenScene]:
+    with frozen_scene(tmp_path_factory.mktemp("frozen"), seed=6) as scene:
+        yield scene
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        Cell("prefill", "at work", "old dump"),
+        Cell("decode", "at work", "emptied"),
+        Cell("decode", "idle", "old dump"),
+        Cell("prefill", "idle", "old files"),
+    ],
+    ids=str,
+)
+def test_who_wakes_up_is_somebody_else(scene: FrozenScene, cell: Cell) -> None:
+    found = scene.freeze(cell)
+    print(f"{cell}: {found}")
+    assert found.reattempts > 0 or cell.moment == "idle", "somebody was hit"
+
+
+def test_the_dead_are_not_asked(scene: FrozenScene) -> None:
+    print(f"out of rotation after {scene.kill('decode', 'host'):.2f} s")
