@@ -80,7 +80,9 @@ class MapPoint(TypedDict):
     rate: float
     by_way: dict[str, float]
     splits: dict[str, str]
+    by_split: dict[str, dict[str, float]]
     gain: float
+    nearness: float
 
 
 class DisaggregationMap(TypedDict):

@@ -133,7 +133,7 @@ def _check(workers: int, picture: Path | None) -> None:
 
 
 def _point(point: Point) -> dict[str, Any]:
-    return {**asdict(point), "gain": point.gain}
+    return {**asdict(point), "gain": point.gain, "nearness": point.nearness}
 
 
 def _show_splits(found: Record, console: Console) -> None:
@@ -154,12 +154,13 @@ def _show_map(found: Record, console: Console) -> None:
     from tandem.clusterctl import page
 
     page.say(console, f"{found['workers']} workers; {found['calibration']}")
-    columns = ("PROMPT", "ANSWER", "LOAD", "LINK", "AUTO", "ALWAYS", "NEVER", "MIXED", "GAIN", "SPLIT")
-    made = page.table(*columns, right=columns[:9])
+    columns = ("PROMPT", "ANSWER", "LOAD", "LINK", "AUTO", "ALWAYS", "NEVER", "MIXED", "NEAR", "GAIN", "SPLIT")
+    made = page.table(*columns, right=columns[:10])
     for point in found["points"]:
         ways = [f"{point['by_way'][way]:.0%}" for way in ("auto", "always", "never", "mixed")]
         made.add_row(
             str(point["prompt_tokens"]), str(point["output_tokens"]), f"{point['load']:.0%}",
-            f"{point['link_bytes_per_s'] / 1e9:g} GB/s", *ways, f"{point['gain']:+.0%}", point["splits"]["always"],
+            f"{point['link_bytes_per_s'] / 1e9:g} GB/s", *ways, f"{point['nearness']:.2f}", f"{point['gain']:+.0%}",
+            point["splits"]["always"],
         )  # fmt: skip
     console.print(made)

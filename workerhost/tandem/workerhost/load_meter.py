@@ -62,6 +62,8 @@ class LoadMeter:
             self._decoding.observe(result.decode_tokens, took_s)
         self._shell.count("steps")
         self._shell.count("step_seconds", took_s)
+        if result.prefill_tokens:
+            self._shell.count("prefill_step_seconds", took_s)
         self._shell.count("prefill_tokens", result.prefill_tokens)
         self._shell.count("decode_tokens", result.decode_tokens)
         self._shell.count("preemptions", len(result.preempted))

@@ -109,6 +109,7 @@ class Work:
     worker: WorkerId
     role: str
     busy_s: float = 0.0
+    prefill_step_s: float = 0.0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     requests: int = 0

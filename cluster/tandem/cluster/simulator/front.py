@@ -30,6 +30,8 @@ from tandem.prefixindex.speculation import Holder, Speculation
 from tandem.router.admission.desk import ANSWER_TOKENS, POLL_S, Admission, Arrived
 from tandem.router.admission.room import Need, Room
 from tandem.router.admission.terms import Terms
+from tandem.router.planning.computing import ComputingShare
+from tandem.router.planning.lengths import AnswerLengths
 from tandem.router.planning.outstanding import Outstanding, Sent, sent
 from tandem.router.planning.plan import Candidate, Job, Plan
 from tandem.router.planning.popularity import Popularity
@@ -61,6 +63,7 @@ class _Known:
     load: Load = field(default_factory=Load)
     reported_s: float = float("-inf")
     outstanding: Outstanding = field(default_factory=Outstanding)
+    computing: ComputingShare = field(default_factory=ComputingShare)
     last_used: int = 0
     plain: Candidate | None = None
     """As it was made last for a prompt of which nothing is held there, while `plain_of` stays as it was."""
@@ -77,7 +80,10 @@ class Front:
         self._events, self._setup, self._calibration = events, setup, setup.calibration
         self._table = BlockTable(DEFAULT_MAX_BYTES)
         self._speculation, self._popularity = Speculation(events), Popularity(events)
+        self._lengths = AnswerLengths()
         self._known: dict[WorkerId, _Known] = {}
+        self._itl_s = min((one.itl_s for one in setup.promises.values() if one.itl_s), default=math.inf)
+        self._ttft_s = min((one.ttft_s for one in setup.promises.values() if one.ttft_s), default=math.inf)
         self._uses = 0
         self._read_s = -math.inf
         # A worker that does not say what its KV is, is never fetched from.
@@ -115,6 +121,10 @@ class Front:
             max_tokens=max_tokens,
             now_s=self._events.now_s(),
             waiting=0 if self._admission is None else self._admission.waiting,
+            answer_tokens=self._lengths.mean(""),
+            promised_ttft_s=self._ttft_s,
+            waited_s=self._events.now_s() - request.arrival_s,
+            itl_s=self._itl_s,
         )
 
     def plan(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int | None = None) -> Plan:
@@ -163,12 +173,21 @@ class Front:
         """The first token came."""
         if self._known[flight.prefill].outstanding.compute(flight.key):
             self._settle(flight)
+            if flight.decode != flight.prefill:
+                self._known[flight.decode].outstanding.depart(flight.key)
             for other in self.others:
                 self._events.after(TOLD_S, partial(other._settle, flight))
 
-    def left(self, flight: Flight, worker: WorkerId) -> None:
-        """The worker has nothing to do with it any more."""
-        self._known[worker].outstanding.end(flight.key)
+    def handed_over(self, flight: Flight) -> None:
+        """The decode worker's first token came: the prefill worker has nothing to do with it any more."""
+        self._known[flight.prefill].outstanding.end(flight.key)
+        self._known[flight.decode].outstanding.compute(flight.key)
+
+    def finished(self, flight: Flight) -> None:
+        """The last token came."""
+        for worker in (flight.prefill, flight.decode):
+            self._known[worker].outstanding.end(flight.key)
+        self._lengths.ended("", flight.request.output_tokens)
 
     # ---- workers that change ---------------------------------------------------------------------------------------
 
@@ -194,8 +213,7 @@ class Front:
     # ---- who waits here --------------------------------------------------------------------------------------------
 
     def _new_admission(self, rules: AdmissionSection) -> Admission:
-        least_itl_s = min((one.itl_s for one in self._setup.promises.values() if one.itl_s), default=math.inf)
-        room = Room(rules, lambda: least_itl_s)
+        room = Room(rules, lambda: self._itl_s)
 
         def has_room(_: str, need: Need) -> bool:
             now_s = self._events.now_s()
@@ -203,7 +221,7 @@ class Front:
             return room.is_there(need, self._known.values(), now_s)
 
         def has_place(worker: WorkerId, need: Need) -> bool:
-            return room.is_there_to_decode(need, self._known[worker], self._events.now_s())
+            return room.is_there_whole(need, self._known[worker], self._events.now_s())
 
         patient = dataclasses.replace(rules, max_waiting=_MAX_WAITING)
         return Admission(patient, self._events, has_room, _Uncounted(), self._pump_soon, has_place=has_place)
@@ -220,7 +238,7 @@ class Front:
     def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int) -> WorkerId | None:
         """As router.flights.dispatch says it."""
         plan = self.plan(request, hashes, waiting)
-        is_alone = plan.prefill is None and self._known[plan.decode].worker.role_name is RoleName.DECODE
+        is_alone = plan.prefill is None and self._known[plan.decode].worker.role_name is not RoleName.MIXED
         return plan.decode if is_alone else None
 
     def _compute_s(self, request: TraceRequest, hashes: Sequence[BlockHash]) -> float:
@@ -256,6 +274,8 @@ class Front:
             prefill_speed=load.prefill_speed,
             decode_step_s=load.decode_step_s,
             decode_sequence_s=load.decode_sequence_s,
+            computing=0.0 if is_stale else known.computing.share,
+            crossing_tokens=outstanding.crossing_tokens,
             profile=self._profile,
             link_speed=self._link_speed,
         )
@@ -277,6 +297,7 @@ class Front:
         if sent_s > known.reported_s:
             known.reported_s = sent_s
             known.outstanding.report(sent_s + self._calibration.rpc_s)
+            known.computing.report(sent_s, known.load.prefill_step_s)
 
     def _use(self, worker: WorkerId) -> _Known:
         known = self._known[worker]
@@ -285,6 +306,7 @@ class Front:
         return known
 
     def _sent(self, flight: Flight, known: _Known, held_tokens: int, known_tokens: int | None) -> Sent:
+        plan = flight.plan
         return sent(
             self.job(flight.request),
             held_tokens=held_tokens,
@@ -292,6 +314,7 @@ class Front:
             block_tokens=self._calibration.block_tokens,
             rules=self._setup.queue,
             speed=known.load.prefill_speed,
+            moved_tokens=0 if plan.prefill is None else flight.request.prompt_tokens - plan.decode_hit_tokens,
         )
 
     def _learn(self, worker: WorkerId, events: Sequence[BlockEvent]) -> None:

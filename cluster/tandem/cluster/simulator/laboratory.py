@@ -105,11 +105,10 @@ class Laboratory:
         self._front(flight.number).computed(flight)
 
     def handed_over(self, flight: Flight) -> None:
-        self._front(flight.number).left(flight, flight.prefill)
+        self._front(flight.number).handed_over(flight)
 
     def finished(self, flight: Flight) -> None:
-        self._front(flight.number).left(flight, flight.prefill)
-        self._front(flight.number).left(flight, flight.decode)
+        self._front(flight.number).finished(flight)
         self._finished.append(flight)
         if self._planning is not None:
             self._planning.ended(flight)

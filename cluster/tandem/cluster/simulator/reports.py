@@ -15,7 +15,8 @@ EVERY_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The part of a worker's report that policies read. `queue` is by due time, on the virtual clock."""
+    """The part of a worker's report that policies read. `queue` is by due time, on the virtual clock.
+    `prefill_step_s`: seconds of all steps that computed prompts."""
 
     queued_requests: int = 0
     queued_tokens: int = 0
@@ -28,6 +29,7 @@ class Load:
     prefill_speed: PrefillSpeed = UNMEASURED
     decode_step_s: float = 0.0
     decode_sequence_s: float = 0.0
+    prefill_step_s: float = 0.0
 
 
 class Report(NamedTuple):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tandem.cluster.planner.records import Split
 from tandem.cluster.simulator.calibration import Calibration
@@ -39,7 +40,8 @@ class SplitRow:
 class Point:
     """A place of the map, and the share of requests that keep their promises there, by way.
 
-    `load`: of what all workers could do at most. `by_way`: of every P:D split the best; `splits` says which.
+    `load`: of what all workers could do at most. `by_way`: of every P:D split the best; `splits` says which, `by_split`
+    has them all.
     """
 
     prompt_tokens: int
@@ -49,11 +51,27 @@ class Point:
     rate: float
     by_way: dict[str, float]
     splits: dict[str, str]
+    by_split: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def nearness(self) -> float:
+        """What `auto` has of what the best of the other ways has; above 1: more."""
+        best = max(share for way, share in self.by_way.items() if way != Disaggregation.AUTO.value)
+        return self.by_way[Disaggregation.AUTO.value] / best if best else 1.0
 
     @property
     def gain(self) -> float:
         """What the best split has more than all-mixed workers, as a share of all requests; below 0: do not."""
         return self.by_way[Disaggregation.ALWAYS.value] - self.by_way[MIXED]
+
+
+class Place(NamedTuple):
+    """A place of the map."""
+
+    link_bytes_per_s: float
+    load: float
+    prompt_tokens: int
+    output_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +118,44 @@ def when_to_disaggregate(
     calibration: Calibration, axes: Axes, promise: SloSection, progress: Progress = lambda done, of: None
 ) -> list[Point]:
     """Every point of the map."""
-    every = list(itertools.product(axes.links_bytes_per_s, axes.loads, axes.prompts, axes.outputs))
+    every = places(axes)
     points = []
-    for number, (link, load, prompt, output) in enumerate(every):
+    for number, place in enumerate(every):
         progress(number, len(every))
-        points.append(
-            _point(dataclasses.replace(calibration, link_bytes_per_s=link), axes, load, prompt, output, promise)
-        )
+        points.append(point_at(place, calibration, axes, promise))
     progress(len(every), len(every))
     return points
+
+
+def places(axes: Axes) -> list[Place]:
+    """All places of the map."""
+    every = itertools.product(axes.links_bytes_per_s, axes.loads, axes.prompts, axes.outputs)
+    return [Place(*one) for one in every]
+
+
+def point_at(
+    place: Place, calibration: Calibration, axes: Axes, promise: SloSection, ways: Sequence[str] = WAYS
+) -> Point:
+    """What every one of `ways` is worth there, on every split of the workers."""
+    calibration = dataclasses.replace(calibration, link_bytes_per_s=place.link_bytes_per_s)
+    each = most_per_s(calibration, place.prompt_tokens, place.output_tokens, promise.itl_s)
+    rate = place.load * axes.workers * each
+    trace = shared_prompt(
+        requests=axes.requests, rate=rate, shared_tokens=0, own_tokens=place.prompt_tokens,
+        output_tokens=place.output_tokens, seed=axes.seed,
+    )  # fmt: skip
+    by_split = {
+        way: {
+            str(split): _attained(calibration, trace, split, promise, way) for split in _splits(axes.workers, way)
+        }
+        for way in ways
+    }  # fmt: skip
+    best = {way: max(shares, key=lambda split: shares[split]) for way, shares in by_split.items()}
+    return Point(
+        prompt_tokens=place.prompt_tokens, output_tokens=place.output_tokens, load=place.load,
+        link_bytes_per_s=place.link_bytes_per_s, rate=rate, splits=best, by_split=by_split,
+        by_way={way: by_split[way][split] for way, split in best.items()},
+    )  # fmt: skip
 
 
 def most_per_s(calibration: Calibration, prompt_tokens: int, output_tokens: int, itl_s: float) -> float:
@@ -136,25 +183,6 @@ def _row(calibration: Calibration, trace: Trace, split: Split, promise: SloSecti
         ttft_p90_s=quantile(sorted(one.ttft_s for one in records), 0.9),
         tpot_p90_s=quantile(sorted(one.tpot_s for one in records if one.output_tokens > 1) or [0.0], 0.9),
     )
-
-
-def _point(
-    calibration: Calibration, axes: Axes, load: float, prompt: int, output: int, promise: SloSection
-) -> Point:  # fmt: skip
-    rate = load * axes.workers * most_per_s(calibration, prompt, output, promise.itl_s)
-    trace = shared_prompt(
-        requests=axes.requests, rate=rate, shared_tokens=0, own_tokens=prompt, output_tokens=output, seed=axes.seed
-    )
-    by_way: dict[str, float] = {}
-    splits: dict[str, str] = {}
-    for way in WAYS:
-        rows = [(_attained(calibration, trace, split, promise, way), split) for split in _splits(axes.workers, way)]
-        by_way[way], split = max(rows, key=lambda row: row[0])
-        splits[way] = str(split)
-    return Point(
-        prompt_tokens=prompt, output_tokens=output, load=load, link_bytes_per_s=calibration.link_bytes_per_s, rate=rate,
-        by_way=by_way, splits=splits,
-    )  # fmt: skip
 
 
 def _splits(workers: int, way: str) -> Iterator[Split]:

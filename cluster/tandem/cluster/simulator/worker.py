@@ -131,6 +131,7 @@ class VirtualWorker:
             prefill_speed=self._pace.prefill_speed,
             decode_step_s=self._decoding.step_s,
             decode_sequence_s=self._decoding.sequence_s,
+            prefill_step_s=self.done.prefill_step_s,
         )
 
     # ---- a turn ----------------------------------------------------------------------------------------------------
@@ -287,6 +288,7 @@ class VirtualWorker:
                 self._pace.observe(plan.prefill_tokens, plan.decode_tokens, step_s, plan.prefill_attended)
         self.done.steps += count
         self.done.busy_s += count * step_s
+        self.done.prefill_step_s += step_s if plan.prefill_tokens else 0.0
         self.done.prefill_tokens += plan.prefill_tokens
         self.done.decode_tokens += plan.decode_tokens * count
 

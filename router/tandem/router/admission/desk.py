@@ -38,10 +38,8 @@ _STRANDED_S = 1.0
 """What a client is told to wait where nobody knows when a worker will come."""
 CREDIT_TOKENS = 4096
 """So much may a tenant's short requests take before their turn, while a long one of another finds no room."""
-LEAST_WAITING = 8
-"""From so many on it is asked whether a decode worker should compute a prompt."""
 ASK_EVERY_S = 0.02
-"""How often at most, while the answer is no."""
+"""How often at most it is asked whether one worker had better serve a request whole, while the answer is no."""
 _PASSING = 4
 """How many are looked at when there is no room for the one whose turn it is."""
 
@@ -91,9 +89,9 @@ class _Lane:
 
 
 class Admission:
-    """`has_room(model, need)` looks at the workers, `has_place(worker, need)` at one decode worker; `order` says how
-    workers sort prompts; `on_waiting` is called when the first one begins to wait. `stranded(model)`: how many were let
-    in and wait for a worker to come at all."""
+    """`has_room(model, need)` looks at the workers, `has_place(worker, need)` at one that is to serve it whole; `order`
+    says how workers sort prompts; `on_waiting` is called when the first one begins to wait. `stranded(model)`: how many
+    were let in and wait for a worker to come at all."""
 
     def __init__(
         self,
@@ -135,8 +133,8 @@ class Admission:
     ) -> Place | None:
         """Let a request in: `grant` is called before this returns, and None returned, or later, as is `refuse`.
 
-        `compute_s` says how long its prompt takes, when that is needed; `alone`, which decode worker had better compute
-        it now, seeing how many others wait, if one had. Raises CapacityError if it cannot wait, and
+        `compute_s` says how long its prompt takes, when that is needed; `alone`, which worker had better serve it whole
+        now, seeing how many others wait, if one had. Raises CapacityError if it cannot wait, and
         what `grant` raises if that is called at once.
         """
         self._check_stranded(arrived.model)
@@ -218,9 +216,9 @@ class Admission:
         return next((place for place in passing if self._has_room(model, place.need)), None)
 
     def _is_better_alone(self, model: str, first: Place) -> bool:
-        """Whether a decode worker should compute it: where many wait, each would wait as long as a prompt takes."""
+        """Whether a worker should serve it whole, past those that it would wait for as half of a pair."""
         lane, now_s = self._lanes[model], self._clock.now_s()
-        if len(lane.queue) < LEAST_WAITING or now_s < lane.ask_again_s:
+        if now_s < lane.ask_again_s:
             return False
         lane.ask_again_s = now_s + ASK_EVERY_S
         try:

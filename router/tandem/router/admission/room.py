@@ -93,9 +93,12 @@ class Room:
             self._can_decode(link, need, now_s) for link in decoding
         )
 
-    def is_there_to_decode(self, need: Need, link: Link, now_s: float) -> bool:
-        """Whether this worker can take the whole request, its prompt too."""
-        return link.facts is not None and self._can_decode(link, need, now_s)
+    def is_there_whole(self, need: Need, link: Link, now_s: float) -> bool:
+        """Whether this worker can take the whole request, its prompt too. A decode worker that has room for the answer
+        has it for the prompt: whoever asks has weighed that."""
+        if link.facts is None or not self._can_decode(link, need, now_s):
+            return False
+        return _role(link) is RoleName.DECODE or self._can_compute(link, need, now_s)
 
     def _can_compute(self, link: Link, need: Need, now_s: float) -> bool:
         """Whether little is ahead of it there. What it would overtake does not count, if that is known."""

@@ -174,7 +174,7 @@ class Answer:
         return sum(plan.cost.compute_s for plan in plans if plan.cost is not None)
 
     def _alone(self, waiting: int) -> WorkerId | None:
-        """The decode worker that had better compute its prompt, if it has one prompt."""
+        """The worker that had better serve it whole, if it has one prompt."""
         if len(self._works) > 1:
             return None
         try:

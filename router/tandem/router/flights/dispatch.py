@@ -30,6 +30,7 @@ from tandem.router.flights.moves import HandedBack, plan_move
 from tandem.router.flights.stalls import silent_leg
 from tandem.router.flights.survival import Failure, Survival, Wait, judge, lost, stalled
 from tandem.router.flights.traces import TraceBook, trace_of
+from tandem.router.planning.lengths import AnswerLengths
 from tandem.router.planning.plan import Candidate, Plan
 from tandem.router.planning.sources import with_sources
 from tandem.router.workers import wire
@@ -90,6 +91,7 @@ class Dispatcher:
         self._table, self._survival, self._prefixes = table, survival, prefixes
         self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
         self._legs = Legs(table, prefixes)
+        self._lengths = AnswerLengths()
         self.traces = TraceBook()
         self.demand = DemandBook()
         self._flights: dict[RequestId, Flight] = {}
@@ -189,7 +191,7 @@ class Dispatcher:
     def _plan(self, flight: Flight, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan | Wait:
         """`waiting`: in the router for the same workers; None = as many as do."""
         waiting = self._queue.waiting_for(flight.work.model) if waiting is None else waiting
-        job = flight.job(now_s, view.followers, waiting)
+        job = flight.job(now_s, view.followers, waiting, self._lengths.mean(flight.work.model))
         candidates = self._candidates(flight.work, view, now_s)
         plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
         return plan if isinstance(plan, Wait) else with_sources(plan, job, candidates)
@@ -207,11 +209,11 @@ class Dispatcher:
         return self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s())
 
     def alone(self, work: Work, waiting: int) -> WorkerId | None:
-        """The decode worker that had better compute the prompt too, as things are now and with so many others `waiting`
-        in the router; None if there is none."""
+        """The prefill or decode worker that had better serve it whole, as things are now and with so many others
+        `waiting` in the router; None if there is none."""
         plan = self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s(), waiting)
         link = None if plan.prefill is not None else self._table.link(plan.decode)
-        return plan.decode if link and link.facts and link.facts.role is RoleName.DECODE else None
+        return plan.decode if link and link.facts and link.facts.role is not RoleName.MIXED else None
 
     def _foresee(self, work: Work, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan:
         flight = Flight(id=RequestId(""), slot=0, work=work, inbox=Inbox(0), started_s=now_s)
@@ -305,6 +307,8 @@ class Dispatcher:
             self._survival.breakers.ended(member, flight.id)
         if not flight.phase.is_terminal:
             flight.phase = Phase.FINISHED if flight.is_finished else Phase.CANCELLED
+        if is_news and flight.is_finished and not flight.is_probe:
+            self._lengths.ended(flight.work.model, flight.output_tokens / len(flight.orders))
         if is_news and not flight.is_probe:
             self.traces.keep(trace_of(flight, self._clock.now_s(), is_over=True))
 
@@ -380,6 +384,8 @@ class Dispatcher:
             is_first = link.outstanding.compute(chunk.request)
             if is_first:
                 self._prefixes.settle(chunk.request, link.worker)
+                if (receiver := flight.legs.get(flight.plan.decode)) is not None and receiver is not link:
+                    receiver.outstanding.depart(chunk.request)
             self._progress(flight, link, is_first=is_first)
 
     def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -289,9 +290,9 @@ class Flight:
         shortest = min((order.next_index for order in self.orders if not order.is_done), default=0)
         return max(1, self.work.sampling.max_tokens - shortest)
 
-    def job(self, now_s: float, followers: float = 0.0, waiting: int = 0) -> Job:
+    def job(self, now_s: float, followers: float = 0.0, waiting: int = 0, answer_tokens: float = 0.0) -> Job:
         """What the policy needs to know of it, planned at `now_s`. `followers`: prompts to come that begin alike;
-        `waiting`: requests that wait in the router."""
+        `waiting`: requests that wait in the router; `answer_tokens`: of an answer on average, 0 = not known."""
         return Job(
             prompt_tokens=len(self.work.prompt) + self.replayed_tokens,
             max_tokens=self.longest_rest_tokens,
@@ -302,6 +303,10 @@ class Flight:
             is_kept_together=bool(self.work.cache_key),
             followers=followers,
             waiting=waiting,
+            answer_tokens=answer_tokens,
+            promised_ttft_s=self.work.terms.ttft_s if not self.output_tokens else math.inf,
+            waited_s=now_s - (self.started_s if self.work.arrived_s is None else self.work.arrived_s),
+            itl_s=self.work.terms.itl_s,
         )
 
     def mark(self, what: str, at_s: float, why: str = "") -> None:

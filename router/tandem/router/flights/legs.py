@@ -114,6 +114,7 @@ class Legs:
             block_tokens=link.facts.block_tokens if link.facts is not None else 1,
             rules=link.load.queue_rules,
             speed=link.load.prefill_speed,
+            moved_tokens=_moved_tokens(flight, view),
         )
 
     def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:
@@ -128,3 +129,11 @@ class Legs:
         if link.state is not WorkerState.READY:  # it was told that nothing more comes
             raise UnavailableError(f"worker {worker} takes no new work", why=f"it is {link.state}", todo="try again")
         return link
+
+
+def _moved_tokens(flight: Flight, view: PrefixView) -> int:
+    """Prompt tokens that go over the wire by the flight's plan."""
+    plan = flight.plan
+    if plan.prefill is None:
+        return 0
+    return max(0, len(flight.work.prompt) + flight.replayed_tokens - view.held_tokens.get(plan.decode, 0))

@@ -35,6 +35,7 @@ def _option(option: Option) -> dict[str, Any]:
 def _cost(cost: Cost) -> dict[str, float]:
     parts = {
         "queue_s": cost.queue_s, "compute_s": cost.compute_s, "move_s": cost.move_s, "room_s": cost.room_s,
-        "decode_s": cost.decode_s, "others_s": cost.others_s, "reuse_s": cost.reuse_s, "total_s": cost.total_s,
+        "decode_s": cost.decode_s, "others_s": cost.others_s, "broken_s": cost.broken_s, "reuse_s": cost.reuse_s,
+        "total_s": cost.total_s,
     }  # fmt: skip
     return {name: round(value, _DIGITS) for name, value in parts.items()}

@@ -14,7 +14,9 @@ from tandem.core import pairing
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import UNMEASURED, PrefillSpeed, attended
+from tandem.router.planning.lengths import ASSUMED_TOKENS
 from tandem.router.planning.plan import Candidate, Cost, Job, refusal
+from tandem.router.planning.promises import Promise
 
 FETCH_SETUP_S = 0.01
 """Question, offer and ticket of a fetch, each of which waits for a step in progress."""
@@ -24,8 +26,14 @@ ASSUMED_BYTES_PER_S = 100e6
 """Of a link that nobody measured: a gigabit."""
 CHUNK_TOKENS = 512
 """The last chunk of a prompt, whose KV travels after all computing."""
-ANSWER_TOKENS = 128
-"""How long an answer is taken to be, if it may be so long."""
+ANSWER_TOKENS = ASSUMED_TOKENS
+"""How long an answer is taken to be, if it may be so long and nobody knows how long they are."""
+LEAST_COMPUTING = 0.5
+"""A prefill worker is taken to compute prompts for this share of its time at least: it is there for that."""
+MOST_COMPUTING = 0.95
+"""No worker is taken to compute for more than this: answers get a token a chunk even then."""
+MET = 2.0
+"""Answers that are met while they are written are so many times as long as all are on average."""
 ASSUMED_STEP_S = 0.02
 ASSUMED_SEQUENCES = 64
 """What one more sequence adds to a step, where nobody measured it: this part of the step."""
@@ -35,16 +43,18 @@ MAX_SOURCES = 3
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """Computing the prompt at one worker. `others_s`: what prompts behind it, and sequences that decode there, lose.
-    `reuse_s`, not above 0: what of computing it is on behalf of prompts to come."""
+    `broken_s`: promises for its first token, and for each token of those sequences. `reuse_s`, not above 0: what of
+    computing it is on behalf of prompts to come."""
 
     queue_s: float
     compute_s: float
     others_s: float
+    broken_s: float = 0.0
     reuse_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return self.queue_s + self.compute_s + self.others_s + self.reuse_s
+        return self.queue_s + self.compute_s + self.others_s + self.broken_s + self.reuse_s
 
 
 class Estimates:
@@ -59,10 +69,20 @@ class Estimates:
         holders = [] if job.is_computed_whole else holders
         self._holders = heapq.nlargest(MAX_SOURCES + 1, holders, key=lambda c: c.held_tokens)
         self._most_held = self._holders[0].held_tokens if self._holders else 0
-        places = sum(c.role is not RoleName.DECODE for c in candidates)
+        computing = [c for c in candidates if c.role is not RoleName.DECODE]
+        places = len(computing)
         followers = 0.0 if job.is_kept_together or job.is_computed_whole else job.followers
-        self._waiting_each = job.waiting / places if places else 0.0
+        self._answer_tokens = min(job.max_tokens, job.answer_tokens or ANSWER_TOKENS)
+        left_s = job.promised_ttft_s - job.waited_s
+        self._promise = Promise(left_s, job.itl_s, self._answer_tokens, job.promised_ttft_s)
+        self._worth_s = self._promise.worth_s
+        self._step_s = min((c.decode_step_s for c in candidates if c.decode_step_s), default=ASSUMED_STEP_S)
+        is_for_prompts = all(c.queued_tokens or c.queue for c in computing)
+        decoding = sum(c.role is RoleName.DECODE for c in candidates)
+        self._wait_to_compute = job.waiting / places if places and is_for_prompts else 0.0
         """How many of those that wait in the router a prompt delays, at a worker that they might go to."""
+        self._wait_to_decode = 0.0 if is_for_prompts or not decoding else job.waiting / decoding
+        """Likewise at a decode worker: with workers at leisure to compute, they wait for room to decode."""
         self._copy_share = 1 / (1 + followers / places) if places else 1.0
         """Of making a copy of a prefix, what this request pays: those that come spread over all, and use it too."""
         # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
@@ -71,6 +91,11 @@ class Estimates:
         self._computing_s: dict[tuple[int, float, float], float] = {}
         self._fits: dict[tuple[int, int], bool] = {}
         self._lossy: dict[tuple[int, int], str] = {}
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether there is anything to decode behind the first token."""
+        return self._job.max_tokens > 1
 
     def prefill_speed(self, worker: Candidate) -> PrefillSpeed:
         """As measured, else as the slowest of its role, or of all where none of its role was: decode workers, which
@@ -100,7 +125,7 @@ class Estimates:
     def least_prefill_s(self, worker: Candidate) -> float:
         """No more than `prefill` in all, and quickly: as if all that anybody holds were fetched in no time."""
         compute_s = self._compute_s(worker, max(worker.reusable_tokens, self._most_held))
-        if not worker.queue and not worker.queued_tokens:
+        if not worker.queue and not worker.queued_tokens and not self._worth_s:
             return compute_s + self._delayed(worker) * compute_s
         return self._prefill(worker, compute_s).total_s
 
@@ -118,7 +143,7 @@ class Estimates:
     def _prefill(self, worker: Candidate, compute_s: float) -> Prefill:
         others_s = self._delayed(worker) * compute_s
         if not worker.queue and not worker.queued_tokens:
-            return Prefill(0.0, compute_s, others_s)
+            return Prefill(0.0, compute_s, others_s, self._broken_by_prefill_s(worker, 0.0, compute_s))
         job, speed = self._job, self.prefill_speed(worker)
         due_s = worker.rules.due_s(
             arrived_s=job.now_s, remaining_s=compute_s, now_s=job.now_s, deadline_s=job.deadline_s
@@ -132,11 +157,19 @@ class Estimates:
             else:
                 others_s += min(row.requests * compute_s, row_s)  # never more than computing them first would cost
         ahead_s += speed.seconds(max(0, worker.queued_tokens - listed), 0.0)
-        return Prefill(ahead_s, compute_s, others_s)
+        return Prefill(ahead_s, compute_s, others_s, self._broken_by_prefill_s(worker, ahead_s, compute_s))
+
+    def _broken_by_prefill_s(self, worker: Candidate, queue_s: float, compute_s: float) -> float:
+        """Promises: that of its first token, and those of answers that pause while it is computed."""
+        if not self._worth_s:
+            return 0.0
+        paused = self._promise.paused(compute_s, self._token_s(worker), MET)
+        return self._worth_s * (self._promise.late(queue_s + compute_s) + _decoding(worker) * paused)
 
     def _delayed(self, worker: Candidate) -> float:
         """How many lose the time that it computes this prompt: who decodes there, and who waits for such a worker."""
-        return _decoding(worker) + (self._waiting_each if worker.role is not RoleName.DECODE else 0.0)
+        waiting = self._wait_to_decode if worker.role is RoleName.DECODE else self._wait_to_compute
+        return _decoding(worker) + waiting
 
     def fits(self, sender: Candidate, receiver: Candidate) -> bool:
         """Whether they can exchange KV blocks at all."""
@@ -150,13 +183,16 @@ class Estimates:
         """`done`: what computing the prompt at `prefill` costs. They must fit."""
         lossy = self._lossy_name(prefill, decode)
         held = decode.lossy_tokens.get(lossy, 0) if lossy else decode.held_tokens
-        move_s = self._move_s(prefill, decode, held, done.compute_s)
+        move_s = self._move_s(prefill, decode, held, done)
         return self._with_decode(decode, done, move_s, held)
 
     def alone(self, worker: Candidate, done: Prefill) -> Cost:
         """Everything at one worker."""
         if self._job.max_tokens == 1:
-            return Cost(queue_s=done.queue_s, compute_s=done.compute_s, others_s=done.others_s, reuse_s=done.reuse_s)
+            return Cost(
+                queue_s=done.queue_s, compute_s=done.compute_s, others_s=done.others_s, broken_s=done.broken_s,
+                reuse_s=done.reuse_s,
+            )  # fmt: skip
         return self._with_decode(worker, done, 0.0, worker.reusable_tokens)
 
     def decode_s(self, worker: Candidate) -> float:
@@ -164,13 +200,45 @@ class Estimates:
         found = self._decode_s.get(worker.worker)
         if found is None:
             room_s = self._room_s(worker, worker.held_tokens, worker.decode_step_s or ASSUMED_STEP_S)
-            found = self._decode_s[worker.worker] = room_s + (1 + self._job.choices) * self._slower_s(worker)
+            batch_s = (1 + self._job.choices) * self._slower_s(worker)
+            found = room_s + batch_s + self._interrupted_s(worker) + self._seat_s(worker)
+            if self._worth_s:
+                found += self._broken_by_decode_s(worker, 0.0)
+            self._decode_s[worker.worker] = found
         return found
 
     def _slower_s(self, worker: Candidate) -> float:
         """What the answer and its batch cost each other."""
         sequence_s = worker.decode_sequence_s or (worker.decode_step_s or ASSUMED_STEP_S) / ASSUMED_SEQUENCES
-        return min(self._job.max_tokens, ANSWER_TOKENS) * sequence_s * max(worker.in_flight, worker.running)
+        return self._answer_tokens * sequence_s * _batch(worker)
+
+    def _interrupted_s(self, worker: Candidate) -> float:
+        """What prompts that will be computed where it decodes take from its answer."""
+        if not worker.computing and worker.role is not RoleName.PREFILL:
+            return 0.0
+        return self._answer_tokens * (self._token_s(worker) - (worker.decode_step_s or self._step_s))
+
+    def _token_s(self, worker: Candidate) -> float:
+        """From one token to the next there: of that time, only the share in which no prompt is computed is a step."""
+        share = max(worker.computing, LEAST_COMPUTING if worker.role is RoleName.PREFILL else 0.0)
+        return (worker.decode_step_s or self._step_s) / (1 - min(share, MOST_COMPUTING))
+
+    def _seat_s(self, worker: Candidate) -> float:
+        """What those who wait in the router for room to decode lose if it takes some: it is theirs one answer later."""
+        if not self._wait_to_decode or worker.role is not RoleName.DECODE:
+            return 0.0
+        answer_s = self._answer_tokens * (worker.decode_step_s or self._step_s)
+        return self._wait_to_decode * answer_s / max(1, _batch(worker))
+
+    def _broken_by_decode_s(self, decode: Candidate, move_s: float) -> float:
+        """Promises: steps that are too long there, or pauses that a short answer does not make up for, of its hand-over
+        and of prompts that are computed meanwhile."""
+        if not self._worth_s:
+            return 0.0
+        step_s = decode.decode_step_s or self._step_s
+        slowed = self._promise.slowed(step_s)
+        paused = self._promise.paused(move_s + self._interrupted_s(decode), step_s)
+        return self._worth_s * (slowed + (1 - slowed) * paused)
 
     def _with_decode(self, decode: Candidate, done: Prefill, move_s: float, held: int) -> Cost:
         job = self._job
@@ -181,19 +249,23 @@ class Estimates:
             compute_s=done.compute_s,
             move_s=move_s,
             room_s=self._room_s(decode, held, step_s),
-            decode_s=slower_s,
-            others_s=done.others_s + job.choices * slower_s,
+            decode_s=slower_s + self._interrupted_s(decode),
+            others_s=done.others_s + job.choices * slower_s + self._seat_s(decode),
+            broken_s=done.broken_s + self._broken_by_decode_s(decode, move_s),
             reuse_s=done.reuse_s,
         )
 
-    def _move_s(self, prefill: Candidate, decode: Candidate, held: int, compute_s: float) -> float:
-        """KV that goes over the wire after the prompt is computed: the last chunk's, or what the link is slower by."""
+    def _move_s(self, prefill: Candidate, decode: Candidate, held: int, done: Prefill) -> float:
+        """KV that goes over the wire after the prompt is computed: the last chunk's, or what the link is slower by,
+        behind what is on its way already."""
         tokens = max(0, self._job.prompt_tokens - held)
         if decode.profile is None or not tokens:
             return HANDOFF_S
         speed = prefill.link_speed(decode.worker) or ASSUMED_BYTES_PER_S
-        wire_s = tokens * self._bytes(decode) / speed
-        return HANDOFF_S + max(wire_s - compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
+        token_s = self._bytes(decode) / speed
+        wire_s = tokens * token_s
+        ahead_s = max(0.0, max(prefill.crossing_tokens, decode.crossing_tokens) * token_s - done.queue_s)
+        return HANDOFF_S + max(ahead_s + wire_s - done.compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
 
     def _room_s(self, decode: Candidate, held: int, step_s: float) -> float:
         """Until running answers have given back what is missing: a full pool turns over with an answer's length."""
@@ -202,7 +274,7 @@ class Estimates:
         size = max(1, _block_tokens(decode))
         need = -(-max(0, self._job.prompt_tokens - held) // size) + self._job.choices
         short = max(0, need - decode.free_blocks)
-        return short / decode.total_blocks * ANSWER_TOKENS * step_s
+        return short / decode.total_blocks * (self._job.answer_tokens or ANSWER_TOKENS) * step_s
 
     def _saved_s(self, worker: Candidate, other: Candidate) -> float:
         """Seconds by which fetching the prefix from `other` is sooner than computing it, or later; 0 where that cannot
@@ -254,6 +326,11 @@ def _decoding(worker: Candidate) -> int:
     """Sequences that wait while it computes a prompt. A decode worker counts those that are on their way to it, and one
     more: hand-overs come while it computes, which is why prompts have workers of their own."""
     return worker.running if worker.role is not RoleName.DECODE else max(worker.running, worker.in_flight) + 1
+
+
+def _batch(worker: Candidate) -> int:
+    """Sequences that share its steps, or will: what a prefill worker has in flight goes elsewhere to decode."""
+    return worker.running if worker.role is RoleName.PREFILL else max(worker.in_flight, worker.running)
 
 
 def _block_tokens(worker: Candidate) -> int:

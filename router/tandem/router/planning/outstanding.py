@@ -21,10 +21,13 @@ STALE_S = 1.0
 
 @dataclass(slots=True, kw_only=True)
 class Sent:
-    """One leg. `work` None = another worker computes the prompt. `blocks`: what it takes of the pool."""
+    """One leg. `work` None = another worker computes the prompt. `blocks`: what it takes of the pool. `moved_tokens`:
+    what goes over the wire for it."""
 
     work: QueuedWork | None
     blocks: int = 0
+    moved_tokens: int = 0
+    is_crossing: bool = False
     is_acknowledged: bool = False
     is_computed: bool = False
 
@@ -37,6 +40,8 @@ class Outstanding:
         self._unreported: dict[str, Sent] = {}
         """Those of `_sent` that the last report does not count: few, and read at every plan."""
         self._reported_s = float("-inf")
+        self.crossing_tokens = 0
+        """Of prompts that are computed and on their way from here or to here."""
         self.changes = 0
         """Counts up with everything that may change what `uncounted` says of one moment."""
 
@@ -54,17 +59,28 @@ class Outstanding:
             sent.is_acknowledged = True
 
     def compute(self, request: str) -> bool:
-        """Its first token is here. True the first time, if the prompt was computed at this worker."""
+        """Its first token from this worker is here. True the first time, if the prompt was computed at this worker:
+        then its KV sets off, else it has arrived."""
         sent = self._sent.get(request)
         if sent is None or sent.is_computed:
             return False
         sent.is_computed = True
+        self._cross(sent, is_crossing=sent.work is not None)
         self.changes += 1
         return sent.work is not None
 
+    def depart(self, request: str) -> None:
+        """The worker that computes the prompt has done so; its KV comes here."""
+        sent = self._sent.get(request)
+        if sent is not None and not sent.is_computed:
+            self._cross(sent, is_crossing=True)
+            self.changes += 1
+
     def end(self, request: str) -> None:
         """Nothing is waited for any more."""
-        self._sent.pop(request, None)
+        sent = self._sent.pop(request, None)
+        if sent is not None:
+            self._cross(sent, is_crossing=False)
         self._unreported.pop(request, None)
         self.changes += 1
 
@@ -73,6 +89,7 @@ class Outstanding:
         self._sent.clear()
         self._unreported.clear()
         self._reported_s = float("-inf")
+        self.crossing_tokens = 0
         self.changes += 1
 
     def report(self, now_s: float) -> None:
@@ -98,6 +115,11 @@ class Outstanding:
         """Prompts among them that are not computed yet."""
         return prompts(self.uncounted(now_s))
 
+    def _cross(self, sent: Sent, *, is_crossing: bool) -> None:
+        if sent.is_crossing is not is_crossing:
+            sent.is_crossing = is_crossing
+            self.crossing_tokens += sent.moved_tokens if is_crossing else -sent.moved_tokens
+
 
 def prompts(sent: Iterable[Sent]) -> list[QueuedWork]:
     """Those among them that are not computed yet."""
@@ -112,14 +134,15 @@ def sent(
     block_tokens: int,
     rules: QueueRules,
     speed: PrefillSpeed,
+    moved_tokens: int = 0,
 ) -> Sent:
     """A leg of `job` as it counts at a worker that holds `held_tokens` of the prompt.
 
-    `known_tokens` need not be computed there; None = another worker computes.
+    `known_tokens` need not be computed there; None = another worker computes. `moved_tokens` go over the wire.
     """
     blocks = -(-max(0, job.prompt_tokens - held_tokens) // max(1, block_tokens)) + job.choices
     if known_tokens is None:
-        return Sent(work=None, blocks=blocks)
+        return Sent(work=None, blocks=blocks, moved_tokens=moved_tokens)
     tokens = max(1, job.prompt_tokens - known_tokens)
     pairs = attended(job.prompt_tokens - tokens, job.prompt_tokens)
     due_s = rules.due_s(
@@ -128,4 +151,4 @@ def sent(
         now_s=job.now_s,
         deadline_s=job.deadline_s,
     )
-    return Sent(work=QueuedWork(due_s, tokens, attended=pairs), blocks=blocks)
+    return Sent(work=QueuedWork(due_s, tokens, attended=pairs), blocks=blocks, moved_tokens=moved_tokens)

@@ -40,7 +40,9 @@ class Candidate:
     `queued_tokens`: prompt tokens still to compute there, in all. `queue`: the same in detail, with due times on the
     clock of `Job.now_s`, by `rules`; what it does not list counts as ahead. `in_flight`: requests that it was given or
     told of; `running`: sequences that decode now. `decode_step_s` is a decode step, `decode_sequence_s` what one more
-    sequence adds to it. `free_blocks` of `total_blocks` can be had in the tightest KV group.
+    sequence adds to it. `free_blocks` of `total_blocks` can be had in the tightest KV group. `computing`: the share of
+    its time in which it computed prompts lately. `crossing_tokens`: of prompts that are computed, and that this router
+    knows to be on their way from it or to it.
     """
 
     worker: WorkerId
@@ -61,6 +63,8 @@ class Candidate:
     prefill_speed: PrefillSpeed = UNMEASURED
     decode_step_s: float = 0.0
     decode_sequence_s: float = 0.0
+    computing: float = 0.0
+    crossing_tokens: int = 0
     profile: KVProfile | None = None
     link_speed: Callable[[WorkerId], float | None] = field(default=_unmeasured, compare=False)
 
@@ -74,7 +78,9 @@ class Job:
     `is_computed_whole`: something is wanted of every prompt token, so that nothing is fetched. `is_kept_together`: it
     has a home (see `affinity`), which others that cost nearly the same do not take turns with. `followers`: prompts
     that are expected soon, and begin with what any worker holds of this one (see `popularity`). `waiting`: requests
-    that wait in the router until a worker that computes prompts has room.
+    that wait in the router until workers have room. `answer_tokens`: how long answers are on average, 0 = not known.
+    `promised_ttft_s` after it came, `waited_s` ago, its first token was promised, and each one after it after
+    `itl_s`; inf = nothing was.
     """
 
     prompt_tokens: int
@@ -86,6 +92,10 @@ class Job:
     is_kept_together: bool = False
     followers: float = 0.0
     waiting: int = 0
+    answer_tokens: float = 0.0
+    promised_ttft_s: float = math.inf
+    waited_s: float = 0.0
+    itl_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +112,9 @@ class Cost:
 
     `queue_s`: until its prompt is computed. `compute_s`: computing it, with what is fetched first. `move_s`: KV on the
     wire that no computing hides, and the hand-off. `room_s`: until there are blocks. `decode_s`: what the batch adds to
-    its answer. `others_s`: what it makes others wait. `reuse_s`, not above 0: the part of `compute_s` that is on behalf
-    of prompts to come.
+    its answer, and prompts to come that are computed where it decodes. `others_s`: what it makes others wait.
+    `broken_s`: for promises that may be broken by it, of others, too. `reuse_s`, not above 0: the part of `compute_s`
+    that is on behalf of prompts to come.
     """
 
     queue_s: float = 0.0
@@ -112,12 +123,13 @@ class Cost:
     room_s: float = 0.0
     decode_s: float = 0.0
     others_s: float = 0.0
+    broken_s: float = 0.0
     reuse_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         waits_s = self.queue_s + self.compute_s + self.move_s + self.room_s + self.decode_s
-        return waits_s + self.others_s + self.reuse_s
+        return waits_s + self.others_s + self.broken_s + self.reuse_s
 
     @property
     def first_token_s(self) -> float:

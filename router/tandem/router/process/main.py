@@ -330,8 +330,7 @@ class Router:
             on_waiting=lambda: self._pump.start(),
             order=lambda: next((link.load.queue_rules for link in self.table.usable()), QueueRules()),
             has_place=lambda worker, need: (
-                (link := self.table.link(worker)) is not None
-                and room.is_there_to_decode(need, link, self._clock.now_s())
+                (link := self.table.link(worker)) is not None and room.is_there_whole(need, link, self._clock.now_s())
             ),
             stranded=lambda model: self.dispatcher.stranded(model),
         )

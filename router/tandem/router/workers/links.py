@@ -26,6 +26,7 @@ from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
 from tandem.core.secret import METADATA_KEY
 from tandem.core.streamversion import stream_refusal
+from tandem.router.planning.computing import COMPUTING_SECONDS, ComputingShare
 from tandem.router.planning.outstanding import Outstanding
 from tandem.router.workers import wire
 from tandem.router.workers.wire import Load, PromptChunk, TokenChunk, UsedLink, WorkerFacts
@@ -97,6 +98,7 @@ class WorkerLink:
         """What this router has there is to go on elsewhere, if somebody can take it."""
         self.last_used = 0
         self.outstanding = Outstanding()
+        self.computing = ComputingShare()
         self.requests: set[str] = set()
         """Requests of this router that wait for something from here."""
         self._identity, self._listener, self._clock = identity, listener, clock
@@ -227,6 +229,7 @@ class WorkerLink:
             now_s = self._clock.now_s()
             self.load = wire.load_from_wire(message.load, now_s)
             self.outstanding.report(now_s)
+            self.computing.report(now_s, self.load.counters.get(COMPUTING_SECONDS, 0.0))
         elif kind == "failed":
             failed = message.failed
             listener.on_failed(self, failed.request, failed.attempt, from_code(failed.code, failed.message))
@@ -270,6 +273,7 @@ class WorkerLink:
         self.load = Load()
         self._unsent.clear()
         self.outstanding.clear()
+        self.computing.clear()
         for asked in self._asks.values():
             if not asked.done():
                 asked.set_exception(WorkerLostError(f"worker {self.worker} was lost", why=why, todo="ask again"))

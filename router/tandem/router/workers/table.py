@@ -237,6 +237,8 @@ def _candidate(link: WorkerLink, link_speed: SpeedOf, now_s: float) -> Candidate
         prefill_speed=load.prefill_speed,
         decode_step_s=load.decode_step_s,
         decode_sequence_s=load.decode_sequence_s,
+        computing=0.0 if is_stale else link.computing.share,
+        crossing_tokens=outstanding.crossing_tokens,
         profile=facts.profile,
         link_speed=functools.partial(link_speed, facts.worker),
     )

@@ -207,3 +207,21 @@ def test_decode_workers_compute_prompts_while_many_wait_in_the_router() -> None:
     assert alone[Disaggregation.ALWAYS] == 0
     assert alone[Disaggregation.AUTO] > 20
     assert ended_s[Disaggregation.AUTO] < ended_s[Disaggregation.ALWAYS]
+
+
+def test_a_decode_worker_without_room_computes_no_prompts_while_prefill_workers_are_idle() -> None:
+    """Its pool has room for twenty answers of three seconds, and more come than that. Prompts that it computed would
+    put all of them off; prefill workers, which are idle, write some answers themselves instead."""
+    small = dataclasses.replace(Calibration(), kv_tokens=100 * 512)
+    trace = shared_prompt(requests=400, rate=8.0, shared_tokens=0, own_tokens=2048, output_tokens=400, seed=1)
+    waits_s, computed = {}, {}
+    for mode in (Disaggregation.AUTO, Disaggregation.ALWAYS):
+        setup = Setup(
+            policy=create_policy(PolicyName.COST, mode), queue=QueueRules(), admission=AdmissionSection(),
+            calibration=small, prefill=3, decode=1,
+        )  # fmt: skip
+        outcome = Laboratory(setup, trace).run()
+        waits_s[mode] = figures(outcome).ttft_p90_s
+        computed[mode] = sum(record.prefill == "decode-0" for record in outcome.records)
+    assert computed[Disaggregation.AUTO] < 40
+    assert waits_s[Disaggregation.AUTO] < 0.5 * waits_s[Disaggregation.ALWAYS]

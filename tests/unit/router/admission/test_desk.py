@@ -15,7 +15,7 @@ from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import CapacityError, DeadlineError, InternalError, TandemError, UnavailableError
 from tandem.core.ids import WorkerId
-from tandem.router.admission.desk import ASK_EVERY_S, LEAST_WAITING, MARGIN, Admission, Arrived, Place
+from tandem.router.admission.desk import ASK_EVERY_S, MARGIN, Admission, Arrived, Place
 from tandem.router.admission.room import Need
 from tandem.router.admission.terms import Terms
 
@@ -112,22 +112,19 @@ def test_what_overtakes_at_a_worker_goes_at_once() -> None:
     assert hall.enter("another", compute_s=0.01) is not None, "nobody passes those that wait"
 
 
-def test_a_decode_worker_computes_for_whose_turn_it_is_where_many_wait() -> None:
+def test_whose_turn_it_is_is_served_whole_where_that_is_better() -> None:
     hall = Hall()
     hall.alone, hall.places = WorkerId("d0"), 1
-    for number in range(LEAST_WAITING - 1):
+    for number in range(3):
         hall.enter(str(number))
-    hall.pass_time(1.0)
-    assert (hall.sent, hall.asked) == ([], 0), "too few wait"
-    hall.enter("last")
+    assert hall.sent == []
     hall.pass_time(0.005)
-    assert hall.sent == ["0"], "in the order of the queue, until few are left"
+    assert (hall.sent, hall.admission.waiting) == (["0", "1", "2"], 0), "in the order of the queue"
 
 
-def test_nobody_is_sent_to_a_decode_worker_that_has_no_place_or_that_it_is_no_better_at() -> None:
+def test_nobody_is_sent_to_a_worker_that_has_no_place_or_that_it_is_no_better_at() -> None:
     hall = Hall()
-    for number in range(LEAST_WAITING):
-        hall.enter(str(number))
+    hall.enter("0")
     hall.alone = WorkerId("d0")
     hall.pass_time(0.005)
     assert (hall.sent, hall.asked) == ([], 1)
@@ -141,7 +138,7 @@ def test_nobody_is_sent_to_a_decode_worker_that_has_no_place_or_that_it_is_no_be
 def test_an_error_of_ours_while_that_is_asked_holds_nobody_up() -> None:
     hall = Hall()
     hall.is_broken = True
-    for number in range(LEAST_WAITING):
+    for number in range(8):
         hall.enter(str(number))
     hall.pass_time(0.005)
     hall.pass_time(0.005, room=3)

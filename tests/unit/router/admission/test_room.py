@@ -126,3 +126,19 @@ def test_a_mixed_worker_has_to_have_both() -> None:
     assert has_room(link(MIXED, sent=3, prefill_speed=at(10.0)))
     assert not has_room(link(MIXED, sent=4, prefill_speed=at(10.0)))
     assert not has_room(link(MIXED, in_flight=1, blocks=blocks(free=3)))
+
+
+def test_a_whole_request_needs_room_for_its_answer_and_at_a_prefill_worker_for_its_prompt() -> None:
+    def has_whole(one: Any) -> bool:
+        return Room(RULES).is_there_whole(NEED, one, NOW_S)
+
+    full: dict[str, Any] = {"in_flight": 1, "blocks": blocks(free=10)}
+    for role in (PREFILL, DECODE):
+        assert has_whole(link(role))
+        assert not has_whole(link(role, **full))
+    assert not has_whole(link(PREFILL, sent=4, prefill_speed=at(10.0))), "others are ahead of it"
+    assert has_whole(link(DECODE, prefill_speed=at(10.0)))
+    assert not has_whole(link(DECODE, queued_requests=1)), "somebody waits for blocks there"
+    gone = link(PREFILL)
+    gone.facts = None
+    assert not has_whole(gone)

@@ -74,3 +74,26 @@ def test_what_a_leg_counts_as() -> None:
     slowly = sent(job, known_tokens=500, speed=at(1000.0, 1e-6), **there).work
     assert slowly is not None
     assert slowly.due_s == 50.0 + 10 * (0.5 + 375_000 * 1e-6)
+
+
+def test_kv_is_on_its_way_from_the_first_token_to_the_next_one() -> None:
+    """At the worker that computed it until that one is let go, at the other until its own first token."""
+    sender, receiver = Outstanding(), Outstanding()
+    sender.add("a", Sent(work=QueuedWork(1.0, 100), moved_tokens=100))
+    receiver.add("a", Sent(work=None, moved_tokens=100))
+    sender.add("b", Sent(work=QueuedWork(1.0, 7)))
+    assert (sender.crossing_tokens, receiver.crossing_tokens) == (0, 0), "not computed yet"
+    before = receiver.changes
+    for name in ("a", "b"):
+        assert sender.compute(name)
+        receiver.depart(name)
+    assert (sender.crossing_tokens, receiver.crossing_tokens) == (100, 100)
+    assert receiver.changes > before, "a plan that was made of it is out of date"
+    sender.end("a")
+    assert not receiver.compute("a")
+    receiver.depart("a")
+    assert (sender.crossing_tokens, receiver.crossing_tokens) == (0, 0)
+    receiver.add("c", Sent(work=None, moved_tokens=5))
+    receiver.depart("c")
+    receiver.clear()
+    assert receiver.crossing_tokens == 0

@@ -10,6 +10,7 @@ from typing import Any
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import FIRST_COME, PrefillSpeed, QueuedWork, QueueRules
+from tandem.router.planning.computing import ComputingShare
 from tandem.router.planning.outstanding import STALE_S, Outstanding, Sent
 from tandem.router.planning.plan import Candidate
 from tandem.router.workers.table import WorkerTable
@@ -49,7 +50,7 @@ class Here:
 def _link() -> Any:
     return SimpleNamespace(
         worker=WorkerId("p0"), facts=facts("p0", RoleName.PREFILL), load=Load(), outstanding=Outstanding(),
-        is_up=True, is_registered=True, takes_work=True, last_used=4, used_links=(),
+        computing=ComputingShare(), is_up=True, is_registered=True, takes_work=True, last_used=4, used_links=(),
     )  # fmt: skip
 
 
@@ -62,6 +63,17 @@ def test_a_report_as_it_is() -> None:
     assert (one.queued_tokens, one.queued_requests, one.in_flight, one.running) == (900, 2, 5, 3)
     assert (one.free_blocks, one.total_blocks) == (60, 100)
     assert (one.prefill_speed, one.decode_step_s, one.decode_sequence_s) == (SPEED, 0.01, 0.001)
+
+
+def test_how_much_of_its_time_it_computes_and_what_is_on_its_way() -> None:
+    here = Here()
+    here.link.computing.share = 0.6
+    here.link.outstanding.add("a", Sent(work=QueuedWork(101.0, 50), moved_tokens=50))
+    here.report(100.0)
+    assert (here.candidate(100.05).computing, here.candidate(100.05).crossing_tokens) == (0.6, 0)
+    here.link.outstanding.compute("a")
+    assert here.candidate(100.06).crossing_tokens == 50
+    assert here.candidate(102.0).computing == 0.0, "who is silent has nothing to do"
 
 
 def test_what_was_sent_since_is_added() -> None:

@@ -24,6 +24,7 @@ _REASONS = {
     RoleName.DECODE: "a decode worker that extends its own prefix costs least",
     RoleName.PREFILL: "one token needs no decode worker",
 }
+_DECODED_BY_PREFILL = "a prefill worker that writes the answer too costs least"
 
 
 class CostPolicy:
@@ -40,11 +41,15 @@ class CostPolicy:
         alone = _best_prefills(estimates, able_alone(self._mode, job, candidates), alike, estimates.decode_s)
         options = [_option(None, worker, estimates, done) for worker, done in alone]
         if job.max_tokens > 1 and self._mode is not Disaggregation.NEVER:
-            options += _pairs(estimates, candidates, alike)
+            options += _pairs(estimates, candidates, alike, is_role_a_leaning=self._mode is Disaggregation.AUTO)
         return chosen(self.name, self._mode, options, candidates, alike=alike)
 
 
-def _pairs(estimates: Estimates, candidates: Sequence[Candidate], alike: float) -> list[Option]:
+def _pairs(
+    estimates: Estimates, candidates: Sequence[Candidate], alike: float, *, is_role_a_leaning: bool
+) -> list[Option]:
+    """Pairs, and their prefill workers writing the answers themselves where `is_role_a_leaning`. Without any decode
+    worker they do not: an answer waits for one that was lost."""
     decodes = [one for one in candidates if one.role is RoleName.DECODE]
     prefills = [one for one in candidates if one.role is RoleName.PREFILL] if decodes else []
     best_prefills = _best_prefills(estimates, prefills, alike)[:TOP]
@@ -55,6 +60,8 @@ def _pairs(estimates: Estimates, candidates: Sequence[Candidate], alike: float) 
         for decode in best_decodes
         if estimates.fits(prefill, decode)
     ]
+    if is_role_a_leaning and options:
+        options += [_option(None, prefill, estimates, done) for prefill, done in best_prefills]
     # None of the best fit together, perhaps because they serve different models: then all are looked at.
     return options or [_option(p, d, estimates, estimates.prefill(p)) for p, d in pairs(candidates)]
 
@@ -99,4 +106,6 @@ def _option(prefill: Candidate | None, decode: Candidate, estimates: Estimates, 
         cost, reason = estimates.pair(prefill, decode, done), "a pair costs least"
     else:
         cost, reason = estimates.alone(decode, done), _REASONS[decode.role]
+        if decode.role is RoleName.PREFILL and estimates.has_answer:
+            reason = _DECODED_BY_PREFILL
     return Option(decode=decode, prefill=prefill, reason=reason, score=cost.total_s, cost=cost)

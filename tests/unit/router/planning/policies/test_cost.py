@@ -151,7 +151,8 @@ def test_conditional_disaggregation() -> None:
 
 
 def test_who_waits_in_the_router_loses_a_share_of_what_a_prefill_worker_computes() -> None:
-    prefills, decode = [p(f"p{n}", prefill_speed=at(1000.0)) for n in range(4)], d(prefill_speed=at(1000.0), running=10)
+    prefills = [p(f"p{n}", prefill_speed=at(1000.0), queued_tokens=1) for n in range(4)]
+    decode = d(prefill_speed=at(1000.0), running=10)
     alone, waited = cost(*prefills, decode), cost(*prefills, decode, waiting=40)
     assert waited.others_s - alone.others_s == pytest.approx(40 / 4 * 1.0)
     assert waited.first_token_s == alone.first_token_s, "it waits no longer itself"
@@ -308,7 +309,7 @@ def test_who_holds_much_without_saying_in_which_form_gives_no_credit() -> None:
 
 
 def test_what_waits_in_the_router_is_all_lost_at_the_only_worker() -> None:
-    assert cost(p(prefill_speed=at(1000.0)), d(), waiting=7).others_s == 7.0
+    assert cost(p(prefill_speed=at(1000.0), queued_tokens=1), d(), waiting=7).others_s == 7.0
 
 
 def test_a_decode_worker_far_behind_that_holds_the_prompt_is_weighed_too() -> None:

@@ -1,0 +1,65 @@
+"""Conditional disaggregation against always, never and all mixed, at every point of a map, on virtual time.
+
+The map is prompt length × answer length × load × link. Promised: at every point `auto` has at least 95 % of what the
+best of the other ways has, of all requests those that keep their promises. Finished points are kept in --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from proof.map.points import AXES, PROMISE, broken, label, play, point_of
+from proof.record import Record, arguments_of
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.pictures import of_map
+from tandem.cluster.simulator.sweep import places
+from tandem.core.errors import ConfigError
+
+
+def main() -> int:
+    arguments = _arguments()
+    calibration = Calibration()
+    about = {
+        "calibration": calibration.name,
+        "axes": dataclasses.asdict(AXES),
+        "promised": {"ttft_s": PROMISE.ttft_s, "itl_s": PROMISE.itl_s},
+    }
+    record = Record(arguments.out, "map", about, is_fresh=arguments.fresh)
+    done: dict[str, dict[str, Any]] = record.content.setdefault("points", {})
+    every, started_s = places(AXES), time.monotonic()
+    for place in every:
+        if label(place) in done:
+            continue
+        if arguments.seconds and time.monotonic() - started_s > arguments.seconds:
+            break
+        entry = done[label(place)] = play(place, calibration)
+        record.save()
+        shares = ", ".join(f"{way} {share:.1%}" for way, share in entry["by_way"].items())
+        print(f"{label(place):44} {shares}; {entry['nearness']:.3f} of the best", flush=True)
+    left = [place for place in every if label(place) not in done]
+    found = broken(done)
+    for promise in found:
+        print(f"broken: {promise}")
+    if arguments.picture is not None and not left:
+        try:
+            of_map([point_of(entry) for entry in done.values()], f"{AXES.workers} workers", arguments.picture)
+        except ConfigError as error:
+            print(f"proof.map: {error}", file=sys.stderr)
+            return 2
+    return record.verdict(len(done), left=len(left), broken=len(found))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = arguments_of("map", __doc__)
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no point after so many; 0 = play all")
+    parser.add_argument("--picture", type=Path, help="draw the map there, once all points are on record")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

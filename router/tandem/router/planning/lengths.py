@@ -1,0 +1,32 @@
+"""How long answers are, by model: nobody knows it of a request, but of many it is what decoding them takes.
+
+Learnt from answers that have ended; the latest count most. One thread, no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+ASSUMED_TOKENS: Final = 128
+"""How long an answer is taken to be before any has ended."""
+_FIRST: Final = 8.0
+"""So many answers does that assumption count for."""
+_FADE: Final = 0.99
+"""What an older answer counts for, compared with the one after it."""
+
+
+class AnswerLengths:
+    """Means that fade."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[float, float]] = {}
+
+    def ended(self, model: str, tokens: float) -> None:
+        """An answer of this model had so many tokens in the end."""
+        count, total = self._seen.get(model, (0.0, 0.0))
+        self._seen[model] = (count * _FADE + 1.0, total * _FADE + tokens)
+
+    def mean(self, model: str) -> float:
+        """Tokens of an answer."""
+        count, total = self._seen.get(model, (0.0, 0.0))
+        return (total + _FIRST * ASSUMED_TOKENS) / (count + _FIRST)
