@@ -7,6 +7,7 @@ failure ──▶ judge: whose? ──▶ the request's own: it ends
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -35,6 +36,8 @@ _OWN_FAULT = (InvalidRequestError, AuthError, DeadlineError)
 SECOND_CHANCE_S = 0.1
 """After a failure, before somebody who may be to blame is tried again because nobody else is left; doubles."""
 _DOUBLINGS = 5
+_MACHINE_LOST = 2
+"""Workers of one machine that fail a request by dying, or by transfers that break: the machine may be what died."""
 
 
 class Cause(StrEnum):
@@ -70,6 +73,10 @@ class History:
     error: TandemError | None = None
     failed_s: float = 0.0
     suspects: set[Member] = field(default_factory=set)
+    hosts: dict[Member, str] = field(default_factory=dict)
+    """Where the workers are that had it."""
+    lost_on: Counter[str] = field(default_factory=Counter)
+    """How often it was lost on a machine, as it looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ class Survival:
         history.failures += 1
         history.error, history.failed_s = failure.error, self._clock.now_s()
         history.suspects |= failure.suspects
+        if failure.cause in (Cause.LOST, Cause.TRANSFER):
+            history.lost_on.update(host for one in failure.suspects if (host := history.hosts.get(one)))
         for charged in failure.charged:
             self.breakers.failed(charged)
 
@@ -148,7 +157,10 @@ class Survival:
                 refusal = error
             else:
                 again_s = self._second_chance_s(history, candidates, plan)
-                return Wait(again_s) if self._clock.now_s() < again_s else plan
+                if self._clock.now_s() < again_s:
+                    return Wait(again_s)
+                history.hosts.update((_member(c), c.host) for c in candidates if c.worker in plan.workers)
+                return plan
         if self._is_worth_waiting(job, candidates, model):
             return Wait(self.absentees.until_s())
         raise history.error or refusal or UnavailableError("no worker is connected")
@@ -164,16 +176,21 @@ class Survival:
 
     def trusted(self, candidates: Sequence[Candidate], history: History) -> Sequence[Candidate]:
         """Those whom nothing speaks against."""
-        return next(self._tiers(candidates, history))
+        if not history.suspects and self.breakers.is_quiet:  # nearly always
+            return candidates
+        fresh = [c for c in candidates if _member(c) not in history.suspects]
+        return [c for c in fresh if self.breakers.allows(_member(c))]
 
     def _tiers(self, candidates: Sequence[Candidate], history: History) -> Iterator[Sequence[Candidate]]:
-        """Ever more of the candidates: suspects, and workers whose breaker is open, only if there is nobody else."""
-        if not history.suspects and self.breakers.is_quiet:  # nearly always
-            yield candidates
-            return
-        fresh = [c for c in candidates if _member(c) not in history.suspects]
-        trusted = [c for c in fresh if self.breakers.allows(_member(c))]
+        """Ever more of the candidates: workers of a machine that seems to have died, those whose breaker is open, and
+        suspects only if there is nobody else."""
+        trusted = self.trusted(candidates, history)
+        if history.lost_on:
+            elsewhere = [c for c in trusted if history.lost_on[c.host] < _MACHINE_LOST]
+            if 0 < len(elsewhere) < len(trusted):
+                yield elsewhere
         yield trusted
+        fresh = [c for c in candidates if _member(c) not in history.suspects]
         if len(fresh) > len(trusted):
             yield fresh
         if len(candidates) > len(fresh):

@@ -33,6 +33,7 @@ class Candidate:
 
     `held_tokens` of the prompt need not be moved there, `reusable_tokens` need not be computed there. `lossy_tokens`
     (by HashRoot.lossy) take the place of `held_tokens` where the blocks of the other worker change on their way.
+    `host` is the address of its machine, "" = not known.
     `profile` decides with whom it can exchange KV blocks. `last_used` counts up with every plan that named this
     worker, so that equals take turns. `link_speed`: measured bytes a second to another worker, None = not measured.
     `prefill_speed`: as measured.
@@ -60,6 +61,7 @@ class Candidate:
     free_blocks: int = 0
     total_blocks: int = 0
     last_used: int = 0
+    host: str = ""
     prefill_speed: PrefillSpeed = UNMEASURED
     decode_step_s: float = 0.0
     decode_sequence_s: float = 0.0

@@ -234,6 +234,7 @@ def _candidate(link: WorkerLink, link_speed: SpeedOf, now_s: float) -> Candidate
         free_blocks=max(0, load.free_blocks - sum(one.blocks for one in sent)),
         total_blocks=load.total_blocks,
         last_used=link.last_used,
+        host=facts.address.rpartition(":")[0],
         prefill_speed=load.prefill_speed,
         decode_step_s=load.decode_step_s,
         decode_sequence_s=load.decode_sequence_s,

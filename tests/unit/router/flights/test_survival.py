@@ -77,6 +77,32 @@ class Case:
         return chosen.prefill, chosen.decode
 
 
+def test_a_machine_that_lost_two_workers_of_a_request_is_left_until_nobody_else_is_there() -> None:
+    """A machine dies worker by worker, as its connections break; a request must not follow it to the last one."""
+    case = Case(disaggregation=Disaggregation.NEVER, max_attempts=4)
+    there = {"d1": "a", "d2": "a", "d3": "a", "d4": "a", "d5": "b"}
+
+    def next_of(*left: str, is_busy: bool = True) -> str | None:
+        """d5 has much to do, so it is nobody's choice while there is another."""
+        able = [replace(candidate(one), host=there[one]) for one in left]
+        able = [replace(one, running=200, in_flight=200) if one.worker == "d5" and is_busy else one for one in able]
+        plan = case.survival.choose(JOB, able, case.history)
+        assert isinstance(plan, Plan)
+        return plan.decode
+
+    first = next_of("d1", "d2", "d3", "d4", "d5")
+    assert first in ("d1", "d2", "d3", "d4")
+    case.fail(first)
+    left = sorted(there.keys() - {first})
+    second = next_of(*left)
+    assert second in ("d1", "d2", "d3", "d4"), "one death says nothing of the machine"
+    case.fail(second)
+    left.remove(second)
+    assert next_of(*left) == "d5"
+    left.remove("d5")
+    assert next_of(*left) in left, "better there than nowhere"
+
+
 # ---- whose fault ---------------------------------------------------------------------------------------------------
 
 P, D = member("p1"), member("d1")
