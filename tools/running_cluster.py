@@ -12,7 +12,7 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,22 +110,30 @@ def running(*flags: str, folder: Path | None = None) -> Iterator[Cluster]:
     with contextlib.ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="td-e2e-")))
-        for stale in folder.glob("*/context.json"):  # of a cluster that was killed here
-            stale.unlink()
-        command = [sys.executable, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
-        command += ["--admin-port", "0", "--state-dir", str(folder), *flags]
-        with (folder / "up.out").open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-        cluster = Cluster(process, folder, {})
-        try:
-            cluster.context = _await_context(cluster)
-            wait_for(lambda: _ready(cluster), START_TIMEOUT_S, "the cluster is ready")
+        with started(*flags, folder=folder) as cluster:
             yield cluster
             stop(cluster)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+
+
+@contextlib.contextmanager
+def started(*flags: str, folder: Path, prefix: Sequence[str] = ()) -> Iterator[Cluster]:
+    """As `running`, for who stops it: what still runs at the end is killed. `prefix`: words before the command, which
+    run it elsewhere."""
+    for stale in folder.glob("*/context.json"):  # of a cluster that was killed here
+        stale.unlink()
+    command = [*prefix, sys.executable, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
+    command += ["--admin-port", "0", "--state-dir", str(folder), *flags]
+    with (folder / "up.out").open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    cluster = Cluster(process, folder, {})
+    try:
+        cluster.context = _await_context(cluster)
+        wait_for(lambda: _ready(cluster), START_TIMEOUT_S, "the cluster is ready")
+        yield cluster
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def stop(cluster: Cluster, number: int = signal.SIGTERM) -> None:

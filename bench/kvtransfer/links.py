@@ -6,14 +6,15 @@ Needs root, `ip` and `tc`; where that is not given the part says so and has no r
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from bench.kvtransfer.transports import Pair, human, pair
 from bench.report import Row
+from tools.namespaces import NoNamespacesError, machines
 
 CAPS = {"100 Mbit": 100e6 / 8, "1 Gbit": 1e9 / 8, "uncapped": None}
 TRANSPORTS = ("tcp", "grpc", "gloo")
@@ -27,13 +28,14 @@ def run(transports: Sequence[str]) -> list[Row]:
     """Rows of every cap, transport and codec."""
     rows: list[Row] = []
     try:
-        with _namespaces() as names:
+        with tempfile.TemporaryDirectory(prefix="kvb-") as folder, machines(Path(folder), ADDRESSES) as found:
+            names = [machine.namespace for machine in found]
             for cap, bytes_per_s in CAPS.items():
                 _cap(names, cap, bytes_per_s)
                 for transport in transports:
                     if transport in TRANSPORTS:
                         rows += _rows(names, transport, cap, bytes_per_s)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (NoNamespacesError, FileNotFoundError, subprocess.CalledProcessError) as error:
         if rows:
             raise
         reason = getattr(error, "stderr", b"") or str(error).encode()
@@ -71,26 +73,6 @@ def _speed(both: Pair, size: int, codec: str) -> float:
 
 def _bare(both: Pair, size: int) -> float:
     return size / both.bare(size, 1).all_s
-
-
-@contextmanager
-def _namespaces() -> Iterator[tuple[str, str]]:
-    """Two namespaces with a veth pair between them; P's first."""
-    names = (f"kvb-{os.getpid()}-p", f"kvb-{os.getpid()}-d")
-    made: list[str] = []
-    try:
-        for name in names:
-            _do("ip", "netns", "add", name)
-            made.append(name)
-            _do("ip", "-n", name, "link", "set", "lo", "up")
-        _do("ip", "link", "add", "veth0", "netns", names[0], "type", "veth", "peer", "name", "veth0", "netns", names[1])
-        for name, address in zip(names, ADDRESSES, strict=True):
-            _do("ip", "-n", name, "address", "add", f"{address}/24", "dev", "veth0")
-            _do("ip", "-n", name, "link", "set", "veth0", "up")
-        yield names
-    finally:
-        for name in made:
-            subprocess.run(["ip", "netns", "del", name], check=False)
 
 
 def _cap(names: Sequence[str], cap: str, bytes_per_s: float | None) -> None:

@@ -4,7 +4,8 @@ What to do next is decided in reconciling.py, from the record and from what is s
 remembers is how often a worker died and which step is under way; a new controller does without.
 
 A worker that cannot start although it never worked is a mistake of the configuration: before the cluster was ready once
-it ends the start-up, later it waits for the next desired state. A worker that worked and died is started again.
+it ends the start-up, later it waits for the next desired state. A worker that worked and died is started again, and so
+is, later, one for which there was no room: machines join.
 """
 
 from __future__ import annotations
@@ -296,7 +297,9 @@ class Controller:
         slot = self._slots.setdefault(member.worker_id, self._new_slot(member.worker_id))
         slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
         slot.said, slot.is_flipping = None, False
-        self._events.record(EventKind.STARTED, slot.worker_id, "after it died" if slot.start_at_s else reason)
+        self._events.record(
+            EventKind.STARTED, slot.worker_id, "after it died" if slot.was_ready and slot.start_at_s else reason
+        )
         await self._launcher.start_worker(self._make_spec(pool, member))
 
     async def _steer(self, slot: Slot, action: Action, steering: Steering, deadline_s: float) -> None:
@@ -394,10 +397,11 @@ class Controller:
             del self._slots[slot.worker_id]
         elif slot.phase is Phase.STOPPING:
             slot.phase, slot.start_at_s = Phase.WAITING, 0.0
-        elif slot.was_ready:
+        elif slot.was_ready or (report.is_unplaced and self._settled.is_set()):
             delay_s = slot.backoff.died()
             slot.phase, slot.start_at_s = Phase.WAITING, self._clock.now_s() + delay_s
-            self._events.record(EventKind.RESTART_PLANNED, slot.worker_id, f"in {delay_s:g} s, because it died")
+            why = "a machine may have joined" if report.is_unplaced else "because it died"
+            self._events.record(EventKind.RESTART_PLANNED, slot.worker_id, f"in {delay_s:g} s, {why}")
         else:
             slot.phase = Phase.FAILED
             self._events.record(EventKind.GAVE_UP, slot.worker_id, "it never worked; another start will not help")

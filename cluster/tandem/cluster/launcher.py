@@ -74,10 +74,11 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker is gone, with all its processes; `reason` is one line."""
+    """A worker is gone, with all its processes; `reason` is one line. `is_unplaced`: it never ran, for want of room."""
 
     worker_id: WorkerId
     reason: str
+    is_unplaced: bool = False
 
 
 WorkerReport = WorkerProgress | WorkerReady | WorkerExited

@@ -33,7 +33,7 @@ async def opened(
         return
     check_installed()
     async with contextlib.AsyncExitStack() as stack:
-        address, token_file = config.ray.address, config.ray.token_file
+        address, token_file, node_ip = config.ray.address, config.ray.token_file, ""
         if not address:
             say("ray", "starting a head")
             head = await stack.enter_async_context(
@@ -41,7 +41,7 @@ async def opened(
                     held, environment, config.ray, cluster=config.name, say=lambda text: say("ray", text), hurry=hurry
                 )
             )
-            address, token_file = head.address, str(head.token_file)
+            address, token_file, node_ip = head.address, str(head.token_file), head.address.rpartition(":")[0]
             say("ray", f"another machine joins with `{called()} join {address} --token-file FILE`; copy {token_file}")
         yield await stack.enter_async_context(
             RayLauncher(
@@ -51,6 +51,7 @@ async def opened(
                 address=address,
                 token_file=token_file,
                 place_timeout_s=config.ray.place_timeout_s,
+                node_ip=node_ip,
                 hurry=hurry,
             )
         )

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.durations import duration_s
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.log_files import LEVELS, LogRecord, Tail, Wanted, members, records
-from tandem.clusterctl.output import Output, Record
+from tandem.clusterctl.output import Output, Record, note
 from tandem.clusterctl.places import find_state
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.config import DEFAULT_CLUSTER
-from tandem.core.errors import ConfigError, NotFoundError
+from tandem.core.errors import ConfigError, NotFoundError, TandemError
 
 _POLL_S = 0.2
 
@@ -39,10 +42,13 @@ def logs(
     name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER,
     state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = "",
 ) -> None:
-    """Show what the processes of a cluster on this machine have logged, in the order of time."""
+    """Show what the processes of a cluster on this machine have logged, in the order of time. Workers on other machines
+    keep their logs there; they are named on stderr."""
     wanted = Wanted(since=moment(since, time.time()), level=_level(level), request=request_id)
-    folder = find_state(name, state_dir).log_dir
-    who = _chosen(folder, member)
+    state = find_state(name, state_dir)
+    folder, away = state.log_dir, elsewhere(state)
+    who = _chosen(folder, member, away)
+    _tell_of_others({worker: host for worker, host in away.items() if member in ("", worker)})
     tails = [Tail(folder / f"{one}.log") for one in who]
     if follow:
         for tail in tails:  # before the rest is read: nothing is missed, and hardly anything said twice
@@ -52,7 +58,9 @@ def logs(
             _print(output, record)
     while follow:
         known = {tail.path for tail in tails}
-        tails += [Tail(folder / f"{one}.log") for one in _chosen(folder, member) if folder / f"{one}.log" not in known]
+        tails += [
+            Tail(folder / f"{one}.log") for one in _chosen(folder, member, away) if folder / f"{one}.log" not in known
+        ]
         for record in sorted((record for tail in tails for record in tail.read()), key=lambda record: record.time):
             if wanted.takes(record):
                 _print(output, record)
@@ -86,7 +94,41 @@ def _level(text: str) -> str:
     return text.upper()
 
 
-def _chosen(folder: Path, member: str) -> Sequence[str]:
+def elsewhere(state: StateDir) -> dict[str, str]:
+    """Workers that run on other machines now → the address of each; {} where no cluster runs that could tell."""
+    from tandem.clusterctl.admin_client import AdminClient
+
+    try:
+        with AdminClient.find(
+            endpoint="", admin_key_file="", name=state.name, state_dir=str(state.path.parent)
+        ) as admin:
+            rows = admin.status()["workers"]
+    except TandemError:
+        return {}
+    hosts = {row["worker"]: row["address"].rpartition(":")[0].strip("[]") for row in rows}
+    return {worker: host for worker, host in hosts.items() if not _is_ours(host)}
+
+
+def _is_ours(host: str) -> bool:
+    """Whether this machine has that address: only then can somebody listen there. A name counts as ours."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _tell_of_others(away: Mapping[str, str]) -> None:
+    for host in sorted(set(away.values())):
+        workers = ", ".join(sorted(worker for worker, home in away.items() if home == host))
+        note(f"clusterctl: the logs of {workers} are on {host}; `clusterctl logs` there shows them")
+
+
+def _chosen(folder: Path, member: str, away: Mapping[str, str]) -> Sequence[str]:
     """Whose logs; NotFoundError if there are none of that name. `router` is all of its processes."""
     known = members(folder)
     if not known:
@@ -94,6 +136,12 @@ def _chosen(folder: Path, member: str) -> Sequence[str]:
     if not member:
         return known
     found = [one for one in known if one == member or (member == "router" and one.startswith("router-"))]
+    if not found and member in away:
+        raise NotFoundError(
+            f"the log of {member} is not on this machine",
+            why=f"it runs on {away[member]}",
+            todo=f"Use `clusterctl logs {member}` there",
+        )
     if not found:
         todo = did_you_mean(member, [*known, "router"]) or f"There are {', '.join(known)}"
         raise NotFoundError(f"there is no log of {member!r}", todo=todo)

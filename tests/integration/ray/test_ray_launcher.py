@@ -148,6 +148,7 @@ def test_a_dead_agent_is_noticed_and_its_worker_dies_with_it(scene: Scene) -> No
             exited = await _until(launcher, WorkerExited)
             assert "its agent died" in exited.reason
             wait_for(lambda: _is_gone(details))
+            wait_for(lambda: not _is_there(details["folder"]), what="the keeper of its machine removes its folder")
 
     asyncio.run(run())
 
@@ -165,6 +166,7 @@ def test_a_place_that_cannot_be_had_says_what_is_missing(scene: Scene) -> None:
                 assert waiting.text.startswith(f"waiting for a place: {missing}")
                 exited = await _until(launcher, WorkerExited)
                 assert exited.reason.startswith(f"it got no place within 0.5 s: {missing}")
+                assert exited.is_unplaced
         async with scene.launcher() as launcher:
             await _ready(launcher, spec(tp=4))  # what was asked for in vain holds nothing
 
@@ -237,6 +239,22 @@ def test_workers_outlive_the_driver_and_are_found_again(scene: Scene) -> None:
             await launcher.stop(P, grace_s=20)
             assert "exit code 0" in (await _until(launcher, WorkerExited)).reason
             wait_for(lambda: _is_gone(details))
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_another_controller_left_is_found_and_stopped(scene: Scene) -> None:
+    async def run() -> None:
+        async with scene.launcher() as first:
+            details = await _ready(first)
+            async with scene.launcher() as second:
+                ready = await _until(second, WorkerReady)
+                assert ready.details["pid"] == details["pid"]
+                (found,) = await second.running()
+                assert (found.worker_id, found.role, found.is_ready) == (P, RoleName.PREFILL, True)
+                await second.stop(P, grace_s=20)
+                assert "exit code 0" in (await _until(second, WorkerExited)).reason
+                wait_for(lambda: _is_gone(details))
 
     asyncio.run(run())
 

@@ -88,9 +88,9 @@ class Harness:
         self.launcher.there[worker] = replace(self.launcher.there[worker], is_ready=True)
         self.launcher.reports.put_nowait(WorkerReady(worker))
 
-    def dies(self, worker: WorkerId, reason: str = "killed by signal 9") -> None:
+    def dies(self, worker: WorkerId, reason: str = "killed by signal 9", *, is_unplaced: bool = False) -> None:
         del self.launcher.there[worker]
-        self.launcher.reports.put_nowait(WorkerExited(worker, reason))
+        self.launcher.reports.put_nowait(WorkerExited(worker, reason, is_unplaced))
 
 
 def spec_of(pool: Pool, member: Member) -> WorkerSpec:

@@ -218,6 +218,28 @@ def test_a_stop_that_fails_is_told_and_goes_on_once_the_worker_has_ended() -> No
     play(scene)
 
 
+def test_one_that_found_no_room_is_tried_again_since_machines_join() -> None:
+    async def scene(h: Harness) -> None:
+        h.want(prefill=1)
+        await settle()
+        h.ready(P0)
+        await settle()
+        h.want(prefill=2)
+        await settle()
+        h.dies(P1, "it got no place within 120 s", is_unplaced=True)
+        await settle()
+        assert h.events.of(EventKind.RESTART_PLANNED) == ["prefill-1: in 0.5 s, a machine may have joined"]
+        h.clock.advance(0.6)
+        h.want(prefill=2)
+        await settle()
+        assert h.launcher.started.count(P1) == 2
+        h.dies(P1, "the model is broken")
+        await settle()
+        assert h.controller.phases()[P1] is Phase.FAILED, "what is wrong with the configuration stays wrong"
+
+    play(scene)
+
+
 def test_every_action_has_a_reason() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
+from tandem.cluster.state_dir import Context, StateDir
 from tandem.clusterctl import log_files
 from tandem.clusterctl import main as program
 from tandem.clusterctl.log_files import LogRecord, Tail, Wanted, members, records
@@ -120,6 +123,43 @@ def test_mistakes(
     found, out, error = run(capsys, folder, *arguments)
     assert (found, out) == (code, "")
     assert message in error
+
+
+class _Admin(http.server.BaseHTTPRequestHandler):
+    """An admin port: one worker is here, one on another machine (RFC 5737 has addresses that nobody has)."""
+
+    def do_GET(self) -> None:
+        rows = [{"worker": "decode-0", "address": "127.0.0.1:7"}, {"worker": "decode-1", "address": "192.0.2.7:7"}]
+        body = json.dumps({"cluster": "tandem", "workers": rows}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_logs_on_other_machines_are_named(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    state = StateDir(folder.parents[1], "tandem")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Admin) as server, state.hold() as held:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        held.draw_secrets()
+        admin = f"http://127.0.0.1:{server.server_port}"
+        key = str(state.admin_key_file)
+        held.write_context(Context(name="tandem", pid=1, api=admin, grpc="", admin=admin, admin_key_file=key))
+        try:
+            code, out, error = run(capsys, folder, "decode-1")
+            assert (code, out) == (3, "")
+            assert "the log of decode-1 is not on this machine: it runs on 192.0.2.7" in error
+            assert "`clusterctl logs decode-1` there" in error
+            code, out, error = run(capsys, folder)
+            assert (code, len(out.splitlines())) == (0, 8)
+            assert "the logs of decode-1 are on 192.0.2.7" in error
+            code, out, error = run(capsys, folder, "decode-0")
+            assert (code, error) == (0, "")
+        finally:
+            server.shutdown()
 
 
 def test_moments() -> None:

@@ -8,7 +8,7 @@ import threading
 import ray
 import ray.util
 
-from tandem.cluster.ray.orders import Charge, from_json
+from tandem.cluster.ray.orders import Charge, from_json, to_json
 from tandem.cluster.ray.runner import Runner
 
 
@@ -30,7 +30,13 @@ class Agent:
 
     def digest(self) -> str:
         """Of the order it runs; "" when it runs none, or no more."""
-        return "" if self._runner.has_ended else self._runner.digest
+        order = self._runner.order
+        return order.digest if order is not None else ""
+
+    def order(self) -> str:
+        """The order it runs, as JSON; "" when it runs none, or no more."""
+        order = self._runner.order
+        return to_json(order) if order is not None else ""
 
     def listen(self, after: int, wait_s: float) -> list[str]:
         """See `Runner.listen`. One such call is always under way: it fails when this actor dies."""

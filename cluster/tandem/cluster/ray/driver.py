@@ -1,8 +1,8 @@
 """`python -m tandem.cluster.ray.driver --config FILE`: the one process of a controller that talks to Ray.
 
-Orders come as JSON lines on standard input, {"start": worker, "order": FILE, "after": N} and {"stop": worker,
-"grace_s": S}; reports leave on standard output. It ends when its input does, and leaves workers as they are: whoever
-starts it again finds them.
+Orders come as JSON lines on standard input, {"start": worker, "order": FILE, "after": N}, {"stop": worker,
+"grace_s": S} and {"find": "others"}; reports leave on standard output. It ends when its input does, and leaves workers
+as they are: whoever starts it again finds them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STOP_SLACK_S = 20.0
 
 
 class Following:
-    """One worker from its order to its end; the last report is always {"exited": …}."""
+    """One worker from its order to its end; the last report is always {"exited": …, "is_unplaced": …}."""
 
     def __init__(
         self, worker: str, order: Order, secret: bytes, config: DriverConfig, say: Callable[..., None]
@@ -46,6 +46,7 @@ class Following:
 
     async def run(self, after: int) -> None:
         """Find or place the worker and pass on its reports from number `after` on."""
+        is_unplaced = False
         working = asyncio.create_task(self._work(after))
         stopping = asyncio.create_task(self._is_stopping.wait())
         try:
@@ -59,13 +60,13 @@ class Following:
             await placement.clear(self._prefix)
             reason = "it was stopped before it had a place"
         except (NoPlaceError, ray.exceptions.RayError, TimeoutError, ValueError) as error:
-            reason = _in_a_line(error)
+            reason, is_unplaced = _in_a_line(error), isinstance(error, NoPlaceError)
         finally:
             working.cancel()
             stopping.cancel()
         if self._place is not None:
             await self._place.leave()
-        self._say(exited=reason)
+        self._say(exited=reason, is_unplaced=is_unplaced)
 
     async def stop(self, grace_s: float) -> None:
         """Ask it to end; `run` ends then. An agent that does not answer is ended by force."""
@@ -132,10 +133,28 @@ class Driver:
                 command = json.loads(line)
                 if "start" in command:
                     following.append(tasks.create_task(self._follow(command)))
+                elif "find" in command:
+                    following.append(tasks.create_task(self._find_others()))
                 elif (found := self._followings.get(command["stop"])) is not None:
                     tasks.create_task(found.stop(float(command["grace_s"])))
             for task in following:
                 task.cancel()
+
+    async def _find_others(self) -> None:
+        """Report workers that run and that nobody has ordered from us: an earlier controller has. What is left of those
+        that have ended is removed."""
+        prefix = f"tandem:{self._config.cluster}:"
+        for place in await placement.places(prefix):
+            worker = place.name.removeprefix(prefix).rpartition(":")[0]
+            if worker in self._followings:
+                continue
+            order = await place.asked("order")
+            if worker in self._followings:
+                continue
+            if order:
+                self._say({"worker": worker, "found": order})
+            else:
+                await place.leave()
 
     async def _follow(self, command: dict[str, Any]) -> None:
         worker = str(command["start"])
@@ -163,6 +182,7 @@ def main() -> int:
         config = config_loader.load(parser.parse_args().config, DriverConfig)
         ray.init(
             address=config.address,
+            _node_ip_address=config.node_ip or None,
             namespace=f"tandem-{config.cluster}",
             log_to_driver=False,
             logging_level=logging.ERROR,

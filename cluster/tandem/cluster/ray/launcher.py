@@ -24,7 +24,7 @@ from tandem.cluster.launcher import (
     WorkerReport,
     WorkerSpec,
 )
-from tandem.cluster.ray.orders import DriverConfig, Order
+from tandem.cluster.ray.orders import DriverConfig, Order, from_json
 from tandem.cluster.ray.variables import ray_variables
 from tandem.cluster.state_dir import HeldState
 from tandem.core.errors import StartupError
@@ -75,11 +75,12 @@ class RayLauncher:
         address: str,
         token_file: str,
         place_timeout_s: float,
+        node_ip: str = "",
         arguments: Sequence[str] = WORKER_ARGUMENTS,
         hurry: asyncio.Event | None = None,
     ) -> None:
         self._held, self._environment, self._hurry = held, environment, hurry
-        self._cluster, self._address, self._token_file = cluster, address, token_file
+        self._cluster, self._address, self._token_file, self._node_ip = cluster, address, token_file, node_ip
         self._place_timeout_s, self._arguments = place_timeout_s, tuple(arguments)
         self._workers: dict[WorkerId, _Worker] = {}
         self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
@@ -164,6 +165,7 @@ class RayLauncher:
         config = DriverConfig(
             cluster=self._cluster,
             address=self._address,
+            node_ip=self._node_ip,
             secret_file=str(self._held.state.secret_file),
             place_timeout_s=self._place_timeout_s,
         )
@@ -199,6 +201,7 @@ class RayLauncher:
                     self._was_attached = self._is_attached = True
                     for worker_id in self._workers:
                         self._tell_start(worker_id)
+                    self._tell({"find": "others"})
                 elif "worker" in said:
                     self._hear(WorkerId(str(said["worker"])), said)
                 fatal = str(said.get("fatal", fatal))
@@ -220,12 +223,14 @@ class RayLauncher:
                 self._driver.write(json.dumps(command))
 
     def _hear(self, worker_id: WorkerId, said: dict[str, Any]) -> None:
+        if "found" in said:
+            self._take_over(worker_id, from_json(str(said["found"]), Order))
         worker = self._workers.get(worker_id)
         if worker is None:
             return
         worker.heard = int(said.get("after", worker.heard))
         if "exited" in said:
-            self._note_exit(worker_id, str(said["exited"]))
+            self._note_exit(worker_id, str(said["exited"]), is_unplaced=bool(said.get("is_unplaced")))
         elif "place" in said:
             ip, *gpus = said["place"]
             worker.heard = 0
@@ -238,10 +243,19 @@ class RayLauncher:
             worker.running = dataclasses.replace(worker.running, is_ready=True)
             self._reports.put_nowait(WorkerReady(worker_id, details))
 
-    def _note_exit(self, worker_id: WorkerId, reason: str) -> None:
+    def _take_over(self, worker_id: WorkerId, order: Order) -> None:
+        """A worker of a controller that is gone, which no order named since: from now on it is as one of ours."""
+        if worker_id in self._workers:
+            return
+        spec = WorkerSpec(config=order.config, threads=order.threads, hardware=order.hardware)
+        path = self._held.write_config(worker_id, order)
+        self._workers[worker_id] = _Worker(RunningWorker.of(spec, is_ready=False), str(path), asyncio.Event())
+        self._tell_start(worker_id)
+
+    def _note_exit(self, worker_id: WorkerId, reason: str, *, is_unplaced: bool = False) -> None:
         worker = self._workers.pop(worker_id)
         worker.gone.set()
-        self._reports.put_nowait(WorkerExited(worker_id, reason))
+        self._reports.put_nowait(WorkerExited(worker_id, reason, is_unplaced))
 
 
 def _needs_gpu(spec: WorkerSpec) -> bool | None:

@@ -15,22 +15,26 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.cluster.environment import Environment
 from tandem.cluster.ray.orders import ANY_HARDWARE, HARDWARE_LABEL
-from tandem.cluster.ray.ownedfolder import OwnedFolder, sweep
+from tandem.cluster.ray.ownedfolder import OF_AGENT, OF_RAY, OwnedFolder, sweep
 from tandem.cluster.ray.processes import adopt_descendants, descendants, end_descendants, reap
 from tandem.cluster.ray.variables import ray_variables
 from tandem.core import config_loader
 from tandem.core.parentdeath import tied
 
 STARTED = "Ray runtime started"
-_PREFIX = "tandem-ray-"
 _STOP_S = 10.0
 _LOOK_S = 0.2
 _AGAIN_S = 1.0
+_SWEEP_S = 5.0
+_LAST_ADDRESS = "ray_current_cluster"
+"""Where Ray keeps the address that it started at last."""
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """The least that Ray takes: nothing of ours goes through it."""
 
@@ -67,6 +71,7 @@ class Node:
     ) -> None:
         self._config, self._on_start, self._on_trouble = config, on_start, on_trouble
         self._is_stopping = threading.Event()
+        self._swept_s = 0.0
 
     def stop(self) -> None:
         """Ask `run` to end; safe in a signal handler."""
@@ -78,10 +83,10 @@ class Node:
         On the way out every process that descends from this one is ended.
         """
         adopt_descendants()
-        sweep(_PREFIX)
+        self._sweep()
         has_started = False
         others = descendants()
-        with OwnedFolder(_PREFIX) as folder:
+        with OwnedFolder(OF_RAY) as folder:
             try:
                 while not self._is_stopping.is_set():
                     started, why = self._run_once(folder)
@@ -95,10 +100,13 @@ class Node:
                     self._is_stopping.wait(_AGAIN_S)
             finally:
                 end_descendants(except_for=others)
+                self._sweep()
         return True
 
     def _run_once(self, folder: Path) -> tuple[bool, str]:
         """One life of `ray start`; whether it started, and why it ended."""
+        # A head would take another node of its cluster on this machine for itself, still running.
+        (folder / _LAST_ADDRESS).unlink(missing_ok=True)
         process = subprocess.Popen(
             tied([sys.executable, "-m", "ray.scripts.scripts", *self._arguments(folder)]),
             stdin=subprocess.DEVNULL,
@@ -120,10 +128,18 @@ class Node:
                         started = True
                         self._on_start(address)
                 reap({process.pid})
+                if time.monotonic() - self._swept_s >= _SWEEP_S:
+                    self._sweep()
         finally:
             _end(process)
         said += [line for line in _taken(lines, wait_s=0.0) if line]
         return started, _cause(said, process.returncode)
+
+    def _sweep(self) -> None:
+        """Folders of those who were killed, agents among them, whom nobody else may come after."""
+        sweep(OF_RAY)
+        sweep(OF_AGENT, Environment.read().socket_root)
+        self._swept_s = time.monotonic()
 
     def _arguments(self, folder: Path) -> list[str]:
         config = self._config

@@ -19,10 +19,12 @@ HARDWARE_LABEL = "tandem-hardware"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverConfig:
-    """What a driver is started with. `place_timeout_s`: how long a worker waits for a place."""
+    """What a driver is started with. `place_timeout_s`: how long a worker waits for a place. `node_ip`: the address of
+    the node that it belongs to, the head's; "" = any on its machine, where Ray sees them all."""
 
     cluster: str
     address: str
+    node_ip: str = ""
     secret_file: str
     place_timeout_s: float
 

@@ -10,6 +10,8 @@ import tempfile
 from pathlib import Path
 from types import TracebackType
 
+OF_AGENT, OF_RAY = "tandem-agent-", "tandem-ray-"
+"""Prefixes: the folder of an agent's worker, where the sockets of its machine go, and that of Ray, in /tmp."""
 _LOCK = "owner"
 
 

@@ -33,6 +33,13 @@ class Place:
     def __init__(self, name: str, group: Any, agent: Any) -> None:
         self.name, self._group, self.agent = name, group, agent
 
+    async def asked(self, what: str) -> str | None:
+        """What its agent answers to a question without arguments; None if it does not."""
+        try:
+            return str(await asyncio.wait_for(_result(getattr(self.agent, what).remote()), _AGENT_TIMEOUT_S))
+        except (ray.exceptions.RayError, TimeoutError):
+            return None
+
     async def leave(self) -> None:
         """End the agent, with all that it runs, and give the resources back."""
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -47,20 +54,25 @@ async def find(prefix: str, wanted: str | None) -> Place | None:
     """
     found: Place | None = None
     groups = await _groups(prefix)
-    for name in await asyncio.to_thread(ray.util.list_named_actors):
-        if not name.startswith(prefix):
-            continue
-        try:
-            agent = await asyncio.to_thread(ray.get_actor, name)
-        except (ValueError, ray.exceptions.RayError):  # it has left; its group, if any, is removed below
-            continue
-        place = Place(name, groups.pop(name, None), agent)
-        if found is None and wanted is not None and await _digest(agent) == wanted:
+    for place in await places(prefix, groups):
+        if found is None and wanted is not None and await place.asked("digest") == wanted:
             found = place
         else:
             await place.leave()
-    for group in groups.values():
+    for group in groups.values():  # whose agents have left
         await _remove(group)
+    return found
+
+
+async def places(prefix: str, groups: dict[str, Any] | None = None) -> list[Place]:
+    """Every place with an agent, dead or alive. Its group, by the agent's name, is taken out of `groups`."""
+    groups = await _groups(prefix) if groups is None else groups
+    found = []
+    for name in await asyncio.to_thread(ray.util.list_named_actors):
+        if name.startswith(prefix):
+            with contextlib.suppress(ValueError, ray.exceptions.RayError):  # it has left meanwhile
+                agent = await asyncio.to_thread(ray.get_actor, name)
+                found.append(Place(name, groups.pop(name, None), agent))
     return found
 
 
@@ -169,14 +181,6 @@ def _agent(name: str, group: Any, *, has_gpu: bool) -> Any:
 def _gpus_of(group: Any, rank: int) -> Any:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
     return ray.remote(own_gpus).options(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).remote()
-
-
-async def _digest(agent: Any) -> str | None:
-    """Of the order that it runs; None if it does not say."""
-    try:
-        return str(await asyncio.wait_for(_result(agent.digest.remote()), _AGENT_TIMEOUT_S))
-    except (ray.exceptions.RayError, TimeoutError):
-        return None
 
 
 async def _result(ref: Any) -> Any:

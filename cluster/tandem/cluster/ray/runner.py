@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 from tandem.cluster.bundled import NAME, bundled_model
 from tandem.cluster.environment import Environment
 from tandem.cluster.ray import gpumemory
-from tandem.cluster.ray.orders import Charge
-from tandem.cluster.ray.ownedfolder import OwnedFolder, sweep
+from tandem.cluster.ray.orders import Charge, Order
+from tandem.cluster.ray.ownedfolder import OF_AGENT, OwnedFolder, sweep
 from tandem.cluster.ray.processes import end_group
 from tandem.cluster.ray.variables import without_ray
 from tandem.cluster.state_dir import StateDir
@@ -32,7 +32,6 @@ from tandem.core.parentdeath import tied
 
 log = logging.getLogger(__name__)
 
-_PREFIX = "tandem-agent-"
 _MAX_LINE_BYTES = 256 * 1024
 _LATE_OUTPUT_S = 1.0
 _GPU_WAIT_S, _GPU_LOOK_S = 60.0, 1.0
@@ -61,15 +60,10 @@ class Runner:
         self._life.start()
 
     @property
-    def digest(self) -> str:
-        """Of the order it runs, "" before it has one."""
+    def order(self) -> Order | None:
+        """What it runs; None before it has one, and when the worker has ended."""
         with self._changed:
-            return self._charge.order.digest if self._charge is not None else ""
-
-    @property
-    def has_ended(self) -> bool:
-        with self._changed:
-            return self._has_ended
+            return self._charge.order if self._charge is not None and not self._has_ended else None
 
     def begin(self, charge: Charge, secret: bytes) -> None:
         """Start the worker; a second call changes nothing."""
@@ -139,8 +133,8 @@ class Runner:
         self._check(charge)
         self._await_gpus(charge.gpus)
         environment = Environment.read(without_ray(os.environ))
-        sweep(_PREFIX, environment.socket_root)
-        with OwnedFolder(_PREFIX, environment.socket_root) as folder:
+        sweep(OF_AGENT, environment.socket_root)
+        with OwnedFolder(OF_AGENT, environment.socket_root) as folder:
             log_file = self._log_file(environment, charge)
             command = [sys.executable, *charge.order.arguments, "--config", str(self._write(folder, charge))]
             variables = environment.for_child(threads=charge.order.threads)
