@@ -314,6 +314,7 @@ class RoutingCost(TypedDict):
     room_s: float
     decode_s: float
     others_s: float
+    broken_s: float
     reuse_s: float
     total_s: float
 

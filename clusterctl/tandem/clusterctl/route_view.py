@@ -9,7 +9,7 @@ from tandem.clusterctl import page
 from tandem.clusterctl.output import Record
 from tandem.clusterctl.page import say
 
-_PARTS = ("queue_s", "compute_s", "move_s", "room_s", "decode_s", "others_s", "reuse_s")
+_PARTS = ("queue_s", "compute_s", "move_s", "room_s", "decode_s", "others_s", "broken_s", "reuse_s")
 
 
 def show(found: Record, console: Console) -> None:

@@ -10,10 +10,15 @@ import pytest
 from rich.console import Console
 
 from tandem.clusterctl import route, route_view
+from tandem.clusterctl.documents import RoutingCost
 from tandem.core.errors import ConfigError
+from tandem.core.ids import WorkerId
+from tandem.router.planning.decision import decision
+from tandem.router.planning.plan import Cost, Option, Plan
+from tests.unit.router.candidates import d
 
 COST = {"queue_s": 0.5, "compute_s": 0.25, "move_s": 0.005, "room_s": 0.0, "decode_s": 0.001, "others_s": 0.0,
-        "reuse_s": 0.0, "total_s": 0.756}  # fmt: skip
+        "broken_s": 0.0, "reuse_s": 0.0, "total_s": 0.756}  # fmt: skip
 WORKER: dict[str, Any] = {
     "worker": "p0", "role": "prefill", "queued_tokens": 700, "queued_requests": 2, "in_flight": 2, "decoding": 0,
     "held_tokens": 32, "reusable_tokens": 32, "free_blocks": 90, "total_blocks": 100,
@@ -38,10 +43,17 @@ def test_a_decision_with_costs() -> None:
     lines = shown(FOUND)
     assert "chosen p0 → d0: least" in lines
     assert "fetched 64 tokens from d1" in lines
-    assert "PREFILL DECODE QUEUE COMPUTE MOVE ROOM DECODE OTHERS REUSE TOTAL, ms" in lines
-    assert "p0 d0 500.0 250.0 5.0 0.0 1.0 0.0 0.0 756.0" in lines
-    assert "– m0 500.0 250.0 5.0 0.0 1.0 0.0 0.0 900.0" in lines
+    assert "PREFILL DECODE QUEUE COMPUTE MOVE ROOM DECODE OTHERS BROKEN REUSE TOTAL, ms" in lines
+    assert "p0 d0 500.0 250.0 5.0 0.0 1.0 0.0 0.0 0.0 756.0" in lines
+    assert "– m0 500.0 250.0 5.0 0.0 1.0 0.0 0.0 0.0 900.0" in lines
     assert "p0 prefill 700 2 0 32 90 1234 –" in lines
+
+
+def test_every_part_of_a_cost_that_routers_tell_is_documented_and_shown() -> None:
+    option = Option(decode=d(), prefill=None, reason="", score=0.0, cost=Cost())
+    plan = Plan(decode=WorkerId("d0"), prefill=None, reason="", options=(option,))
+    told = decision(plan)["options"][0]["cost"]
+    assert set(told) == set(RoutingCost.__annotations__) == {*route_view._PARTS, "total_s"}
 
 
 def test_a_decision_with_bare_scores() -> None:

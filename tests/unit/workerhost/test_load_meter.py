@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from tandem.workerhost.load_meter import DecodePace
+from tandem.engine.request import StepResult
+from tandem.router.planning.computing import COMPUTING_SECONDS
+from tandem.workerhost.load_meter import DecodePace, LoadMeter
 
 
 def test_nothing_is_known_at_first() -> None:
@@ -35,3 +41,13 @@ def test_noise_that_says_more_sequences_are_faster_is_no_knowledge() -> None:
     for step in range(100):
         pace.observe(1 + step % 4, 0.01 - 0.001 * (step % 4))
     assert pace.sequence_s == 0.0
+
+
+def test_seconds_of_steps_that_computed_prompts_are_counted_by_themselves() -> None:
+    counters = Counter[str]()
+    shell: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}))
+    meter = LoadMeter(shell)
+    meter.measure(StepResult(prefill_tokens=512, decode_tokens=3, started_s=1.0, ended_s=1.25))
+    meter.measure(StepResult(decode_tokens=3, started_s=2.0, ended_s=2.5))
+    assert (counters["prefill_step_seconds"], counters["step_seconds"]) == (0.25, 0.75)
+    assert COMPUTING_SECONDS in counters, "the name under which routers look for it"
