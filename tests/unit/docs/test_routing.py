@@ -16,6 +16,7 @@ from tandem.router.planning.estimates import (
     CHUNK_TOKENS,
     FETCH_SETUP_S,
     HANDOFF_S,
+    LEAST_COMPUTING,
     MAX_SOURCES,
 )
 from tandem.router.planning.plan import MAX_OPTIONS
@@ -23,7 +24,7 @@ from tandem.router.planning.policies import llm_d, sglang
 from tandem.router.planning.policies.cost import ALIKE_S, TOP
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
-WORDS = {"three": 3, "four": 4, "eight": 8}
+WORDS = {"three": 3, "four": 4, "eight": 8, "half": 0.5}
 
 
 def figures(pattern: str, page: str = "routing.md") -> list[float]:
@@ -35,8 +36,8 @@ def figures(pattern: str, page: str = "routing.md") -> list[float]:
 def test_the_parts_of_the_cost() -> None:
     assert figures(r"(\S+) ms for the hand-off") == [HANDOFF_S * 1000]
     assert figures(r"wire of the last (\S+) tokens") == [CHUNK_TOKENS]
-    assert figures(r"its pool × (\S+) decode steps") == [ANSWER_TOKENS]
-    assert figures(r"the answer \(at most (\S+)\)") == [ANSWER_TOKENS]
+    assert figures(r"how long answers were of late, (\S+) tokens before any has ended") == [ANSWER_TOKENS]
+    assert figures(r"compute prompts for (\w+) of its time at least") == [LEAST_COMPUTING]
     assert figures(r"differ by less than (\S+) ms take turns") == [ALIKE_S * 1000]
     assert figures(r"All workers within (\S+) ms of the cheapest") == [ALIKE_S * 1000]
 
