@@ -76,7 +76,7 @@ CELLS = [Cell(role, moment, store) for role in ("prefill", "decode") for moment 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frozen:
     """`out_s`: from the stop until the router took it out of rotation. `back_s`: from its waking up until the router
-    has it, as somebody else. `refused`: writes to the index and the registry that were refused it, by what counts them;
+    has it, as somebody else. `refused`: what its counters say of writes to the index and the registry since it started;
     `dropped`: frames of all workers that fences refused."""
 
     out_s: float
