@@ -27,6 +27,7 @@ class EventKind(StrEnum):
     FLIPPED = "flipped"
     WAITING = "waiting"
     STEP_FAILED = "step_failed"
+    PREFIXES_SAVED = "prefixes_saved"
     STOPPING = "stopping"
     GAVE_UP = "gave_up"
     PLAN_ADVISED = "plan_advised"

@@ -237,7 +237,12 @@ class Steering:
         self._say()
 
     def _say(self) -> None:
-        said = w.WorkerState(sequence=self._sequence, state=self._state.value, hands_back=self._is_handing_back)
+        said = w.WorkerState(
+            sequence=self._sequence,
+            state=self._state.value,
+            hands_back=self._is_handing_back,
+            keeps_blocks=self._target is not None,
+        )
         self._worker.broadcast_state(said)
 
     async def _record(self) -> None:

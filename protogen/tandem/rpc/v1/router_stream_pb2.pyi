@@ -462,21 +462,25 @@ class WorkerState(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     HANDS_BACK_FIELD_NUMBER: _builtins.int
+    KEEPS_BLOCKS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     state: _builtins.str
     """"ready", "draining" or "drained"."""
     hands_back: _builtins.bool
     """What runs here is to go on elsewhere, if somebody can take it; until it does it goes on here."""
+    keeps_blocks: _builtins.bool
+    """It drains to take another role, and keeps the blocks that it has."""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         state: _builtins.str = ...,
         hands_back: _builtins.bool = ...,
+        keeps_blocks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hands_back", b"hands_back", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hands_back", b"hands_back", "keeps_blocks", b"keeps_blocks", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

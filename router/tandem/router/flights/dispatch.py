@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
@@ -30,6 +30,7 @@ from tandem.router.flights.moves import HandedBack, plan_move
 from tandem.router.flights.stalls import silent_leg
 from tandem.router.flights.survival import Failure, Survival, Wait, judge, lost, stalled
 from tandem.router.flights.traces import TraceBook, trace_of
+from tandem.router.planning.hot_prefixes import HotPrefixes
 from tandem.router.planning.lengths import AnswerLengths
 from tandem.router.planning.plan import Candidate, Plan
 from tandem.router.planning.sources import with_sources
@@ -90,7 +91,10 @@ class Dispatcher:
     ) -> None:
         self._table, self._survival, self._prefixes = table, survival, prefixes
         self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
-        self._legs = Legs(table, prefixes)
+        self.hot = HotPrefixes()
+        self.on_said: Callable[[WorkerLink], None] = lambda link: None
+        """Is told of every state of a worker, before that is acknowledged."""
+        self._legs = Legs(table, prefixes, self.hot)
         self._lengths = AnswerLengths()
         self.traces = TraceBook()
         self.demand = DemandBook()

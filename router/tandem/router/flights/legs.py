@@ -6,6 +6,7 @@ from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.ids import Attempt, WorkerId
 from tandem.core.lifecycle import WorkerState
 from tandem.router.flights.flight import Flight
+from tandem.router.planning.hot_prefixes import HotPrefixes
 from tandem.router.planning.outstanding import Sent, sent
 from tandem.router.planning.plan import Plan
 from tandem.router.workers import wire
@@ -28,8 +29,8 @@ class NotSentError(Exception):
 class Legs:
     """Between flights and links. Runs on the event loop."""
 
-    def __init__(self, table: WorkerTable, prefixes: PrefixFinder) -> None:
-        self._table, self._prefixes = table, prefixes
+    def __init__(self, table: WorkerTable, prefixes: PrefixFinder, hot: HotPrefixes) -> None:
+        self._table, self._prefixes, self._hot = table, prefixes, hot
 
     def send(self, flight: Flight, view: PrefixView, now_s: float) -> None:
         """Send the flight's attempt to the workers of its plan, each with what is left of its time.
@@ -100,6 +101,7 @@ class Legs:
         if leg != w.LEG_DECODE and link.facts is not None:
             known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
             self._prefixes.expect(flight.id, link.facts, view)
+            self._hot.note(view.shared, work.prompt, view.shared_tokens, order.salt, link.facts.model)
             flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens.get(link.worker, 0) > 0)
         link.outstanding.add(flight.id, self._sent(flight, link, leg, view, now_s))
         self._table.note_use(link)

@@ -262,7 +262,7 @@ class Estimates:
         if decode.profile is None or not tokens:
             return HANDOFF_S
         speed = prefill.link_speed(decode.worker) or ASSUMED_BYTES_PER_S
-        token_s = self._bytes(decode) / speed
+        token_s = self.token_bytes(decode) / speed
         wire_s = tokens * token_s
         ahead_s = max(0.0, max(prefill.crossing_tokens, decode.crossing_tokens) * token_s - done.queue_s)
         return HANDOFF_S + max(ahead_s + wire_s - done.compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
@@ -286,13 +286,17 @@ class Estimates:
         gained = min(other.held_tokens, self._job.prompt_tokens - 1) // size * size - worker.reusable_tokens
         if gained <= 0:
             return 0.0
-        speed = other.link_speed(worker.worker)
-        fetch_s = FETCH_SETUP_S + gained * self._bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
         start = worker.reusable_tokens
-        saved_s = self.prefill_speed(worker).seconds(gained, attended(start, start + gained)) - fetch_s
+        compute_s = self.prefill_speed(worker).seconds(gained, attended(start, start + gained))
+        saved_s = compute_s - self.fetch_s(worker, other, gained)
         # What is computed upon lossy blocks, and handed over, would not be exact.
         is_exact = self.fits(other, worker) and not self._lossy_name(other, worker)
         return saved_s if is_exact else 0.0
+
+    def fetch_s(self, worker: Candidate, holder: Candidate, tokens: int) -> float:
+        """Until `worker` has the blocks of so many tokens from `holder`."""
+        speed = holder.link_speed(worker.worker)
+        return FETCH_SETUP_S + tokens * self.token_bytes(worker) / (speed or ASSUMED_BYTES_PER_S)
 
     def _lossy_name(self, sender: Candidate, receiver: Candidate) -> str:
         """HashRoot.lossy of what the receiver gets; they must fit."""
@@ -308,7 +312,7 @@ class Estimates:
             found = self._lossy[key] = pairing.lossy_name(ours, theirs)
         return found
 
-    def _bytes(self, worker: Candidate) -> float:
+    def token_bytes(self, worker: Candidate) -> float:
         """KV bytes of one token, in the form in which this worker keeps them."""
         key = id(worker.profile)
         found = self._token_bytes.get(key)

@@ -57,6 +57,7 @@ from tandem.router.doors.http.app import create_app
 from tandem.router.doors.http.guard import Guard
 from tandem.router.doors.http.parting import Parting
 from tandem.router.doors.servers import HttpServer, TlsFiles, bind, port_after, port_of
+from tandem.router.flights.carrying import Carrying
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.readiness import Readiness
 from tandem.router.flights.survival import Survival
@@ -148,6 +149,7 @@ class Router:
         self.dispatcher = Dispatcher(
             self.table, survival, prefixes, self._clock, self.metrics, self.readiness, self.admission
         )
+        self._carrying = self._build_carrying(prefixes, surroundings)
         self.metrics.watch(survival, lambda: self.dispatcher.waiting)
         self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
         self.metrics.watch_admission(lambda: self.admission.waiting)
@@ -155,11 +157,7 @@ class Router:
             router=RouterId(config.router_id), incarnation=incarnation, rpc_token=secret.rpc_token()
         )
         reader = AskReader(
-            models,
-            self.table,
-            config.settings.request_timeout_s,
-            lambda: secrets.randbits(62),
-            self._salts.of,
+            models, self.table, config.settings.request_timeout_s, lambda: secrets.randbits(62), self._salts.of
         )
         self.door = Door(
             reader=reader,
@@ -242,6 +240,7 @@ class Router:
                 group.create_task(self._keyring.follow()),
                 group.create_task(self._budgets.run()),
                 group.create_task(self.dispatcher.run()),
+                group.create_task(self._carrying.run()),
                 group.create_task(self._grpc.run()),
             ]
             async with asyncio.timeout(10.0):
@@ -312,6 +311,11 @@ class Router:
             unique_blocks=around.unique_blocks,
             window_s=self.config.planner.window_s,
         )
+
+    def _build_carrying(self, prefixes: PrefixFinder, around: Surroundings) -> Carrying:
+        carrying = Carrying(self.dispatcher, self.table, prefixes, self._clock, around.events, time.time)
+        self.dispatcher.on_said = carrying.on_state
+        return carrying
 
     def _build_scaling(self, around: Surroundings) -> ScalingDesk:
         loads = functools.partial(loads_of, self.table, around.unique_blocks)

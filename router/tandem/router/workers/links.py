@@ -79,6 +79,9 @@ class LinkListener(Protocol):
     def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None: ...
     def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None: ...
     def on_up(self, link: WorkerLink) -> None: ...
+    def on_said(self, link: WorkerLink) -> None:
+        """What the worker says of its state is acknowledged after this, unless this holds it back."""
+
     def on_state(self, link: WorkerLink) -> None: ...
     def on_beat(self, link: WorkerLink) -> None: ...
     def on_lost(self, link: WorkerLink, why: str) -> None: ...
@@ -96,6 +99,10 @@ class WorkerLink:
         self.state = WorkerState.READY
         self.hands_back = False
         """What this router has there is to go on elsewhere, if somebody can take it."""
+        self.keeps_blocks = False
+        """It drains to go on in another role, with the blocks that it has."""
+        self._said, self._is_held = 0, False
+        """Its last state that is not acknowledged yet, 0 = none, and whether that has to wait for `acknowledge`."""
         self.last_used = 0
         self.outstanding = Outstanding()
         self.computing = ComputingShare()
@@ -152,6 +159,18 @@ class WorkerLink:
         finally:
             del self._asks[number]
 
+    def hold(self) -> None:
+        """That it drains is acknowledged when `acknowledge` is called, and not before."""
+        self._is_held = True
+
+    def acknowledge(self) -> None:
+        """Its last state was heard, and nothing more comes that was planned before."""
+        self._is_held = False
+        if self._said and self.is_up:
+            self._unsent.append(wire.state_heard(self._said))  # behind what was sent while it took work
+            self._has_unsent.set()
+        self._said = 0
+
     async def run(self) -> None:
         """Connect, serve, reconnect; returns when the worker is lost and no longer registered."""
         backoff_s = FIRST_BACKOFF_S
@@ -206,6 +225,7 @@ class WorkerLink:
         self.clock_skew_s = hello.wall_s - time.time() if hello.wall_s else None
         self.facts, self.trouble = facts, ""
         self.state, self.hands_back = wire.worker_state(answer.hello.info.state), False
+        self.keeps_blocks = False
         event(_log, "worker connected", worker=self.worker, role=facts.role, incarnation=facts.incarnation)
         self._listener.on_up(self)
 
@@ -237,8 +257,11 @@ class WorkerLink:
             listener.on_phase(self, message.phase.request, message.phase.attempt, message.phase.phase)
         elif kind == "state":
             self.state, self.hands_back = wire.worker_state(message.state.state), message.state.hands_back
-            self._unsent.append(wire.state_heard(message.state.sequence))  # behind what was sent while it took work
-            self._has_unsent.set()
+            self.keeps_blocks = message.state.keeps_blocks
+            self._said, self._is_held = message.state.sequence, self._is_held and self.state is WorkerState.DRAINING
+            listener.on_said(self)
+            if not self._is_held:
+                self.acknowledge()
             listener.on_state(self)
         elif kind == "audit":
             asked = self._asks.get(message.audit.id)
@@ -271,6 +294,7 @@ class WorkerLink:
         was_up = self.is_up
         self.facts, self.trouble = None, why
         self.load = Load()
+        self._said, self._is_held = 0, False
         self._unsent.clear()
         self.outstanding.clear()
         self.computing.clear()

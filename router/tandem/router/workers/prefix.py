@@ -37,7 +37,8 @@ class PrefixView:
     `lossy_tokens`: by decode worker, then by HashRoot.lossy, leading prompt tokens that it holds from prefill workers
     whose blocks a conversion or codec changes on their way to it.
 
-    `shared`: the deepest block that any worker holds or is expected to, b"" = none; `followers`: see `Popularity`.
+    `shared`: the deepest block that any worker holds or is expected to, b"" = none, and up to it `shared_tokens` of the
+    prompt; `followers`: see `Popularity`.
     """
 
     held_tokens: dict[WorkerId, int] = field(default_factory=dict)
@@ -47,6 +48,7 @@ class PrefixView:
     hashes: dict[WorkerId, Sequence[BlockHash]] = field(default_factory=dict)
     last_hashes: dict[WorkerId, bytes] = field(default_factory=dict)
     shared: bytes = b""
+    shared_tokens: int = 0
     followers: float = 0.0
 
     @property
@@ -106,8 +108,9 @@ class PrefixFinder:
         self._find_lossy(every, chains, view)
         if self._popularity is None:
             return view
-        shared = chains.deepest()
-        return replace(view, shared=shared, followers=self._popularity.followers(shared))
+        shared, tokens = chains.deepest()
+        followers = self._popularity.followers(shared)
+        return replace(view, shared=shared, shared_tokens=tokens, followers=followers)
 
     def _find_lossy(self, every: Sequence[WorkerFacts], chains: _Chains, view: PrefixView) -> None:
         """What decode workers hold of blocks that change on their way to them."""
@@ -128,6 +131,10 @@ class PrefixFinder:
             }
             if lossy:
                 view.lossy_tokens[facts.worker] = lossy
+
+    def followers(self, shared: bytes) -> float:
+        """How many prompts with this prefix are to be expected; see `Popularity`."""
+        return 0.0 if self._popularity is None else self._popularity.followers(shared)
 
     def expect(self, request: str, worker: WorkerFacts, view: PrefixView) -> None:
         """`worker` was sent the prompt of `view`, to compute it: its blocks count as held there for a while."""
@@ -231,11 +238,12 @@ class _Chains:
             )
         return found
 
-    def deepest(self) -> bytes:
-        """The last block of those that somebody holds, of the chain that is looked up first among equals."""
+    def deepest(self) -> tuple[bytes, int]:
+        """The last block of those that somebody holds, of the chain that is looked up first among equals, and how many
+        tokens there are up to its end."""
         found = [(known.deepest * size, known) for (_, size), known in self._known.items() if known.deepest]
         tokens, known = max(found, key=lambda pair: pair[0], default=(0, None))
-        return known.hashes[known.deepest - 1] if known is not None and tokens else b""
+        return (known.hashes[known.deepest - 1], tokens) if known is not None and tokens else (b"", 0)
 
     def _chain(self, key: tuple[str, int, str]) -> list[BlockHash]:
         if key not in self._hashes:

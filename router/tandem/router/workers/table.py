@@ -84,6 +84,10 @@ class WorkerTable:
             every = [_holding(candidate, view) for candidate in every]
         return leaning(cache_key, every)
 
+    def candidate(self, link: WorkerLink, view: PrefixView, now_s: float) -> Candidate:
+        """A connected worker, whether it takes work or not, with what `view` says of a prompt's prefix there."""
+        return _holding(self._candidate(link, now_s), view)
+
     def _candidate(self, link: WorkerLink, now_s: float) -> Candidate:
         """Made anew only when something was reported by the worker, or sent to it: most are as they were."""
         outstanding = link.outstanding

@@ -1,0 +1,67 @@
+"""What many prompts begin with survives the worker that computed it: others fetch it before that one stops."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.under_load import changed
+from tools.running_cluster import Cluster, is_free, running
+from tools.waiting import wait_for
+
+CONFIG = """
+[pools]
+mixed = 2
+[worker]
+engine = "sim"
+threads = 1
+[worker.sim]
+prefill_tokens_per_s = 2000.0
+"""
+SHARED_TOKENS = 960
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    path: Path = tmp_path_factory.mktemp("hot") / "cluster.toml"
+    path.write_text(CONFIG)
+    with running("--config", str(path)) as cluster:
+        yield cluster
+
+
+def held(cluster: Cluster, prompt: list[int]) -> dict[str, int]:
+    """Leading tokens of the prompt that each worker holds, by the index."""
+    said = cluster.admin("/admin/v1/route/explain", {"prompt": prompt})
+    return {row["worker"]: row["held_tokens"] for row in said["workers"]}
+
+
+def ask(cluster: Cluster, prompt: list[int]) -> int:
+    """Prompt tokens that nobody computed for it."""
+    body: dict[str, Any] = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": 4, "temperature": 0}
+    status, answer = cluster.post("/v1/completions", body)
+    assert status == 200, answer
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_a_hot_prefix_is_fetched_before_its_only_holder_stops(cluster: Cluster) -> None:
+    rng = random.Random(6)
+    shared = [rng.randrange(600, 3600) for _ in range(SHARED_TOKENS)]
+    changed(cluster, "drain", "mixed-1")
+    for _ in range(4):
+        ask(cluster, [*shared, *(rng.randrange(600, 3600) for _ in range(20))])
+        wait_for(lambda: held(cluster, shared).get("mixed-0", 0) == SHARED_TOKENS, what="the router knows its blocks")
+    changed(cluster, "uncordon", "mixed-1")
+    assert held(cluster, shared).get("mixed-1", 0) == 0
+    changed(cluster, "drain", "mixed-0")
+    saved = [one for one in cluster.admin("/admin/v1/events")["events"] if one["kind"] == "prefixes_saved"]
+    assert [one["subject"] for one in saved] == ["mixed-0"]
+    assert "1 prefix of it" in saved[0]["reason"]
+    assert ask(cluster, [*shared, 700, 701, 702]) == SHARED_TOKENS, "mixed-1 has it"
+    changed(cluster, "scale", "--mixed", "1")
+    assert [row["worker"] for row in cluster.status()["workers"] if row["is_registered"]] == ["mixed-1"]
+    assert ask(cluster, [*shared, 800, 801, 802]) == SHARED_TOKENS
+    wait_for(lambda: is_free(cluster, workers=1), what="nothing in flight, nothing held")
