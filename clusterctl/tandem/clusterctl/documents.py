@@ -134,6 +134,7 @@ class RefusedPair(TypedDict):
 class PoolStatus(TypedDict):
     model: str
     role: str
+    wanted: NotRequired[int]
     workers: int
     ready: int
     running_requests: int

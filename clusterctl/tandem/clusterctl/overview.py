@@ -43,19 +43,21 @@ def _pools(workers: Sequence[Record]) -> list[dict[str, Any]]:
     by_pool: dict[tuple[str, str], list[Record]] = {}
     for worker in workers:
         by_pool.setdefault((str(worker.get("model") or ""), str(worker.get("role") or "")), []).append(worker)
-    return [
-        {
-            "model": model,
-            "role": role,
-            "workers": len(members),
-            "ready": sum(_is_ready(worker) for worker in members),
-            "running_requests": sum(int(worker.get("running_requests") or 0) for worker in members),
-            "queued_requests": sum(int(worker.get("queued_requests") or 0) for worker in members),
-            "queued_tokens": sum(int(worker.get("queued_tokens") or 0) for worker in members),
-            "kv_share": _rounded(kv_share(members)),
-        }
-        for (model, role), members in sorted(by_pool.items())
-    ]
+    return [pool_of(model, role, members) for (model, role), members in sorted(by_pool.items())]
+
+
+def pool_of(model: str, role: str, members: Sequence[Record]) -> dict[str, Any]:
+    """A row for these workers of one model and role."""
+    return {
+        "model": model,
+        "role": role,
+        "workers": len(members),
+        "ready": sum(_is_ready(worker) for worker in members),
+        "running_requests": sum(int(worker.get("running_requests") or 0) for worker in members),
+        "queued_requests": sum(int(worker.get("queued_requests") or 0) for worker in members),
+        "queued_tokens": sum(int(worker.get("queued_tokens") or 0) for worker in members),
+        "kv_share": _rounded(kv_share(members)),
+    }
 
 
 def _is_ready(worker: Record) -> bool:

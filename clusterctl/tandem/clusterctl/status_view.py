@@ -35,12 +35,14 @@ def pools(status: Record) -> Table:
     """A row for every model and role."""
     found: list[Record] = status.get("pools") or []
     has_models = len({pool["model"] for pool in found}) > 1
-    figures = ("READY", "RUNNING", "QUEUED", "QUEUED TOKENS", "KV")
+    is_wished = any("wanted" in pool for pool in found)
+    figures = (*(["WANTED"] if is_wished else []), "READY", "RUNNING", "QUEUED", "QUEUED TOKENS", "KV")
     table = page.table("POOL", *(["MODEL"] if has_models else []), *figures, right=figures, fixed=("POOL",))
     for pool in found:
         table.add_row(
             pool["role"] or "–",
             *([pool["model"]] if has_models else []),
+            *([str(pool.get("wanted", "–"))] if is_wished else []),
             f"{pool['ready']}/{pool['workers']}",
             str(pool["running_requests"]),
             str(pool["queued_requests"]),

@@ -17,12 +17,14 @@ import pytest
 from redis.asyncio import Redis
 
 from tandem.cluster.state_dir import StateDir
+from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.lease import WorkerLease
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.prefixindex.records import WorkerRecord
+from tandem.prefixindex.stores.events import ClusterEventStore
 from tests.integration.router.house import ADMIN_KEY, Build, House, builder
 from tests.integration.router.scripted_worker import Script
 
@@ -279,6 +281,35 @@ def test_a_cluster_without_workers(tmp_path: Path, build: Build) -> None:
     code, found = asked(house, tmp_path)
     assert code == 7
     assert any("it does not serve: " in what for _, what, _ in found["cluster"])
+
+
+def test_two_autoscalers(tmp_path: Path, redis: PrivateRedis, build: Build) -> None:
+    """The planner flips, somebody flips back: once is an operator, twice is a loop. A start of `up` is nobody."""
+    house = build(redis_url=redis.url)
+
+    def happened(rounds: int) -> list[ClusterEvent]:
+        told = [(EventKind.CLUSTER_STARTED, "`up`"), (EventKind.DESIRED_CHANGED, "version 1: prefill 1, decode 3")]
+        for turn in range(rounds):
+            told += [
+                (EventKind.DESIRED_CHANGED, f"version {2 * turn + 2}: prefill 2, decode 2"),
+                (EventKind.PLAN_ACTED, f"1P:3D → 2P:2D, because so; version {2 * turn + 2}: decode-2 flip"),
+                (EventKind.DESIRED_CHANGED, f"version {2 * turn + 3}: prefill 1, decode 3"),
+            ]
+        return [ClusterEvent(time_s=1.0, kind=kind, subject="x", reason=reason) for kind, reason in told]
+
+    async def tell(server: Redis, events: list[ClusterEvent]) -> None:
+        await server.delete(Keys(house.config.cluster).cluster_events)
+        await ClusterEventStore(server, Keys(house.config.cluster)).append(events)
+
+    told(redis, lambda server: tell(server, happened(1)))
+    assert asked(house, tmp_path)[1]["autoscalers"][0][0] == "ok"
+    started_anew = [happened(1)[-3], happened(1)[-2], happened(1)[0], happened(1)[-1]]
+    told(redis, lambda server: tell(server, [*happened(1), *started_anew]))
+    assert asked(house, tmp_path)[1]["autoscalers"][0][0] == "ok"
+    told(redis, lambda server: tell(server, happened(2)))
+    what, fix = only(asked(house, tmp_path)[1], "autoscalers", "warning")
+    assert what.startswith("2 of the planner's latest changes were undone")
+    assert "advise" in fix
 
 
 def test_a_cluster_that_was_named_has_to_answer(tmp_path: Path, build: Build) -> None:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
+from tandem.core.events import EventKind
 from tandem.router.version import version
 
 _SKEW_S = 2.0
+_CONTESTED = 2
+"""Once may be an operator who knows better."""
+_VERSION = re.compile(r"version (\d+): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChecks:
-    """`status` and `net` as the admin port gives them; None = no cluster answers, for the reason `why`.
+    """`status`, `net` and `events` as the admin port gives them; None = no cluster answers, for the reason `why`.
     `fix`: what to do about that; "" = nothing, none is expected to."""
 
     status: Mapping[str, Any] | None
     net: Mapping[str, Any] | None
+    events: Sequence[Mapping[str, Any]] | None = None
     why: str = ""
     fix: str = ""
 
@@ -33,6 +39,7 @@ class ClusterChecks:
             ("clocks", self.clocks),
             ("addresses", self.addresses),
             ("pairs", self.pairs),
+            ("autoscalers", self.autoscalers),
         )
 
     def serves(self) -> Iterator[Finding]:
@@ -95,9 +102,46 @@ class ClusterChecks:
         if not refused:
             yield ok("pairs", "all that could work together do")
 
+    def autoscalers(self) -> Iterator[Finding]:
+        """Two that decide on the same workers undo each other's changes for ever."""
+        if self.events is None:
+            yield skipped("autoscalers", "it does not say what happened")
+            return
+        undone = contested(self.events)
+        if undone >= _CONTESTED:
+            what = f"{undone} of the planner's latest changes were undone or overtaken by somebody else"
+            yield warning("autoscalers", what, 'let one decide: `[planner] mode = "advise"`, or stop the other')
+        else:
+            yield ok("autoscalers", "nobody undoes what the planner does")
+
     def _known(self) -> Mapping[str, Any]:
         assert self.status is not None
         return self.status
+
+
+def contested(events: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the planner's changes somebody took back right afterwards, or got ahead of; `up`, which writes the
+    desired state anew whenever it starts, is nobody."""
+    acted = [_VERSION.search(str(one["reason"])) for one in events if one["kind"] == EventKind.PLAN_ACTED]
+    planned = {found[1] for found in acted if found is not None}
+    undone, is_starting, counts, before = 0, False, "", ""
+    for one in events:
+        if one["kind"] == EventKind.CLUSTER_STARTED:
+            is_starting, before = True, ""
+        elif one["kind"] == EventKind.PLAN_DENIED:
+            undone += "somebody else" in str(one["reason"])
+        elif one["kind"] == EventKind.DESIRED_CHANGED:
+            found = _VERSION.match(str(one["reason"]))
+            if found is None:
+                continue
+            new = str(one["reason"])[found.end() :]
+            if found[1] in planned:
+                before = counts
+            else:
+                undone += bool(before) and new == before and not is_starting
+                before = ""
+            counts, is_starting = new, False
+    return undone
 
 
 def _is_loopback(address: str) -> bool:

@@ -29,8 +29,10 @@ from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, TandemError
 
 if TYPE_CHECKING:
+    from tandem.clusterctl.admin_client import AdminClient
     from tandem.clusterctl.doctor.redis_checks import RedisChecks
 
+_EVENTS = 500
 _MARKS = {"ok": "ok     ", "warning": "WARNING", "error": "ERROR  ", "skipped": "–      "}
 
 app = command_app()
@@ -93,12 +95,20 @@ def _cluster(where: Where, state: StateDir) -> ClusterChecks:
     """No cluster at all is nothing wrong; one that was named, or that runs here, has to answer."""
     try:
         with where.client() as admin:
-            return ClusterChecks(status=admin.status(), net=admin.net())
+            return ClusterChecks(status=admin.status(), net=admin.net(), events=_events(admin))
     except TandemError as error:
         why = f"{error.what}: {error.why}" if error.why else error.what
         if where.endpoint or state.is_held():
             return ClusterChecks(status=None, net=None, why=why, fix=error.todo or "`clusterctl logs router`")
         return ClusterChecks(status=None, net=None, why=error.what)
+
+
+def _events(admin: AdminClient) -> list[Record] | None:
+    """The latest; None if it has none to tell."""
+    try:
+        return list(admin.events(count=_EVENTS)["events"])
+    except TandemError:  # no store behind it
+        return None
 
 
 def _show_trouble(found: Record, console: Console) -> None:
