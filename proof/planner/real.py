@@ -1,0 +1,162 @@
+"""The planner's proof on real processes: Redis, a router, eight workers with the sim engine, the planner in `act`.
+
+Everything runs `speed` times as fast as on virtual time, and prompts and answers are `shrink` times shorter, of tokens
+that take `shrink` times as long: the seconds of work stay, messages get fewer. The sim engine has no term for context,
+so that a step's and a prompt's share of it goes into their other rates, as a mean over both traces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proof.planner.runs import FIXED, PLANNER, START, WORKERS, Load
+from tandem.cluster.simulator.traces import Trace
+from tandem.clusterctl.load.requests import Form, plan_of
+from tandem.clusterctl.load.results import Slo
+from tandem.clusterctl.load.sending import Answer, Target, send_all
+from tandem.core.config import SloSection
+from tandem.core.prefill_queue import attended
+from tools.running_cluster import Cluster, running
+
+PLAN_EVERY_S, WINDOW_S, COOL_DOWN_S, WORTH_S = 10.0, 60.0, 30.0, 10.0
+"""Of the planner, on the traces' time."""
+LONGEST_PROMPT, LONGEST_ANSWER = 3000, 900
+"""What the bundled model's context holds, after shrinking."""
+_ANSWER_S = 300.0
+_MANY = 500
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How a load is made fit for this machine."""
+
+    speed: float
+    shrink: int
+
+    def promise(self, load: Load) -> SloSection:
+        """The load's, in this machine's seconds."""
+        ttft_s, itl_s = load.promise.ttft_s, load.promise.itl_s
+        return SloSection(ttft_s=ttft_s / self.speed, itl_s=itl_s * self.shrink / self.speed)
+
+
+def trace_of(load: Load, first: Trace, second: Trace, scale: Scale) -> tuple[Trace, float]:
+    """Both in a row in this machine's seconds, and when the second begins."""
+    whole, change_s = load.trace(first, second)
+    whole = whole.shrunk(scale.shrink)
+    requests = tuple(
+        dataclasses.replace(
+            one,
+            prompt_tokens=min(one.prompt_tokens, LONGEST_PROMPT),
+            output_tokens=min(one.output_tokens, LONGEST_ANSWER),
+        )
+        for one in whole.requests
+    )
+    return dataclasses.replace(whole, requests=requests).scaled(scale.speed), change_s / scale.speed
+
+
+def settings(load: Load, name: str, first: Trace, second: Trace, scale: Scale) -> str:
+    """The cluster's configuration, as TOML."""
+    is_planned = name == PLANNER
+    split = START if is_planned else next(split for split in FIXED if str(split) == name)
+    promise, made = scale.promise(load), load.calibration
+    whole, _ = load.trace(first, second)
+    tokens = sum(one.prompt_tokens for one in whole.requests)
+    pairs = sum(attended(0, one.prompt_tokens) for one in whole.requests)
+    prompt_token_s = made.prefill_token_s + made.prefill_context_s * pairs / tokens
+    context = sum(one.prompt_tokens + one.output_tokens / 2 for one in whole.requests) / len(whole.requests)
+    sequence_s = made.decode_sequence_s + made.decode_context_s * context
+    slower = scale.shrink / scale.speed
+    return f"""
+max_ranks = {WORKERS}
+[pools]
+prefill = {split.prefill}
+decode = {split.decode}
+[worker]
+engine = "sim"
+threads = 1
+kv_memory_bytes = {64 << 20}
+[worker.sim]
+prefill_tokens_per_s = {1 / (prompt_token_s * slower)}
+decode_step_s = {made.decode_step_s * slower}
+decode_sequence_s = {sequence_s * slower}
+[router]
+disaggregation = {json.dumps(load.disaggregation.value)}
+[slo.proof]
+ttft_s = {promise.ttft_s}
+itl_s = {promise.itl_s}
+[admission]
+default_slo = "proof"
+[planner]
+mode = "{"act" if is_planned else "off"}"
+interval_s = {max(0.1, PLAN_EVERY_S / scale.speed)}
+window_s = {WINDOW_S / scale.speed}
+min_requests = 30
+cool_down_s = {COOL_DOWN_S / scale.speed}
+worth_s = {WORTH_S / scale.speed}
+budget = {WORKERS}
+"""
+
+
+def play_live(load: Load, name: str, first: Trace, second: Trace, scale: Scale) -> dict[str, Any]:
+    """As `runs.play`, by real workers; goodput is in requests a second of the traces' time."""
+    trace, change_s = trace_of(load, first, second, scale)
+    with tempfile.TemporaryDirectory(prefix="td-plan-") as folder:
+        file = Path(folder) / "cluster.toml"
+        file.write_text(settings(load, name, first, second, scale))
+        with running("--config", str(file)) as cluster:
+            began_s = time.time()
+            answers = _send(cluster, trace)
+            events = cluster.admin(f"/admin/v1/events?count={_MANY}")["events"]
+            pools = cluster.admin("/admin/v1/desired")["desired"]["pools"]
+    promise = scale.promise(load)
+    slo = Slo(ttft_s=promise.ttft_s, itl_s=promise.itl_s)
+    rows = list(zip(trace.requests, answers, strict=True))
+    halves = [[a for one, a in rows if (one.arrival_s >= change_s) is is_second] for is_second in (False, True)]
+    kept = [sum(map(slo.is_kept, half)) for half in halves]
+    spans_s = [change_s * scale.speed, (trace.span_s - change_s) * scale.speed]
+    return {
+        "requests": [len(half) for half in halves],
+        "attained": [round(count / max(1, len(half)), 4) for count, half in zip(kept, halves, strict=True)],
+        "goodput_per_s": [round(count / max(span_s, 1e-9), 4) for count, span_s in zip(kept, spans_s, strict=True)],
+        "attained_in_all": round(sum(kept) / len(answers), 4),
+        "errors": _errors(answers),
+        "sent_late_p99_s": round(sorted(a.sent_s - a.due_s for a in answers)[int(0.99 * (len(answers) - 1))], 3),
+        "flips": sum(one["kind"] == "flipped" for one in events),
+        "most_workers": sum(pool["count"] for pool in pools),
+        "changes": [_change(one, began_s, scale) for one in events if one["kind"] == "plan_acted"],
+    }
+
+
+def _send(cluster: Cluster, trace: Trace) -> list[Answer]:
+    done, count = itertools.count(1), len(trace.requests)
+
+    def heard(answer: Answer) -> None:
+        if (number := next(done)) % 1000 == 0:
+            print(f"  {number} of {count} answered", flush=True)
+
+    plan = plan_of(trace, Form(model="tandem-tiny", headers={}), 1)
+    return asyncio.run(send_all(Target.of(cluster.api, is_strict=True), plan, _ANSWER_S, heard))
+
+
+def _change(event: Mapping[str, Any], began_s: float, scale: Scale) -> dict[str, Any]:
+    """As `runs.play` tells of it; `at_s` on the traces' time."""
+    step, _, why = str(event["reason"]).partition(", because ")
+    before, _, after = step.partition(" → ")
+    return {"at_s": round((event["time_s"] - began_s) * scale.speed, 1), "from": before, "to": after, "why": why}
+
+
+def _errors(answers: Sequence[Answer]) -> dict[str, int]:
+    """How many of each; those that were refused, as promises could not be kept, are told apart by their words."""
+    found: dict[str, int] = {}
+    for answer in answers:
+        if answer.error:
+            found[answer.error[:160]] = found.get(answer.error[:160], 0) + 1
+    return found

@@ -1,0 +1,53 @@
+"""What the planner's proof gives to real processes: the same seconds of work, in fewer messages and faster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from proof.planner.real import Scale, settings, trace_of
+from proof.planner.runs import PLANNER, Load
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.workloads import varied
+from tandem.core import config_loader
+from tandem.core.config import ClusterConfig, Disaggregation, PlannerMode, SloSection
+
+CODE = varied(requests=40, rate=3.0, prompt_tokens=2000, output_tokens=25, seed=1)
+CONVERSATION = varied(requests=60, rate=5.0, prompt_tokens=600, output_tokens=350, seed=2)
+CALIBRATION = Calibration(
+    prefill_step_s=0.0, prefill_token_s=5e-4, prefill_context_s=0.0, decode_step_s=0.02, decode_sequence_s=0.001,
+    decode_context_s=0.0,
+)  # fmt: skip
+LOAD = Load(
+    first_scale=1.0, second_scale=1.0, seconds=80.0, promise=SloSection(ttft_s=3.0, itl_s=0.05),
+    calibration=CALIBRATION, disaggregation=Disaggregation.ALWAYS,
+)  # fmt: skip
+SCALE = Scale(speed=2.0, shrink=8)
+
+
+def config(name: str, folder: Path) -> ClusterConfig:
+    file = folder / "cluster.toml"
+    file.write_text(settings(LOAD, name, CODE, CONVERSATION, SCALE))
+    return config_loader.load(file, ClusterConfig)
+
+
+def test_seconds_of_work_stay_and_all_of_it_is_faster(tmp_path: Path) -> None:
+    whole, change_s = LOAD.trace(CODE, CONVERSATION)
+    trace, live_change_s = trace_of(LOAD, CODE, CONVERSATION, SCALE)
+    assert len(trace.requests) == len(whole.requests)
+    assert trace.span_s == pytest.approx(whole.span_s / 2)
+    assert live_change_s == pytest.approx(change_s / 2)
+    made = config(PLANNER, tmp_path)
+    prompt_s = sum(one.prompt_tokens for one in trace.requests) / made.worker.sim.prefill_tokens_per_s
+    assert prompt_s == pytest.approx(sum(one.prompt_tokens for one in whole.requests) * 5e-4 / 2, rel=0.01)
+    answer_s = sum(one.output_tokens for one in trace.requests) * made.worker.sim.decode_step_s
+    assert answer_s == pytest.approx(sum(one.output_tokens for one in whole.requests) * 0.02 / 2, rel=0.05)
+    assert made.slo["proof"] == SloSection(ttft_s=1.5, itl_s=0.2)
+    assert (made.planner.mode, made.planner.window_s, made.planner.budget) == (PlannerMode.ACT, 30.0, 8)
+    assert (made.pools.prefill, made.pools.decode) == (6, 2)
+
+
+def test_a_fixed_split_has_no_planner(tmp_path: Path) -> None:
+    made = config("2P:6D", tmp_path)
+    assert (made.pools.prefill, made.pools.decode, made.planner.mode) == (2, 6, PlannerMode.OFF)
