@@ -1,0 +1,125 @@
+"""What is run: which workers, which lengths, how loaded; which half calibrates. The same requests for both sides."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tandem.cluster.planner.records import Split
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.setup import Setup
+from tandem.cluster.simulator.traces import Trace, TraceRequest
+from tandem.cluster.simulator.workloads import varied
+from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
+from tandem.core.prefill_queue import QueueRules
+from tandem.router.planning.policies import create_policy
+
+LEAD = 4
+"""Requests before the counted ones: they open streams and measure links. Both sides get them; neither counts them."""
+_LEAD_TOKENS, _LEAD_OUTPUT = 128, 4
+_LEAD_APART_S, _REST_S = 1.0, 2.0
+BURST = math.inf
+"""A load: all requests come within BURST_S, and are served as fast as they can be."""
+BURST_S = 5.0
+_BURST_SHARE = 0.6
+"""Of what a run's seconds could serve, that comes in a burst."""
+_FULL = 8
+"""Sequences of a decode step in a cluster that is called full."""
+
+
+class Way(StrEnum):
+    """Two workers: every prompt computed by one and answered by the other, or as the router finds cheaper, or both
+    doing both."""
+
+    ALWAYS = "1P:1D"
+    AUTO = "1P:1D, auto"
+    MIXED = "2 mixed"
+
+    @property
+    def disaggregation(self) -> Disaggregation:
+        return Disaggregation.ALWAYS if self is Way.ALWAYS else Disaggregation.AUTO
+
+    @property
+    def workers(self) -> Split:
+        return Split(0, 0, 2) if self is Way.MIXED else Split(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens on average; prompts and answers are log-normal, half to twice that as a rule."""
+
+    name: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+SHORT, MEDIUM, LONG = Lengths("short", 64, 40), Lengths("medium", 160, 24), Lengths("long", 360, 12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """`load`: of what the workers could serve, or BURST. `is_calibrating`: of the half that is not predicted."""
+
+    way: Way
+    lengths: Lengths
+    load: float
+    is_calibrating: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.way.value}, {self.lengths.name}, {'burst' if self.load == BURST else f'load {self.load:g}'}"
+
+
+def _of(way: Way, *loads: tuple[Lengths, float]) -> list[Run]:
+    """Every other one calibrates."""
+    first = list(Way).index(way)
+    return [
+        Run(way=way, lengths=lengths, load=load, is_calibrating=(number + first) % 2 == 0)
+        for number, (lengths, load) in enumerate(loads)
+    ]
+
+
+RUNS = (
+    *_of(Way.ALWAYS, (MEDIUM, 0.3), (SHORT, 0.4), (LONG, 0.5), (MEDIUM, BURST)),
+    *_of(Way.AUTO, (SHORT, 0.3), (MEDIUM, 0.5), (LONG, 0.4), (SHORT, BURST)),
+    *_of(Way.MIXED, (LONG, 0.3), (MEDIUM, 0.4), (SHORT, 0.5), (LONG, BURST)),
+)
+
+
+def trace(run: Run, base: Calibration, *, seconds: float, seed: int) -> Trace:
+    """LEAD requests one by one, a rest, then those that count for `seconds` at most. `base`: what workers can do."""
+    most = seconds * most_per_s(base, run.way, run.lengths)
+    count = max(8, round(most * (_BURST_SHARE if run.load == BURST else run.load)))
+    rate = count / (min(BURST_S, seconds) if run.load == BURST else seconds)
+    dice = random.Random(f"{seed} {run.name}")
+    made = varied(
+        requests=count, rate=rate, prompt_tokens=run.lengths.prompt_tokens, output_tokens=run.lengths.output_tokens,
+        seed=dice.randrange(1 << 30),
+    )  # fmt: skip
+    lead = [
+        TraceRequest(arrival_s=number * _LEAD_APART_S, prompt_tokens=_LEAD_TOKENS, output_tokens=_LEAD_OUTPUT)
+        for number in range(LEAD)
+    ]
+    after_s = LEAD * _LEAD_APART_S + _REST_S
+    counted = [dataclasses.replace(one, arrival_s=one.arrival_s + after_s) for one in made.requests]
+    return Trace(name=run.name, requests=(*lead, *counted))
+
+
+def most_per_s(base: Calibration, way: Way, lengths: Lengths) -> float:
+    """Requests a second that the two workers could serve if they never waited, with full decode steps."""
+    prompt, output = lengths.prompt_tokens, lengths.output_tokens
+    prompt_s = base.prefill_step_s + base.chunk_s(0, prompt)
+    answer_s = (output - 1) * base.decode_s(_FULL, _FULL * (prompt + output / 2)) / _FULL
+    return 2 / (prompt_s + answer_s) if way is Way.MIXED else 1 / max(prompt_s, answer_s)
+
+
+def setup(run: Run, calibration: Calibration) -> Setup:
+    """The simulated cluster, with the defaults of a real one."""
+    split = run.way.workers
+    return Setup(
+        policy=create_policy(PolicyName.COST, run.way.disaggregation), queue=QueueRules(), calibration=calibration,
+        prefill=split.prefill, decode=split.decode, mixed=split.mixed, max_tokens=None, admission=AdmissionSection(),
+    )  # fmt: skip
