@@ -1,9 +1,10 @@
-"""Random `scale`, `flip`, `drain`, `uncordon` and `restart` commands against a cluster of real processes under load.
+"""Random `scale`, `flip`, `drain`, `uncordon`, `restart` and `rollout` commands against real processes under load.
 
 Each round starts a cluster with the simulated engine, keeps clients asking, and gives one command after another. Every
 command has to end with 0, no answer may differ by a token from the undisturbed one, whoever left has no process any
-more, and at the end of a round the ledgers balance. Rounds that are done stay in --out: a run that was stopped, or ran
-out of --seconds, goes on.
+more, a flip takes less than a second without its drain and keeps the prefixes that the worker holds, a rollout that is
+undone half way restores the revision before, and at the end of a round the ledgers balance. Rounds that are done stay
+in --out: a run that was stopped, or ran out of --seconds, goes on.
 """
 
 from __future__ import annotations
@@ -13,16 +14,20 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from proof.record import Record, arguments_of, said_how_to_repeat
 from tests.chaos.survivors import asks
+from tests.e2e.steering import Operator
 from tests.e2e.under_load import SETTINGS, ConstantLoad, changed, wait_balanced, wait_ended
 from tools.running_cluster import Cluster, running
+from tools.waiting import PATIENCE_S, wait_for
 
 MOST_OF_A_ROLE = 3
+FLIP_S = 1.0
+"""Promised of a flip, without its drain."""
 ANSWERS_AFTER = 3
 """Requests that are answered before the next command."""
 
@@ -42,37 +47,96 @@ def play_round(seed: int, number: int, commands: int) -> list[dict[str, Any]]:
     return done
 
 
-def _command(cluster: Cluster, arguments: Sequence[str], load: ConstantLoad) -> dict[str, Any]:
+def _command(cluster: Cluster, steps: Sequence[Sequence[str]], load: ConstantLoad) -> dict[str, Any]:
+    """One command, or `rollout start` and, half way, `rollout undo`."""
     before, began_s, answered = cluster.pids(), time.monotonic(), load.answers
-    changed(cluster, *arguments)
+    flipped = steps[0][1] if steps[0][0] == "flip" else ""
+    held = _held(cluster, flipped, load) if flipped else {}
+    was = _revisions(cluster)
+    for number, step in enumerate(steps):
+        changed(cluster, *step)
+        if number < len(steps) - 1:
+            load.wait_more(1)
     took_s = round(time.monotonic() - began_s, 1)
     during = load.answers - answered
     load.wait_more(ANSWERS_AFTER)
     wait_ended(before, cluster.pids())
     assert load.failures == [], load.failures[:3]
-    return {"command": " ".join(arguments), "took_s": took_s, "answers": during}
+    row = {"command": "; ".join(" ".join(step) for step in steps), "took_s": took_s, "answers": during}
+    if steps[0][0] == "rollout":
+        _check_revisions(cluster, was, is_undone=len(steps) > 1)
+    return row | _flip_figures(cluster, flipped, held, load) if flipped else row
 
 
-def _choose(cluster: Cluster, rng: random.Random) -> list[str]:
+def _flip_figures(cluster: Cluster, worker: str, held: Mapping[str, int], load: ConstantLoad) -> dict[str, Any]:
+    """How long it took without its drain, and what it holds as another incarnation: all that it held."""
+    look = Operator(cluster).look(worker)
+    assert look.last_flip_s < FLIP_S, f"{worker} took {look.last_flip_s:.3f} s without its drain"
+
+    def still() -> bool:
+        now = _held(cluster, worker, load)
+        return all(now.get(kind, 0) >= tokens for kind, tokens in held.items())
+
+    wait_for(still, PATIENCE_S, f"{worker} holds what it held: {held}")
+    return {"flip_ms": round(1000 * look.last_flip_s, 1), "held_tokens": sum(held.values())}
+
+
+def _held(cluster: Cluster, worker: str, load: ConstantLoad) -> dict[str, int]:
+    """Leading tokens of each prompt that the router knows on the worker."""
+    found = {}
+    for kind, body in load.bodies.items():
+        if "prompt" in body:
+            said = cluster.admin("/admin/v1/route/explain", {"prompt": body["prompt"]})
+            found[kind] = sum(row["held_tokens"] for row in said["workers"] if row["worker"] == worker)
+    return {kind: tokens for kind, tokens in found.items() if tokens}
+
+
+def _revisions(cluster: Cluster) -> set[str]:
+    return {row["revision"] for row in cluster.status()["workers"] if row["is_registered"] and "role" in row}
+
+
+def _check_revisions(cluster: Cluster, before: set[str], *, is_undone: bool) -> None:
+    now = _revisions(cluster)
+    assert len(now) == 1, now
+    assert (now == before) is is_undone, (before, now)
+
+
+def _choose(cluster: Cluster, rng: random.Random) -> list[list[str]]:
     """A command that may be given to the cluster as it is."""
-    members = cluster.admin("/admin/v1/desired")["desired"]["members"]
+    desired = cluster.admin("/admin/v1/desired")["desired"]
+    members = desired["members"]
     able = [member for member in members if not member["is_cordoned"]]
     count = Counter(member["role"] for member in able)
     spare = [member["worker_id"] for member in able if count[member["role"]] > 1]
     drained = [member["worker_id"] for member in members if member["is_cordoned"]]
-    verbs = ["scale", "scale", *(["flip", "restart", "drain"] if spare else []), *(["uncordon"] * 2 if drained else [])]
-    verb = rng.choice(verbs)
+    verbs = ["scale", "scale", "rollout", *(["flip", "flip", "restart", "drain"] if spare else [])]
+    verb = rng.choice([*verbs, *(["uncordon"] * 2 if drained else [])])
     if verb == "scale":
         wanted = [str(rng.randint(1, MOST_OF_A_ROLE)) for _ in range(2)]
         if drained and "1" in wanted:
             wanted = ["2", "2"]  # else only drained ones might stay
         flip = rng.choice(("--flip", "--no-flip"))
-        return ["scale", "--prefill", wanted[0], "--decode", wanted[1], flip]
+        return [["scale", "--prefill", wanted[0], "--decode", wanted[1], flip]]
+    if verb == "rollout":
+        return _rollout(desired, rng, is_roomy=min(count.values()) > 1)
     if verb == "uncordon":
-        return ["uncordon", rng.choice(drained)]
+        return [["uncordon", rng.choice(drained)]]
     worker = rng.choice(spare)
     role = next(member["role"] for member in able if member["worker_id"] == worker)
-    return ["flip", worker, "--to", "decode" if role == "prefill" else "prefill"] if verb == "flip" else [verb, worker]
+    return [
+        ["flip", worker, "--to", "decode" if role == "prefill" else "prefill"] if verb == "flip" else [verb, worker]
+    ]
+
+
+def _rollout(desired: Mapping[str, Any], rng: random.Random, *, is_roomy: bool) -> list[list[str]]:
+    """To another number of sequences, undone half way or not; or back to the revision before."""
+    if desired["rollouts"] and not desired["rollouts"][0]["is_undo"] and rng.random() < 0.3:
+        return [["rollout", "undo"]]
+    name = f"v{desired['version']}"
+    start = ["rollout", "start", "--revision", name, "--set", f"worker.max_sequences={rng.randint(16, 64)}"]
+    if is_roomy and rng.random() < 0.4:
+        start += ["--max-surge", "0", "--max-unavailable", "1"]
+    return [start] if rng.random() < 0.5 else [[*start, "--no-wait"], ["rollout", "undo"]]
 
 
 def main() -> int:
@@ -103,6 +167,12 @@ def _report(rows: Sequence[dict[str, Any]]) -> None:
     for verb, count in sorted(Counter(row["command"].split()[0] for row in rows).items()):
         times = sorted(row["took_s"] for row in rows if row["command"].startswith(verb))
         print(f"{count:7} times {verb}: {times[len(times) // 2]:.1f} s at the median, {times[-1]:.1f} s at most")
+    flips = sorted(row["flip_ms"] for row in rows if "flip_ms" in row)
+    if flips:
+        print(
+            f"{len(flips):7} flips without their drain: {flips[len(flips) // 2]} ms at the median, {flips[-1]} at most"
+        )
+        print(f"{sum(row.get('held_tokens', 0) for row in rows):7} prompt tokens held by them, all still known there")
     print(
         f"{sum(row['answers'] for row in rows):7} requests answered during commands, every answer the undisturbed one"
     )

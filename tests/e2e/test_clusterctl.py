@@ -66,6 +66,7 @@ DOCUMENTS = {
     "ApiKeys": ["key", "list"],
     "Change": ["scale", "--decode", "2", "--dry-run"],
     "PoolList": ["get", "pools"],
+    "RolloutList": ["rollout", "status"],
     "WorkerList": ["get", "workers"],
     "Worker": ["describe", "decode-0"],
     "Event": ["events"],

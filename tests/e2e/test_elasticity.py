@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tandem.cluster.worker_control import WorkerControl, WorkerLook
 from tandem.core import metricnames as names
-from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.core.secret import ClusterSecret
+from tests.e2e.steering import Operator
 from tests.e2e.streams import Client, load, prompt, wait_for_answers
 from tests.e2e.under_load import changed
 from tools.running_cluster import Cluster, is_free, running
@@ -43,42 +39,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     path.write_text(CONFIG)
     with running("--config", str(path)) as cluster:
         yield cluster
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    worker: WorkerId
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """Steers the workers of a cluster by their names, as people do, and looks at them."""
-
-    cluster: Cluster
-
-    def look(self, name: str) -> WorkerLook:
-        (row,) = [row for row in self.cluster.status()["workers"] if row["worker"] == name]
-        (secret,) = self.cluster.folder.glob("*/secret")
-        control = WorkerControl(ClusterSecret.load(secret))
-        return asyncio.run(control.look(Named(WorkerId(name), row["address"])))
-
-    def is_drained(self, name: str) -> bool:
-        return self.look(name).is_drained
-
-    def flip(self, name: str, role: RoleName) -> WorkerLook:
-        """Until it is ready for work in that role and the router knows it."""
-        before = self.look(name).flips
-        changed(self.cluster, "flip", name, "--to", role.value)
-        assert self.look(name).flips == before + 1
-
-        def is_met() -> bool:
-            rows = {row["worker"]: row for row in self.cluster.status()["workers"]}
-            row = rows.get(name, {})
-            return row.get("role") == role.value and bool(row["is_connected"]) and row["state"] == "ready"
-
-        wait_for(is_met, 60, f"the router knows {name} as a {role} worker")
-        return self.look(name)
 
 
 def counted(cluster: Cluster, name: str) -> float:

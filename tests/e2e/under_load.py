@@ -40,7 +40,7 @@ class ConstantLoad:
     """
 
     def __init__(self, cluster: Cluster, bodies: Bodies, lanes: int = 3) -> None:
-        self._cluster, self._bodies = cluster, bodies
+        self._cluster, self.bodies = cluster, bodies
         self._right: Mapping[str, Transcript] = undisturbed(cluster, bodies)
         self._stop = threading.Event()
         self.failures: list[str] = []
@@ -66,11 +66,11 @@ class ConstantLoad:
         wait_for(lambda: self.answers >= goal or self.failures, _PATIENCE_S, f"{answers} more answers")
 
     def _ask(self, lane: int) -> None:
-        for kind in itertools.islice(itertools.cycle(self._bodies), lane, None):
+        for kind in itertools.islice(itertools.cycle(self.bodies), lane, None):
             if self._stop.is_set():
                 return
             try:
-                check({kind: Client(self._cluster, self._bodies[kind])}, self._right)
+                check({kind: Client(self._cluster, self.bodies[kind])}, self._right)
             except AssertionError as error:
                 self.failures.append(f"{kind}: {error}"[:2000])
             with self._counting:

@@ -26,13 +26,14 @@ from tandem.cluster.launcher import (
     WorkerSpec,
 )
 from tandem.cluster.reconciling import Action, Deed, Life, Seen, plan
+from tandem.cluster.rolling import DEATHS_THAT_COUNT, Rolling, is_rolling
 from tandem.core.clock import Clock
-from tandem.core.desired import DesiredState, Member, Pool
+from tandem.core.desired import DesiredState, Member, Pool, Revision
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.core.restarts import RestartBackoff
+from tandem.core.restarts import FIRST_S, RestartBackoff
 
 STOP_GRACE_S = 10.0
 START_TIMEOUT_S = 300.0
@@ -43,11 +44,18 @@ LOOK_EVERY_S, WAIT_EVERY_S, RELIST_EVERY_S = 0.1, 1.0, 5.0
 """While something is under way, while there is nothing but waiting, and else."""
 
 
+MakeSpec = Callable[[Pool, Member, Revision | None], WorkerSpec]
+"""How to start a member; TandemError if it cannot be. The revision: what is different from the configuration."""
+
+
 class DesiredSource(Protocol):
-    """Where the desired state comes from."""
+    """Where the desired state comes from, and where rollouts keep how far they are."""
 
     async def watch(self, on_change: Callable[[DesiredState], None]) -> None:
         """Call `on_change` with the state as it is now and after every change, until cancelled."""
+
+    async def save(self, state: DesiredState, expected_version: int) -> bool:
+        """Write it if that version stands there; False = somebody was faster. Raises TandemError."""
 
 
 class Look(Protocol):
@@ -112,6 +120,9 @@ class Slot:
     step_at_s: float = 0.0
     """No step before."""
     is_flipping: bool = False
+    deaths: int = 0
+    trouble: str = ""
+    """How often in a row it died soon after it was ready, and why it ended last."""
     said: Look | None = None
     heard_s: float = 0.0
 
@@ -124,7 +135,7 @@ class Controller:
         *,
         launcher: Launcher,
         desired: DesiredSource,
-        make_spec: Callable[[Pool, Member], WorkerSpec],
+        make_spec: MakeSpec,
         events: EventSink,
         clock: Clock,
         on_report: Callable[[WorkerReport], None] = lambda report: None,
@@ -132,6 +143,7 @@ class Controller:
     ) -> None:
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
         self._events, self._clock, self._on_report, self._steering = events, clock, on_report, steering
+        self._rolling = Rolling(desired.save, events)
         self._slots: dict[WorkerId, Slot] = {}
         self._state: DesiredState | None = None
         self._changed = asyncio.Event()
@@ -196,11 +208,20 @@ class Controller:
         for action in made.actions:
             await self._do(action, state)
         self._note_waits(made.waits)
-        is_busy = bool(made.actions) or any(_is_under_way(one, one.worker_id in held) for one in seen)
+        is_busy = await self._rolling.step(state, seen, held, self._broken())
+        is_busy = is_busy or bool(made.actions) or any(_is_under_way(one, one.worker_id in held) for one in seen)
         self._look_every_s = LOOK_EVERY_S if is_busy else WAIT_EVERY_S if made.waits else RELIST_EVERY_S
         self._end_hanging_starts()
         if state.members and self._is_settled(state):
             self._settled.set()
+
+    def _broken(self) -> dict[WorkerId, str]:
+        """Who will not work, and why."""
+        found = {name: slot.trouble for name, slot in self._slots.items() if slot.phase is Phase.FAILED}
+        for name, slot in self._slots.items():
+            if slot.phase is Phase.WAITING and slot.deaths >= DEATHS_THAT_COUNT:
+                found[name] = f"it died {slot.deaths} times, at last: {slot.trouble}"
+        return found
 
     def _adopt(self, worker: RunningWorker) -> None:
         """One that a controller before this one started."""
@@ -285,7 +306,7 @@ class Controller:
 
     async def _do(self, action: Action, state: DesiredState) -> None:
         if action.deed is Deed.START and action.member is not None:
-            await self._start(action.member, state.pool(action.member.pool), action.reason)
+            await self._start(action.member, state, action.reason)
         elif action.deed is Deed.STOP:
             self._begin_stop(self._slots[action.worker_id], action.reason, STOP_GRACE_S)
         elif self._steering is not None:
@@ -293,14 +314,21 @@ class Controller:
             self._events.record(told, action.worker_id, action.reason)
             slot.step = asyncio.create_task(self._steer(slot, action, self._steering, state.drain_deadline_s))
 
-    async def _start(self, member: Member, pool: Pool, reason: str) -> None:
+    async def _start(self, member: Member, state: DesiredState, reason: str) -> None:
+        pool = state.pool(member.pool)
         slot = self._slots.setdefault(member.worker_id, self._new_slot(member.worker_id))
         slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
         slot.said, slot.is_flipping = None, False
         self._events.record(
             EventKind.STARTED, slot.worker_id, "after it died" if slot.was_ready and slot.start_at_s else reason
         )
-        await self._launcher.start_worker(self._make_spec(pool, member))
+        try:
+            spec = self._make_spec(pool, member, state.revision(pool.model, state.revision_of(member)))
+        except TandemError as error:
+            self._note_exit(slot, WorkerExited(slot.worker_id, error.message.rstrip(".")))
+            self._changed.set()
+            return
+        await self._launcher.start_worker(spec)
 
     async def _steer(self, slot: Slot, action: Action, steering: Steering, deadline_s: float) -> None:
         try:
@@ -390,6 +418,7 @@ class Controller:
 
     def _note_exit(self, slot: Slot, report: WorkerExited) -> None:
         self._events.record(EventKind.EXITED, slot.worker_id, report.reason)
+        slot.trouble = report.reason
         if slot.step is not None:
             slot.step.cancel()
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
@@ -399,13 +428,15 @@ class Controller:
             slot.phase, slot.start_at_s = Phase.WAITING, 0.0
         elif slot.was_ready or (report.is_unplaced and self._settled.is_set()):
             delay_s = slot.backoff.died()
+            if not report.is_unplaced:
+                slot.deaths = 1 if delay_s == FIRST_S else slot.deaths + 1
             slot.phase, slot.start_at_s = Phase.WAITING, self._clock.now_s() + delay_s
             why = "a machine may have joined" if report.is_unplaced else "because it died"
             self._events.record(EventKind.RESTART_PLANNED, slot.worker_id, f"in {delay_s:g} s, {why}")
         else:
             slot.phase = Phase.FAILED
             self._events.record(EventKind.GAVE_UP, slot.worker_id, "it never worked; another start will not help")
-            if not self._settled.is_set():
+            if not self._settled.is_set() and not (self._state is not None and is_rolling(self._state)):
                 self._startup_error = StartupError(f"{slot.worker_id} cannot start", why=report.reason)
 
     async def _wait_for_change(self, watchers: list[asyncio.Task[None]]) -> None:

@@ -11,7 +11,7 @@ from tandem.cluster.bundled import bundled_model
 from tandem.cluster.flag_names import name_of
 from tandem.cluster.worker_settings import effective
 from tandem.core.config import ClusterConfig, Disaggregation, ModelSection, PoolSection, ServedModel
-from tandem.core.desired import Pool
+from tandem.core.desired import INITIAL, Pool
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.lifecycle import RoleName
 from tandem.engine.model_config import DTYPES, read_model_config
@@ -77,7 +77,7 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
     models: list[ResolvedModel] = []
     for number, (section, pools) in enumerate(_sections(config)):
         source = resolve_model(section.path or str(bundled_model()), revision=section.revision, has_weights=has_weights)
-        _check_files(source, has_weights=has_weights)
+        check_files(source, has_weights=has_weights)
         source = _told_apart(source, [model.source for model in models])
         counts = counts_of(pools)
         _check_disaggregation(config, counts, number)
@@ -113,7 +113,7 @@ def _pools(config: ClusterConfig, source: ModelSource, counts: dict[RoleName, in
             model=source.name,
             role=role,
             count=count,
-            revision=source.commit,
+            revision=source.commit or INITIAL,
             tp=effective(config, role).tp,
             hardware=effective(config, role).hardware,
         )
@@ -165,7 +165,8 @@ def _check_disaggregation(config: ClusterConfig, counts: dict[RoleName, int], nu
         )
 
 
-def _check_files(model: ModelSource, *, has_weights: bool) -> None:
+def check_files(model: ModelSource, *, has_weights: bool) -> None:
+    """Raise ModelError if workers could not load it."""
     if not (model.path / "config.json").is_file():
         raise ModelError(
             f"{model.path} is no model", why="it has no config.json", todo="Give a folder in Hugging Face format"

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem.core.desired import DesiredState, Member, is_covered
+from tandem.core.desired import INITIAL, DesiredState, Member, is_covered
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
@@ -37,7 +37,7 @@ class Seen:
     life: Life
     target: RoleName | None = None
     ranks: int = 1
-    revision: str = ""
+    revision: str = INITIAL
     restart_generation: int = 0
 
 
@@ -127,7 +127,7 @@ class _Draft:
         self._do(Deed.START, member.worker_id, f"pool {pool.name} wants {pool.count}", member)
 
     def _is_other(self, one: Seen, member: Member) -> bool:
-        revision = member.revision or self._desired.pool(member.pool).revision
+        revision = self._desired.revision_of(member)
         return (one.restart_generation, one.revision) != (member.restart_generation, revision)
 
     def _part_with(self, one: Seen, reason: str, member: Member | None = None) -> None:
@@ -153,13 +153,15 @@ class _Draft:
             self._do(Deed.DRAIN, one.worker_id, "it is to have no work", member)
 
     def _can_spare(self, one: Seen) -> bool:
-        """Whether another ready worker does what this one does; if so, this one counts as gone."""
-        others = {
-            other.role
-            for other in self._serving.values()
-            if other.model == one.model and other.worker_id != one.worker_id
-        }
-        if is_covered(one.role, others):
+        """Whether another ready worker does what this one does; if so, this one counts as gone. Workers of different
+        revisions do not work together: one of another revision counts if that one can serve without this worker."""
+        others: dict[str, set[RoleName]] = {}
+        for other in self._serving.values():
+            if other.model == one.model and other.worker_id != one.worker_id:
+                others.setdefault(other.revision, set()).add(other.role)
+        able = set(others.pop(one.revision, ()))
+        able |= {role for roles in others.values() if is_covered(RoleName.MIXED, roles) for role in roles}
+        if is_covered(one.role, able):
             self._serving.pop(one.worker_id, None)
             return True
         self.waits[one.worker_id] = f"no other worker is ready to do what a {one.role} worker does"

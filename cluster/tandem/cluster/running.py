@@ -22,13 +22,14 @@ from tandem.cluster.program import called
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.registered_steering import RegisteredSteering
 from tandem.cluster.resolve import ResolvedCluster
+from tandem.cluster.revisions import revised
 from tandem.cluster.router_process import RouterProcess
 from tandem.cluster.signals import EXIT_KILLED, Signals
 from tandem.cluster.state_dir import Context, HeldState
 from tandem.cluster.worker_control import WorkerControl
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
-from tandem.core.desired import Member, Pool
+from tandem.core.desired import Member, Pool, Revision
 from tandem.core.errors import StartupError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.secret import ClusterSecret
@@ -224,16 +225,18 @@ class RunningCluster:
             planner=resolved.config.planner,
         )
 
-    def _worker_spec(self, pool: Pool, member: Member) -> WorkerSpec:
+    def _worker_spec(self, pool: Pool, member: Member, revision: Revision | None) -> WorkerSpec:
         resolved = self._resolved
         model = resolved.model_of(pool)
+        started = revised(resolved, model, member.role, revision, self._environment.cores)
         config = WorkerConfig(
             cluster=self._name,
             worker_id=member.worker_id,
             role=member.role,
             pool=pool.name,
             model=pool.model,
-            model_dir=str(model.source.path),
+            model_dir=str(started.source.path),
+            commit=started.source.commit,
             revision=member.revision or pool.revision,
             dtype=model.dtype,
             max_model_len=model.max_model_len,
@@ -241,7 +244,7 @@ class RunningCluster:
             secret_file=str(self._held.state.secret_file),
             runtime_dir=str(self._sockets),
             log_level=resolved.config.log_level,
-            settings=resolved.workers[member.role],
+            settings=started.settings,
         )
         return WorkerSpec(
             config=config,

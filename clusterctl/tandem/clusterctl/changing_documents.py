@@ -26,6 +26,29 @@ class WantedMember(TypedDict):
     revision: str
 
 
+class WantedRevision(TypedDict):
+    """`settings`: by their place in the configuration, such as worker.chunk_tokens."""
+
+    name: str
+    model: str
+    model_path: str
+    settings: dict[str, str]
+
+
+class WantedRollout(TypedDict):
+    """`sizes`: by pool, how many workers there are to be."""
+
+    model: str
+    revision: str
+    previous: str
+    sizes: dict[str, int]
+    phase: Literal["rolling", "paused", "failed", "done"]
+    reason: str
+    is_undo: bool
+    max_surge: int
+    max_unavailable: int
+
+
 class Desired(TypedDict):
     version: int
     pools: list[WantedPool]
@@ -33,6 +56,8 @@ class Desired(TypedDict):
     max_ranks: int
     drain_deadline_s: float
     is_stopped: bool
+    revisions: list[WantedRevision]
+    rollouts: list[WantedRollout]
 
 
 class WorkerChange(TypedDict):
@@ -69,6 +94,37 @@ class PoolList(TypedDict):
     items: list[PoolRow]
 
 
+class RolledPool(TypedDict):
+    """`new`: workers of the rollout's revision, of which `ready` serve; `old`: all others."""
+
+    pool: str
+    wanted: int
+    new: int
+    ready: int
+    old: int
+
+
+class RolloutRow(TypedDict):
+    """`phase` "none": there was no rollout yet."""
+
+    model: str
+    revision: str
+    previous: str
+    phase: Literal["none", "rolling", "paused", "failed", "done"]
+    reason: str
+    is_undo: bool
+    max_surge: int
+    max_unavailable: int
+    model_path: str
+    settings: dict[str, str]
+    pools: list[RolledPool]
+
+
+class RolloutList(TypedDict):
+    version: int
+    items: list[RolloutRow]
+
+
 class WorkerRow(TypedDict):
     worker: str
     pool: str
@@ -96,4 +152,4 @@ class Worker(WorkerRow):
     events: list[Event]
 
 
-CHANGING = (Change, Event, PoolList, WorkerList, Worker)
+CHANGING = (Change, Event, PoolList, RolloutList, WorkerList, Worker)

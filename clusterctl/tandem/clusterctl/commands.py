@@ -40,6 +40,7 @@ COMMANDS: Final[dict[str, Listed]] = {
     "drain": Listed("drain", "Give a worker no new work and wait until it has none."),
     "uncordon": Listed("uncordon", "Give a drained worker work again."),
     "restart": Listed("restart", "Drain a worker, stop it and start it anew."),
+    "rollout": Listed("rollout", "Replace workers by such of another revision, while they serve."),
     "get": Listed("get", "List pools or workers."),
     "describe": Listed("describe", "Show all that is known of a worker."),
     "events": Listed("events", "Show what the cluster did and why."),

@@ -97,6 +97,7 @@ class WorkerStatus(TypedDict):
     role: NotRequired[str]
     model: NotRequired[str]
     fingerprint: NotRequired[str]
+    revision: NotRequired[str]
     tp: NotRequired[int]
     kv_dtype: NotRequired[str]
     block_tokens: NotRequired[int]

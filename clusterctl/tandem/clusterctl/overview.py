@@ -38,6 +38,18 @@ def kv_share(workers: Sequence[Record]) -> float | None:
     return held / total if total else None
 
 
+def revisions_apart(status: Record) -> str:
+    """The revisions of workers that are not paired because a rollout is half way, such as "initial and r2"; "" = all
+    pairs that are refused are for other reasons."""
+    of = {str(worker.get("worker")): str(worker.get("revision") or "") for worker in status.get("workers") or []}
+    pairs = [
+        (of.get(str(one.get("prefill"))), of.get(str(one.get("decode")))) for one in status.get("refused_pairs") or []
+    ]
+    if not pairs or not all(one and other and one != other for one, other in pairs):
+        return ""
+    return " and ".join(sorted({str(one) for pair in pairs for one in pair}))
+
+
 def _pools(workers: Sequence[Record]) -> list[dict[str, Any]]:
     """Workers of one model and role together."""
     by_pool: dict[tuple[str, str], list[Record]] = {}
@@ -93,7 +105,9 @@ def _warnings(status: Record) -> Iterator[dict[str, str]]:
         share = kv_share([worker])
         if share is not None and share > _FULL:
             yield _warning(f"{name} has {share:.0%} of its KV in use", "give it more --kv-memory, or more workers")
-    for pair in status.get("refused_pairs") or []:
+    if between := revisions_apart(status):
+        yield _warning(f"workers of {between} serve side by side", f"`{called()} rollout status` says how far that is")
+    for pair in status.get("refused_pairs") or [] if not between else []:
         what = f"never paired: {pair.get('prefill')} and {pair.get('decode')}: {pair.get('why')}"
         yield _warning(what, "give both pools the settings that the reason names")
     for lane in (status.get("admission") or {}).get("models") or []:

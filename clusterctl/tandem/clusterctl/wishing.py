@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tandem.clusterctl.output import Output, Record, note
+from tandem.clusterctl.rollout_view import lines_of as rollout_lines
 from tandem.clusterctl.settling import restarting, unsettled
 from tandem.core.errors import ConfigError, ConflictError, DeadlineError, UnavailableError
 
@@ -43,8 +44,7 @@ def carry_out(
 ) -> None:
     """Make `wish` true; what `current` says has to hold beforehand. Prints what changed. Raises ConflictError when
     somebody else was faster, DeadlineError when it takes longer than `--timeout`."""
-    if not manner.timeout > 0:
-        raise ConfigError(f"--timeout is {manner.timeout:g}", todo="Use more than 0 seconds")
+    check(manner)
     found = admin.propose({"wish": dict(wish), "current": dict(current or {})})
     if not manner.dry_run:
         lives = {row["worker"]: row["incarnation"] for row in admin.status()["workers"]}
@@ -53,6 +53,36 @@ def carry_out(
             admin.write_desired(found["after"])
         if manner.wait:
             _wait(admin, found, lives, manner.timeout)
+    show_change(found, manner, output)
+
+
+def propose_until_written(admin: AdminClient, wish: Mapping[str, Any], manner: Manner) -> Record:
+    """The proposal, asked about and written. The steps of a rollout change the record all the while: what was agreed to
+    is proposed again as long as it still says the same."""
+    agreed: list[str] | None = None
+    while True:
+        found = admin.propose({"wish": dict(wish)})
+        if manner.dry_run or not found["is_changed"]:
+            return found
+        if agreed is None:
+            _ask(found, manner)
+            agreed = lines_of(found)
+        try:
+            admin.write_desired(found["after"])
+            return found
+        except ConflictError:
+            if lines_of(admin.propose({"wish": dict(wish)})) != agreed:
+                raise
+
+
+def check(manner: Manner) -> None:
+    """ConfigError for what cannot be meant."""
+    if not manner.timeout > 0:
+        raise ConfigError(f"--timeout is {manner.timeout:g}", todo="Use more than 0 seconds")
+
+
+def show_change(found: Record, manner: Manner, output: Output) -> None:
+    """What changed, or would."""
     output.show("Change", {"is_dry_run": manner.dry_run, **found}, _view)
 
 
@@ -64,6 +94,7 @@ def lines_of(found: Record) -> list[str]:
         + (f" ({row['detail']})" if row["detail"] else "")
         for row in found["changes"]
     ]
+    rows += rollout_lines(found["before"], found["after"])
     within = [found[side]["drain_deadline_s"] for side in ("before", "after")]
     if within[0] != within[1]:
         rows.append(f"~ drain deadline: {within[0]:g} s → {within[1]:g} s, for every worker of the cluster from now on")

@@ -311,7 +311,8 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """One worker process, as a launcher starts it. `model_dir` is a resolved local folder."""
+    """One worker process, as a launcher starts it. `model_dir` is a resolved local folder, `commit` that of the hub or
+    "", `revision` what the desired state calls its model and settings together."""
 
     cluster: str
     worker_id: str
@@ -327,6 +328,7 @@ class WorkerConfig:
     runtime_dir: str
     host: str = "127.0.0.1"
     port: int = 0
+    commit: str = ""
     log_level: str = "INFO"
     settings: WorkerSection = field(default_factory=WorkerSection)
 

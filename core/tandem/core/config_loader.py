@@ -41,14 +41,35 @@ def load(path: Path, kind: type[T]) -> T:
     return from_mapping(_parse(data, path), kind, source=str(path))
 
 
-def from_mapping(data: Mapping[str, Any], kind: type[T], *, source: str) -> T:
-    """Turn parsed `data` into `kind`; `source` names where it came from in errors."""
+def from_mapping(data: Mapping[str, Any], kind: type[T], *, source: str, is_text: bool = False) -> T:
+    """Turn parsed `data` into `kind`; `source` names where it came from in errors. `is_text`: numbers and truth values
+    may be spelled as texts, as on a command line."""
     for where, name, known in _unknown_keys(data, kind, ()):
         raise _unknown_key(where, name, known, source)
     try:
-        return msgspec.convert(data, kind, strict=True)
+        return msgspec.convert(data, kind, strict=not is_text)
     except msgspec.ValidationError as error:
         raise _wrong_value(str(error), source) from error
+
+
+def overlaid(config: T, settings: Mapping[str, str], *, source: str) -> T:
+    """`config` with the settings at these places, such as {"worker.chunk_tokens": "256"}; raises ConfigError."""
+    data = msgspec.to_builtins(config)
+    for place, text in settings.items():
+        *sections, name = place.split(".")
+        section = data
+        for part in sections:
+            section = section.setdefault(part, {}) if isinstance(section, dict) else {}
+        if isinstance(section, dict):
+            section[name] = _spelled(name, text, section.get(name))
+    return from_mapping(data, type(config), source=source, is_text=True)
+
+
+def _spelled(name: str, text: str, now: Any) -> Any:
+    """As it would stand in a file: lists by commas, bytes with a unit."""
+    if isinstance(now, list | tuple):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return parse_size(text, field=name) if name.endswith("_bytes") else text
 
 
 def dump(value: Any) -> bytes:

@@ -1,7 +1,7 @@
 """The desired state of a cluster: one versioned record of pools and their members that controllers reconcile towards.
 
 What runs becomes what stands here, and nothing else is needed for that: who leaves is missing, who flips has another
-role, who restarts another generation. Changes to it are in wishes.py.
+role, who restarts another generation. Changes to it are in wishes.py and rollouts.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
@@ -20,19 +21,24 @@ DRAIN_DEADLINE_S = 60.0
 """After so long a drain no longer waits for answers: those that still run move to another worker."""
 MAX_WORKERS = 1024
 """Of one cluster."""
+INITIAL = "initial"
+"""The revision of workers that are as they were configured."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Of pools and workers: they stand in file names and in keys of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Workers that are alike: `count` workers of `tp` ranks with one model and role on one hardware class."""
+    """Workers that are alike: `count` workers of `tp` ranks with one model and role on one hardware class.
+
+    `revision`: of its members that name none; all pools of a model have the same.
+    """
 
     name: str
     model: str
     role: RoleName
     count: int
-    revision: str = ""
+    revision: str = INITIAL
     tp: int = 1
     hardware: str = "any"
 
@@ -54,12 +60,52 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """What workers of `model` are under that name, on top of what `up` was configured with: another folder with the
+    model's files ("" = the configured one), and settings by their place, such as {"worker.chunk_tokens": "256"}."""
+
+    name: str
+    model: str
+    model_path: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class RolloutPhase(StrEnum):
+    """FAILED: it stopped by itself, as workers of the new revision do not work. DONE: nobody else is left."""
+
+    ROLLING = "rolling"
+    PAUSED = "paused"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """Workers of `model` are replaced, until all are of `revision`; a model's last one stays in the record.
+
+    `sizes`: by pool, how many there are to be. `max_surge`: so many more than that of a pool may run meanwhile, and
+    `max_unavailable`: so many fewer may serve. `reason`: why it failed. `is_undo`: it restores what was before.
+    """
+
+    model: str
+    revision: str
+    previous: str
+    sizes: dict[str, int]
+    phase: RolloutPhase = RolloutPhase.ROLLING
+    reason: str = ""
+    is_undo: bool = False
+    max_surge: int = 1
+    max_unavailable: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredState:
     """All pools and their members; `version` rises by one with every change; `is_stopped` asks the controller to end
     the cluster.
 
     `max_ranks`: never more ranks than that at once, old and new workers together; 0 = no bound. `drain_deadline_s`: how
-    long a worker that leaves, restarts, flips or is cordoned may take to finish what it has.
+    long a worker that leaves, restarts, flips or is cordoned may take to finish what it has. `revisions`: those that
+    differ from the configuration and may be wanted.
     """
 
     version: int
@@ -68,6 +114,8 @@ class DesiredState:
     max_ranks: int = 0
     drain_deadline_s: float = DRAIN_DEADLINE_S
     is_stopped: bool = False
+    revisions: tuple[Revision, ...] = ()
+    rollouts: tuple[Rollout, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -84,6 +132,23 @@ class DesiredState:
     def member(self, worker_id: str) -> Member | None:
         """The member of that id, if it should be there."""
         return next((member for member in self.members if member.worker_id == worker_id), None)
+
+    def revision_of(self, member: Member) -> str:
+        """The revision that this member should be of."""
+        return member.revision or self.pool(member.pool).revision
+
+    def revision(self, model: str, name: str) -> Revision | None:
+        """What is different under that name; None = nothing is."""
+        return next((one for one in self.revisions if (one.model, one.name) == (model, name)), None)
+
+    def rollout(self, model: str) -> Rollout | None:
+        """The model's last one, over or not."""
+        return next((one for one in self.rollouts if one.model == model), None)
+
+    def under_way(self, model: str) -> Rollout | None:
+        """The model's rollout, if it is not over."""
+        rollout = self.rollout(model)
+        return rollout if rollout is not None and rollout.phase is not RolloutPhase.DONE else None
 
     def filled(self) -> DesiredState:
         """With members where none are named: `<pool>-0`, `<pool>-1` …, as many as each pool counts."""
@@ -110,6 +175,7 @@ class DesiredState:
         if not 0 <= self.drain_deadline_s < math.inf:
             raise ConfigError(f"the drain deadline is {self.drain_deadline_s} s", todo="use 0 or more seconds")
         self._validate_members()
+        self._validate_revisions()
         if self.max_ranks and self.ranks > self.max_ranks:
             raise ConfigError(
                 f"{self.ranks} ranks are more than the cluster may have",
@@ -142,6 +208,25 @@ class DesiredState:
         wrong = next((pool for pool in self.pools if sizes[pool.name] != pool.count), None)
         if self.members and wrong is not None:
             raise ConfigError(f"pool {wrong.name} counts {wrong.count} workers and names {sizes[wrong.name]}")
+
+    def _validate_revisions(self) -> None:
+        names = [one.name for one in self.revisions]
+        names += [name for one in self.rollouts for name in (one.revision, one.previous)]
+        wrong = next((name for name in names if _NAME.fullmatch(name) is None), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"{wrong[:140]!r} cannot name a revision",
+                todo="use up to 128 letters, digits, dots, dashes and underscores, a letter or digit first",
+            )
+        if len({one.model for one in self.rollouts}) < len(self.rollouts):
+            raise ConfigError("a model has two rollouts")
+        for one in self.rollouts:
+            if one.max_surge < 0 or one.max_unavailable < 0 or one.max_surge + one.max_unavailable < 1:
+                raise ConfigError(
+                    "a rollout cannot go on",
+                    why="no worker may be too many, and none too few",
+                    todo="use --max-surge 1, or --max-unavailable 1",
+                )
 
     def _validate_model(self, model: str, of: str) -> None:
         cordoned = Counter(member.pool for member in self.members if member.is_cordoned)

@@ -29,6 +29,7 @@ class EventKind(StrEnum):
     STEP_FAILED = "step_failed"
     PREFIXES_SAVED = "prefixes_saved"
     STOPPING = "stopping"
+    ROLLOUT = "rollout"
     GAVE_UP = "gave_up"
     PLAN_ADVISED = "plan_advised"
     PLAN_ACTED = "plan_acted"

@@ -1,6 +1,7 @@
 """Whether two workers can exchange KV blocks, and in which form the blocks travel. Pure; routers and workers use it.
 
-Must be equal: what the fingerprint covers, the shape of every KV group, the protocol's major version. May differ: block
+Must be equal: what the fingerprint covers, the shape of every KV group, the protocol's major version, and the revision
+of the desired state, so that a rollout never mixes old and new workers in one request. May differ: block
 size (frames speak the receiver's blocks, the sender gathers for them), KV dtype (the sender converts), TP, codecs,
 transports as long as one is shared, and the protocol's minor version (the smaller one is spoken).
 """
@@ -50,6 +51,8 @@ class KVProfile:
     fingerprint: str
     identity: tuple[tuple[str, str], ...]
     layout: KVLayout
+    revision: str = ""
+    """As the desired state calls it; "" = nobody gave it one, and it fits all."""
     protocol: tuple[int, int] = PROTOCOL
     codecs: tuple[str, ...] = CODECS
     transports: tuple[str, ...] = ()
@@ -75,6 +78,8 @@ def refusal(sender: KVProfile, receiver: KVProfile) -> str:
     """Why `sender` can never push KV to `receiver`, and what to do about it; "" if it can."""
     if why := protocol_refusal(sender.protocol, receiver.protocol):
         return why
+    if sender.revision and receiver.revision and sender.revision != receiver.revision:
+        return f"revision differs: {sender.revision} and {receiver.revision}; workers of both never work together"
     if sender.fingerprint != receiver.fingerprint:
         return _identity_differs(sender, receiver)
     mine, theirs = sender.layout.groups, receiver.layout.groups

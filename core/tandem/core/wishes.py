@@ -59,8 +59,9 @@ def scaled(
     Victims are those that are drained already or do not run, then those with the least load, then with the least KV
     that only they hold. Where another role wants more, those of them that hold the most change their role, if pools are
     alike in ranks and hardware; the others leave. New workers take the lowest free numbers of their pool.
-    ConflictError for what is too many, before anything is chosen.
+    ConflictError for what is too many, before anything is chosen, and while a rollout is under way.
     """
+    check_still(state, model_of(state, model))
     pools = {pool.role: pool for pool in state.pools if pool.model == model_of(state, model)}
     missing = next((role for role, count in counts.items() if role not in pools and count), None)
     if missing is not None:
@@ -97,6 +98,7 @@ def flipped(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
     pool = state.pool(member.pool)
     if member.role is role:
         return state
+    check_still(state, pool.model)
     target = next((other for other in state.pools if other.model == pool.model and other.role is role), None)
     if target is None:
         raise ConflictError(f"there is no pool of {role} workers", todo="add it to the configuration of `up`")
@@ -149,6 +151,17 @@ def changes(before: DesiredState, after: DesiredState) -> list[Change]:
                 Change(deed=Deed.START, worker_id=member.worker_id, detail=f"as {member.role} in {member.pool}")
             )
     return found
+
+
+def check_still(state: DesiredState, model: str) -> None:
+    """ConflictError while a rollout of the model is under way: until it is over, it decides which workers there are."""
+    rollout = state.under_way(model)
+    if rollout is not None:
+        raise ConflictError(
+            f"a rollout of {model} to {rollout.revision} is {rollout.phase.value}",
+            why="until it is over, it decides which workers there are",
+            todo="wait for it, or go back with `clusterctl rollout undo`",
+        )
 
 
 def model_of(state: DesiredState, model: str) -> str:

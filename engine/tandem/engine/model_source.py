@@ -58,7 +58,7 @@ def fingerprint(source: ModelSource, config: ModelConfig, *, compute_dtype: str)
 
     Raises ModelError if a file cannot be read.
     """
-    tokenizer = _digest(source.path, _present(source.path, TOKENIZER_FILES))
+    tokenizer = tokenizer_digest(source.path)
     revision = source.commit
     if not revision:
         index = _present(source.path, (INDEX_NAME,))
@@ -74,11 +74,16 @@ def sim_fingerprint(source: ModelSource, config: ModelConfig) -> Fingerprint:
 
     Raises ModelError if a file cannot be read.
     """
-    tokenizer = _digest(source.path, _present(source.path, TOKENIZER_FILES))
+    tokenizer = tokenizer_digest(source.path)
     return Fingerprint(
         model=source.name, revision=_digest(source.path, ["config.json"], tokenizer), rope=config.rope.describe(),
         adapter="", weight_quantisation="none", compute_dtype="sim", tokenizer=tokenizer,
     )  # fmt: skip
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """What must be equal for two models to read the same token ids. Raises ModelError if a file cannot be read."""
+    return _digest(folder, _present(folder, TOKENIZER_FILES))
 
 
 def weight_files(model_dir: Path) -> list[str]:

@@ -32,6 +32,7 @@ def profile_to_wire(profile: KVProfile) -> w.KvProfile:
         transports=profile.transports,
         offers=profile.offers,
         offers_below_bytes_per_s=profile.offers_below_bytes_per_s,
+        revision=profile.revision,
     )
 
 
@@ -59,4 +60,5 @@ def profile_from_wire(m: w.KvProfile) -> KVProfile:
         transports=tuple(m.transports),
         offers=tuple(m.offers),
         offers_below_bytes_per_s=m.offers_below_bytes_per_s,
+        revision=m.revision,
     )

@@ -10,7 +10,8 @@ from tandem.cluster.controller import Controller
 from tandem.cluster.launcher import RunningWorker, WorkerExited, WorkerReady, WorkerReport, WorkerSpec
 from tandem.core.clock import ManualClock
 from tandem.core.config import WorkerConfig
-from tandem.core.desired import DesiredState, Member, Pool
+from tandem.core.desired import DesiredState, Member, Pool, Revision
+from tandem.core.errors import ModelError
 from tandem.core.events import EventKind
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -49,10 +50,17 @@ class FakeLauncher:
 class FakeDesired:
     def __init__(self) -> None:
         self.states: asyncio.Queue[DesiredState] = asyncio.Queue()
+        self.saved: list[DesiredState] = []
 
     async def watch(self, on_change: Callable[[DesiredState], None]) -> None:
         while True:
             on_change(await self.states.get())
+
+    async def save(self, state: DesiredState, expected_version: int) -> bool:
+        assert state.version == expected_version + 1
+        self.saved.append(state)
+        self.states.put_nowait(state)
+        return True
 
 
 class Events:
@@ -93,9 +101,12 @@ class Harness:
         self.launcher.reports.put_nowait(WorkerExited(worker, reason, is_unplaced))
 
 
-def spec_of(pool: Pool, member: Member) -> WorkerSpec:
+def spec_of(pool: Pool, member: Member, revision: Revision | None) -> WorkerSpec:
+    if revision is not None and revision.model_path == "/no/such":
+        raise ModelError("cannot load the model /no/such", why="no such folder")
     config = WorkerConfig(
-        cluster="c", worker_id=member.worker_id, role=pool.role, pool=pool.name, model="m", model_dir="/m", revision="",
+        cluster="c", worker_id=member.worker_id, role=pool.role, pool=pool.name, model="m", model_dir="/m",
+        revision=member.revision or pool.revision,
         dtype="auto", max_model_len=0, redis_url="", secret_file="", runtime_dir="",
     )  # fmt: skip
     return WorkerSpec(config=config, restart_generation=member.restart_generation)

@@ -266,6 +266,10 @@ def test_a_cluster_is_well_degraded_or_down() -> None:
     found = overview({"is_ready": True, "workers": [full]}, scrape)
     assert found["health"] == "degraded"
     assert [warning["what"] for warning in found["warnings"]] == ["d has 99% of its KV in use"]
+    pair = {"prefill": "p", "decode": "d", "why": "revision differs: initial and r2"}
+    workers = [{"worker": "p", "revision": "initial"}, {"worker": "d", "revision": "r2"}]
+    rolling = overview({"is_ready": True, "workers": workers, "refused_pairs": [pair] * 4}, scrape)
+    assert [warning["what"] for warning in rolling["warnings"]] == ["workers of initial and r2 serve side by side"]
     waits = {"is_ready": True, "admission": {"models": [{"waiting": 3, "predicted_wait_s": 2.0}]}}
     assert overview(waits, scrape)["warnings"][0]["what"] == "3 requests wait, a new one about 2.0 s"
 

@@ -71,6 +71,16 @@ def test_refusals_name_what_differs_and_what_to_do(other: KVProfile, words: tupl
         agree(mine, other)
 
 
+def test_workers_of_two_revisions_never_work_together() -> None:
+    """Whatever else is equal; one that nobody gave a revision fits all. It is told on the wire."""
+    one, other = (dataclasses.replace(EQUAL, revision=name) for name in ("initial", "r2"))
+    assert refusal(one, other).startswith("revision differs: initial and r2;")
+    with pytest.raises(PairRefusedError, match="revision differs"):
+        agree(one, other)
+    assert refusal(one, one) == refusal(one, EQUAL) == refusal(EQUAL, other) == ""
+    assert profile_from_wire(w.KvProfile.FromString(profile_to_wire(other).SerializeToString())) == other
+
+
 def test_unequal_fingerprints_without_named_fields() -> None:
     other = dataclasses.replace(EQUAL, fingerprint="f2")
     assert f"fingerprint differs: {EQUAL.fingerprint} and f2" in refusal(EQUAL, other)

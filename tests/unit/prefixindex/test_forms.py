@@ -15,6 +15,7 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import RoleName
+from tandem.core.rollouts import started
 from tandem.core.wishes import cordoned
 from tandem.prefixindex.events import MEMBER_BYTES, fold, member, members
 from tandem.prefixindex.keys import Keys, Member
@@ -118,6 +119,8 @@ def test_desired_state_survives_json() -> None:
     state = cordoned(replace(plain.filled(), max_ranks=8), "p-1", is_cordoned=True, deadline_s=4.5)
     assert desired_store.from_json(desired_store.to_json(state)) == state
     assert desired_store.from_json(desired_store.to_json(plain)) == plain.filled()
+    rolling = started(replace(state, is_stopped=False), model_path="/next", settings={"worker.chunk_tokens": "64"})
+    assert desired_store.from_json(desired_store.to_json(rolling)) == rolling
 
 
 def test_the_record_of_a_release_that_knew_no_members_gets_them() -> None:
@@ -139,6 +142,10 @@ def test_the_record_of_a_release_that_knew_no_members_gets_them() -> None:
         ("pools", {"name": ["p"]}),
         ("", {"version": float("inf")}),
         ("", {"max_ranks": "6"}),
+        ("", {"revisions": [{"name": "r2", "model": "m", "settings": {"worker.chunk_tokens": 64}}]}),
+        ("", {"revisions": ["r2"]}),
+        ("", {"rollouts": [{"model": "m", "revision": "r2", "previous": "r1", "sizes": {"p": 1}, "phase": "flying"}]}),
+        ("", {"rollouts": [{"model": "m", "revision": "r2", "previous": "r1", "sizes": {"p": "1"}, "phase": "done"}]}),
         ("", {"members": ["p-0"]}),
     ],
 )

@@ -99,7 +99,7 @@ def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outb
     shell = Shell(
         worker=WorkerId(config.worker_id),
         incarnation=loading.NOT_REGISTERED,
-        profile=loading.kv_profile(loaded, receiver, config.settings),
+        profile=loading.kv_profile(loaded, receiver, config.settings, config.revision),
         host=host_id(),
         engine=loaded.engine,
         receiver=receiver,

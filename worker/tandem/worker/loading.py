@@ -189,12 +189,13 @@ def _is_on_device(pools: Pools) -> bool:
     return any(not isinstance(pool, HostPool) for pool in pools.values())
 
 
-def kv_profile(loaded: Loaded, receiver: ReceivingEnd, settings: WorkerSection) -> KVProfile:
+def kv_profile(loaded: Loaded, receiver: ReceivingEnd, settings: WorkerSection, revision: str = "") -> KVProfile:
     """What other workers must know of this one's KV before they exchange any."""
     return KVProfile(
         fingerprint=loaded.fingerprint.digest(),
         identity=tuple(sorted(asdict(loaded.fingerprint).items())),
         layout=loaded.engine.layout,
+        revision=revision,
         transports=tuple(sorted({endpoint.transport for endpoint in receiver.endpoints()})),
         offers=(settings.wire_codec,) if settings.wire_codec else (),
         offers_below_bytes_per_s=settings.wire_codec_below_bytes_per_s if settings.wire_codec else 0.0,

@@ -60,7 +60,7 @@ def load_model(
         kv_dtype=settings.kv_dtype,
         group=group,
     )
-    source = ModelSource(name=config.model, path=folder, commit=config.revision)
+    source = ModelSource(name=config.model, path=folder, commit=config.commit)
     return runner, _pools(runner, device), fingerprint(source, runner.config, compute_dtype=runner.dtype)
 
 

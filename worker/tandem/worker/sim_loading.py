@@ -57,5 +57,5 @@ def load_sim(
     pools: dict[GroupId, PoolAccess] = {
         spec.group: HostPool(spec, tp, runner.pool_bytes(spec.group)) for spec in layout.groups
     }
-    source = ModelSource(name=config.model, path=folder, commit=config.revision)
+    source = ModelSource(name=config.model, path=folder, commit=config.commit)
     return runner, pools, sim_fingerprint(source, model)

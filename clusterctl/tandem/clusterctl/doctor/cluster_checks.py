@@ -9,6 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
+from tandem.clusterctl.overview import revisions_apart
 from tandem.core.events import EventKind
 from tandem.router.version import version
 
@@ -95,6 +96,9 @@ class ClusterChecks:
             yield ok("addresses", "workers can reach the addresses that they are told")
 
     def pairs(self) -> Iterator[Finding]:
+        if between := revisions_apart(self._known()):
+            yield ok("pairs", f"workers of {between} serve side by side, each with its like: a rollout is half way")
+            return
         refused = self._known().get("refused_pairs") or []
         for pair in refused:
             what = f"{pair['prefill']} and {pair['decode']} never work together: {pair['why']}"

@@ -11,7 +11,16 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from tandem.core.desired import DRAIN_DEADLINE_S, MAX_WORKERS, DesiredState, Member, Pool
+from tandem.core.desired import (
+    DRAIN_DEADLINE_S,
+    MAX_WORKERS,
+    DesiredState,
+    Member,
+    Pool,
+    Revision,
+    Rollout,
+    RolloutPhase,
+)
 from tandem.core.errors import ConfigError, UnavailableError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -143,6 +152,8 @@ def from_record(raw: Mapping[str, Any]) -> DesiredState:
         max_ranks=_whole(raw.get("max_ranks", 0)),
         drain_deadline_s=float(raw.get("drain_deadline_s", DRAIN_DEADLINE_S)),
         is_stopped=bool(raw["is_stopped"]),
+        revisions=tuple(_as_revision(one) for one in raw.get("revisions", ())),
+        rollouts=tuple(_as_rollout(one) for one in raw.get("rollouts", ())),
     )
     return state.filled()
 
@@ -159,9 +170,23 @@ def _as_member(raw: object) -> Member:
     return Member(**{**known, "worker_id": WorkerId(known["worker_id"]), "role": RoleName(known["role"])})
 
 
+def _as_revision(raw: object) -> Revision:
+    known = _typed(raw, {"name": str, "model": str, "model_path": str, "settings": dict})
+    if not all(type(part) is str for pair in known["settings"].items() for part in pair):
+        raise TypeError("settings of a revision are no texts")
+    return Revision(**known)
+
+
+def _as_rollout(raw: object) -> Rollout:
+    known = _typed(raw, {"model": str, "revision": str, "previous": str, "sizes": dict, "phase": str, "reason": str,
+                         "is_undo": bool, "max_surge": int, "max_unavailable": int})  # fmt: skip
+    sizes = {str(pool): _whole(count) for pool, count in known["sizes"].items()}
+    return Rollout(**{**known, "phase": RolloutPhase(known["phase"]), "sizes": sizes})
+
+
 def _typed(raw: object, types: Mapping[str, type]) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise TypeError("a pool or member is no object")
+        raise TypeError("a part of it is no object")
     for name, value in raw.items():
         if type(value) is not types.get(name):  # a bool is no int here
             raise TypeError(f"{str(name)[:80]!r} cannot be {str(value)[:80]!r}")

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/rpc/v1/kv.proto\x12\rtandem.rpc.v1\"\xc5\x02\n\tKvProfile\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x38\n\x08identity\x18\x02 \x03(\x0b\x32&.tandem.rpc.v1.KvProfile.IdentityEntry\x12&\n\x06groups\x18\x03 \x03(\x0b\x32\x16.tandem.rpc.v1.KvGroup\x12\n\n\x02tp\x18\x04 \x01(\r\x12\x16\n\x0eprotocol_major\x18\x05 \x01(\r\x12\x16\n\x0eprotocol_minor\x18\x06 \x01(\r\x12\x0e\n\x06\x63odecs\x18\x07 \x03(\t\x12\x12\n\ntransports\x18\x08 \x03(\t\x12\x0e\n\x06offers\x18\t \x03(\t\x12 \n\x18offers_below_bytes_per_s\x18\n \x01(\x01\x1a/\n\rIdentityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\x07KvGroup\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x0e\n\x06planes\x18\x02 \x01(\r\x12\r\n\x05heads\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x06window\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x15\n\ris_replicated\x18\x08 \x01(\x08\x42\t\n\x07_window\"\x82\x01\n\x10GroupBlocksCount\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\r\x12\x0f\n\x07pushing\x18\x06 \x01(\r\x12\x10\n\x08reserved\x18\x07 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16tandem/rpc/v1/kv.proto\x12\rtandem.rpc.v1\"\xd7\x02\n\tKvProfile\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x38\n\x08identity\x18\x02 \x03(\x0b\x32&.tandem.rpc.v1.KvProfile.IdentityEntry\x12&\n\x06groups\x18\x03 \x03(\x0b\x32\x16.tandem.rpc.v1.KvGroup\x12\n\n\x02tp\x18\x04 \x01(\r\x12\x16\n\x0eprotocol_major\x18\x05 \x01(\r\x12\x16\n\x0eprotocol_minor\x18\x06 \x01(\r\x12\x0e\n\x06\x63odecs\x18\x07 \x03(\t\x12\x12\n\ntransports\x18\x08 \x03(\t\x12\x0e\n\x06offers\x18\t \x03(\t\x12 \n\x18offers_below_bytes_per_s\x18\n \x01(\x01\x12\x10\n\x08revision\x18\x0b \x01(\t\x1a/\n\rIdentityEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa3\x01\n\x07KvGroup\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\x0e\n\x06planes\x18\x02 \x01(\r\x12\r\n\x05heads\x18\x03 \x01(\r\x12\r\n\x05width\x18\x04 \x01(\r\x12\x14\n\x0c\x62lock_tokens\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x13\n\x06window\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x15\n\ris_replicated\x18\x08 \x01(\x08\x42\t\n\x07_window\"\x82\x01\n\x10GroupBlocksCount\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05total\x18\x02 \x01(\r\x12\x0c\n\x04\x66ree\x18\x03 \x01(\r\x12\x0e\n\x06\x63\x61\x63hed\x18\x04 \x01(\r\x12\x0f\n\x07request\x18\x05 \x01(\r\x12\x0f\n\x07pushing\x18\x06 \x01(\r\x12\x10\n\x08reserved\x18\x07 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVPROFILE_IDENTITYENTRY']._loaded_options = None
   _globals['_KVPROFILE_IDENTITYENTRY']._serialized_options = b'8\001'
   _globals['_KVPROFILE']._serialized_start=42
-  _globals['_KVPROFILE']._serialized_end=367
-  _globals['_KVPROFILE_IDENTITYENTRY']._serialized_start=320
-  _globals['_KVPROFILE_IDENTITYENTRY']._serialized_end=367
-  _globals['_KVGROUP']._serialized_start=370
-  _globals['_KVGROUP']._serialized_end=533
-  _globals['_GROUPBLOCKSCOUNT']._serialized_start=536
-  _globals['_GROUPBLOCKSCOUNT']._serialized_end=666
+  _globals['_KVPROFILE']._serialized_end=385
+  _globals['_KVPROFILE_IDENTITYENTRY']._serialized_start=338
+  _globals['_KVPROFILE_IDENTITYENTRY']._serialized_end=385
+  _globals['_KVGROUP']._serialized_start=388
+  _globals['_KVGROUP']._serialized_end=551
+  _globals['_GROUPBLOCKSCOUNT']._serialized_start=554
+  _globals['_GROUPBLOCKSCOUNT']._serialized_end=684
 # @@protoc_insertion_point(module_scope)

@@ -54,11 +54,16 @@ class KvProfile(_message.Message):
     TRANSPORTS_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
     OFFERS_BELOW_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
     fingerprint: _builtins.str
     tp: _builtins.int
     protocol_major: _builtins.int
     protocol_minor: _builtins.int
     offers_below_bytes_per_s: _builtins.float
+    revision: _builtins.str
+    """What the desired state calls the worker's model and settings together; empty = nobody gave it one. Workers of
+    different revisions never work together.
+    """
     @_builtins.property
     def identity(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The fingerprint's fields by name."""
@@ -88,10 +93,11 @@ class KvProfile(_message.Message):
         transports: _abc.Iterable[_builtins.str] | None = ...,
         offers: _abc.Iterable[_builtins.str] | None = ...,
         offers_below_bytes_per_s: _builtins.float = ...,
+        revision: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "fingerprint", b"fingerprint", "groups", b"groups", "identity", b"identity", "offers", b"offers", "offers_below_bytes_per_s", b"offers_below_bytes_per_s", "protocol_major", b"protocol_major", "protocol_minor", b"protocol_minor", "tp", b"tp", "transports", b"transports"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codecs", b"codecs", "fingerprint", b"fingerprint", "groups", b"groups", "identity", b"identity", "offers", b"offers", "offers_below_bytes_per_s", b"offers_below_bytes_per_s", "protocol_major", b"protocol_major", "protocol_minor", b"protocol_minor", "revision", b"revision", "tp", b"tp", "transports", b"transports"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -390,6 +390,7 @@ class Dispatcher:
                 self._prefixes.settle(chunk.request, link.worker)
                 if (receiver := flight.legs.get(flight.plan.decode)) is not None and receiver is not link:
                     receiver.outstanding.depart(chunk.request)
+                flight.history.revision = link.facts.profile.revision if link.facts is not None else ""
             self._progress(flight, link, is_first=is_first)
 
     def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None:

@@ -10,7 +10,8 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from tandem.core.ids import RequestId
+from tandem.core import pairing
+from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase
 from tandem.router.flights.flight import Flight
 from tandem.router.planning.moving import go_on
@@ -72,8 +73,12 @@ def plan_move(
     plan = plan_anew()
     if plan is None or job.is_computed_whole or link.worker not in _computing(flight.plan):
         return plan
+    able = {one.worker: one.profile for one in candidates}
+    profiles = [profile for worker in _computing(plan) if (profile := able.get(worker)) is not None]
+    if any(pairing.refusal(link.facts.profile, profile) for profile in profiles):
+        return plan  # such as one of another revision: it takes no blocks from here
     return dataclasses.replace(plan, sources=(Source(worker=worker, tokens=prompt_tokens), *plan.sources))
 
 
-def _computing(plan: Plan) -> tuple[str, ...]:
+def _computing(plan: Plan) -> tuple[WorkerId, ...]:
     return (plan.decode,) if plan.prefill is None else (plan.prefill,)

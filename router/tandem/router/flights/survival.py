@@ -67,7 +67,8 @@ class Failure:
 
 @dataclass(slots=True)
 class History:
-    """What went wrong with one request so far. A suspect that died is no candidate any more, whatever happens here."""
+    """What went wrong with one request so far. A suspect that died is no candidate any more, whatever happens here.
+    `revision`: of the worker that began the answer; while others of it can serve, the answer goes on there."""
 
     failures: int = 0
     error: TandemError | None = None
@@ -77,6 +78,7 @@ class History:
     """Where the workers are that had it."""
     lost_on: Counter[str] = field(default_factory=Counter)
     """How often it was lost on a machine, as it looked."""
+    revision: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class Survival:
         """Who serves a request for `model` ("" = any) now. Raises its last failure, or UnavailableError, when waiting
         would not help."""
         refusal: TandemError | None = None
-        for tier in self._tiers(candidates, history):
+        for tier in _own_first(self._tiers(candidates, history), history.revision):
             try:
                 plan = self._policy.plan(job, tier)
             except UnavailableError as error:
@@ -213,6 +215,15 @@ class Survival:
         if not planned & history.suspects:
             return 0.0
         return history.failed_s + SECOND_CHANCE_S * 2.0 ** min(history.failures - 1, _DOUBLINGS)
+
+
+def _own_first(tiers: Iterator[Sequence[Candidate]], revision: str) -> Iterator[Sequence[Candidate]]:
+    """Of each tier first those of `revision`, if there is one and others are among them: answers of two may differ."""
+    for tier in tiers:
+        own = [one for one in tier if one.profile is not None and one.profile.revision == revision] if revision else []
+        if own and len(own) < len(tier):
+            yield own
+        yield tier
 
 
 def _member(candidate: Candidate) -> Member:

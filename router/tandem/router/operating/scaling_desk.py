@@ -12,11 +12,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tandem.core.config import PlannerMode
+from tandem.core.config import ClusterConfig, PlannerMode
 from tandem.core.desired import DesiredState, roles_of
 from tandem.core.errors import ConfigError, ConflictError, InvalidRequestError, UnavailableError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
+from tandem.core.revision_settings import configured
+from tandem.core.rollouts import current_revision, paused, resumed, started, undone
 from tandem.core.wishes import WorkerLoad, changes, cordoned, flipped, model_of, restarted, scaled, split
 from tandem.prefixindex.stores.desired import DesiredStateStore, from_record
 from tandem.prefixindex.stores.events import ClusterEventStore
@@ -67,10 +69,28 @@ class RestartWish(_Body):
     worker: str
 
 
+class RolloutWish(_Body):
+    """Workers of another revision in place of those there are, or how such a rollout goes on. `model_path`, `settings`,
+    `revision` (its name), `max_surge` and `max_unavailable` are for `start` alone. `current_revision` "" = any."""
+
+    verb: Literal["rollout"]
+    step: Literal["start", "pause", "resume", "undo"]
+    model: str = ""
+    model_path: str = Field(default="", max_length=4096)
+    settings: dict[str, str] = Field(default_factory=dict)
+    revision: str = ""
+    max_surge: int = Field(default=1, ge=0, le=1024)
+    max_unavailable: int = Field(default=0, ge=0, le=1024)
+    current_revision: str = ""
+
+
+Wish = ScaleWish | FlipWish | CordonWish | RestartWish | RolloutWish
+
+
 class NewWish(_Body):
     """A wish, and how many workers of some roles there have to be beforehand."""
 
-    wish: Annotated[ScaleWish | FlipWish | CordonWish | RestartWish, Field(discriminator="verb")]
+    wish: Annotated[Wish, Field(discriminator="verb")]
     current: Counts = Field(default_factory=dict)
 
 
@@ -142,9 +162,9 @@ class ScalingDesk:
         word = await self.planning.word() if self.planning is not None else None
         return {"mode": str((word or {}).get("mode", self.planner_mode.value)), "plan": word}
 
-    async def _wished(
-        self, before: DesiredState, wish: ScaleWish | FlipWish | CordonWish | RestartWish
-    ) -> DesiredState:
+    async def _wished(self, before: DesiredState, wish: Wish) -> DesiredState:
+        if isinstance(wish, RolloutWish):
+            return _rolled(before, wish)
         if isinstance(wish, FlipWish):
             return flipped(before, wish.worker, RoleName(wish.role))
         if isinstance(wish, RestartWish):
@@ -183,8 +203,39 @@ async def loads_of(table: WorkerTable, unique_blocks: UniqueBlocks | None) -> Ma
     }
 
 
+def _rolled(before: DesiredState, wish: RolloutWish) -> DesiredState:
+    if wish.current_revision:
+        now = current_revision(before, model_of(before, wish.model))
+        if now != wish.current_revision:
+            raise ConflictError(
+                f"the revision is {now} and not {wish.current_revision[:80]}",
+                why=f"version {before.version} of the desired state says so",
+                todo="look at it and try again",
+            )
+    if wish.step == "pause":
+        return paused(before, model=wish.model)
+    if wish.step == "resume":
+        return resumed(before, model=wish.model)
+    if wish.step == "undo":
+        return undone(before, model=wish.model)
+    try:
+        configured(ClusterConfig(), wish.settings)
+    except ConfigError as error:
+        raise InvalidRequestError(error.what, why=error.why, todo=error.todo, param="settings") from error
+    return started(
+        before,
+        model=wish.model,
+        name=wish.revision,
+        model_path=wish.model_path,
+        settings=wish.settings,
+        max_surge=wish.max_surge,
+        max_unavailable=wish.max_unavailable,
+    )
+
+
 def _check_current(state: DesiredState, wanted: NewWish) -> None:
-    model = model_of(state, wanted.wish.model if isinstance(wanted.wish, ScaleWish) else "") if wanted.current else ""
+    named = wanted.wish.model if isinstance(wanted.wish, ScaleWish | RolloutWish) else ""
+    model = model_of(state, named) if wanted.current else ""
     counts = roles_of(state.pools, model)
     for role, count in wanted.current.items():
         if counts[RoleName(role)] != count:

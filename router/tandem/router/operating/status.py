@@ -88,6 +88,7 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
         "role": facts.role.value,
         "model": facts.model,
         "fingerprint": facts.fingerprint,
+        "revision": facts.profile.revision,
         "tp": facts.tp,
         "kv_dtype": facts.kv_dtype,
         "block_tokens": facts.block_tokens,

@@ -103,6 +103,25 @@ def test_a_machine_that_lost_two_workers_of_a_request_is_left_until_nobody_else_
     assert next_of(*left) in left, "better there than nowhere"
 
 
+def test_an_answer_goes_on_in_the_revision_that_began_it_while_that_can_serve() -> None:
+    """Answers of two revisions may differ; but better another than none."""
+    case = Case()
+
+    def of(revision: str, *workers: str) -> list[Candidate]:
+        found = candidates(*workers)
+        return [replace(one, profile=replace(one.profile, revision=revision)) for one in found if one.profile]
+
+    case.history.revision = "r1"
+    everybody = [*of("r2", "p2", "d2"), *of("r1", "p1", "d1")]
+    for _ in range(4):
+        plan = case.survival.choose(JOB, everybody, case.history)
+        assert isinstance(plan, Plan)
+        assert set(plan.workers) <= {"p1", "d1"}
+    plan = case.survival.choose(JOB, [*of("r2", "p2", "d2"), *of("r1", "p1")], case.history)
+    assert isinstance(plan, Plan)
+    assert set(plan.workers) <= {"p2", "d2"}
+
+
 # ---- whose fault ---------------------------------------------------------------------------------------------------
 
 P, D = member("p1"), member("d1")
