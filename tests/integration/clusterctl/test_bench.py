@@ -17,7 +17,7 @@ import pytest
 
 from tandem.cluster.simulator.traces import Trace, TraceRequest
 from tandem.clusterctl import main as program
-from tandem.clusterctl.documents import schema
+from tandem.clusterctl.documents.schemas import schema
 from tandem.clusterctl.load.requests import Form, plan_of, poisson
 from tandem.clusterctl.load.results import Slo, report
 from tandem.clusterctl.load.sending import CHAT, Answer, Due, Target, send_all

@@ -12,9 +12,9 @@ import jsonschema_rs
 import pytest
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.documents import schema
+from tandem.clusterctl.documents.schemas import schema
 from tandem.clusterctl.exits import Exit
-from tandem.clusterctl.live_plan import next_action
+from tandem.clusterctl.planning.live_plan import next_action
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis

@@ -16,7 +16,7 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from tandem.clusterctl import slo
+from tandem.clusterctl.api import slo
 from tandem.core.config import AdmissionSection, SloSection
 from tandem.router.text.tokenizer import LONG_TEXT_CHARS
 from tandem.rpc.v1 import inference_pb2 as i

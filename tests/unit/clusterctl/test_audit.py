@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tandem.clusterctl import audit_view, kv
 from tandem.clusterctl import main as program
-from tandem.clusterctl.audit import Findings, find_unexplained
 from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.transfer import audit_view, kv
+from tandem.clusterctl.transfer.audit import Findings, find_unexplained
 
 HOLD: dict[str, Any] = {
     "worker": "d0", "incarnation": "22", "group": 0, "kind": "reserved", "key": "r#1/7", "since_s": 5.0, "age_s": 9.0,

@@ -16,11 +16,11 @@ from rich.console import Console
 
 from tandem.cluster.flag_names import FLAGS
 from tandem.clusterctl import main as program
-from tandem.clusterctl import status_view
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.histograms import Scrape
-from tandem.clusterctl.overview import overview
-from tandem.clusterctl.up_flags import UpFlags
+from tandem.clusterctl.looking import status_view
+from tandem.clusterctl.looking.histograms import Scrape
+from tandem.clusterctl.looking.overview import overview
+from tandem.clusterctl.running.up_flags import UpFlags
 from tandem.core.config import ClusterConfig, Disaggregation
 from tandem.core.errors import ConfigError, PermissionDeniedError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S

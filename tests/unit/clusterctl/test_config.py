@@ -9,7 +9,7 @@ import pytest
 
 from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl import main as program
-from tandem.clusterctl.settings import every_setting, values
+from tandem.clusterctl.program.settings import every_setting, values
 from tandem.core.config import ClusterConfig, RedisSection, RouterSection, SloSection
 
 

@@ -188,7 +188,7 @@ def test_the_codes_are_documented() -> None:
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandem.clusterctl import version
+    from tandem.clusterctl.program import version
 
     def interrupted() -> None:
         raise KeyboardInterrupt

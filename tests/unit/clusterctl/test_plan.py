@@ -11,9 +11,9 @@ import pytest
 
 from tandem.cluster.planner.records import Seen
 from tandem.clusterctl import main as program
-from tandem.clusterctl.documents import schema
+from tandem.clusterctl.documents.schemas import schema
 from tandem.clusterctl.exits import Exit
-from tandem.clusterctl.plan import heaviest
+from tandem.clusterctl.planning.plan import heaviest
 
 SMALL = ("--rate", "3", "--isl", "1500", "--osl", "100", "--slo-ttft", "2", "--slo-itl", "0.05")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tandem.clusterctl import route, route_view
-from tandem.clusterctl.documents import RoutingCost
+from tandem.clusterctl.api import route, route_view
+from tandem.clusterctl.documents.api import RoutingCost
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
 from tandem.router.planning.decision import decision

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from tandem.clusterctl import status_view
-from tandem.clusterctl.overview import pool_of
-from tandem.clusterctl.status import with_wanted
+from tandem.clusterctl.looking import status_view
+from tandem.clusterctl.looking.overview import pool_of
+from tandem.clusterctl.looking.status import with_wanted
 
 WORKER = {"is_connected": True, "is_registered": True, "model": "m", "role": "decode"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from tandem.clusterctl.wishing import lines_of
+from tandem.clusterctl.changing.wishing import lines_of
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.lifecycle import RoleName
 from tandem.core.wishes import changes, cordoned, scaled

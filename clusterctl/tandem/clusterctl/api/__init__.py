@@ -1,0 +1,1 @@
+"""Commands about what the API promises, to whom, and how requests are routed."""

@@ -1,0 +1,1 @@
+"""The shapes of what `-o json` prints, and their schemas."""

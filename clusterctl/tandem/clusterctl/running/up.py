@@ -1,0 +1,68 @@
+"""`clusterctl up`: a cluster in the foreground, with a line for every step of its start."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.running.up_flags import UpFlags
+from tandem.core.errors import ConfigError
+
+_STARTED_S = time.monotonic()
+
+app = command_app()
+
+
+@app.command(
+    epilog=examples(
+        "up --prefill 1 --decode 2",
+        "up --model Qwen/Qwen3-0.6B --mixed 2 --port 9000",
+        "up --config cluster.toml",
+    )
+)
+@flagged
+def up(flags: UpFlags) -> None:
+    """Start a cluster on this machine and keep it running in the foreground; Ctrl-C stops it."""
+    from tandem.cluster.environment import Environment
+    from tandem.cluster.up import UpOptions
+    from tandem.cluster.up import up as run
+
+    if not flags.timeout > 0:
+        raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
+    try:
+        run(flags.to_config(), Environment.read(), _TerminalProgress(), UpOptions(ready_timeout_s=flags.timeout))
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+class _TerminalProgress:
+    """A line for every step, with the seconds since the start; lines without a part are there to be copied."""
+
+    def __init__(self) -> None:
+        self._console = _Terminal(highlight=False, soft_wrap=True)
+
+    def say(self, part: str, text: str) -> None:
+        line = Text(text)
+        if part:
+            stamp = Text(f"{time.monotonic() - _STARTED_S:7.2f} s  ", style="dim")
+            line = stamp + Text(f"{part:<11} ", style="bold") + line
+        try:
+            self._console.print(line)
+        except OSError:  # the terminal is gone
+            self._console.quiet = True
+
+
+class _Terminal(Console):
+    """Falls silent when nobody reads any more, instead of ending the program as rich does."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,1 @@
+"""Commands about where KV is and how fast it travels."""
