@@ -44,17 +44,26 @@ def revised(
 def _source(configured: ModelSource, path: str, *, has_weights: bool) -> ModelSource:
     if not path:
         return configured
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise ModelError(f"cannot load the model {path}", why="no such folder here", todo="give a folder")
-    source = ModelSource(name=configured.name, path=folder.resolve())
-    check_files(source, has_weights=has_weights)
+    try:
+        source = _found(configured.name, path, has_weights=has_weights)
+    except (OSError, RuntimeError) as error:  # no such user, a name too long, a folder that may not be read
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        raise ModelError(f"cannot load the model {path[:80]}", why=why, todo="give a folder") from error
     if tokenizer_digest(source.path) != tokenizer_digest(configured.path):
         raise ModelError(
             f"{path} has another tokenizer than {configured.path}",
             why="routers tokenise for all workers, with the one that was configured",
             todo="start a cluster of its own for it, or add it to the configuration as another model",
         )
+    return source
+
+
+def _found(name: str, path: str, *, has_weights: bool) -> ModelSource:
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        raise ModelError(f"cannot load the model {path}", why="no such folder here", todo="give a folder")
+    source = ModelSource(name=name, path=folder.resolve())
+    check_files(source, has_weights=has_weights)
     return source
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tandem.cluster.resolve import resolve
 from tandem.cluster.revisions import Revised, revised
 from tandem.core.config import ClusterConfig, WorkerSection
 from tandem.core.desired import Revision
-from tandem.core.errors import StartupError
+from tandem.core.errors import ModelError, StartupError
 from tandem.core.lifecycle import RoleName
 
 ENVIRONMENT = Environment(state_root=Path("/none"), socket_root=Path("/tmp"), cores=8, variables={})
@@ -46,6 +48,21 @@ def test_settings_and_files(folder: Path) -> None:
     assert (found.settings.chunk_tokens, found.settings.block_tokens) == (64, 8)
     assert found.settings.threads == RESOLVED.workers[RoleName.DECODE].threads
     assert (found.source.name, found.source.path, found.source.commit) == ("tandem-tiny", folder, "")
+
+
+@pytest.mark.parametrize(("path", "why"), [("~nosuchuser/m", "home directory"), ("n" * 300, "File name too long")])
+def test_a_path_that_cannot_be_looked_up_is_no_model(path: str, why: str) -> None:
+    with pytest.raises(ModelError, match=f"cannot load the model {path[:80]}: .*{why}"):
+        started(of(path))
+
+
+def test_a_folder_that_may_not_be_read_is_no_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stat(path: Path, **_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", stat)  # whoever runs the tests may read everything
+    with pytest.raises(ModelError, match="Permission denied"):
+        started(of(str(folder)))
 
 
 def test_what_cannot_be_started_is_refused(folder: Path) -> None:
