@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -69,6 +70,17 @@ def test_the_second_of_two_writers_is_told(house: House) -> None:
     status, refused = ask(house, "/desired", {"state": two["after"]})
     assert (status, refused["error"]["code"]) == (409, "conflict")
     assert "it was made for version 1, and there is version 2" in refused["error"]["message"]
+
+
+def test_a_rollout_that_ends_meanwhile_is_a_conflict_too(house: House) -> None:
+    """Its last step changes the revision of the pools, which nobody else may."""
+    after = propose(house, {"verb": "restart", "worker": "decode-0"})[1]["after"]
+    done = tuple(replace(pool, revision="r2") for pool in START.pools)
+    save(house, replace(START, version=2, pools=done))
+    status, refused = ask(house, "/desired", {"state": after})
+    assert (status, refused["error"]["code"]) == (409, "conflict")
+    assert "it was made for version 1, and there is version 2" in refused["error"]["message"]
+    assert ask(house, "/desired", {"state": after | {"version": 3}})[0] == 400, "the frame holds as ever"
 
 
 @pytest.mark.parametrize(

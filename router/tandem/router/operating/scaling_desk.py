@@ -136,10 +136,12 @@ class ScalingDesk:
         before = await self._load()
         if before == state:
             return {"desired": asdict(state)}  # the answer to the same request got lost
-        _check_same_frame(before, state)
+        is_next = state.version == before.version + 1
+        if is_next:  # else the frame may have changed since: the end of a rollout changes the pools' revision
+            _check_same_frame(before, state)
         assert self.store is not None  # _load looks
         try:
-            is_saved = state.version == before.version + 1 and await self.store.save(state, before.version)
+            is_saved = is_next and await self.store.save(state, before.version)
         except ConfigError as error:
             raise ConflictError(error.what, why=error.why, todo=error.todo) from error
         if not is_saved:
