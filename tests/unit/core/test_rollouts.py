@@ -98,6 +98,21 @@ def test_without_a_surge_somebody_leaves_first() -> None:
     assert current_revision(rolled(first), "m") == "r2"
 
 
+def test_the_last_that_serves_stays_however_many_may_be_missing() -> None:
+    """Also before the first new one serves, and while nobody does: the record always names somebody."""
+    state = started(cluster(), name="r2", max_surge=0, max_unavailable=2)
+    first = advanced(state, serving(state), {})
+    assert (first.member("decode-1"), names(first)) == (state.member("decode-1"), ["decode-1"])
+    gone = advanced(first, serving(first), {})
+    assert names(gone) == ["decode-1", "decode-0"]
+    new = tuple(member.worker_id for member in gone.members if gone.revision_of(member) == "r2")
+    assert advanced(gone, serving(gone, but=new), {}) == gone, "the new one does not serve yet"
+    nobody = advanced(state, serving(state, but=tuple(member.worker_id for member in state.members)), {})
+    nobody.validate()
+    assert (len(names(nobody)), len(names(nobody, P))) == (1, 1)
+    assert current_revision(rolled(state), "m") == "r2"
+
+
 def test_undone_half_way_who_was_to_leave_stays() -> None:
     state = started(cluster(), name="r2")
     state = advanced(state, serving(state), {})
