@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tandem.cluster.reconciling import Life, Seen
 from tandem.core.desired import DesiredState, Member, Rollout, RolloutPhase
-from tandem.core.errors import TandemError
+from tandem.core.errors import TandemError, UnavailableError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
 from tandem.core.rollouts import Standing, advanced
@@ -24,19 +24,26 @@ Save = Callable[[DesiredState, int], Awaitable[bool]]
 
 
 class Rolling:
-    """The steps of all rollouts of one cluster. It remembers what it wrote until that is the state."""
+    """The steps of all rollouts of one cluster. It remembers what it told, and what it does not know to be written."""
 
     def __init__(self, save: Save, events: EventSink) -> None:
         self._save, self._events = save, events
-        self._written = 0
+        self._told: DesiredState | None = None
+        self._unsure: list[tuple[DesiredState, DesiredState]] = []
+        """Steps, before and after, to which no answer came: they are told of once they are the state."""
         self._trouble = ""
 
     async def step(
         self, state: DesiredState, seen: Sequence[Seen], held: Collection[WorkerId], broken: Mapping[WorkerId, str]
     ) -> bool:
-        """Take the next step, if there is one; whether a rollout is on its way."""
-        if state.version < self._written or not is_rolling(state):
-            return state.version < self._written
+        """Take the next step, if there is one; whether a rollout is on its way.
+
+        `state` may be older than what was written last: a step onto it is refused and not told again, or is needed, as
+        a store that failed over may have lost what was written.
+        """
+        self._note_version(state)
+        if not is_rolling(state):
+            return False
         standings = [standing(one, state, is_held=one.worker_id in held) for one in seen]
         after = advanced(state, standings, broken)
         if after != state:
@@ -47,13 +54,27 @@ class Rolling:
         try:
             is_saved = await self._save(after, before.version)
         except TandemError as error:  # it is tried again at the next look
+            is_unsure = isinstance(error, UnavailableError)
+            if is_unsure and (before, after) not in self._unsure:
+                self._unsure.append((before, after))
             if error.message != self._trouble:
-                self._events.record(EventKind.ROLLOUT, "cluster", f"the next step is not written: {error.message}")
+                what = "no answer to the next step" if is_unsure else "the next step is not written"
+                self._events.record(EventKind.ROLLOUT, "cluster", f"{what}: {error.message}")
             self._trouble = error.message
             return
         self._trouble = ""
         if is_saved:
-            self._written = after.version
+            self._tell(before, after)
+
+    def _note_version(self, state: DesiredState) -> None:
+        for before, after in [pair for pair in self._unsure if pair[1].version <= state.version]:
+            self._unsure.remove((before, after))
+            if after == state:
+                self._tell(before, after)
+
+    def _tell(self, before: DesiredState, after: DesiredState) -> None:
+        if after != self._told:
+            self._told = after
             for model, text in _told(before, after):
                 self._events.record(EventKind.ROLLOUT, model, text)
 
