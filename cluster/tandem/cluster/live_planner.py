@@ -72,6 +72,8 @@ class LivePlanner:
         self._told: dict[str, float] | None = None
         """What was advised or denied, and when; None = not looked up yet."""
         self._last: dict[EventKind, dict[str, Any]] = {}
+        self._unsure: tuple[DesiredState, str] | None = None
+        """What was written without an answer, and what to tell if it stands there."""
 
     async def run(self) -> None:
         """Look every `interval_s` until cancelled. An outage, or a mistake of its own, costs a look and no more."""
@@ -92,6 +94,7 @@ class LivePlanner:
         every, now_s = await self._stores.planning.heard(), self._clock.now_s()
         if self._told is None:
             self._told = await self._recalled(age_s)
+        self._note_unsure(state)
         self._note_version(state, now_s - age_s)
         seen = self._watch.observe(state, every, now_s)
         if isinstance(seen, Unclear):
@@ -118,6 +121,11 @@ class LivePlanner:
                 told[happened.reason.partition(",")[0]] = happened.time_s
         return told
 
+    def _note_unsure(self, state: DesiredState) -> None:
+        if self._unsure is not None and self._unsure[0] == state:
+            self._record(EventKind.PLAN_ACTED, self._unsure[1])
+        self._unsure = None
+
     def _note_version(self, state: DesiredState, at_s: float) -> None:
         """Whoever wrote the record, unless it was this planner, gives it a cool-down."""
         if state.version != self._version:
@@ -140,7 +148,11 @@ class LivePlanner:
             deeds = changes(state, after)
             if wanted.total <= decision.current.total and any(one.deed is Deed.START for one in deeds):
                 raise ConflictError("it takes another start", why="nobody can change its role without a gap")
+            done = ", ".join(f"{one.worker_id} {one.deed} {one.detail}".rstrip() for one in deeds)
+            what = f"{step}, because {decision.reason}; version {after.version}: {done}"
+            self._unsure = after, what
             is_saved = await self._stores.desired.save(after, state.version)
+            self._unsure = None
         except (ConflictError, ConfigError) as error:
             self._tell(EventKind.PLAN_DENIED, step, error.message)
             return
@@ -148,8 +160,7 @@ class LivePlanner:
             self._record(EventKind.PLAN_DENIED, f"{step}, somebody else changed the desired state meanwhile, and won")
             return
         self._version = after.version
-        done = ", ".join(f"{one.worker_id} {one.deed} {one.detail}".rstrip() for one in deeds)
-        self._record(EventKind.PLAN_ACTED, f"{step}, because {decision.reason}; version {after.version}: {done}")
+        self._record(EventKind.PLAN_ACTED, what)
 
     def _tell(self, kind: EventKind, step: str, why: str) -> None:
         """Once, while the split is what it is."""

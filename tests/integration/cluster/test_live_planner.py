@@ -54,9 +54,16 @@ def record(prefill: int = 1, decode: int = 3, prefill_tp: int = 1) -> DesiredSta
 
 
 class RacedStore(DesiredStateStore):
-    """Somebody writes right after `dated` was answered."""
+    """Somebody writes right after `dated` was answered, or a write is not answered while it `is_mute`."""
 
     race: Callable[[], Awaitable[None]] | None = None
+    is_mute = False
+
+    async def save(self, state: DesiredState, expected_version: int) -> bool:
+        is_saved = await super().save(state, expected_version)
+        if self.is_mute:
+            raise UnavailableError("Redis does not answer")
+        return is_saved
 
     async def dated(self) -> tuple[DesiredState | None, float]:
         found = await super().dated()
@@ -222,6 +229,28 @@ def test_of_two_writers_one_wins_and_the_planner_gives_way(play: Callable[..., N
         await scene.look_until(planner, EventKind.PLAN_ACTED)
         after = await scene.state()
         assert (after.version, after.drain_deadline_s) == (3, 7.0)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("is_overwritten", [False, True])
+def test_an_act_whose_answer_got_lost_is_told_of_if_it_stands_there(
+    play: Callable[..., None], is_overwritten: bool
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        planner = scene.planner(HASTY)
+        await scene.redis.hset(KEYS.desired, "saved_s", 0)
+        scene.desired.is_mute = True
+        with pytest.raises(UnavailableError):
+            await scene.look(planner)
+        scene.desired.is_mute = False
+        assert (await scene.counts(), await scene.events(EventKind.PLAN_ACTED)) == ((2, 2), [])
+        if is_overwritten:
+            await scene.write(record())
+        await scene.look(planner, 2, step_s=1.0)
+        acted = [happened.reason for happened in await scene.events(EventKind.PLAN_ACTED)]
+        ends = [reason.partition("; ")[2] for reason in acted]
+        assert ends == ([] if is_overwritten else ["version 2: decode-1 flip from decode to prefill"])
 
     play(scenario)
 
