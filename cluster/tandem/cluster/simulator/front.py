@@ -33,7 +33,7 @@ from tandem.router.admission.terms import Terms
 from tandem.router.planning.computing import ComputingShare
 from tandem.router.planning.lengths import AnswerLengths
 from tandem.router.planning.outstanding import Outstanding, Sent, sent
-from tandem.router.planning.plan import Candidate, Job, Plan
+from tandem.router.planning.plan import Candidate, Job, Plan, has_choice
 from tandem.router.planning.popularity import Popularity
 from tandem.router.planning.sources import with_sources
 
@@ -237,6 +237,8 @@ class Front:
 
     def _alone(self, request: TraceRequest, hashes: Sequence[BlockHash], waiting: int) -> WorkerId | None:
         """As router.flights.dispatch says it."""
+        if not has_choice(known.worker.role_name for known in self._known.values() if known.facts is not None):
+            return None
         plan = self.plan(request, hashes, waiting)
         is_alone = plan.prefill is None and self._known[plan.decode].worker.role_name is not RoleName.MIXED
         return plan.decode if is_alone else None

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from tandem.core.clock import Clock
+from tandem.core.config import Disaggregation
 from tandem.core.errors import DeadlineError, InternalError, TandemError, UnavailableError, WorkerLostError
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
@@ -32,7 +33,7 @@ from tandem.router.flights.survival import Failure, Survival, Wait, judge, lost,
 from tandem.router.flights.traces import TraceBook, trace_of
 from tandem.router.planning.hot_prefixes import HotPrefixes
 from tandem.router.planning.lengths import AnswerLengths
-from tandem.router.planning.plan import Candidate, Plan
+from tandem.router.planning.plan import Candidate, Plan, has_choice
 from tandem.router.planning.sources import with_sources
 from tandem.router.workers import wire
 from tandem.router.workers.links import WorkerLink
@@ -215,6 +216,9 @@ class Dispatcher:
     def alone(self, work: Work, waiting: int) -> WorkerId | None:
         """The prefill or decode worker that had better serve it whole, as things are now and with so many others
         `waiting` in the router; None if there is none."""
+        roles = [link.facts.role for link in self._table.usable(work.model) if link.facts is not None]
+        if self._survival.mode is Disaggregation.NEVER or not has_choice(roles):
+            return None
         plan = self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s(), waiting)
         link = None if plan.prefill is not None else self._table.link(plan.decode)
         return plan.decode if link and link.facts and link.facts.role is not RoleName.MIXED else None

@@ -131,6 +131,7 @@ class Survival:
         self.absentees = Absentees(settings.worker_wait_s, clock)
         self._policy, self._clock = policy, clock
         self.stall_s, self._max_attempts = settings.stall_s, settings.max_attempts
+        self.mode = settings.disaggregation
 
     def note(self, history: History, failure: Failure) -> None:
         """Remember a failed attempt: for this request, and against the workers."""

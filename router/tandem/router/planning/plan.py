@@ -276,6 +276,12 @@ def able_alone(mode: Disaggregation, job: Job, candidates: Iterable[Candidate]) 
     return mixed + prefills if mode is Disaggregation.ALWAYS else mixed + decodes + prefills
 
 
+def has_choice(roles: Iterable[RoleName]) -> bool:
+    """Whether a decode worker that is to compute a prompt is weighed against another kind. Where none is there, being
+    chosen says nothing: it is what everybody waits for."""
+    return any(role is not RoleName.DECODE for role in roles)
+
+
 def missing(mode: Disaggregation, candidates: Sequence[Candidate]) -> str:
     """What keeps these workers from serving anything."""
     if mode is Disaggregation.NEVER:
