@@ -106,11 +106,11 @@ class Answer:
         self._is_background = works[0].terms.is_background
 
     def __enter__(self) -> Answer:
-        for slot, work in enumerate(self._works):
-            self._desk.dispatcher.demand.came(self._request(slot), work, self._settings.received_s)
-        if self._is_background:
+        if self._is_background:  # it fills gaps: nobody need make room for it, nor is it demand
             self._fly()
             return self
+        for slot, work in enumerate(self._works):
+            self._desk.dispatcher.demand.came(self._request(slot), work, self._settings.received_s)
         admission = self._desk.admission
         try:
             place = admission.enter(self._arrived(), self._compute_s, self._fly, self._inbox.fail, self._alone)

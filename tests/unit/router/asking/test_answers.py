@@ -146,3 +146,14 @@ async def test_who_is_of_a_batch_waits_in_no_queue_and_is_in_no_budget() -> None
         assert desk.admission.waiting == 1, "the other one, for which a client waits"
         await end(answer, CancelledError("the batch yields"))
     assert len(await desk.settled()) == 1
+
+
+@pytest.mark.parametrize(("is_background", "count"), [(True, 0), (False, 1)])
+@in_loop
+async def test_the_planner_hears_of_what_clients_wait_for_and_not_of_batches(is_background: bool, count: int) -> None:
+    stage = Stage("p1", "d1")
+    dispatcher = stage.dispatcher
+    with Desk(stage).open(is_background=is_background):
+        assert len(dispatcher.flights) == 1
+        asked = dispatcher.demand.asked(dispatcher.flights, dispatcher.traces, stage.clock.now_s(), 60.0)
+        assert len(asked) == count
