@@ -340,6 +340,7 @@ class Dispatcher:
         plan = plan_move(flight, link, flight.job(now_s), trusted, plan_anew)
         if plan is None:
             return
+        flight.history.note_hosts(plan, trusted)
         for member in flight.pair:
             self._survival.breakers.ended(member, flight.id)
         flight.mark("moved", now_s, MOVED_REASON)

@@ -77,8 +77,12 @@ class History:
     hosts: dict[Member, str] = field(default_factory=dict)
     """Where the workers are that had it."""
     lost_on: Counter[str] = field(default_factory=Counter)
-    """How often it was lost on a machine, as it looked."""
+    """How many attempts were lost on a machine, as it looked."""
     revision: str = ""
+
+    def note_hosts(self, plan: Plan, candidates: Sequence[Candidate]) -> None:
+        """Those of the plan are about to have it."""
+        self.hosts.update((_member(c), c.host) for c in candidates if c.worker in plan.workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +142,9 @@ class Survival:
         history.failures += 1
         history.error, history.failed_s = failure.error, self._clock.now_s()
         history.suspects |= failure.suspects
-        if failure.cause in (Cause.LOST, Cause.TRANSFER):
-            history.lost_on.update(host for one in failure.suspects if (host := history.hosts.get(one)))
+        has_broken = failure.cause is Cause.LOST or failure.cause is Cause.TRANSFER
+        if has_broken and not isinstance(failure.error, PairRefusedError):
+            history.lost_on.update({host for one in failure.suspects if (host := history.hosts.get(one))})
         for charged in failure.charged:
             self.breakers.failed(charged)
 
@@ -162,7 +167,7 @@ class Survival:
                 again_s = self._second_chance_s(history, candidates, plan)
                 if self._clock.now_s() < again_s:
                     return Wait(again_s)
-                history.hosts.update((_member(c), c.host) for c in candidates if c.worker in plan.workers)
+                history.note_hosts(plan, candidates)
                 return plan
         if self._is_worth_waiting(job, candidates, model):
             return Wait(self.absentees.until_s())

@@ -96,6 +96,21 @@ async def test_a_sequence_that_is_handed_back_goes_on_from_the_blocks_that_are_t
 
 
 @in_loop
+async def test_a_machine_on_which_it_was_lost_after_a_move_is_remembered() -> None:
+    stage = Stage("p1", "d1", "d2")
+    with stage.dispatcher.fly(R, 0, work(n=1), Inbox(1 << 20)) as flight:
+        first = flight.plan.decode
+        other = "d2" if first == "d1" else "d1"
+        stage.say("p1", chunk(0, 0, 10))
+        stage.goes_on(first, "r", 1)
+        stage.say(first, chunk(0, 1, 11))
+        tell(stage, first, WorkerState.DRAINING, hands_back=True)
+        assert flight.plan.workers == (other,)
+        stage.go(other)
+        assert flight.history.lost_on == {"here": 1}
+
+
+@in_loop
 async def test_of_several_choices_the_prompt_is_fetched() -> None:
     stage = Stage("p1", "d1", "d2")
     with stage.dispatcher.fly(R, 0, work(n=2), Inbox(1 << 20)) as flight:

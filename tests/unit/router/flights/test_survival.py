@@ -103,6 +103,22 @@ def test_a_machine_that_lost_two_workers_of_a_request_is_left_until_nobody_else_
     assert next_of(*left) in left, "better there than nowhere"
 
 
+@pytest.mark.parametrize(
+    ("error", "count"), [(CancelledError("cancelled"), 1), (WorkerLostError("gone"), 0), (PairRefusedError("no"), 0)]
+)
+def test_one_failure_is_one_loss_of_a_machine_and_a_refused_pair_is_none(error: TandemError, count: int) -> None:
+    """Both workers of an attempt may be suspects; a pair that does not fit has broken nothing."""
+    case = Case(disaggregation=Disaggregation.ALWAYS)
+    here = [replace(one, host="a") for one in candidates("p1", "d1")]
+    plan = case.survival.choose(JOB, here, case.history)
+    assert isinstance(plan, Plan)
+    assert plan.workers == ("p1", "d1")
+    failed = judge(error, P, D)
+    assert failed is not None
+    case.survival.note(case.history, failed)
+    assert case.history.lost_on["a"] == count
+
+
 def test_an_answer_goes_on_in_the_revision_that_began_it_while_that_can_serve() -> None:
     """Answers of two revisions may differ; but better another than none."""
     case = Case()
