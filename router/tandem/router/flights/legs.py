@@ -116,7 +116,7 @@ class Legs:
             block_tokens=link.facts.block_tokens if link.facts is not None else 1,
             rules=link.load.queue_rules,
             speed=link.load.prefill_speed,
-            moved_tokens=_moved_tokens(flight, view),
+            moved_tokens=_moved_tokens(flight),
         )
 
     def _sources(self, plan: Plan) -> list[tuple[WorkerFacts, int]]:
@@ -133,9 +133,9 @@ class Legs:
         return link
 
 
-def _moved_tokens(flight: Flight, view: PrefixView) -> int:
+def _moved_tokens(flight: Flight) -> int:
     """Prompt tokens that go over the wire by the flight's plan."""
     plan = flight.plan
     if plan.prefill is None:
         return 0
-    return max(0, len(flight.work.prompt) + flight.replayed_tokens - view.held_tokens.get(plan.decode, 0))
+    return max(0, len(flight.work.prompt) + flight.replayed_tokens - plan.decode_hit_tokens)

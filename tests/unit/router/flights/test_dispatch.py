@@ -311,3 +311,13 @@ async def test_a_prefill_worker_may_take_its_time_while_it_has_something_to_do()
         stage.dispatcher.sweep()
         stage.wake()
         assert (flight.attempt, flight.plan.prefill == first) == (2, False)
+
+
+@in_loop
+async def test_what_crosses_is_what_the_pair_has_to_move_in_the_form_in_which_it_moves() -> None:
+    """A decode worker may hold less of the prompt as exact blocks than of those that this prefill worker would send."""
+    stage, pair = Stage("p1", "d1"), Plan(decode=WorkerId("d1"), prefill=WorkerId("p1"), reason="", decode_hit_tokens=2)
+    with stage.dispatcher.fly(R, 0, work(), Inbox(1 << 20), pair):
+        stage.say("p1", chunk(0, 0, 10))
+        assert [stage.link(worker).outstanding.crossing_tokens for worker in ("p1", "d1")] == [1, 1]
+    assert [stage.link(worker).outstanding.crossing_tokens for worker in ("p1", "d1")] == [0, 0]
