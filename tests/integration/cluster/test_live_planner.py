@@ -325,6 +325,19 @@ def test_more_workers_where_no_flip_helps_but_never_above_the_budget(play: Calla
     play(scenario, record(1, 1))
 
 
+def test_without_scaling_workers_above_the_budget_are_an_operators(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        planner = scene.planner(dataclasses.replace(HASTY, budget=4))
+        advice = await scene.look_until(planner, EventKind.PLAN_ADVISED)
+        assert advice.startswith("3P:3D → ")
+        assert "6 workers are above the budget of 4" in advice
+        word = await scene.look(planner, 10)
+        assert (word["mode"], word["is_due"], word["is_advice"]) == ("act", True, True)
+        assert (await scene.state()).version == 1
+
+    play(scenario, record(3, 3))
+
+
 def test_without_a_word_of_any_router_it_says_so(play: Callable[..., None]) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.planner(ACT).look()

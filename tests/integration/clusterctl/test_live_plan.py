@@ -29,8 +29,9 @@ def forecast(split: str, attained: float) -> dict[str, Any]:
 
 WORD: dict[str, Any] = {
     "mode": "advise", "at_s": 1e9, "version": 3, "split": "1P:3D", "wanted": "2P:2D", "reason": "it is better",
-    "is_due": True, "waits_s": 0.0, "requests": 90, "routers": 2, "unsettled": "", "now": forecast("1P:3D", 0.2),
-    "then": forecast("2P:2D", 0.987), "last_advice": {"at_s": 1e9, "what": "1P:3D → 2P:2D, because so"},
+    "is_due": True, "is_advice": True, "waits_s": 0.0, "requests": 90, "routers": 2, "unsettled": "",
+    "now": forecast("1P:3D", 0.2), "then": forecast("2P:2D", 0.987),
+    "last_advice": {"at_s": 1e9, "what": "1P:3D → 2P:2D, because so"},
     "last_action": None, "last_denial": None,
 }  # fmt: skip
 
@@ -88,7 +89,8 @@ def test_what_it_wants_and_why_and_what_it_advised(house: House, capsys: pytest.
         ({"wanted": "1P:3D", "waits_s": 7.0}, "none is wanted, and nothing for 7 s"),
         ({"waits_s": 7.0}, "in 7 s at the earliest"),
         ({"is_due": False}, "once it has wanted the same for long enough"),
-        ({"mode": "act"}, "now"),
+        ({"mode": "act", "is_advice": False}, "now"),
+        ({"mode": "act"}, "never, it only advises"),
     ],
 )
 def test_when_it_would_act_next(changes: dict[str, Any], said: str) -> None:

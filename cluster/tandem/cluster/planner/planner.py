@@ -17,8 +17,9 @@ from tandem.core.lifecycle import RoleName
 class Planner:
     """Ask it every few seconds. What it wants is carried out by others, who say so by the next observation's split.
 
-    It flips before it scales, and never plans more workers than the budget or a split that cannot serve. A split that
-    it did not ask for is somebody else's wish, and is left alone for the cool-down.
+    It flips before it scales, and never plans more workers than the budget or a split that cannot serve. Where there
+    are more already and it may not scale, it advises to stop some, and does nothing else. A split that it did not ask
+    for is somebody else's wish, and is left alone for the cool-down.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -71,7 +72,10 @@ class Planner:
         if 0 < rules.budget < current.total:
             fewer = [look.at(split, rules.headroom) for split in splits.shrunk(current, rules.budget)]
             why = f"{current.total} workers are above the budget of {rules.budget}"
-            return self._change(look, _first(fewer, current), now_s, why, self._wish)
+            why += "" if rules.is_scaling else ", and without `is_scaling` somebody else has to stop some"
+            return self._change(
+                look, _first(fewer, current), now_s, why, self._wish, is_advice=not rules.is_scaling
+            )  # fmt: skip
         best = self._best(look)
         if best.score - now.score >= rules.min_gain:
             step = splits.towards(current, best.split, max(1, int(rules.most_at_once * current.total)))
@@ -107,16 +111,31 @@ class Planner:
         """The fewest workers that reach the target, else those that gain most, within the budget; nobody flips."""
         current, rules = look.observation.split, self.rules
         found: list[Forecast] = []
-        for total in range(current.total + 1, min(rules.budget, 2 * current.total) + 1):
-            grown = splits.grown(current, total)
-            best = _first([look.at(split, rules.headroom) for split in grown], current)
+        for total in splits.totals(current.total, min(rules.budget, 2 * current.total)):
+            best = self._grown(look, total)
             if best.attained >= rules.target:
-                return best
+                return self._fewest(look, found[-1].split.total if found else current.total, best)
             found.append(best)
         best_of_all = max(found, key=lambda one: (one.score, -one.split.total), default=None)
         # Far from the target, all that more workers bring is that everybody comes nearer to what was promised.
         is_better = best_of_all is not None and best_of_all.score - now.score >= rules.min_gain / 4
         return best_of_all if is_better else None
+
+    def _grown(self, look: _Look, total: int) -> Forecast:
+        """The best of so many workers for which nobody flips."""
+        current = look.observation.split
+        return _first([look.at(split, self.rules.headroom) for split in splits.grown(current, total)], current)
+
+    def _fewest(self, look: _Look, too_few: int, enough: Forecast) -> Forecast:
+        """The fewest workers that reach the target, between a total that does not and a forecast that does."""
+        while enough.split.total - too_few > 1:
+            total = (too_few + enough.split.total) // 2
+            best = self._grown(look, total)
+            if best.attained >= self.rules.target:
+                enough = best
+            else:
+                too_few = total
+        return enough
 
     def _fewer(self, look: _Look) -> Forecast | None:
         """One worker less, if that has room to spare."""
@@ -131,7 +150,7 @@ class Planner:
 
     def _change(
         self, look: _Look, best: Forecast, now_s: float, why: str, wish: _Wish, *, confirmations: int = 0,
-        gain: float = math.inf,
+        gain: float = math.inf, is_advice: bool = False,
     ) -> Decision:  # fmt: skip
         rules, current = self.rules, look.observation.split
         wish.again(_direction(current, best.split), gain, now_s)
@@ -144,15 +163,15 @@ class Planner:
             held = f"; {wish.count} of {needed} decisions in a row say so"
         elif wish.gained_s < rules.worth_s:
             held = f"; so far that would have been worth {wish.gained_s:.1f} of {rules.worth_s:g} s of all requests"
-        is_to_act = not held and rules.mode is PlannerMode.ACT
+        is_to_act = not held and rules.mode is PlannerMode.ACT and not is_advice
         if is_to_act:
             self._split = best.split  # whoever carries it out, changes nothing else
             self._changed_s = now_s
             self._wish, self._spare = _Wish(), _Wish()
         return Decision(
             at_s=now_s, mode=rules.mode, current=current, wanted=best.split, reason=why + held, is_due=not held,
-            is_to_act=is_to_act, waits_s=waits_s, now=look.at(current, 1.0), then=look.at(best.split, 1.0),
-            considered=look.all(),
+            is_to_act=is_to_act, is_advice=is_advice, waits_s=waits_s, now=look.at(current, 1.0),
+            then=look.at(best.split, 1.0), considered=look.all(),
         )  # fmt: skip
 
     def _stay(

@@ -117,7 +117,8 @@ class Forecast:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What the planner wants, and why. `wanted` is `current` where all stays; `is_due`: nothing speaks against it any
-    more; `is_to_act`: carry it out now. `waits_s`: so long nothing is due, after the last change.
+    more; `is_to_act`: carry it out now; `is_advice`: that is for others, in every mode. `waits_s`: so long nothing is
+    due, after the last change.
 
     `now` and `then` are what it predicts of both (None = nothing was predicted), `considered` of all that it looked at.
     """
@@ -129,6 +130,7 @@ class Decision:
     reason: str
     is_due: bool = False
     is_to_act: bool = False
+    is_advice: bool = False
     waits_s: float = 0.0
     now: Forecast | None = None
     then: Forecast | None = None

@@ -8,7 +8,7 @@ from tandem.cluster.planner.records import Split
 from tandem.core.lifecycle import RoleName
 
 ALL_UP_TO = 16
-"""Workers, up to which every split is looked at."""
+"""Workers, up to which every split, and every total, is looked at."""
 
 
 def of_total(total: int, near: Split, *, is_mixed_allowed: bool = False) -> list[Split]:
@@ -60,12 +60,25 @@ def shrunk(current: Split, total: int) -> list[Split]:
     return [split for split in found if split.can_serve and split.mixed <= current.mixed]
 
 
+def totals(current: int, most: int) -> list[int]:
+    """Numbers of workers above `current` that are worth a look, `most` the last: ever wider steps above ALL_UP_TO."""
+    small = range(current + 1, min(most, ALL_UP_TO) + 1)
+    return sorted({*small, *(current + step for step in _steps(most - current)), *((most,) if most > current else ())})
+
+
 def grown(current: Split, total: int) -> list[Split]:
-    """Splits of `total` workers for which workers only come, of the roles that there are."""
+    """Splits of `total` workers for which workers only come, of the roles that there are. If many come: in the same
+    shares as now, ever wider steps away from that, and all to one role."""
     more = total - current.total
     if current.mixed and not (current.prefill and current.decode):
         return [Split(current.prefill, current.decode, current.mixed + more)]
-    return [Split(current.prefill + n, current.decode + more - n, current.mixed) for n in range(more + 1)]
+    if total <= ALL_UP_TO:
+        found = set(range(more + 1))
+    else:
+        middle = round(more * current.prefill / max(1, current.prefill + current.decode))
+        near = (middle + sign * step for step in _steps(more) for sign in (-1, 1))
+        found = {0, middle, more} | {n for n in near if 0 < n < more}
+    return [Split(current.prefill + n, current.decode + more - n, current.mixed) for n in sorted(found)]
 
 
 def _pairs(total: int, near: Split) -> Iterator[int]:
@@ -74,7 +87,13 @@ def _pairs(total: int, near: Split) -> Iterator[int]:
         yield from range(1, total)
         return
     middle = round(total * near.prefill / max(1, near.prefill + near.decode))
-    step = 1
-    while step < total:
+    for step in _steps(total):
         yield from (p for p in (middle - step, middle, middle + step) if 0 < p < total)
+
+
+def _steps(below: int) -> Iterator[int]:
+    """1, 2, 3, 4, 8, 16 and so on."""
+    step = 1
+    while step < below:
+        yield step
         step = step + 1 if step < 4 else step * 2

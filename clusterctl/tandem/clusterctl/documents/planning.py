@@ -114,6 +114,7 @@ class PlannerWord(TypedDict):
     wanted: str
     reason: str
     is_due: bool
+    is_advice: bool
     waits_s: float
     requests: int
     routers: int

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SILENT = {
     "off": 'the planner is off; `[planner] mode = "advise"` has it say what it would do',
-    "advise": "the planner has said nothing lately; `clusterctl doctor` looks for the reason",
+    "advise": "the planner has said nothing lately; the log of `clusterctl up` has the reason",
 }
 
 
@@ -34,7 +34,7 @@ def next_action(plan: Record) -> str:
         return f"in {plan['waits_s']:.0f} s at the earliest, as something changed lately"
     if not plan["is_due"]:
         return "once it has wanted the same for long enough"
-    return "now" if plan["mode"] == "act" else "never, it only advises"
+    return "never, it only advises" if plan["is_advice"] else "now"
 
 
 def _show(found: Record, console: Console) -> None:

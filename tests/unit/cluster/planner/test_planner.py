@@ -170,6 +170,40 @@ def test_more_workers_where_no_flip_helps_and_never_above_the_budget() -> None:
     assert split.total == 6
 
 
+@pytest.mark.parametrize(("split", "most"), [(Split(16, 16), 80), (Split(40, 24), 100)])
+def test_a_look_at_many_workers_costs_few_forecasts(split: Split, most: int) -> None:
+    """Also where no number of workers is enough, so that all are looked at."""
+    rules = dataclasses.replace(ACT, is_scaling=True, budget=2 * split.total, max_requests=30)
+    hopeless = Observation(split=split, recent=prompts(), rates=RATES, promises={"": SloSection(ttft_s=1e-6)})
+    looked_at = Planner(rules).decide(hopeless, 60.0).considered
+    assert 2 * split.total in {one.split.total for one in looked_at}
+    assert len(looked_at) <= most
+
+
+def test_the_fewest_of_many_workers_that_are_enough_are_found() -> None:
+    """Wider steps do not end at the first number that is enough."""
+    rules = dataclasses.replace(ACT, is_scaling=True, budget=80)
+    slow = dataclasses.replace(RATES, prefill=PrefillSpeed(tokens_per_s=200.0))
+    promises = {"": SloSection(ttft_s=20.0, itl_s=0.03)}
+    decision = ask(Planner(rules), Split(18, 2), load(2.8, 2000, 20, 60.0), 60.0, rates=slow, promises=promises)
+    more = decision.wanted.total - 20
+    assert 4 < more < 16
+    assert more != 8, "or this load tests nothing"
+    one_less = [one.attained for one in decision.considered if one.split.total == decision.wanted.total - 1]
+    assert one_less
+    assert max(one_less) < rules.target
+
+
+def test_new_workers_among_many_may_all_be_of_one_role() -> None:
+    assert splits.totals(4, 8) == [5, 6, 7, 8]
+    assert splits.totals(20, 60) == [21, 22, 23, 24, 28, 36, 52, 60]
+    assert splits.totals(8, 8) == []
+    found = splits.grown(Split(30, 10), 80)
+    assert {Split(30, 50), Split(60, 20), Split(70, 10)} <= set(found)
+    assert len(found) < 20
+    assert all(split.total == 80 and split.prefill >= 30 and split.decode >= 10 for split in found)
+
+
 def test_who_has_too_many_workers_gives_one_back_slowly() -> None:
     rules = dataclasses.replace(ACT, is_scaling=True, budget=8, spare_confirmations=4)
     planner, quiet = Planner(rules), lambda now_s: load(1.0, 500, 20, now_s)
@@ -178,9 +212,17 @@ def test_who_has_too_many_workers_gives_one_back_slowly() -> None:
     assert decision.at_s >= 60.0 + 3 * 15.0
 
 
-def test_a_budget_that_shrank_is_kept() -> None:
-    decision = until_it_acts(Planner(dataclasses.replace(ACT, budget=6)), Split(4, 4), prompts)
+def test_a_budget_that_shrank_is_kept_by_who_may_scale() -> None:
+    decision = until_it_acts(Planner(dataclasses.replace(ACT, budget=6, is_scaling=True)), Split(4, 4), prompts)
     assert decision.wanted.total == 6
+
+
+def test_who_may_not_scale_advises_to_stop_what_is_above_the_budget() -> None:
+    planner = Planner(dataclasses.replace(ACT, budget=4))
+    made = [ask(planner, Split(3, 3), prompts(60.0 + 15 * n), 60.0 + 15 * n) for n in range(8)]
+    assert not any(decision.is_to_act for decision in made)
+    assert (made[-1].is_due, made[-1].is_advice, made[-1].wanted.total) == (True, True, 4)
+    assert "6 workers are above the budget of 4, and without `is_scaling`" in made[-1].reason
 
 
 def test_a_budget_for_nobody_is_an_error() -> None:
@@ -233,6 +275,7 @@ def test_it_never_goes_above_the_budget_and_always_serves(
         if decision.is_change:
             assert decision.wanted.total <= budget
             if not is_scaling:
+                assert not (decision.is_to_act and decision.wanted.total != split.total)
                 assert decision.wanted.total == min(split.total, budget)
             if not decision.wanted.mixed:
                 assert decision.wanted.prefill >= 1
