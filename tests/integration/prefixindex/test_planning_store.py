@@ -57,6 +57,25 @@ def test_what_is_old_or_unreadable_is_forgotten(server: PrivateRedis, client: An
     with_store(server, client, scenario)
 
 
+def test_a_row_that_was_written_again_meanwhile_stays(server: PrivateRedis, client: Any) -> None:
+    """Between the look at an old row and its removal."""
+
+    async def scenario(redis: Any, store: PlanningStore) -> None:
+        forget = store._forget
+
+        async def late(**arguments: Any) -> None:
+            await store.tell(ONE, DEMAND)
+            await forget(**arguments)
+
+        store._forget = late
+        await redis.hset(KEYS.demand, mapping={str(ONE): "1 {}", "gone": "1 {}"})
+        assert await store.heard() == []
+        assert [one.router for one in await store.heard()] == [ONE]
+        assert await redis.hkeys(KEYS.demand) == [ONE.encode()]
+
+    with_store(server, client, scenario)
+
+
 def test_no_more_routers_than_the_bound(server: PrivateRedis, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "MAX_ROUTERS", 1)
 

@@ -34,6 +34,12 @@ redis.call('HSET', KEYS[1], ARGV[1], string.format('%.0f %s', now[1] * 1000000 +
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
 """
+# ARGV: router, its row, and so on; a row that its router has written anew meanwhile stays.
+_FORGET = """
+for i = 1, #ARGV, 2 do
+  if redis.call('HGET', KEYS[1], ARGV[i]) == ARGV[i + 1] then redis.call('HDEL', KEYS[1], ARGV[i]) end
+end
+"""
 
 
 class PlanningStore:
@@ -43,6 +49,7 @@ class PlanningStore:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._demand, self._word = keys.demand, keys.planner
         self._write: Any = redis.register_script(_WRITE)
+        self._forget: Any = redis.register_script(_FORGET)
 
     async def tell(self, router: RouterId, demand: Demand) -> bool:
         """This is what the router saw, in place of what it said before; False = too many routers do."""
@@ -60,13 +67,12 @@ class PlanningStore:
                 pipeline.time()
                 rows, (seconds, micros) = await pipeline.execute()
             now_s = int(seconds) + int(micros) / 1e6
-            found = [_heard(router, value, now_s) for router, value in sorted(rows.items())]
-            old = [router for router, one in zip(sorted(rows), found, strict=True) if one is None]
-            if old:
-                await self._redis.hdel(self._demand, *old)
+            found = {router: _heard(router, rows[router], now_s) for router in sorted(rows)}
+            if old := [part for router, one in found.items() if one is None for part in (router, rows[router])]:
+                await self._forget(keys=[self._demand], args=old)
         except OUTAGE as error:
             raise no_answer(error) from error
-        return [one for one in found if one is not None]
+        return [one for one in found.values() if one is not None]
 
     async def say(self, word: Mapping[str, Any], *, for_s: float) -> None:
         """The planner's last word, a JSON object; it holds for so long."""
