@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ def machines(folder: Path, addresses: Sequence[str], names: Sequence[str] = ()) 
     What runs on them when the block ends is killed. NoNamespacesError where there can be none.
     """
     made: list[Machine] = []
-    try:
+    with contextlib.ExitStack() as stack:
         (folder / "run").mkdir()
         for number, address in enumerate(addresses):
             own = folder / f"m{number}"
@@ -115,14 +116,27 @@ def machines(folder: Path, addresses: Sequence[str], names: Sequence[str] = ()) 
                 (own / part).mkdir(parents=True, mode=0o700)
             machine = Machine(f"td-{os.getpid()}-{number}", address, own, names[number] if names else "")
             _make(machine)
+            stack.callback(_remove, machine)
             made.append(machine)
         for number, machine in enumerate(made[1:]):
-            _wire(made[0], f"veth{number}", machine)
+            try:
+                _wire(made[0], f"veth{number}", machine)
+            except subprocess.CalledProcessError as error:
+                raise NoNamespacesError(_reason(error)) from error
         yield tuple(made)
+
+
+def look_for_namespaces() -> None:
+    """Make two machines and take them away again. NoNamespacesError where there can be none."""
+    with tempfile.TemporaryDirectory(prefix="td-n-") as folder, machines(Path(folder), ("10.203.79.1", "10.203.79.2")):
+        pass
+
+
+def _remove(machine: Machine) -> None:
+    try:
+        machine.kill()
     finally:
-        for machine in made:
-            machine.kill()
-            subprocess.run(["ip", "netns", "del", machine.namespace], check=False)
+        subprocess.run(["ip", "netns", "del", machine.namespace], check=False)
 
 
 def _make(machine: Machine) -> None:
@@ -133,8 +147,7 @@ def _make(machine: Machine) -> None:
     except (OSError, subprocess.CalledProcessError) as error:
         with contextlib.suppress(OSError):
             subprocess.run(["ip", "netns", "del", machine.namespace], check=False, capture_output=True)
-        reason = getattr(error, "stderr", b"") or str(error).encode()
-        raise NoNamespacesError(reason.decode(errors="replace").strip()) from error
+        raise NoNamespacesError(_reason(error)) from error
 
 
 def _wire(first: Machine, device: str, other: Machine) -> None:
@@ -144,6 +157,11 @@ def _wire(first: Machine, device: str, other: Machine) -> None:
     for (namespace, name, address), (_, _, peer) in zip(ends, reversed(ends), strict=True):
         _do("ip", "-n", namespace, "address", "add", address, "peer", peer, "dev", name)
         _do("ip", "-n", namespace, "link", "set", name, "up")
+
+
+def _reason(error: Exception) -> str:
+    said: bytes = getattr(error, "stderr", b"") or str(error).encode()
+    return said.decode(errors="replace").strip()
 
 
 def _enter(namespace: int) -> None:

@@ -38,7 +38,7 @@ from proof.nodes.scene import (
 from proof.record import Record, arguments_of, said_how_to_repeat
 from tests.chaos.survivors import asks
 from tests.e2e.under_load import ConstantLoad, changed, clusterctl
-from tools.namespaces import Machine, NoNamespacesError, machines
+from tools.namespaces import Machine, NoNamespacesError, look_for_namespaces, machines
 from tools.running_cluster import Cluster, is_alive
 from tools.waiting import wait_for
 
@@ -194,16 +194,19 @@ def main() -> int:
     record = Record(arguments.out, "nodes", {"seed": arguments.seed}, is_fresh=arguments.fresh)
     rounds: dict[str, dict[str, Any]] = record.content.setdefault("rounds", {})
     ends_s = time.monotonic() + arguments.seconds
-    for number in range(arguments.rounds):
-        if str(number) in rounds or time.monotonic() > ends_s:
-            continue
-        draw = Draw.of(random.Random(f"{arguments.seed} {number}"))
+    todo = [number for number in range(arguments.rounds) if str(number) not in rounds]
+    if todo:
         try:
-            with said_how_to_repeat("nodes", f"--seed {arguments.seed} --rounds {number + 1}"):
-                steps = play(draw, arguments.seed + number)
+            look_for_namespaces()
         except NoNamespacesError as error:
             print(f"nothing was run: network namespaces are not to be had here: {error}", file=sys.stderr)
-            return 1
+            return 2
+    for number in todo:
+        if time.monotonic() > ends_s:
+            break
+        draw = Draw.of(random.Random(f"{arguments.seed} {number}"))
+        with said_how_to_repeat("nodes", f"--seed {arguments.seed} --rounds {number + 1}"):
+            steps = play(draw, arguments.seed + number)
         rounds[str(number)] = {**asdict(draw), "steps": steps}
         record.save()
         print(f"round {number}: {json.dumps(rounds[str(number)])}", flush=True)
