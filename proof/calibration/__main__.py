@@ -7,6 +7,7 @@ Two workers, with the real engine (135M shape on the CPU, a thread a worker; 15 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -81,10 +82,16 @@ class _Proof:
             is_broken = not run.is_calibrating and worst(off) > self._engine.limit
             broken += is_broken
             _show(run, off, is_broken=is_broken)
-        self._record.content[f"{self._engine.kind} calibration"] = {**asdict(knobs), "fitted": asdict(fitted)}
-        self._record.content[f"{self._engine.kind} said"] = said
-        self._record.save()
+        self._keep("calibration", {**asdict(knobs), "fitted": asdict(fitted)})
+        self._keep("said", said)
         return broken
+
+    def _keep(self, what: str, found: dict[str, Any]) -> None:
+        """Save it if it is not what is on record: a repeat finds the same and leaves the file alone."""
+        name, found = f"{self._engine.kind} {what}", json.loads(json.dumps(found))
+        if self._record.content.get(name) != found:
+            self._record.content[name] = found
+            self._record.save()
 
     @property
     def _base(self) -> Calibration:

@@ -47,10 +47,11 @@ def main() -> int:
     if todo:
         _run(todo, record, time.monotonic() + arguments.seconds)
     done = {_key(*one): entries[_key(*one)] for one in wanted if _key(*one) in entries}
-    if todo:
-        record.content["summary"] = _summary(list(done.values()))
+    summary = _summary(list(entries.values()))
+    if record.has_new and record.content.get("summary") != summary:
+        record.content["summary"] = summary
         record.save()
-    for what, found in record.content["summary"].items():
+    for what, found in summary.items():
         print(f"{what}: {found}")
     late = [key for key, found in done.items() if found["out_s"] > _limit_s(found)]
     if late:
@@ -77,7 +78,7 @@ def _one(scene: FrozenScene, entry: Cell | tuple[str, str]) -> dict[str, Any]:
 
 
 def _summary(done: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Times of those that were stopped, and of those that were killed."""
+    """Of all on record, under whichever seed: times of those that were stopped, and of those that were killed."""
     stopped = [found for found in done if "back_s" in found]
     times = {
         "stopped, out of rotation": [found["out_s"] for found in stopped],

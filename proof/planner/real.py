@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
+import re
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from tandem.clusterctl.load.requests import Form, plan_of
 from tandem.clusterctl.load.results import Slo
 from tandem.clusterctl.load.sending import Answer, Target, send_all
 from tandem.core.config import SloSection
+from tandem.core.events import EventKind
 from tandem.core.prefill_queue import attended
 from tools.running_cluster import Cluster, running
 
@@ -130,9 +132,15 @@ def play_live(load: Load, name: str, first: Trace, second: Trace, scale: Scale) 
         "errors": _errors(answers),
         "sent_late_p99_s": round(sorted(a.sent_s - a.due_s for a in answers)[int(0.99 * (len(answers) - 1))], 3),
         "flips": sum(one["kind"] == "flipped" for one in events),
-        "most_workers": sum(pool["count"] for pool in pools),
+        "most_workers": max(sum(pool["count"] for pool in pools), most_workers(events)),
         "changes": [_change(one, began_s, scale) for one in events if one["kind"] == "plan_acted"],
     }
+
+
+def most_workers(events: Sequence[Mapping[str, Any]]) -> int:
+    """The most that the desired state ever asked for, by the events that tell of its versions."""
+    told = (str(one["reason"]).partition(": ")[2] for one in events if one["kind"] == EventKind.DESIRED_CHANGED)
+    return max((sum(map(int, re.findall(r" (\d+)(?:, |$)", pools))) for pools in told), default=0)
 
 
 def _send(cluster: Cluster, trace: Trace) -> list[Answer]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proof.planner.real import Scale, settings, trace_of
+from proof.planner.real import Scale, most_workers, settings, trace_of
 from proof.planner.runs import PLANNER, Load
 from tandem.cluster.simulator.calibration import Calibration
 from tandem.cluster.simulator.workloads import varied
@@ -51,3 +51,15 @@ def test_seconds_of_work_stay_and_all_of_it_is_faster(tmp_path: Path) -> None:
 def test_a_fixed_split_has_no_planner(tmp_path: Path) -> None:
     made = config("2P:6D", tmp_path)
     assert (made.pools.prefill, made.pools.decode, made.planner.mode) == (2, 6, PlannerMode.OFF)
+
+
+def test_the_most_workers_are_those_of_any_moment() -> None:
+    told = [
+        ("cluster_started", "`up`: version 99: prefill 99"),
+        ("desired_changed", "version 1: prefill 6, decode 2"),
+        ("desired_changed", "version 2: prefill 6, decode-a100 3"),
+        ("desired_changed", "version 3: prefill 1, decode 2"),
+        ("desired_changed", "version 4: stop"),
+    ]
+    assert most_workers([{"kind": kind, "reason": reason} for kind, reason in told]) == 9
+    assert most_workers([]) == 0
