@@ -148,7 +148,7 @@ def test_a_revision_that_does_not_work_stops_by_itself_and_says_why(
     assert "stopped: " in error
     assert "clusterctl rollout undo" in error
     assert cluster.pids() == before
-    code, out, _ = clusterctl(cluster, "rollout", "status", "-o", "json")
+    code, out, _ = clusterctl(cluster, "rollout", "status", "--wait", "-o", "json")
     assert (code, json.loads(out)["items"][0]["phase"]) == (7, "failed")
     assert json.loads(out)["items"][0]["reason"] in error
     assert clusterctl(cluster, "rollout", "status")[0] == 7

@@ -68,11 +68,12 @@ def start(
 def status(
     where: Where,
     output: Output,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is over.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until none is on its way.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait; then it ends with 6.")] = 600.0,
     model: Model = "",
 ) -> None:
-    """Show how far rollouts are: revisions, and how many workers of each. Ends with 7 if one has stopped by itself."""
+    """Show how far rollouts are: revisions, and how many workers of each. Ends with 7 if one has stopped by itself;
+    with --wait also with 5 if one is paused."""
     with where.client() as admin:
         if wait:
             rollout_view.wait(admin, model, timeout)
@@ -80,6 +81,9 @@ def status(
     output.show("RolloutList", found, rollout_view.show, wide=rollout_view.show_wide)
     if any(row["phase"] == "failed" for row in found["items"]):
         raise typer.Exit(Exit.UNHEALTHY)
+    held = next((row for row in found["items"] if row["phase"] == "paused"), None)
+    if wait and held is not None:
+        raise rollout_view.paused(held)
 
 
 @app.command(epilog=examples("rollout pause", "rollout pause --yes"))

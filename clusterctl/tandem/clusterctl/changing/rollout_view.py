@@ -56,12 +56,14 @@ def row_of(model: str, wanted: Record, status: Record) -> dict[str, Any]:
     return {**kept, "model_path": spec["model_path"], "settings": dict(spec["settings"]), "pools": counts}
 
 
-def wait(admin: AdminClient, model: str, timeout_s: float, written: Sequence[Record] = ()) -> None:
-    """Until rollouts of `model` ("" = any) are over. `written`: those that are waited for; another one in place of one
-    of them raises ConflictError. StartupError if one stops by itself, DeadlineError after `timeout_s`."""
+def wait(admin: AdminClient, model: str, timeout_s: float, written: Sequence[Record] | None = None) -> None:
+    """Until no rollout of `model` ("" = any) is on its way. DeadlineError after `timeout_s`.
+
+    `written`: those that are to get to their end. Another one in place of one of them, or a pause, raises
+    ConflictError; one that stops by itself raises StartupError.
+    """
     if not timeout_s > 0:
         raise ConfigError(f"--timeout is {timeout_s:g}", todo="Use more than 0 seconds")
-    meant = {one["model"]: one["revision"] for one in written}
     ends_s, heard_s, told = time.monotonic() + timeout_s, time.monotonic(), ""
     while True:
         try:
@@ -71,7 +73,9 @@ def wait(admin: AdminClient, model: str, timeout_s: float, written: Sequence[Rec
             if time.monotonic() - heard_s > _QUIET_S:
                 raise
             rows = []
-        going = [row for row in rows if _is_going(row, meant)]
+        if written is not None:
+            _check_going(rows, {one["model"]: one["revision"] for one in written})
+        going = [row for row in rows if row["phase"] == "rolling"]
         if rows and not going:
             return
         text = "; ".join(map(in_a_line, going))
@@ -87,17 +91,24 @@ def wait(admin: AdminClient, model: str, timeout_s: float, written: Sequence[Rec
         time.sleep(_POLL_S)
 
 
-def _is_going(row: Record, meant: Mapping[str, str]) -> bool:
-    if row["model"] in meant and row["revision"] != meant[row["model"]]:
-        why = f"{row['model']} was to become {meant[row['model']]}, and becomes {row['revision']}"
-        raise ConflictError("somebody else changed the rollout meanwhile", why=why, todo="look at `clusterctl events`")
-    if row["phase"] == "failed":
-        todo = "go back with `clusterctl rollout undo`, or mend it and `clusterctl rollout resume`"
-        raise StartupError(f"the rollout of {row['model']} to {row['revision']} stopped", why=row["reason"], todo=todo)
-    if row["phase"] == "paused":
-        todo = "let it go on with `clusterctl rollout resume`"
-        raise ConflictError(f"the rollout of {row['model']} to {row['revision']} is paused", todo=todo)
-    return bool(row["phase"] == "rolling")
+def _check_going(rows: Sequence[Record], meant: Mapping[str, str]) -> None:
+    for row in rows:
+        if row["model"] in meant and row["revision"] != meant[row["model"]]:
+            why = f"{row['model']} was to become {meant[row['model']]}, and becomes {row['revision']}"
+            todo = "look at `clusterctl events`"
+            raise ConflictError("somebody else changed the rollout meanwhile", why=why, todo=todo)
+        if row["phase"] == "failed":
+            todo = "go back with `clusterctl rollout undo`, or mend it and `clusterctl rollout resume`"
+            what = f"the rollout of {row['model']} to {row['revision']} stopped"
+            raise StartupError(what, why=row["reason"], todo=todo)
+        if row["phase"] == "paused":
+            raise paused(row)
+
+
+def paused(row: Record) -> ConflictError:
+    """What there is to say where its end was waited for."""
+    todo = "let it go on with `clusterctl rollout resume`"
+    return ConflictError(f"the rollout of {row['model']} to {row['revision']} is paused", todo=todo)
 
 
 def in_a_line(row: Record) -> str:
