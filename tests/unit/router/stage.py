@@ -64,12 +64,20 @@ class NoQueue:
         return
 
 
+FinderOf = Callable[[ManualClock], PrefixFinder]
+
+
+def _no_index(clock: ManualClock) -> PrefixFinder:
+    return PrefixFinder(None, b"")
+
+
 class Stage:
     """The first letter of a worker's name is its role's. Answers have to cross unless told otherwise. Needs a running
     event loop for its timers only."""
 
-    def __init__(self, *workers: str, **settings: Any) -> None:
+    def __init__(self, *workers: str, finder: FinderOf = _no_index, **settings: Any) -> None:
         self.clock, self.meter = ManualClock(100.0), Meter()
+        self.prefixes = finder(self.clock)
         nobody: Any = None
         self.table = WorkerTable(nobody)
         section = replace(RouterSection(disaggregation=Disaggregation.ALWAYS), **settings)
@@ -77,7 +85,7 @@ class Stage:
         self.readiness = Readiness(self.table, section.disaggregation, self.clock, {"m": (1, 2)})
         self.queue = NoQueue()
         self.dispatcher = Dispatcher(
-            self.table, self.survival, PrefixFinder(None, b""), self.clock, self.meter, self.readiness, self.queue
+            self.table, self.survival, self.prefixes, self.clock, self.meter, self.readiness, self.queue
         )
         self._incarnations = 0
         for worker in workers:

@@ -4,7 +4,7 @@
                                                     └──▶ all saved, too late, or it has no time: acknowledged
 
 A worker is drained once every router has acknowledged, so it waits for this: a few seconds at most, and no longer than
-it leaves its requests time. What fails is left behind.
+it leaves its requests time. What fails is left behind, and so is what would come after it.
 """
 
 from __future__ import annotations
@@ -60,13 +60,15 @@ class Carrying:
         self._events, self._wall_s = events, wall_s
         self._group: asyncio.TaskGroup | None = None
         self._runs: dict[WorkerLink, asyncio.Task[None]] = {}
+        self._saved: asyncio.Queue[ClusterEvent] = asyncio.Queue()
+        """What the book is yet to be told; no worker waits for it."""
 
     async def run(self) -> None:
         """Save what is worth it, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                await asyncio.Event().wait()
+                await self._keep_events()
         finally:
             self._group = None
 
@@ -77,15 +79,17 @@ class Carrying:
             if run is not None:
                 run.cancel()
             return
-        if self._group is None or run is not None or not self._hot(link):
+        is_under_way = run is not None and not run.cancelling()
+        if self._group is None or is_under_way or not self._hot(link):
             return
         link.hold()
         run = self._runs[link] = self._group.create_task(self._carry(link))
-        run.add_done_callback(lambda _: self._ended(link))
+        run.add_done_callback(lambda run: self._ended(link, run))
 
-    def _ended(self, link: WorkerLink) -> None:
-        del self._runs[link]
-        link.acknowledge()
+    def _ended(self, link: WorkerLink, run: asyncio.Task[None]) -> None:
+        if self._runs.get(link) is run:  # else the worker drains again, and waits for the next one
+            del self._runs[link]
+            link.acknowledge()
 
     async def _carry(self, link: WorkerLink) -> None:
         began_s, count, moved_bytes, expected_s = self._clock.now_s(), 0, 0, 0.0
@@ -95,28 +99,36 @@ class Carrying:
                     found = self._look(link, prefix)
                     if found is not None and expected_s + found.fetch_s <= EXPECTED_S:
                         expected_s += found.fetch_s
-                        if tokens := await self._fetch(link, prefix, found):
-                            count, moved_bytes = count + 1, moved_bytes + int(tokens * found.token_bytes)
+                        tokens = await self._fetch(link, prefix, found)
+                        if not tokens:  # whoever was to fetch it computed it, and would compute the next one, too
+                            break
+                        count, moved_bytes = count + 1, moved_bytes + int(tokens * found.token_bytes)
                     await asyncio.sleep(0)
         except TimeoutError:
             event(_log, "prefixes left behind", worker=link.worker, saved=count)
         except Exception:  # noqa: BLE001 - what is not saved is computed; the worker's drain goes on
             _log.exception("prefixes of worker %s were not saved", link.worker)
-        if count:
-            took_s = self._clock.now_s() - began_s
-            what = f"{count} prefix{'es' if count > 1 else ''} of it, {moved_bytes:,} bytes, in {took_s:.2f} s"
-            link.acknowledge()  # it waits for nothing that is only said
-            await self._tell(link, f"others fetched {what}")
+        finally:  # also of what was cut short
+            if count:
+                took_s = self._clock.now_s() - began_s
+                what = f"{count} prefix{'es' if count > 1 else ''} of it, {moved_bytes:,} bytes, in {took_s:.2f} s"
+                self._tell(link, f"others fetched {what}")
 
-    async def _tell(self, link: WorkerLink, what: str) -> None:
+    def _tell(self, link: WorkerLink, what: str) -> None:
         event(_log, "prefixes saved", worker=link.worker, what=what)
-        if self._events is None:
-            return
-        happened = ClusterEvent(time_s=self._wall_s(), kind=EventKind.PREFIXES_SAVED, subject=link.worker, reason=what)
-        try:
-            await self._events.append([happened])
-        except TandemError as error:
-            event(_log, "event not kept", logging.WARNING, why=error.message)
+        self._saved.put_nowait(
+            ClusterEvent(time_s=self._wall_s(), kind=EventKind.PREFIXES_SAVED, subject=link.worker, reason=what)
+        )
+
+    async def _keep_events(self) -> None:
+        while True:
+            happened = await self._saved.get()
+            if self._events is None:
+                continue
+            try:
+                await self._events.append([happened])
+            except TandemError as error:
+                event(_log, "event not kept", logging.WARNING, why=error.message)
 
     def _hot(self, link: WorkerLink) -> list[HotPrefix]:
         """What is asked for these days of workers like this one, the last first."""

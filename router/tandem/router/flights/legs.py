@@ -100,8 +100,11 @@ class Legs:
         link.requests.add(flight.id)
         if leg != w.LEG_DECODE and link.facts is not None:
             known = max([view.reusable_tokens.get(link.worker, 0), *(tokens for _, tokens in sources[:1])])
-            self._prefixes.expect(flight.id, link.facts, view)
-            self._hot.note(view.shared, work.prompt, view.shared_tokens, order.salt, link.facts.model)
+            self._prefixes.expect(flight.id, link.facts, view, is_asked_for=not flight.is_probe)
+            if not flight.is_probe:
+                self._hot.note(
+                    view.shared, work.prompt, view.shared_tokens, order.salt, link.facts.model, view.followers
+                )
             flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens.get(link.worker, 0) > 0)
         link.outstanding.add(flight.id, self._sent(flight, link, leg, view, now_s))
         self._table.note_use(link)

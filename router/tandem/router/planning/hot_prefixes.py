@@ -18,6 +18,8 @@ MAX_TOKENS: Final = 131_072
 """Remembered at once: some 5 MB. A prompt that is longer is not."""
 MIN_FOLLOWERS: Final = 1.0
 """Prompts that are to be expected in the next minute; fewer are not worth a copy."""
+NOTED_FOLLOWERS: Final = MIN_FOLLOWERS / 2
+"""With fewer it is not remembered yet: a turn of a conversation that nobody else has would push others out."""
 ROOM_SHARE: Final = 0.5
 """Of the free blocks of whoever takes it, at most."""
 
@@ -43,9 +45,12 @@ class HotPrefixes:
     def __len__(self) -> int:
         return len(self._known)
 
-    def note(self, key: bytes, prompt: Sequence[int], tokens: int, salt: bytes, model: str) -> None:
-        """A prompt with this prefix was sent off; b"" = nobody holds any of it."""
-        if not key or tokens > self._max_tokens:
+    def note(
+        self, key: bytes, prompt: Sequence[int], tokens: int, salt: bytes, model: str, followers: float = MIN_FOLLOWERS
+    ) -> None:
+        """A prompt with this prefix was sent off, when so many `followers` were to be expected; b"" = nobody holds any
+        of it."""
+        if not key or tokens > self._max_tokens or followers < NOTED_FOLLOWERS:
             return
         if key not in self._known:
             # One more token is computed in any case: then all of the prefix can be fetched.

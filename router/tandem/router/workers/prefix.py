@@ -136,9 +136,10 @@ class PrefixFinder:
         """How many prompts with this prefix are to be expected; see `Popularity`."""
         return 0.0 if self._popularity is None else self._popularity.followers(shared)
 
-    def expect(self, request: str, worker: WorkerFacts, view: PrefixView) -> None:
-        """`worker` was sent the prompt of `view`, to compute it: its blocks count as held there for a while."""
-        if self._popularity is not None:
+    def expect(self, request: str, worker: WorkerFacts, view: PrefixView, *, is_asked_for: bool = True) -> None:
+        """`worker` was sent the prompt of `view`, to compute it: its blocks count as held there for a while.
+        `is_asked_for`: by a client; only then more like it are to be expected."""
+        if self._popularity is not None and is_asked_for:
             self._popularity.count(view.shared)
         hashes = view.hashes.get(worker.worker, ())
         is_held = view.held_tokens.get(worker.worker, 0) >= len(hashes) * worker.block_tokens

@@ -67,3 +67,13 @@ def test_the_last_prefixes_are_remembered_with_one_token_more() -> None:
     assert known.latest("another") == []
     known.note(b"c", [3] * 60, 48, b"s", "m")
     assert [one.key for one in known.latest("m")] == [b"c", b"a"]
+
+
+def test_conversations_that_nobody_else_has_push_nothing_out() -> None:
+    known = HotPrefixes()
+    for followers in (0.0, 1.0, 2.0):
+        known.note(b"system", [1] * 2020, 2000, b"", "m", followers)
+    for talk in range(5):
+        for turn in range(3):
+            known.note(b"%d-%d" % (talk, turn), [talk] * 30_000, 29_984, b"", "m", 0.0)
+    assert [one.key for one in known.latest("m")] == [b"system"]
