@@ -1,7 +1,9 @@
 """Time, passed in so that policy, leases and state machines can run on virtual time."""
 
 import time
-from typing import Protocol
+from typing import Final, Protocol
+
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -11,10 +13,11 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock."""
+    """The machine's monotonic clock: where there is such a one (Linux), the one that goes on while the machine is
+    suspended, for leases end meanwhile. Not to be compared with `time.monotonic`."""
 
     def now_s(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(_CLOCK)
 
 
 class ManualClock:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from tandem.core.clock import MonotonicClock
 from tandem.core.ids import RouterId
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.rpc.v1 import engine_pb2 as e
@@ -143,3 +145,10 @@ def test_only_what_waits_may_wait() -> None:
     outbox.to_router(RouterId("r"), w.WorkerMessage(phase=w.RequestPhase(request="x")))
     outbox.to_router(RouterId("r"), w.WorkerMessage(failed=w.RequestFailed(request="x")))
     assert [p.FromRank.FromString(data).router.may_wait for data in said] == [True, False]
+
+
+def test_what_peers_say_is_stamped_by_the_clock_that_the_rank_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine was suspended for an hour."""
+    clocks = {time.CLOCK_MONOTONIC: 60.0, time.CLOCK_BOOTTIME: 3660.0}
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+    assert from_peer("p0", 5, b"").peer.received_s == MonotonicClock().now_s() == 3660.0

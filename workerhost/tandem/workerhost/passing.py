@@ -3,12 +3,12 @@ for what is the host's own and to be sure that it can be read; what ranks say is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import grpc
 
+from tandem.core.clock import MonotonicClock
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
@@ -16,6 +16,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 SERVICE = "tandem.rpc.v1.Worker"
 BATCH_BYTES = 256 * 1024
 """Past so much, the next message is another one."""
+_CLOCK = MonotonicClock()
 Said = TypeVar("Said", w.RouterMessage, w.PeerMessage)
 ForRank: TypeAlias = e.HostToRank | p.ToRank
 
@@ -53,7 +54,7 @@ def from_router(router: str, data: bytes) -> p.ToRank:
 
 def from_peer(worker: str, incarnation: int, data: bytes) -> p.ToRank:
     """A peer's message as rank 0 gets it, stamped with the time of its arrival."""
-    stamped = p.PassedFromPeer(worker=worker, incarnation=incarnation, message=data, received_s=time.monotonic())
+    stamped = p.PassedFromPeer(worker=worker, incarnation=incarnation, message=data, received_s=_CLOCK.now_s())
     return p.ToRank(peer=stamped)
 
 

@@ -16,7 +16,7 @@ PAGE_BYTES = 4096
 
 
 class Pulse:
-    """Both ends map the same memfd. All times are CLOCK_MONOTONIC seconds."""
+    """Both ends map the same memfd. All times are seconds of `MonotonicClock`."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor

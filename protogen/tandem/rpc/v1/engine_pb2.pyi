@@ -104,7 +104,7 @@ class FromPeer(_message.Message):
     worker: _builtins.str
     incarnation: _builtins.int
     received_s: _builtins.float
-    """CLOCK_MONOTONIC seconds at which the host took it off the channel."""
+    """CLOCK_BOOTTIME seconds at which the host took it off the channel."""
     @_builtins.property
     def message(self) -> _peer_pb2.PeerMessage: ...
     def __init__(

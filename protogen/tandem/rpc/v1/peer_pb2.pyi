@@ -315,7 +315,7 @@ class Complete(_message.Message):
     transfer: _builtins.int
     sender_incarnation: _builtins.int
     sampled_at_s: _builtins.float
-    """CLOCK_MONOTONIC seconds on the sender's host, and which host that is."""
+    """CLOCK_BOOTTIME seconds on the sender's host, and which host that is."""
     host: _builtins.str
     ticket_wait_s: _builtins.float
     @_builtins.property
