@@ -11,6 +11,9 @@ import pytest
 
 from tests.chaos.frozen import Cell, FrozenScene, frozen_scene
 
+TRIES = 4
+"""What it was seen to be at work on may be over before it stands still."""
+
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrozenScene]:
@@ -29,9 +32,12 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrozenScene]:
     ids=str,
 )
 def test_who_wakes_up_is_somebody_else(scene: FrozenScene, cell: Cell) -> None:
-    found = scene.freeze(cell)
-    print(f"{cell}: {found}")
-    assert found.reattempts > 0 or cell.moment == "idle", "somebody was hit"
+    for _ in range(TRIES):
+        found = scene.freeze(cell)
+        print(f"{cell}: {found}")
+        if found.reattempts > 0 or cell.moment == "idle":
+            return
+    pytest.fail(f"nobody was hit in {TRIES} tries")
 
 
 def test_the_dead_are_not_asked(scene: FrozenScene) -> None:
