@@ -5,7 +5,7 @@ remembers is how often a worker died and which step is under way; a new controll
 
 A worker that cannot start although it never worked is a mistake of the configuration: before the cluster was ready once
 it ends the start-up, later it waits for the next desired state. A worker that worked and died is started again, and so
-is, later, one for which there was no room: machines join.
+is one that lost its machine while it started, and, later, one for which there was no room: machines join.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class Slot:
     is_flipping: bool = False
     deaths: int = 0
     trouble: str = ""
-    """How often in a row it died soon after it was ready, and why it ended last."""
+    """How often in a row it died soon after it was ready, or lost its place, and why it ended last."""
+    is_unplaced: bool = False
+    """It is tried again and again, as there is no room; that has been told."""
     said: Look | None = None
     heard_s: float = 0.0
 
@@ -319,9 +321,9 @@ class Controller:
         slot = self._slots.setdefault(member.worker_id, self._new_slot(member.worker_id))
         slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
         slot.said, slot.is_flipping = None, False
-        self._events.record(
-            EventKind.STARTED, slot.worker_id, "after it died" if slot.was_ready and slot.start_at_s else reason
-        )
+        if not slot.is_unplaced:
+            told = "after it died" if slot.was_ready and slot.start_at_s else reason
+            self._events.record(EventKind.STARTED, slot.worker_id, told)
         try:
             spec = self._make_spec(pool, member, state.revision(pool.model, state.revision_of(member)))
         except TandemError as error:
@@ -417,8 +419,10 @@ class Controller:
             self._events.record(EventKind.READY, slot.worker_id, as_what)
 
     def _note_exit(self, slot: Slot, report: WorkerExited) -> None:
-        self._events.record(EventKind.EXITED, slot.worker_id, report.reason)
-        slot.trouble = report.reason
+        is_told = report.is_unplaced and slot.is_unplaced and report.reason == slot.trouble
+        if not is_told:
+            self._events.record(EventKind.EXITED, slot.worker_id, report.reason)
+        slot.trouble, slot.is_unplaced = report.reason, False
         if slot.step is not None:
             slot.step.cancel()
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
@@ -426,13 +430,16 @@ class Controller:
             del self._slots[slot.worker_id]
         elif slot.phase is Phase.STOPPING:
             slot.phase, slot.start_at_s = Phase.WAITING, 0.0
-        elif slot.was_ready or (report.is_unplaced and self._settled.is_set()):
+        elif slot.was_ready or report.is_place_lost or (report.is_unplaced and self._settled.is_set()):
             delay_s = slot.backoff.died()
             if not report.is_unplaced:
                 slot.deaths = 1 if delay_s == FIRST_S else slot.deaths + 1
             slot.phase, slot.start_at_s = Phase.WAITING, self._clock.now_s() + delay_s
-            why = "a machine may have joined" if report.is_unplaced else "because it died"
-            self._events.record(EventKind.RESTART_PLANNED, slot.worker_id, f"in {delay_s:g} s, {why}")
+            slot.is_unplaced = report.is_unplaced
+            if not is_told:
+                why = "a machine may have joined" if report.is_unplaced else "because it died"
+                why = "because its place is gone" if report.is_place_lost else why
+                self._events.record(EventKind.RESTART_PLANNED, slot.worker_id, f"in {delay_s:g} s, {why}")
         else:
             slot.phase = Phase.FAILED
             self._events.record(EventKind.GAVE_UP, slot.worker_id, "it never worked; another start will not help")

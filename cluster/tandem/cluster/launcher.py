@@ -74,11 +74,13 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """A worker is gone, with all its processes; `reason` is one line. `is_unplaced`: it never ran, for want of room."""
+    """A worker is gone, with all its processes; `reason` is one line. `is_unplaced`: it never ran, for want of room.
+    `is_place_lost`: it did not end by itself, what it ran in did, as with its machine."""
 
     worker_id: WorkerId
     reason: str
     is_unplaced: bool = False
+    is_place_lost: bool = False
 
 
 WorkerReport = WorkerProgress | WorkerReady | WorkerExited

@@ -133,6 +133,7 @@ def test_a_dead_worker_takes_its_children_with_it_and_its_place_is_free_again(sc
             os.kill(details["pid"], signal.SIGKILL)
             exited = await _until(launcher, WorkerExited)
             assert "signal 9" in exited.reason
+            assert not exited.is_place_lost
             assert not is_alive(details["child"]), "gone with all its processes, when that is said"
             wait_for(lambda: _is_gone(details))
             assert (await _ready(launcher, spec(tp=4)))["pid"] != details["pid"]
@@ -147,6 +148,7 @@ def test_a_dead_agent_is_noticed_and_its_worker_dies_with_it(scene: Scene) -> No
             os.kill(details["agent"], signal.SIGKILL)
             exited = await _until(launcher, WorkerExited)
             assert "its agent died" in exited.reason
+            assert exited.is_place_lost
             wait_for(lambda: _is_gone(details))
             wait_for(lambda: not _is_there(details["folder"]), what="the keeper of its machine removes its folder")
 

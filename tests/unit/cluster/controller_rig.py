@@ -96,9 +96,16 @@ class Harness:
         self.launcher.there[worker] = replace(self.launcher.there[worker], is_ready=True)
         self.launcher.reports.put_nowait(WorkerReady(worker))
 
-    def dies(self, worker: WorkerId, reason: str = "killed by signal 9", *, is_unplaced: bool = False) -> None:
+    def dies(
+        self,
+        worker: WorkerId,
+        reason: str = "killed by signal 9",
+        *,
+        is_unplaced: bool = False,
+        is_place_lost: bool = False,
+    ) -> None:
         del self.launcher.there[worker]
-        self.launcher.reports.put_nowait(WorkerExited(worker, reason, is_unplaced))
+        self.launcher.reports.put_nowait(WorkerExited(worker, reason, is_unplaced, is_place_lost))
 
 
 def spec_of(pool: Pool, member: Member, revision: Revision | None) -> WorkerSpec:

@@ -240,6 +240,63 @@ def test_one_that_found_no_room_is_tried_again_since_machines_join() -> None:
     play(scene)
 
 
+def test_one_that_loses_its_machine_while_it_starts_is_started_elsewhere_also_before_the_cluster_was_ready() -> None:
+    async def scene(h: Harness) -> None:
+        for worker, count in ((P0, 1), (P1, 2)):
+            h.want(prefill=count)
+            await settle()
+            h.dies(worker, "its agent died: its node is gone", is_place_lost=True)
+            await settle()
+            planned = h.events.of(EventKind.RESTART_PLANNED)[-1]
+            assert planned == f"{worker}: in 0.5 s, because its place is gone"
+            h.clock.advance(0.6)
+            h.want(prefill=count)
+            await settle()
+            assert h.launcher.started.count(worker) == 2
+            h.ready(worker)
+            await settle()
+            await h.controller.wait_ready()
+        assert h.events.of(EventKind.GAVE_UP) == []
+
+    play(scene)
+
+
+def test_that_there_is_no_room_is_told_once_while_the_reason_is_the_same() -> None:
+    async def scene(h: Harness) -> None:
+        async def find_no_room(missing: str) -> list[tuple[EventKind, str]]:
+            before = len(h.events.seen)
+            h.dies(P1, f"it got no place within 120 s: {missing}", is_unplaced=True)
+            await settle()
+            h.clock.advance(10.1)
+            h.want(prefill=2)
+            await settle()
+            return [(kind, why) for kind, name, why in h.events.seen[before:] if name == P1]
+
+        h.want(prefill=1)
+        await settle()
+        h.ready(P0)
+        await settle()
+        h.want(prefill=2)
+        await settle()
+        told = [EventKind.EXITED, EventKind.RESTART_PLANNED]
+        assert [kind for kind, _ in await find_no_room("needs 8 CPU")] == told
+        for _ in range(10):
+            assert await find_no_room("needs 8 CPU") == []
+        assert [kind for kind, _ in await find_no_room("needs 2 GPU")] == told
+        assert h.launcher.started.count(P1) == 13, "and all the time it is tried"
+        h.ready(P1)
+        await settle()
+        h.dies(P1)
+        await settle()
+        h.clock.advance(10.1)
+        h.want(prefill=2)
+        await settle()
+        kinds = [kind for kind, name, _ in h.events.seen if name == P1]
+        assert kinds[-4:] == [EventKind.READY, *told, EventKind.STARTED]
+
+    play(scene)
+
+
 def test_every_action_has_a_reason() -> None:
     async def scene(h: Harness) -> None:
         h.want(prefill=1)

@@ -125,3 +125,38 @@ async def _stopped_rollout(h: Harness) -> None:
     await settled()
     assert "cannot load the model /no/such: no such folder" in h.desired.saved[-1].rollouts[0].reason
     assert set(h.launcher.there) == {"prefill-0", "decode-0"}
+
+
+def test_a_machine_that_dies_under_a_starting_worker_does_not_stop_a_rollout() -> None:
+    async def run() -> None:
+        harness = Harness()
+        task = asyncio.create_task(harness.controller.run())
+        try:
+            await asyncio.wait_for(_rollout_that_loses_places(harness), 20)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+async def _rollout_that_loses_places(h: Harness) -> None:
+    state = wanted(prefill=1, decode=1)
+    h.desired.states.put_nowait(state)
+    await settled()
+    for name in ("prefill-0", "decode-0"):
+        h.ready(WorkerId(name))
+    await settled()
+    h.desired.states.put_nowait(replace(started(state, model_path="/next"), version=2))
+    await settled()
+    new = WorkerId("decode-1")
+    for times in (1, 2, 3):
+        assert h.launcher.started.count(new) == times
+        assert not [one for one in h.desired.saved if one.rollouts[0].phase is RolloutPhase.FAILED]
+        h.dies(new, "its agent died: its node is gone", is_place_lost=True)
+        await settled()
+        h.clock.advance(10.1)
+        h.desired.states.put_nowait(h.desired.saved[-1])
+        await settled()
+    reason = "decode-1: it died 3 times, at last: its agent died: its node is gone"
+    assert h.desired.saved[-1].rollouts[0].reason == reason, "as often as that, it is hardly the machines"

@@ -33,8 +33,13 @@ _SILENCE_S = 30.0
 _STOP_SLACK_S = 20.0
 
 
+class SilentAgentError(Exception):
+    """An agent has not answered for too long."""
+
+
 class Following:
-    """One worker from its order to its end; the last report is always {"exited": …, "is_unplaced": …}."""
+    """One worker from its order to its end; the last report is always {"exited": …, "is_unplaced": …,
+    "is_place_lost": …}."""
 
     def __init__(
         self, worker: str, order: Order, secret: bytes, config: DriverConfig, say: Callable[..., None]
@@ -46,7 +51,7 @@ class Following:
 
     async def run(self, after: int) -> None:
         """Find or place the worker and pass on its reports from number `after` on."""
-        is_unplaced = False
+        is_unplaced = is_place_lost = False
         working = asyncio.create_task(self._work(after))
         stopping = asyncio.create_task(self._is_stopping.wait())
         try:
@@ -59,14 +64,14 @@ class Following:
                 raise
             await placement.clear(self._prefix)
             reason = "it was stopped before it had a place"
-        except (NoPlaceError, ray.exceptions.RayError, TimeoutError, ValueError) as error:
-            reason, is_unplaced = _in_a_line(error), isinstance(error, NoPlaceError)
+        except (NoPlaceError, SilentAgentError, ray.exceptions.RayError, TimeoutError, ValueError) as error:
+            reason, is_unplaced, is_place_lost = _in_a_line(error), isinstance(error, NoPlaceError), _is_loss(error)
         finally:
             working.cancel()
             stopping.cancel()
         if self._place is not None:
             await self._place.leave()
-        self._say(exited=reason, is_unplaced=is_unplaced)
+        self._say(exited=reason, is_unplaced=is_unplaced, is_place_lost=is_place_lost)
 
     async def stop(self, grace_s: float) -> None:
         """Ask it to end; `run` ends then. An agent that does not answer is ended by force."""
@@ -95,7 +100,8 @@ class Following:
     async def _listen(self, place: Place, after: int) -> str:
         """Until the worker has ended, or its agent has died: the call that is under way fails at once.
 
-        An agent that says nothing is given up, too: it hangs, or the head that could tell of its death died with it.
+        An agent that says nothing is given up, too (SilentAgentError): it hangs, or the head that could tell of its
+        death died with it.
         """
         clock = asyncio.get_running_loop().time
         heard_s = clock()
@@ -104,7 +110,7 @@ class Following:
                 reports = await asyncio.wait_for(_result(place.agent.listen.remote(after, _LISTEN_S)), _SILENCE_S)
             except (ray.exceptions.ActorUnavailableError, TimeoutError):
                 if clock() - heard_s >= _SILENCE_S:
-                    return f"its agent has not answered for {_SILENCE_S:g} s"
+                    raise SilentAgentError(f"its agent has not answered for {_SILENCE_S:g} s") from None
                 await asyncio.sleep(_UNAVAILABLE_S)
                 continue
             heard_s = clock()
@@ -199,6 +205,14 @@ def main() -> int:
 def _say(message: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
+
+
+def _is_loss(error: BaseException) -> bool:
+    """Whether the place is gone. An agent that raises something has one, and would raise it elsewhere, too."""
+    if isinstance(error, ray.exceptions.RayActorError):
+        return not error.actor_init_failed
+    is_of_ray = isinstance(error, ray.exceptions.RayError) and not isinstance(error, ray.exceptions.RayTaskError)
+    return is_of_ray or isinstance(error, SilentAgentError)
 
 
 def _in_a_line(error: BaseException) -> str:

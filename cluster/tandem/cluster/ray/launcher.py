@@ -230,7 +230,8 @@ class RayLauncher:
             return
         worker.heard = int(said.get("after", worker.heard))
         if "exited" in said:
-            self._note_exit(worker_id, str(said["exited"]), is_unplaced=bool(said.get("is_unplaced")))
+            flags = {name: bool(said.get(name)) for name in ("is_unplaced", "is_place_lost")}
+            self._note_exit(worker_id, str(said["exited"]), **flags)
         elif "place" in said:
             ip, *gpus = said["place"]
             worker.heard = 0
@@ -252,10 +253,12 @@ class RayLauncher:
         self._workers[worker_id] = _Worker(RunningWorker.of(spec, is_ready=False), str(path), asyncio.Event())
         self._tell_start(worker_id)
 
-    def _note_exit(self, worker_id: WorkerId, reason: str, *, is_unplaced: bool = False) -> None:
+    def _note_exit(
+        self, worker_id: WorkerId, reason: str, *, is_unplaced: bool = False, is_place_lost: bool = False
+    ) -> None:
         worker = self._workers.pop(worker_id)
         worker.gone.set()
-        self._reports.put_nowait(WorkerExited(worker_id, reason, is_unplaced))
+        self._reports.put_nowait(WorkerExited(worker_id, reason, is_unplaced, is_place_lost))
 
 
 def _needs_gpu(spec: WorkerSpec) -> bool | None:

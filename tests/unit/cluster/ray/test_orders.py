@@ -6,18 +6,11 @@ import dataclasses
 
 import pytest
 
-from tandem.cluster.ray.orders import Charge, Order, from_json, to_json
-from tandem.core.config import WorkerConfig, WorkerSection
+from tandem.cluster.ray.orders import Charge, from_json, to_json
+from tandem.core.config import WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
-
-ORDER = Order(
-    config=WorkerConfig(
-        cluster="test", worker_id="prefill-0", role=RoleName.PREFILL, pool="prefill", model="m", model_dir="/m",
-        revision="", dtype="auto", max_model_len=0, redis_url="redis://a", secret_file="", runtime_dir="",
-    ),
-    threads=2,
-)  # fmt: skip
+from tests.unit.cluster.ray.orders_rig import ORDER
 
 
 def test_a_charge_comes_back_whole_from_one_line() -> None:
