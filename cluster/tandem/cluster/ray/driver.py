@@ -1,8 +1,8 @@
 """`python -m tandem.cluster.ray.driver --config FILE`: the one process of a controller that talks to Ray.
 
 Orders come as JSON lines on standard input, {"start": worker, "order": FILE, "after": N}, {"stop": worker,
-"grace_s": S} and {"find": "others"}; reports leave on standard output. It ends when its input does, and leaves workers
-as they are: whoever starts it again finds them.
+"grace_s": S}, {"find": "others"} and {"leave": PLACE}; reports leave on standard output. It ends when its input does,
+and leaves workers as they are: whoever starts it again finds them.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ class Driver:
                     following.append(tasks.create_task(self._follow(command)))
                 elif "find" in command:
                     following.append(tasks.create_task(self._find_others()))
+                elif "leave" in command:
+                    tasks.create_task(placement.clear(command["leave"]))
                 elif (found := self._followings.get(command["stop"])) is not None:
                     tasks.create_task(found.stop(float(command["grace_s"])))
             for task in following:
@@ -158,7 +160,7 @@ class Driver:
             if worker in self._followings:
                 continue
             if order:
-                self._say({"worker": worker, "found": order})
+                self._say({"worker": worker, "found": order, "place_name": place.name})
             else:
                 await place.leave()
 

@@ -27,7 +27,7 @@ from tandem.cluster.launcher import (
 from tandem.cluster.ray.orders import DriverConfig, Order, from_json
 from tandem.cluster.ray.variables import ray_variables
 from tandem.cluster.state_dir import HeldState
-from tandem.core.errors import StartupError
+from tandem.core.errors import ConfigError, StartupError
 from tandem.core.ids import WorkerId
 from tandem.core.logs import event
 
@@ -224,7 +224,11 @@ class RayLauncher:
 
     def _hear(self, worker_id: WorkerId, said: dict[str, Any]) -> None:
         if "found" in said:
-            self._take_over(worker_id, from_json(str(said["found"]), Order))
+            try:
+                self._take_over(worker_id, from_json(str(said["found"]), Order))
+            except ConfigError as error:
+                event(log, "a worker of another release is ended", logging.WARNING, worker=worker_id, why=error.message)
+                self._tell({"leave": said["place_name"]})
         worker = self._workers.get(worker_id)
         if worker is None:
             return

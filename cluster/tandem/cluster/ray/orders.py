@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tandem.core import config_loader
 from tandem.core.config import WorkerConfig
+from tandem.core.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -65,4 +66,10 @@ def to_json(value: Any) -> str:
 
 def from_json(text: str, kind: type[T]) -> T:
     """Read back what `to_json` wrote; ConfigError if it is anything else."""
-    return config_loader.from_mapping(json.loads(text), kind, source="an order")
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError("an order is no JSON", why=str(error)) from None
+    if not isinstance(data, dict):
+        raise ConfigError("an order is no object")
+    return config_loader.from_mapping(data, kind, source="an order")

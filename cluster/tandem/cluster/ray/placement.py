@@ -34,10 +34,10 @@ class Place:
         self.name, self._group, self.agent = name, group, agent
 
     async def asked(self, what: str) -> str | None:
-        """What its agent answers to a question without arguments; None if it does not."""
+        """What its agent answers to a question without arguments; None if it does not, or knows no such question."""
         try:
             return str(await asyncio.wait_for(_result(getattr(self.agent, what).remote()), _AGENT_TIMEOUT_S))
-        except (ray.exceptions.RayError, TimeoutError):
+        except (ray.exceptions.RayError, TimeoutError, AttributeError):  # an older agent lacks some of the methods
             return None
 
     async def leave(self) -> None:

@@ -93,3 +93,8 @@ def test_who_got_no_place_has_lost_none(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(placement, "take", take)
     asyncio.run(Following("w", ORDER, b"", CONFIG, lambda **report: said.append(report)).run(0))
     assert said == [{"exited": "it got no place within 1 s", "is_unplaced": True, "is_place_lost": False}]
+
+
+def test_an_agent_of_an_older_release_that_lacks_a_method_answers_nothing() -> None:
+    """As with the handle of a real agent, what it lacks is no attribute."""
+    assert asyncio.run(Place("c:w:1", None, SimpleNamespace()).asked("order")) is None

@@ -20,9 +20,10 @@ def test_a_charge_comes_back_whole_from_one_line() -> None:
     assert from_json(text, Charge) == charge
 
 
-def test_what_is_no_charge_is_refused() -> None:
+@pytest.mark.parametrize("text", ['{"order": 1}', "[1]", "None", ""])
+def test_what_is_no_charge_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="order"):
-        from_json('{"order": 1}', Charge)
+        from_json(text, Charge)
 
 
 def test_any_difference_makes_another_digest() -> None:
