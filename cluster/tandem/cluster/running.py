@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import time
@@ -29,8 +30,8 @@ from tandem.cluster.state_dir import Context, HeldState
 from tandem.cluster.worker_control import WorkerControl
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
-from tandem.core.desired import Member, Pool, Revision
-from tandem.core.errors import StartupError
+from tandem.core.desired import DesiredState, Member, Pool, Revision
+from tandem.core.errors import ConfigError, StartupError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
@@ -94,7 +95,7 @@ class RunningCluster:
         self._say("redis", "answers")
         try:
             store = DesiredStateStore(redis, Keys(self._name))
-            await _save(store, self._resolved)
+            await save_configured(store, self._resolved.desired)
             events = EventLog(ClusterEventStore(redis, Keys(self._name)), on_event=self._show)
             control = WorkerControl(ClusterSecret.load(self._held.state.secret_file))
             steering = RegisteredSteering(redis, Keys(self._name), control)
@@ -295,11 +296,15 @@ def _access(addresses: Ready, anonymous: Anonymous) -> str:
     return f"access for everybody on this machine; the first `{called()} key create --tenant NAME` ends that"
 
 
-async def _save(store: DesiredStateStore, resolved: ResolvedCluster) -> None:
-    """Write the desired state as configured, whatever stood there from an earlier run, perhaps of another release."""
+async def save_configured(store: DesiredStateStore, desired: Callable[[int], DesiredState]) -> None:
+    """Write the desired state as configured, `desired(version)`, whatever stood there from an earlier run, perhaps of
+    another release. What stands there already stays, of its version and age: nobody has changed anything."""
     for _ in range(_SAVE_TRIES):
         version = await store.version()
-        if await store.save(resolved.desired(version + 1), version):
+        with contextlib.suppress(ConfigError):  # it cannot be read, so it is another one
+            if await store.load() == desired(version):
+                return
+        if await store.save(desired(version + 1), version):
             return
     raise StartupError("cannot write the desired state", why="somebody else keeps changing it", todo="Try again")
 

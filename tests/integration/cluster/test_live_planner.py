@@ -16,6 +16,7 @@ from tandem.cluster.live_planner import REPEAT_S, LivePlanner, Stores
 from tandem.cluster.planner.live import Watch
 from tandem.cluster.planner.planner import Planner
 from tandem.cluster.planner.records import Rates, Rules
+from tandem.cluster.running import save_configured
 from tandem.core.clock import ManualClock
 from tandem.core.config import PlannerMode, PlannerSection, SloSection
 from tandem.core.demand import Asked, Demand, WorkerSeen
@@ -114,6 +115,11 @@ class Scene:
                 return found[-1].reason
         raise AssertionError(f"{kind} does not come: {await self.planning.word()}")
 
+    async def start_again(self) -> None:
+        """As `up` does, with a configuration that asks for what stands there."""
+        state = await self.state()
+        await save_configured(self.desired, lambda version: dataclasses.replace(state, version=version))
+
     async def let_age(self) -> None:
         """The server's clock knows nothing of this one: the record becomes as old as it is here."""
         seconds, _ = await self.redis.time()
@@ -180,6 +186,7 @@ def test_advice_is_given_once_with_its_figures_and_changes_nothing(play: Callabl
         assert (word["mode"], word["split"], word["wanted"], word["is_due"]) == ("advise", "1P:3D", "2P:2D", True)
         assert word["then"]["attained"] > word["now"]["attained"]
         await scene.let_age()
+        await scene.start_again()
         await scene.look(scene.planner(ADVISE), 10)
         assert len(await scene.events(EventKind.PLAN_ADVISED)) == 1, "nor by the planner of the next controller"
         scene.clock.advance(REPEAT_S)
@@ -268,6 +275,7 @@ def test_what_an_operator_does_gives_it_a_cool_down(play: Callable[..., None]) -
             assert "the split changed lately" in word["reason"]
         seconds, _ = await scene.redis.time()
         await scene.redis.hset(KEYS.desired, "saved_s", seconds - 12)
+        await scene.start_again()
         word = await scene.look(scene.planner(HASTY), step_s=1.0)
         assert 10 < word["waits_s"] <= 19, "as much as is left of it"
         assert await scene.events(EventKind.PLAN_ACTED) == []
@@ -297,6 +305,30 @@ def test_it_starts_nobody_where_nobody_can_flip(play: Callable[..., None]) -> No
         assert await scene.counts() == (1, 3)
 
     play(scenario, record(prefill_tp=2))
+
+
+def test_a_start_keeps_the_record_that_it_is_configured_as_and_replaces_any_other(play: Callable[..., None]) -> None:
+    async def scenario(scene: Scene) -> None:
+        async def start() -> tuple[int, bool]:
+            """The version that stands there then, and whether it is a new one."""
+            await scene.redis.hset(KEYS.desired, "saved_s", 7)
+            await save_configured(scene.desired, lambda version: dataclasses.replace(record(), version=version))
+            assert dataclasses.replace(await scene.state(), version=1) == record()
+            version, saved_s = await scene.redis.hmget(KEYS.desired, "version", "saved_s")
+            return int(version), int(saved_s) > 7
+
+        assert await start() == (1, False)
+        await scene.write(flipped(await scene.state(), "decode-2", PREFILL))
+        assert await start() == (3, True)
+        assert await start() == (3, False)
+        await scene.write(dataclasses.replace(await scene.state(), is_stopped=True))
+        assert await start() == (5, True), "as after `down`"
+        await scene.redis.hset(KEYS.desired, "state", '{"of": "another release"}')
+        assert await start() == (6, True)
+        await scene.redis.delete(KEYS.desired)
+        assert await start() == (1, True)
+
+    play(scenario)
 
 
 def test_an_operator_who_flips_back_is_advised_again(play: Callable[..., None]) -> None:
