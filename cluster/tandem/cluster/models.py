@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.flag_names import name_of
@@ -14,6 +13,7 @@ from tandem.core.config import ClusterConfig, Disaggregation, ModelSection, Pool
 from tandem.core.desired import INITIAL, Pool
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.lifecycle import RoleName
+from tandem.core.paths import written_out
 from tandem.engine.model_config import DTYPES, read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model, weight_files
 
@@ -149,7 +149,7 @@ def _check_names(models: Sequence[ResolvedModel]) -> None:
 def _template(given: str, number: int) -> str:
     if not given:
         return ""
-    path = Path(given).expanduser().absolute()
+    path = written_out(given).absolute()
     if not path.is_file():
         raise ConfigError(f"{_name('chat_template', number)} is {given!r}", why="no such file", todo="Check the path")
     return str(path)

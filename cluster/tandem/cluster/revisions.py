@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from tandem.cluster.models import ResolvedModel, check_files, total
 from tandem.cluster.resolve import ResolvedCluster, check
@@ -12,6 +11,7 @@ from tandem.core.config import WorkerSection
 from tandem.core.desired import Revision
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.lifecycle import RoleName
+from tandem.core.paths import written_out
 from tandem.core.revision_settings import configured
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, tokenizer_digest
@@ -46,8 +46,8 @@ def _source(configured: ModelSource, path: str, *, has_weights: bool) -> ModelSo
         return configured
     try:
         source = _found(configured.name, path, has_weights=has_weights)
-    except (OSError, RuntimeError) as error:  # no such user, a name too long, a folder that may not be read
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    except OSError as error:  # a name too long, a folder that may not be read
+        why = error.strerror or str(error)
         raise ModelError(f"cannot load the model {path[:80]}", why=why, todo="give a folder") from error
     if tokenizer_digest(source.path) != tokenizer_digest(configured.path):
         raise ModelError(
@@ -59,7 +59,7 @@ def _source(configured: ModelSource, path: str, *, has_weights: bool) -> ModelSo
 
 
 def _found(name: str, path: str, *, has_weights: bool) -> ModelSource:
-    folder = Path(path).expanduser()
+    folder = written_out(path)
     if not folder.is_dir():
         raise ModelError(f"cannot load the model {path}", why="no such folder here", todo="give a folder")
     source = ModelSource(name=name, path=folder.resolve())

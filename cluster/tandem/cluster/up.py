@@ -27,6 +27,7 @@ from tandem.core import logs
 from tandem.core.config import ClusterConfig, WorkerSection
 from tandem.core.desired import Pool
 from tandem.core.errors import StartupError
+from tandem.core.paths import written_out
 
 READY_TIMEOUT_S = 300.0
 _NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -69,7 +70,7 @@ def up(config: ClusterConfig, environment: Environment, progress: Progress, opti
 def _up(
     config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions, signals: Signals
 ) -> None:
-    root = Path(config.state_dir).expanduser().absolute() if config.state_dir else environment.state_root
+    root = written_out(config.state_dir).absolute() if config.state_dir else environment.state_root
     state = StateDir(root, config.name)
     with state.hold() as held:
         held.rotate_logs()
@@ -98,7 +99,7 @@ def _up(
 def _check(config: ClusterConfig, environment: Environment, progress: Progress) -> ResolvedCluster:
     check_ports(resolve_ports(config.router))  # before a model is fetched, which may take long
     for model in (config.model, *config.models):
-        if model.path and not Path(model.path).expanduser().is_dir():
+        if model.path and not written_out(model.path).is_dir():
             progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
     for found in resolved.models:

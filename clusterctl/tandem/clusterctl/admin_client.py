@@ -13,6 +13,7 @@ import httpx
 
 from tandem.clusterctl.places import find_state
 from tandem.core.errors import AuthError, ConfigError, InternalError, UnavailableError, from_code
+from tandem.core.paths import written_out
 
 _TIMEOUT_S = 10.0
 _POLL_S = 0.1
@@ -43,7 +44,7 @@ class AdminClient:
     def find(cls, *, endpoint: str, admin_key_file: str, name: str, state_dir: str) -> AdminClient:
         """By `endpoint` and `admin_key_file` if given, else by the context file of cluster `name`."""
         state = find_state(name, state_dir)
-        given = Path(admin_key_file).expanduser() if admin_key_file else None
+        given = written_out(admin_key_file) if admin_key_file else None
         if endpoint:
             return cls(endpoint, given or state.admin_key_file)
         context = state.read_context()

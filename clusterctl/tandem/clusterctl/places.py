@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tandem.cluster.environment import Environment
 from tandem.cluster.state_dir import StateDir
+from tandem.core.paths import written_out
 
 
 def find_state(name: str, state_dir: str) -> StateDir:
     """The state directory of cluster `name`; `state_dir` "" = where the environment says."""
-    root = Path(state_dir).expanduser().absolute() if state_dir else Environment.read().state_root
+    root = written_out(state_dir).absolute() if state_dir else Environment.read().state_root
     return StateDir(root, name)

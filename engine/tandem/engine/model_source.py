@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tandem.core.errors import ModelError
 from tandem.core.fingerprint import Fingerprint
+from tandem.core.paths import written_out
 from tandem.engine.model_config import ModelConfig
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -38,7 +39,7 @@ def resolve_model(model: str, *, revision: str = "", has_weights: bool = True) -
     May download, weights only if the model `has_weights` to be computed with. Raises ModelError in one line when that
     fails, also offline.
     """
-    folder = Path(model).expanduser()
+    folder = written_out(model)
     if folder.is_dir():
         if revision:
             raise ModelError(

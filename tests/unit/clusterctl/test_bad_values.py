@@ -42,6 +42,8 @@ CASES: list[tuple[list[str], str]] = [
     (["plan", *LOAD, "--calibration", "word.json"], "a value that is no number"),
     (["plan", *LOAD, "--calibration", "none.json"], "a value that is no number"),
     (["simulate", "splits", *LOAD, "--calibration", "flat.json"], "a value that is no number"),
+    (["up", "--model", "~nosuchuser/m"], "~nosuchuser is nobody's home"),
+    (["status", "--state-dir", "~nosuchuser"], "~nosuchuser is nobody's home"),
     (["top", "--every", "inf"], "--every is inf"),
     (["top", "--every", "nan"], "--every is nan"),
     (["bench", "--url", "http://127.0.0.1:1", "--api-key-file", "key"], "key holds no API key"),

@@ -175,6 +175,9 @@ class RayLauncher:
                 why = await self._run_driver(str(path))
             except OSError as error:
                 why = f"the driver could not be started: {error}"
+            except Exception as error:  # a bug: workers live on, and the next driver finds them
+                log.exception("what the driver of Ray said could not be taken in")
+                why = f"{type(error).__name__}: {error}"
             finally:
                 self._is_attached = False
             event(log, "the driver of Ray has ended", logging.WARNING, why=repr(why))

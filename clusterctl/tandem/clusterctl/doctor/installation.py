@@ -14,6 +14,7 @@ from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import StartupError
+from tandem.core.paths import written_out
 
 _GATED = ("meta-llama/", "google/gemma", "mistralai/", "bigcode/starcoder", "CohereForAI/", "black-forest-labs/")
 """Beginnings of names whose owners give files only to those who have agreed to something."""
@@ -83,7 +84,7 @@ class Installation:
     def hub_token(self) -> Iterator[Finding]:
         config = self.config()
         names = [model.path for model in (config.model, *config.models)]
-        gated = [name for name in names if name.startswith(_GATED) and not Path(name).expanduser().is_dir()]
+        gated = [name for name in names if name.startswith(_GATED) and not written_out(name).is_dir()]
         if not gated:
             yield skipped("hub-token", "no model that is known to want one")
         elif self._has_token():

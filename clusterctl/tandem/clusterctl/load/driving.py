@@ -28,6 +28,7 @@ from tandem.clusterctl.places import find_state
 from tandem.clusterctl.progress import progress_bar
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import AuthError, ConfigError, UnavailableError
+from tandem.core.paths import written_out
 
 _ROWS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "END TO END", "sent_late_s": "SENT LATE"}
 _MODELS_TIMEOUT_S = 10.0
@@ -140,7 +141,7 @@ def _headers(flags: SendFlags) -> dict[str, str]:
     key = os.environ.get("OPENAI_API_KEY", "")
     if flags.api_key_file:
         try:
-            key = Path(flags.api_key_file).expanduser().read_bytes().strip().decode("ascii")
+            key = written_out(flags.api_key_file).read_bytes().strip().decode("ascii")
         except OSError as error:
             raise ConfigError(f"cannot read {flags.api_key_file}", why=error.strerror or str(error)) from error
         except UnicodeDecodeError as error:

@@ -12,6 +12,7 @@ from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.output import note
 from tandem.core.errors import ConfigError, UnavailableError
+from tandem.core.paths import written_out
 
 _REACH_S = 5.0
 
@@ -45,7 +46,7 @@ def join(
         cpus=cpus or environment.cores,
         gpus=count() if gpus < 0 else gpus,
         hardware=hardware,
-        token_file=str(token_file.expanduser().absolute()) if token_file else "",
+        token_file=str(written_out(token_file).absolute()) if token_file else "",
         state_root=str(environment.state_root),
     )
     _tell(f"joining {address}")
@@ -66,7 +67,7 @@ def _check(address: str, token_file: Path | None) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"{address!r} is no address", todo="Use HOST:PORT, such as 10.0.0.1:6380")
-    if token_file is not None and not token_file.expanduser().is_file():
+    if token_file is not None and not written_out(token_file).is_file():
         raise ConfigError(f"there is no token file {token_file}", todo="Copy it from the machine of the head")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()

@@ -14,6 +14,7 @@ from tandem.core import config_loader
 from tandem.core.config import Anonymous, ClusterConfig, Disaggregation, LauncherName
 from tandem.core.errors import ConfigError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
+from tandem.core.paths import written_out
 
 _SIZES = ("--kv-memory", "--prefill-kv-memory", "--decode-kv-memory")
 _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
@@ -144,7 +145,7 @@ def _with(config: ClusterConfig, setting: str, value: Any) -> ClusterConfig:
 def _value(flag: str, given: Any) -> Any:
     """What was given, as the configuration has it."""
     if flag in _FILES and given:  # they are named from here; the router may run elsewhere
-        return str(Path(given).expanduser().absolute())
+        return str(written_out(given).absolute())
     if flag == "--wire-codec-below" and given == "always":
         return ALWAYS_BYTES_PER_S
     if flag in (*_SIZES, "--wire-codec-below"):
