@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 
 from tandem.cluster.controller import Controller
@@ -123,3 +123,18 @@ async def settle() -> None:
     """Let every task that can run do so."""
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+def play(scene: Callable[[Harness], Coroutine[None, None, None]]) -> None:
+    """With a controller that runs meanwhile."""
+
+    async def run() -> None:
+        harness = Harness()
+        task = asyncio.create_task(harness.controller.run())
+        try:
+            await asyncio.wait_for(scene(harness), 20)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())

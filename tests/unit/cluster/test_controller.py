@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 
 import pytest
 
 from tandem.cluster.controller import Phase
 from tandem.core.errors import StartupError
 from tandem.core.events import EventKind
-from tests.unit.cluster.controller_rig import D0, P0, P1, Harness, settle
-
-
-def play(scene: Callable[[Harness], Coroutine[None, None, None]]) -> None:
-    async def run() -> None:
-        harness = Harness()
-        task = asyncio.create_task(harness.controller.run())
-        try:
-            await asyncio.wait_for(scene(harness), 20)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+from tests.unit.cluster.controller_rig import D0, P0, P1, Harness, play, settle
 
 
 def test_starts_what_is_wanted_and_is_ready_when_all_are() -> None:

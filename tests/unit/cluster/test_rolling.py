@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from tandem.core.desired import INITIAL, RolloutPhase
 from tandem.core.events import EventKind
 from tandem.core.ids import WorkerId
 from tandem.core.rollouts import current_revision, paused, started, undone
-from tests.unit.cluster.controller_rig import Harness
+from tests.unit.cluster.controller_rig import Harness, play
 from tests.unit.cluster.controller_rig import settle as settled
 from tests.unit.cluster.world import BAD, D, P, World, settle, sizes, step, wanted
 
@@ -83,16 +82,7 @@ def test_paused_it_stands_still_and_both_revisions_serve(seed: int, steps: int) 
 
 
 def test_the_controller_writes_each_step_and_says_why_it_stopped() -> None:
-    async def run() -> None:
-        harness = Harness()
-        task = asyncio.create_task(harness.controller.run())
-        try:
-            await asyncio.wait_for(_stopped_rollout(harness), 20)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    play(_stopped_rollout)
 
 
 async def _stopped_rollout(h: Harness) -> None:
@@ -128,16 +118,7 @@ async def _stopped_rollout(h: Harness) -> None:
 
 
 def test_a_machine_that_dies_under_a_starting_worker_does_not_stop_a_rollout() -> None:
-    async def run() -> None:
-        harness = Harness()
-        task = asyncio.create_task(harness.controller.run())
-        try:
-            await asyncio.wait_for(_rollout_that_loses_places(harness), 20)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(run())
+    play(_rollout_that_loses_places)
 
 
 async def _rollout_that_loses_places(h: Harness) -> None:
