@@ -1,8 +1,9 @@
 """The acting planner against every fixed split of eight workers, on Azure code followed by conversation, virtual time.
 
-Promised: at least 95 % of the best split's goodput in each half, more than every fixed split over the whole, at most
-six flips, never more workers than the budget. Finished runs are kept in --out. With --live the same is played to real
-processes with the sim engine: a planner and the splits that are best of a half. A run takes 2 × --seconds / --speed.
+Promised: at least 95 % of the best split's goodput in each half (the second half is played alone as well: in a row it
+begins with what the first has left waiting), more than every fixed split over the whole, at most six flips, never more
+workers than the budget. Finished runs are kept in --out. With --live the same is played to real processes with the sim
+engine: a planner and the splits that are best of a half. A run takes 2 × --seconds / --speed.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ def _out(arguments: argparse.Namespace) -> Path:
 
 def _show(name: str, entry: dict[str, Any]) -> None:
     first, second = entry["goodput_per_s"]
+    alone = f" ({entry['second_alone_per_s']:6.3f}/s alone)" if "second_alone_per_s" in entry else ""
     print(
-        f"{name:8} goodput {first:6.3f}/s and {second:6.3f}/s, {entry['attained_in_all']:6.1%} of all requests;"
+        f"{name:8} goodput {first:6.3f}/s and {second:6.3f}/s{alone}, {entry['attained_in_all']:6.1%} of all requests;"
         f" {entry['flips']} flips",
         flush=True,
     )

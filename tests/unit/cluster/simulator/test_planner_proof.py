@@ -62,3 +62,12 @@ def test_what_breaks_a_promise(changes: dict[str, Any], said: str) -> None:
     done[PLANNER] |= changes
     (found,) = broken(done)
     assert said in found
+
+
+def test_the_second_half_is_swept_without_what_the_first_has_left_waiting() -> None:
+    fixed = play(LOAD, str(START), CODE, CONVERSATION)
+    assert fixed["second_alone_per_s"] >= fixed["goodput_per_s"][1]
+    done = made_up()
+    done["4P:4D"] |= {"second_alone_per_s": 1.1}
+    (found,) = broken(done)
+    assert "87.3% of the goodput of 4P:4D, the best split of the second half" in found
