@@ -77,7 +77,7 @@ class Planner:
                 look, _first(fewer, current), now_s, why, self._wish, is_advice=not rules.is_scaling
             )  # fmt: skip
         best = self._best(look)
-        if best.score - now.score >= rules.min_gain:
+        if best.split != current and best.score - now.score >= rules.min_gain:
             step = splits.towards(current, best.split, max(1, int(rules.most_at_once * current.total)))
             why = _says(now, best, rules) + (f"; {step} is on the way" if step != best.split else "")
             self._spare = _Wish()
@@ -102,10 +102,10 @@ class Planner:
         return self._stay(now_s, current, f"{current} {why}", now=look.at(current, 1.0), considered=look.all())
 
     def _best(self, look: _Look) -> Forecast:
-        """Of as many workers as there are; of equals the one with the fewest flips."""
-        current = look.observation.split
-        options = splits.of_total(current.total, current, is_mixed_allowed=self.rules.is_mixed_allowed)
-        return _first([look.at(split, self.rules.headroom) for split in options], current)
+        """Of as many workers as there are; each flip has to gain `min_gain`, or one that needs fewer is better."""
+        current, rules = look.observation.split, self.rules
+        options = splits.of_total(current.total, current, is_mixed_allowed=rules.is_mixed_allowed)
+        return _first([look.at(split, rules.headroom) for split in options], current, flip=rules.min_gain)
 
     def _more(self, look: _Look, now: Forecast) -> Forecast | None:
         """The fewest workers that reach the target, else those that gain most, within the budget; nobody flips."""
@@ -243,8 +243,14 @@ def _keeps_roles(current: Split, split: Split) -> bool:
     return all(split.of(role) or not current.of(role) for role in RoleName)
 
 
-def _first(found: Iterable[Forecast], current: Split) -> Forecast:
-    return min(found, key=lambda one: (-round(one.score, 3), current.flips_to(one.split), one.split))
+def _first(found: Iterable[Forecast], current: Split, *, flip: float = 0.0) -> Forecast:
+    """The best, when each flip costs `flip` of the score; of equals the one with the fewest."""
+
+    def rank(one: Forecast) -> tuple[float, int, Split]:
+        flips = current.flips_to(one.split)
+        return flip * flips - round(one.score, 3), flips, one.split
+
+    return min(found, key=rank)
 
 
 def _says(now: Forecast, then: Forecast, rules: Rules) -> str:

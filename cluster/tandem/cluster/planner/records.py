@@ -150,12 +150,12 @@ class Decision:
 class Rules:
     """When the planner changes something.
 
-    Requests of the last `window_s` count, at most `max_requests`, at least `min_requests`. A change has to gain
-    `min_gain` of all requests, in `confirmations` decisions in a row, at a load `headroom` times as heavy as seen; and
-    to be worth `worth_s` since the first of them: seconds, times the share of requests that it gains. So much is gained
-    soon where much is wrong. After any change the split stays for `cool_down_s`. At most `most_at_once` of the workers
-    flip in one decision (one always may). `budget`: most workers, 0 = as many as there are. With `is_scaling` workers
-    are added where no flip reaches `target`, and taken away where fewer reach it at `spare_headroom`,
+    Requests of the last `window_s` count, at most `max_requests`, at least `min_requests`. Each flip of a change has to
+    gain `min_gain` of all requests, in `confirmations` decisions in a row, at a load `headroom` times as heavy as seen;
+    and to be worth `worth_s` since the first of them: seconds, times the share of requests that it gains. So much is
+    gained soon where much is wrong. After any change the split stays for `cool_down_s`. At most `most_at_once` of the
+    workers flip in one decision (one always may). `budget`: most workers, 0 = as many as there are. With `is_scaling`
+    workers are added where no flip reaches `target`, and taken away where fewer reach it at `spare_headroom`,
     `spare_confirmations` times in a row.
     `is_mixed_allowed`: all-mixed splits are looked at too.
     """

@@ -62,6 +62,17 @@ def test_long_prompts_want_prefill_workers_and_long_answers_decode_workers() -> 
     assert more_decode.wanted.decode > 4
 
 
+@pytest.mark.parametrize("tokens", range(400, 2400, 200))
+def test_each_flip_gains_what_a_change_has_to_gain(tokens: int) -> None:
+    """So a second worker does not follow the first for a hair."""
+    rules = dataclasses.replace(ACT, headroom=1.0, most_at_once=1.0, min_gain=0.1, confirmations=1, worth_s=0.0)
+    decision = ask(Planner(rules), Split(2, 6), load(5.0, tokens, 100, 60.0), 60.0)
+    score = {one.split: one.score for one in decision.considered}
+    for split in score:
+        saved = decision.flips - decision.current.flips_to(split)
+        assert score[decision.wanted] - score[split] >= 0.1 * saved - 0.001, split
+
+
 def test_a_decision_says_why_and_what_it_predicts() -> None:
     decision = until_it_acts(Planner(ACT), Split(3, 5), prompts)
     assert decision.now is not None
