@@ -65,6 +65,58 @@ def test_old_and_unreadable_rows_are_left_out_and_removed(server: PrivateRedis, 
     asyncio.run(scenario())
 
 
+# In the order of a row: from, to, transport, peer, bytes a second, latency in seconds, failure.
+@pytest.mark.parametrize(
+    "row",
+    [
+        '["a","b","tcp","d0",NaN,1e-4,""]',
+        '["a","b","tcp","d0",Infinity,1e-4,""]',
+        '["a","b","tcp","d0",-Infinity,1e-4,""]',
+        '["a","b","tcp","d0",1e400,1e-4,""]',
+        '["a","b","tcp","d0",1e300,1e-4,""]',
+        f'["a","b","tcp","d0",1{"0" * 400},1e-4,""]',
+        '["a","b","tcp","d0",0,1e-4,""]',
+        '["a","b","tcp","d0",-1.5,1e-4,""]',
+        '["a","b","tcp","d0","1e9",1e-4,""]',
+        '["a","b","tcp","d0",true,1e-4,""]',
+        '["a","b","tcp","d0",1e9,NaN,""]',
+        '["a","b","tcp","d0",1e9,Infinity,""]',
+        '["a","b","tcp","d0",1e9,-1,""]',
+        '["a","b","tcp","d0",1e9,1e9,""]',
+        '["a","b","tcp","d0",NaN,0,"refused"]',
+        '["a",["b"],"tcp","d0",1e9,1e-4,""]',
+        "[" * 100_000,
+    ],
+)
+def test_a_row_that_no_measurement_can_say_is_left_out_and_removed(row: str, server: PrivateRedis, client: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = LinkSpeedStore(redis, KEYS)
+            await store.write([TCP, REFUSED])
+            now_s, _ = await redis.time()
+            await redis.hset(KEYS.link_speeds, "planted", f"{now_s * 1_000_000} {row}")
+            assert without_age(await store.read()) == without_age([TCP, REFUSED])
+            assert not await redis.hexists(KEYS.link_speeds, "planted")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ahead_s", [3600, 10**400], ids=["an hour", "beyond any number"])
+def test_a_row_of_the_future_is_left_out_and_does_not_stay_young_for_ever(
+    ahead_s: int, server: PrivateRedis, client: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = LinkSpeedStore(redis, KEYS)
+            now_s, _ = await redis.time()
+            row = f'{(now_s + ahead_s) * 1_000_000} ["a","b","tcp","d0",1e9,1e-4,""]'
+            await redis.hset(KEYS.link_speeds, "planted", row)
+            assert await store.read() == []
+            assert not await redis.hexists(KEYS.link_speeds, "planted")
+
+    asyncio.run(scenario())
+
+
 def test_the_hash_is_bounded(server: PrivateRedis, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linkspeeds, "MAX_ROWS", 5)
 

@@ -25,6 +25,12 @@ EXPIRE_S: Final = 3600.0
 MAX_ROWS: Final = 20_000
 """More are not written: hosts² × transports must stay readable every few seconds."""
 POLL_S: Final = 3.0
+MAX_BYTES_PER_S: Final = 1e14
+"""A hundred times what the fastest links and memories move."""
+MAX_LATENCY_S: Final = 60.0
+"""Nobody waits so long for the answer of a measurement."""
+MAX_AHEAD_S: Final = 60.0
+"""A row of a moment further ahead would stay young for as long; the server's clock is corrected by less."""
 
 # ARGV: expiry in seconds, bound on rows, then for each row: field, field to drop or "", age in microseconds, JSON.
 _WRITE = """
@@ -109,18 +115,31 @@ def _to_json(row: LinkSpeed) -> str:
 
 
 def _from_value(value: bytes, now_s: float) -> LinkSpeed | None:
+    """None if it cannot be read, or says what no measurement can."""
     try:
         micros, text = value.decode().split(" ", 1)
         from_host, to_host, transport, peer, bytes_per_s, latency_s, failure = json.loads(text)
-        return LinkSpeed(
-            from_host=str(from_host),
-            to_host=str(to_host),
-            transport=str(transport),
-            peer=str(peer),
-            bytes_per_s=float(bytes_per_s),
-            latency_s=float(latency_s),
-            failure=str(failure),
-            age_s=max(0.0, now_s - int(micros) / 1e6),
-        )
-    except (ValueError, TypeError):
+        age_s = now_s - int(micros) / 1e6
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
+    if not all(isinstance(name, str) for name in (from_host, to_host, transport, peer, failure)):
+        return None
+    slowest = 0.0 if failure else 1.0  # a failure has no speed
+    is_sane = _is_within(bytes_per_s, slowest, MAX_BYTES_PER_S) and _is_within(latency_s, 0.0, MAX_LATENCY_S)
+    if not is_sane or age_s < -MAX_AHEAD_S:
+        return None
+    return LinkSpeed(
+        from_host=from_host,
+        to_host=to_host,
+        transport=transport,
+        peer=peer,
+        bytes_per_s=float(bytes_per_s),
+        latency_s=float(latency_s),
+        failure=failure,
+        age_s=max(0.0, age_s),
+    )
+
+
+def _is_within(value: object, least: float, most: float) -> bool:
+    """Whether it is a number, and one of those; NaN is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
