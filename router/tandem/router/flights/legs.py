@@ -112,9 +112,11 @@ class Legs:
     def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, now_s: float) -> Sent:
         """What this leg adds to the worker's load, until its load reports say so."""
         known = max([view.reusable_tokens.get(link.worker, 0), *(s.tokens for s in flight.plan.sources[:1])])
+        # What a decode worker pins in place of reserving is in the form in which this pair moves blocks.
+        held = flight.plan.decode_hit_tokens if leg == w.LEG_DECODE else view.held_tokens.get(link.worker, 0)
         return sent(
             flight.job(now_s),
-            held_tokens=view.held_tokens.get(link.worker, 0),
+            held_tokens=held,
             known_tokens=None if leg == w.LEG_DECODE else known,
             block_tokens=link.facts.block_tokens if link.facts is not None else 1,
             rules=link.load.queue_rules,
