@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 
 from tandem.core.blockhash import chain
@@ -16,6 +15,7 @@ from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost import audit
 from tandem.workerhost.claims import Claim
+from tandem.workerhost.deferred import Deferred
 from tandem.workerhost.exchange import Exchange
 from tandem.workerhost.inbox import Mail
 from tandem.workerhost.link_news import LinkNews
@@ -55,7 +55,7 @@ class StepLoop:
         self._leaving: list[Role] = []
         """Roles that it had, whose last transfers are not quiet yet."""
         self._exchange = Exchange(shell, self._run)
-        self._deferred: deque[object] = deque()
+        self._deferred = Deferred()
         self._is_stopping = self._is_checked = False
         self._wait_s = self._worked_s = 0.0
         self._last_report_s = 0.0
@@ -78,7 +78,7 @@ class StepLoop:
             self._stand_still(max_wait_s)
             return
         wait_s = 0.0 if self._deferred else min(self._wait_s, max_wait_s)
-        items = [*self._take_deferred(), *self._inbox.take(wait_s)]
+        items = [*self._deferred.take(), *self._inbox.take(wait_s)]
         for item in items:
             self._handle(item)
         now_s = self._shell.clock.now_s()
@@ -119,24 +119,12 @@ class StepLoop:
                 self._deferred.append(item)
         for item in self._deferred:  # also what came in the middle of the last step
             _raise_if_lost(item)
-        while any(_is_incarnation(item) for item in self._deferred):
-            self._end_incarnation()
-
-    def _end_incarnation(self) -> None:
-        """Take everything up to the message that makes this another incarnation. What routers and peers said to the
-        one before, and what its last step computed, is void: its streams are closed, its requests end with it."""
-        while not _is_incarnation(item := self._deferred.popleft()):
-            is_said = isinstance(item, e.HostToRank) and item.WhichOneof("kind") in ("router", "peer")
-            if not is_said and not isinstance(item, StepResult):
-                self._handle(item)
-        self._handle(item)
+        for item in self._deferred.take_void():
+            self._handle(item)
+        if self._deferred.is_full:
+            self._deferred.void()
 
     # ---- what came in ----------------------------------------------------------------------------------------------
-
-    def _take_deferred(self) -> list[object]:
-        items = list(self._deferred)
-        self._deferred.clear()
-        return items
 
     def _handle(self, item: object) -> None:
         if isinstance(item, StepResult):
@@ -323,7 +311,7 @@ class StepLoop:
 
     def _on_layers(self, slices: tuple[PrefillSlice, ...], first_layer: int, last_layer: int) -> None:
         """Inside a step. Tickets are taken from the inbox here, so that pushes overlap with the rest of the step."""
-        for item in self._inbox.take(0.0):
+        for item in () if self._deferred.is_full else self._inbox.take(0.0):
             is_ticket = isinstance(item, e.HostToRank) and item.peer.message.HasField("ticket")
             if is_ticket and self._has_lease():
                 self._handle(item)
@@ -384,10 +372,6 @@ class StepLoop:
         if data != self._last_report:
             self._last_report = data
             self._shell.outbox.put(e.RankToHost(load=report))
-
-
-def _is_incarnation(item: object) -> bool:
-    return isinstance(item, e.HostToRank) and item.HasField("incarnation")
 
 
 def _raise_if_lost(item: object) -> None:

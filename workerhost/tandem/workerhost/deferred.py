@@ -1,0 +1,122 @@
+"""What came in and cannot be handled now: in the middle of a step, or past the lease. In order, and bounded."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+
+from tandem.core.errors import WorkerLostError
+from tandem.core.logs import event
+from tandem.engine.request import StepResult
+from tandem.rpc.v1 import engine_pb2 as e
+
+_log = logging.getLogger(__name__)
+MAX_MESSAGES, MAX_BYTES = 10_000, 32 << 20
+"""Of what routers and peers say, and what the host asks and tells: as much as waits at the host for a rank."""
+_COUNTED = ("router", "peer", "look", "link_speeds")
+
+
+class Deferred:
+    """Belongs to the step loop.
+
+    Bounded is what others can send at any rate. In a step, the loop takes no more once it `is_full`: the rest waits in
+    the ring and at the host, which then ends the streams that say too much. Past the lease everything must be taken,
+    for the message that makes the rank another incarnation comes last: what is too much is then void, as all of it will
+    be with that message, and the rank no longer goes on as who it is. The rest is few: that a router or peer is gone is
+    kept once, transfers end once each, and none begins past the lease.
+    """
+
+    def __init__(self, max_messages: int = MAX_MESSAGES, max_bytes: int = MAX_BYTES) -> None:
+        self._max_messages, self._max_bytes = max_messages, max_bytes
+        self._items: deque[object] = deque()
+        self._messages = self._bytes = self._dropped = 0
+        self._has_incarnation = False
+        self._gone: dict[tuple[str, str], set[int]] = {}
+        """Incarnations of routers and peers that are gone, and have said nothing since."""
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._items)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more is to be taken that can wait elsewhere."""
+        return self._messages >= self._max_messages or self._bytes >= self._max_bytes
+
+    def append(self, item: object) -> None:
+        """Keep it, unless it says nothing new, or the like of it is void."""
+        if isinstance(item, e.HostToRank):
+            kind = item.WhichOneof("kind")
+            if kind == "incarnation":
+                self._has_incarnation = True
+                self._dropped = 0  # what follows is said to that one
+            elif kind in _COUNTED:
+                if self._dropped:
+                    self._dropped += 1
+                    return
+                self._messages += 1
+                self._bytes += item.ByteSize()
+                self._gone.pop(_who(item), None)
+            elif kind in ("router_gone", "peer_gone"):
+                incarnations = self._gone.setdefault(_who(item), set())
+                if item.peer_gone.incarnation in incarnations:
+                    return
+                incarnations.add(item.peer_gone.incarnation)
+        self._items.append(item)
+
+    def void(self) -> None:
+        """Past the lease: drop what routers and peers said, and what they say until there is another incarnation."""
+        dropped = self._messages
+        self._items = deque(item for item in self._items if not _is_counted(item))
+        event(_log, "what was said is void", logging.WARNING, messages=dropped, bytes=self._bytes)
+        self._dropped += dropped
+        self._messages = self._bytes = 0
+
+    def take(self) -> list[object]:
+        """Everything, to be handled. Raises WorkerLostError if something was dropped that this incarnation was told:
+        nobody would answer it."""
+        if self._dropped:
+            what = f"{self._dropped} messages that came without a lease were dropped"
+            raise WorkerLostError(what, why="the lease came back all the same", todo="it is started again")
+        items = list(self._items)
+        self._clear()
+        return items
+
+    def take_void(self) -> list[object]:
+        """Everything up to the last message that makes this another incarnation, with it, but for what routers and
+        peers said to the one before and for what its last step computed; nothing if there is no such message."""
+        if not self._has_incarnation:
+            return []
+        items = list(self._items)
+        last = max(place for place, item in enumerate(items) if _is_incarnation(item))
+        self._clear()
+        for item in items[last + 1 :]:
+            self.append(item)
+        return [item for item in items[: last + 1] if not _is_void(item)]
+
+    def _clear(self) -> None:
+        self._items.clear()
+        self._gone.clear()
+        self._messages = self._bytes = 0
+        self._has_incarnation = False
+
+
+def _is_counted(item: object) -> bool:
+    return isinstance(item, e.HostToRank) and item.WhichOneof("kind") in _COUNTED
+
+
+def _who(item: e.HostToRank) -> tuple[str, str]:
+    """The router, or the peer, that says something or is gone."""
+    return (item.router.router or item.router_gone.router, item.peer.worker or item.peer_gone.worker)
+
+
+def _is_incarnation(item: object) -> bool:
+    return isinstance(item, e.HostToRank) and item.HasField("incarnation")
+
+
+def _is_void(item: object) -> bool:
+    is_said = isinstance(item, e.HostToRank) and item.WhichOneof("kind") in ("router", "peer")
+    return is_said or isinstance(item, StepResult)
