@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,116 @@ def test_ray_is_told_one_thing(tmp_path: Path) -> None:
     _, found = doctor(tmp_path, variables={"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "x"})
     assert found["ray-auth"][0][0] == "ok"
     assert doctor(tmp_path)[1]["ray-auth"][0][0] == "skipped"
+
+
+# ---- its GPUs ------------------------------------------------------------------------------------------------------
+
+
+def gpus(tmp_path: Path, says: str = "", status: int = 0) -> dict[str, str]:
+    """Variables with which there is an `nvidia-smi` that says so of who computes, in the form that it documents."""
+    programs = tmp_path / "programs"
+    programs.mkdir(exist_ok=True)
+    (programs / "said").write_text(says)
+    smi = programs / "nvidia-smi"
+    wanted = "--query-compute-apps=gpu_uuid,pid,used_memory --format=csv,noheader,nounits"
+    smi.write_text(f'#!/bin/sh\n[ "$*" = "{wanted}" ] || exit 9\ncat {programs}/said\nexit {status}\n')
+    smi.chmod(0o755)
+    return {"PATH": f"{programs}:{os.environ['PATH']}"}
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[int]:
+    """One that goes on until the end of the block, with these arguments behind its own."""
+    code = "import sys; print(flush=True); sys.stdin.read()"
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], **pipes) as running:
+        assert running.stdout is not None
+        assert running.stdin is not None
+        assert running.stdout.readline()  # it is who it is
+        yield running.pid
+        running.stdin.close()
+
+
+def test_gpu_memory_that_is_held_by_no_worker(tmp_path: Path) -> None:
+    rank = ("-m", "tandem.worker.rank", "--rank=0")
+    with process(*rank, f"--parent={os.getpid()}") as ours, process(*rank, "--parent=1") as left, process() as other:
+        says = f"GPU-aaaa, {ours}, 60000\nGPU-aaaa, {left}, 61440\nGPU-bbbb, {other}, [N/A]\nGPU-bbbb, 4194305, 512\n"
+        code, found = doctor(tmp_path, variables=gpus(tmp_path, says))
+        assert code == 7
+        (one, leak, kill), (two, stranger, end), (three, unseen, reset) = found["gpu-memory"]
+        assert (one, leak) == (
+            "error", f"process {left} was a rank of a worker that is gone, and holds 61440 MiB of GPU-aaaa"
+        )  # fmt: skip
+        assert kill.startswith(f"`kill -9 {left}`")
+        assert (two, f"process {other} (python" in stranger, "holds memory of GPU-bbbb" in stranger) == (
+            "warning", True, True
+        )  # fmt: skip
+        assert "CUDA_VISIBLE_DEVICES" in end
+        assert (three, unseen.startswith("process 4194305 holds 512 MiB of GPU-bbbb")) == ("warning", True)
+        assert "--gpu-reset" in reset
+        _, found = doctor(tmp_path, variables=gpus(tmp_path, f"GPU-aaaa, {ours}, 60000\n"))
+        assert [verdict for verdict, _, _ in found["gpu-memory"]] == ["ok"]
+
+
+def test_a_driver_that_fails(tmp_path: Path) -> None:
+    said = "Failed to initialize NVML: Driver/library version mismatch"
+    code, found = doctor(tmp_path, variables=gpus(tmp_path, said, status=18))
+    assert code == 7
+    assert said in only(found, "gpu-memory")[0]
+
+
+def test_a_machine_without_gpus(tmp_path: Path) -> None:
+    _, found = doctor(tmp_path, variables={"PATH": str(tmp_path), "NCCL_SOCKET_IFNAME": "nosuch"})
+    assert (found["gpu-memory"][0][0], found["nccl"][0][0]) == ("skipped", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("variables", "verdict", "message"),
+    [
+        ({"NCCL_SOCKET_IFNAME": "nosuch,other"}, "error", "no interface is left by that"),
+        ({"NCCL_SOCKET_IFNAME": "=l"}, "error", "(lo"),
+        ({"NCCL_SOCKET_IFNAME": "lo"}, "warning", "nobody on another machine is reached over lo"),
+        ({"NCCL_P2P_DISABLE": "1"}, "warning", "NCCL_P2P_DISABLE=1: the 2 ranks of a worker"),
+        ({"NCCL_P2P_LEVEL": "loc"}, "warning", "NCCL_P2P_LEVEL=LOC"),
+        ({"NCCL_SHM_DISABLE": "1"}, "warning", "NCCL_SHM_DISABLE=1"),
+    ],
+)
+def test_nccl_that_is_told_what_is_not_so(
+    tmp_path: Path, variables: dict[str, str], verdict: str, message: str
+) -> None:
+    (tmp_path / "c.toml").write_text("[decode]\ntp = 2\n")
+    mount = "mount -t tmpfs -o size=2g none /dev/shm"
+    asked: Any = {"before": mount, "wraps": ("unshare", "-rm")}
+    _, found = doctor(
+        tmp_path, "--config", str(tmp_path / "c.toml"), variables={**gpus(tmp_path), **variables}, **asked
+    )
+    what, fix = only(found, "nccl", verdict)
+    assert message in what
+    assert "unset" in fix
+    _, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"), variables=gpus(tmp_path), **asked)
+    assert [verdict for verdict, _, _ in found["nccl"]] == ["ok"]
+
+
+def test_nccl_between_workers_of_one_rank_each(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('[worker]\ntransport = "nccl"\n')
+    variables = {**gpus(tmp_path), "NCCL_SOCKET_IFNAME": "nosuch", "NCCL_P2P_DISABLE": "1"}
+    code, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"), variables=variables)
+    assert code == 7
+    assert only(found, "nccl")[0].startswith("NCCL_SOCKET_IFNAME is nosuch")
+
+
+def test_too_little_shared_memory_for_several_ranks(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("[worker]\ntp = 2\n")
+    asked: Any = {"before": "mount -t tmpfs -o size=64m none /dev/shm", "wraps": ("unshare", "-rm")}
+    _, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"), variables=gpus(tmp_path), **asked)
+    what, fix = only(found, "nccl", "warning")
+    assert what == "/dev/shm holds 64 MiB, and NCCL between 2 ranks may want 1.0 GiB"
+    assert "--shm-size=1g" in fix
+    assert found["shared-memory"][0][0] == "ok"
+    for other in ("[worker]\ntp = 1\n", '[worker]\ntp = 2\ndevice = "cpu"\n', '[worker]\ntp = 2\nengine = "sim"\n'):
+        (tmp_path / "c.toml").write_text(other)
+        _, found = doctor(tmp_path, "--config", str(tmp_path / "c.toml"), variables=gpus(tmp_path), **asked)
+        assert found["nccl"][0][0] == "skipped", other
 
 
 # ---- what it is started with ---------------------------------------------------------------------------------------

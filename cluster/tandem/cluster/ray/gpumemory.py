@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
-_PROCESSES = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
+PROCESSES = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 20.0
 FREE_SHARE = 0.9
 """Of a GPU's memory, at least this much has to be free."""
@@ -27,6 +27,15 @@ class GpuMemory:
         return self.used_mib <= (1 - FREE_SHARE) * self.total_mib
 
 
+@dataclass(frozen=True, slots=True)
+class GpuUser:
+    """A process that holds memory of a GPU, in MiB; None = the driver does not say how much. `gpu`: its uuid."""
+
+    gpu: str
+    pid: int
+    used_mib: int | None
+
+
 def parse(listing: str) -> list[GpuMemory]:
     """The answer to `_QUERY`; lines that say nothing about memory are left out."""
     found = []
@@ -34,6 +43,16 @@ def parse(listing: str) -> list[GpuMemory]:
         fields = [field.strip() for field in line.split(",")]
         if len(fields) == 4 and fields[2].isdigit() and fields[3].isdigit():
             found.append(GpuMemory(fields[0], fields[1], int(fields[2]), int(fields[3])))
+    return found
+
+
+def users(listing: str) -> list[GpuUser]:
+    """The answer to `PROCESSES`; lines that name no process are left out."""
+    found = []
+    for line in listing.splitlines():
+        fields = [field.strip() for field in line.split(",")]
+        if len(fields) == 3 and fields[1].isdigit():
+            found.append(GpuUser(fields[0], int(fields[1]), int(fields[2]) if fields[2].isdigit() else None))
     return found
 
 
@@ -46,10 +65,10 @@ def occupied(gpus: Sequence[str], ask: Callable[[Sequence[str]], str] | None = N
     busy = [gpu for gpu in parse(ask(_QUERY)) if {gpu.index, gpu.uuid} & set(gpus) and not gpu.is_free]
     if not busy:
         return ""
-    users = [[field.strip() for field in line.split(",")] for line in ask(_PROCESSES).splitlines()]
+    holders = users(ask(PROCESSES))
     said = []
     for gpu in busy:
-        pids = ", ".join(user[1] for user in users if len(user) == 3 and user[0] == gpu.uuid)
+        pids = ", ".join(str(holder.pid) for holder in holders if holder.gpu == gpu.uuid)
         by = f" (process {pids})" if pids else ""
         said.append(f"GPU {gpu.index} has {gpu.used_mib} of {gpu.total_mib} MiB in use{by}")
     return "; ".join(said)

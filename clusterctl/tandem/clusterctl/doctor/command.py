@@ -17,6 +17,7 @@ from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.doctor import findings
 from tandem.clusterctl.doctor.cluster_checks import ClusterChecks
 from tandem.clusterctl.doctor.findings import Finding, Verdict
+from tandem.clusterctl.doctor.gpus import Gpus
 from tandem.clusterctl.doctor.installation import Installation
 from tandem.clusterctl.doctor.machine import Machine
 from tandem.clusterctl.exits import Exit
@@ -69,6 +70,7 @@ def examine(where: Where, config: Path | None = None, redis_url: str = "") -> It
     installation = Installation(state=state, variables=environment.variables, file=config)
     parts = (
         Machine(variables=environment.variables, state_root=state.path.parent),
+        Gpus(variables=environment.variables, config=installation.config),
         installation,
         _redis(where, redis_url, state, installation),
         _cluster(where, state),

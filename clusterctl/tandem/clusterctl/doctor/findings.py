@@ -57,3 +57,8 @@ def run(
         except Exception as failure:  # noqa: BLE001 - the others are to be heard
             why = " ".join(str(failure).split()) or type(failure).__name__
             yield error(name, f"it could not be looked at: {why}", "correct that first")
+
+
+def size(count: int) -> str:
+    """Bytes for people: "64 MiB", "1.0 GiB"."""
+    return f"{count / 2**20:,.0f} MiB" if count < 1 << 30 else f"{count / 2**30:,.1f} GiB"

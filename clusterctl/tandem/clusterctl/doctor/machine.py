@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
+from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
 
 _TOO_FEW_FILES, _FEW_FILES = 1024, 4096
 """Connections of clients, workers and transfers are descriptors."""
@@ -51,18 +51,18 @@ class Machine:
             yield error("shared-memory", f"there is no {self.shared_memory}", f"mount a tmpfs at {self.shared_memory}")
             return
         found = os.statvfs(self.shared_memory)
-        size = found.f_blocks * found.f_frsize
-        if size < _LITTLE_SHARED_BYTES:
+        room = found.f_blocks * found.f_frsize
+        if room < _LITTLE_SHARED_BYTES:
             fix = f"`mount -o remount,size=1G {self.shared_memory}`, or --shm-size of the container"
-            yield error("shared-memory", f"{self.shared_memory} holds {_mib(size)}", fix)
+            yield error("shared-memory", f"{self.shared_memory} holds {size(room)}", fix)
         else:
-            yield ok("shared-memory", f"{self.shared_memory} holds {_mib(size)}")
+            yield ok("shared-memory", f"{self.shared_memory} holds {size(room)}")
 
     def disk(self) -> Iterator[Finding]:
         place = next(path for path in (self.state_root, *self.state_root.parents) if path.exists())
         free = shutil.disk_usage(place).free
         what, fix = (
-            f"{_mib(free)} are free for the state in {self.state_root}",
+            f"{size(free)} are free for the state in {self.state_root}",
             "make room, or choose another --state-dir",
         )
         if free < _FULL_BYTES:
@@ -111,7 +111,3 @@ class Machine:
             yield ok("ray-auth", f"RAY_AUTH_MODE is {mode}")
         else:
             yield skipped("ray-auth", "Ray was not set up here")
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB" if size < 1 << 30 else f"{size / 2**30:,.1f} GiB"
