@@ -179,6 +179,41 @@ def test_logs_of_one_request_and_what_follows(cluster: Cluster) -> None:
     assert (code, len(text.splitlines())) == (0, 1)
 
 
+@pytest.mark.parametrize("form", ["json", "yaml", "table"])
+def test_looks_follow_each_other_where_there_is_no_terminal(cluster: Cluster, form: str) -> None:
+    """For programs each is a document; in JSON a line. The first is of all time, the others of the time between."""
+    command = [sys.executable, "-m", "tandem.clusterctl", "top", "-f", "--every", "0.1", "-o", form]
+    command += ["--state-dir", str(cluster.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as follower:
+        try:
+            assert follower.stdout is not None
+            if form == "json":
+                looks = [json.loads(follower.stdout.readline()) for _ in range(4)]
+            else:
+                begins = "---\n" if form == "yaml" else f"{looked(cluster)['cluster']}: "
+                starts = (line for line in follower.stdout if line.startswith(begins))
+                assert len(list(itertools.islice(starts, 4))) == 4
+            follower.send_signal(signal.SIGINT)
+            assert follower.wait(30) == 130
+        finally:
+            follower.kill()
+    if form == "json":
+        for look in looks:
+            check(look, "Top")
+        assert looks[0]["window_s"] is None
+        assert all(look["window_s"] >= 0.1 for look in looks[1:])
+        assert [look["requests_per_s"] for look in looks[1:]] == [0.0] * 3
+    assert looked(cluster)["window_s"] is None, "without it: one document, and the end"
+
+
+def looked(cluster: Cluster) -> dict[str, Any]:
+    """What `top` says once."""
+    code, text, _ = clusterctl(cluster, "top", "-o", "json")
+    assert code == 0
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def test_status_is_told_as_an_exit_code(cluster: Cluster) -> None:
     def healthy() -> dict[str, Any] | None:
         code, text, _ = clusterctl(cluster, "status", "--exit-code", "-o", "json")

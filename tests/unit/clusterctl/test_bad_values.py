@@ -46,6 +46,7 @@ CASES: list[tuple[list[str], str]] = [
     (["status", "--state-dir", "~nosuchuser"], "~nosuchuser is nobody's home"),
     (["top", "--every", "inf"], "--every is inf"),
     (["top", "--every", "nan"], "--every is nan"),
+    (["top", "--follow", "--once"], "--follow and --once exclude each other"),
     (["bench", "--url", "http://127.0.0.1:1", "--api-key-file", "key"], "key holds no API key"),
     (["bench", "--ttft", "inf"], "--ttft is inf"),
     (["plan", *LOAD, "--hardware", "h100=inf"], "the price of 'h100=inf' is no number above 0"),

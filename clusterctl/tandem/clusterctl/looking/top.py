@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tandem.clusterctl.admin_client import AdminClient
 
 _LEAST_S, _MOST_S = 0.1, 86_400.0
+_QUIET_S = 30.0
 
 app = command_app()
 
@@ -47,31 +48,59 @@ _ORDER: dict[Sort, Callable[[Record], Any]] = {
 }
 
 
-@app.command(epilog=examples("top", "top --sort kv --every 2", "top -o json"))
+@app.command(epilog=examples("top", "top --sort kv --every 2", "top -o json", "top --follow --every 5 -o json"))
 @flagged
 def top(
     where: Where,
     output: Output,
     sort: Annotated[Sort, typer.Option(help="What the workers are ordered by.")] = Sort.NAME,
     every: Annotated[float, typer.Option(help="Seconds between two looks; figures are of that time.")] = 1.0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on where there is no terminal, and with -o json or yaml, too.")
+    ] = False,
     once: Annotated[bool, typer.Option("--once", help="Print it once and end, as where there is no terminal.")] = False,
 ) -> None:
-    """Show what every worker does now, until Ctrl-C; once where there is no terminal, and with -o json or yaml."""
+    """Show what every worker does now, until Ctrl-C; once where there is no terminal, and with -o json or yaml. With
+    --follow programs get one document a line."""
     if not _LEAST_S <= every <= _MOST_S:
         raise ConfigError(f"--every is {every:g}", todo=f"Use {_LEAST_S:g} to {_MOST_S:g} seconds")
+    if follow and once:
+        raise ConfigError("--follow and --once exclude each other", todo="Give one of them")
     with where.client() as admin:
-        scene = Scene(admin, sort)
-        console = page.console()
-        if output.is_document or once or not console.is_terminal:
+        scene, console = Scene(admin, sort), page.console()
+        is_picture = console.is_terminal and not output.is_document
+        if once or not (is_picture or follow):
             output.show("Top", scene.look(), show)
-            return
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            while True:
-                try:
-                    live.update(drawn(scene.look()), refresh=True)
-                except UnavailableError as error:  # it may be starting again
-                    live.update(Text(error.message), refresh=True)
-                time.sleep(every)
+        elif is_picture:
+            _picture(scene, console, every)
+        else:
+            _stream(scene, output, every)
+
+
+def _picture(scene: Scene, console: Console, every_s: float) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                live.update(drawn(scene.look()), refresh=True)
+            except UnavailableError as error:  # it may be starting again
+                live.update(Text(error.message), refresh=True)
+            time.sleep(every_s)
+
+
+def _stream(scene: Scene, output: Output, every_s: float) -> None:
+    """One look after the other, the first at once. Raises UnavailableError if nobody answers for a while."""
+    output.stream("Top", scene.look(), as_text)
+    heard_s = time.monotonic()
+    while True:
+        time.sleep(every_s)
+        try:
+            found = scene.look()
+        except UnavailableError:  # the router may be starting again
+            if time.monotonic() - heard_s > max(_QUIET_S, every_s):
+                raise
+            continue
+        output.stream("Top", found, as_text)
+        heard_s = time.monotonic()
 
 
 class Scene:
@@ -106,6 +135,14 @@ class Scene:
 def show(found: Record, console: Console) -> None:
     """Print one look."""
     console.print(drawn(found))
+
+
+def as_text(found: Record) -> str:
+    """One look as lines of text, and an empty one."""
+    console = page.console()
+    with console.capture() as captured:
+        show(found, console)
+    return captured.get()
 
 
 def drawn(found: Record) -> Group:
