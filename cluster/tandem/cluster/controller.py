@@ -314,7 +314,8 @@ class Controller:
         elif self._steering is not None:
             slot, told = self._slots[action.worker_id], _TOLD[action.deed]
             self._events.record(told, action.worker_id, action.reason)
-            slot.step = asyncio.create_task(self._steer(slot, action, self._steering, state.drain_deadline_s))
+            deadline_s = state.drain_deadline_of(action.worker_id)
+            slot.step = asyncio.create_task(self._steer(slot, action, self._steering, deadline_s))
 
     async def _start(self, member: Member, state: DesiredState, reason: str) -> None:
         pool = state.pool(member.pool)

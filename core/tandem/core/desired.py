@@ -48,7 +48,7 @@ class Member:
     """One worker that should be there, in `role`, which is its pool's. It keeps its id over restarts and flips.
 
     `is_cordoned`: it runs and gets no work. `restart_generation` rises by one with every wish to start it anew.
-    `revision` "" = its pool's.
+    `revision` "" = its pool's. `drain_deadline_s`: how long this drain may take; None = as the record says.
     """
 
     worker_id: WorkerId
@@ -57,6 +57,7 @@ class Member:
     is_cordoned: bool = False
     restart_generation: int = 0
     revision: str = ""
+    drain_deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +105,8 @@ class DesiredState:
     the cluster.
 
     `max_ranks`: never more ranks than that at once, old and new workers together; 0 = no bound. `drain_deadline_s`: how
-    long a worker that leaves, restarts, flips or is cordoned may take to finish what it has. `revisions`: those that
-    differ from the configuration and may be wanted.
+    long a worker that leaves, restarts, flips or is cordoned may take to finish what it has, unless its member says
+    otherwise. `revisions`: those that differ from the configuration and may be wanted.
     """
 
     version: int
@@ -132,6 +133,12 @@ class DesiredState:
     def member(self, worker_id: str) -> Member | None:
         """The member of that id, if it should be there."""
         return next((member for member in self.members if member.worker_id == worker_id), None)
+
+    def drain_deadline_of(self, worker_id: str) -> float:
+        """Seconds that this worker, wanted or not, may take to finish what it has."""
+        member = self.member(worker_id)
+        own_s = member.drain_deadline_s if member is not None else None
+        return self.drain_deadline_s if own_s is None else own_s
 
     def revision_of(self, member: Member) -> str:
         """The revision that this member should be of."""
@@ -172,8 +179,9 @@ class DesiredState:
                 why=f"the most are {MAX_WORKERS}",
                 todo="ask for fewer workers",
             )
-        if not 0 <= self.drain_deadline_s < math.inf:
-            raise ConfigError(f"the drain deadline is {self.drain_deadline_s} s", todo="use 0 or more seconds")
+        for deadline_s in (self.drain_deadline_s, *(member.drain_deadline_s for member in self.members)):
+            if deadline_s is not None and not 0 <= deadline_s < math.inf:
+                raise ConfigError(f"a drain deadline is {deadline_s} s", todo="use 0 or more seconds")
         self._validate_members()
         self._validate_revisions()
         if self.max_ranks and self.ranks > self.max_ranks:

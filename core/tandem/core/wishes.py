@@ -119,9 +119,11 @@ def flipped(state: DesiredState, worker: str, role: RoleName) -> DesiredState:
 
 
 def cordoned(state: DesiredState, worker: str, *, is_cordoned: bool, deadline_s: float | None = None) -> DesiredState:
-    """`worker` without new work, drained within `deadline_s` (None = as the record says), or with work again."""
-    changed = _with(state, replace(member_named(state, worker), is_cordoned=is_cordoned))
-    return _valid(changed if deadline_s is None else replace(changed, drain_deadline_s=deadline_s))
+    """`worker` without new work, drained within `deadline_s` (None: as before, or as the record says), or with work
+    again."""
+    member = member_named(state, worker)
+    deadline_s = (member.drain_deadline_s if deadline_s is None else deadline_s) if is_cordoned else None
+    return _valid(_with(state, replace(member, is_cordoned=is_cordoned, drain_deadline_s=deadline_s)))
 
 
 def restarted(state: DesiredState, worker: str) -> DesiredState:
@@ -275,8 +277,12 @@ def _changed(before: Member, after: Member | None) -> list[Change]:
     if (after.restart_generation, after.revision) != (before.restart_generation, before.revision):
         to = f"to revision {after.revision}" if after.revision != before.revision else "drained first"
         found.append(Change(deed=Deed.RESTART, worker_id=worker, detail=to))
+    own_s = after.drain_deadline_s
     if after.is_cordoned and not before.is_cordoned:
-        found.append(Change(deed=Deed.DRAIN, worker_id=worker, detail="no new work"))
+        moves = "" if own_s is None else f"; what still runs after {own_s:g} s moves to other workers"
+        found.append(Change(deed=Deed.DRAIN, worker_id=worker, detail=f"no new work{moves}"))
+    elif after.is_cordoned and own_s is not None and own_s != before.drain_deadline_s:
+        found.append(Change(deed=Deed.DRAIN, worker_id=worker, detail=f"within {own_s:g} s, once it is told anew"))
     elif before.is_cordoned and not after.is_cordoned:
         found.append(Change(deed=Deed.UNCORDON, worker_id=worker))
     return found

@@ -224,7 +224,7 @@ def test_of_two_writers_one_wins_and_the_planner_gives_way(play: Callable[..., N
     async def scenario(scene: Scene) -> None:
         planner = scene.planner(HASTY)
         await scene.redis.hset(KEYS.desired, "saved_s", 0)
-        shorter = cordoned(await scene.state(), "decode-2", is_cordoned=False, deadline_s=7.0)
+        shorter = dataclasses.replace(await scene.state(), drain_deadline_s=7.0)
         scene.desired.race = lambda: scene.write(shorter)
         await scene.look(planner)
         (denied,) = await scene.events(EventKind.PLAN_DENIED)
@@ -268,7 +268,7 @@ def test_what_an_operator_does_gives_it_a_cool_down(play: Callable[..., None]) -
     async def scenario(scene: Scene) -> None:
         planner = scene.planner(HASTY)
         await scene.redis.hset(KEYS.desired, "saved_s", 0)
-        await scene.write(cordoned(await scene.state(), "decode-2", is_cordoned=False, deadline_s=7.0))
+        await scene.write(dataclasses.replace(await scene.state(), drain_deadline_s=7.0))
         for one in (planner, scene.planner(HASTY)):
             word = await scene.look(one, step_s=1.0)
             assert 20 < word["waits_s"] <= 31

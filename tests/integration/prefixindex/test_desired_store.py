@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, UnavailableError
 from tandem.core.lifecycle import RoleName
+from tandem.core.wishes import cordoned
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.prefixindex.stores.desired import DesiredStateStore, from_json
 
 KEYS = Keys("test")
 FIRST = DesiredState(version=1, pools=(Pool(name="m", model="x", role=RoleName.MIXED, count=1),)).filled()
@@ -63,6 +65,45 @@ def test_what_another_release_wrote_can_be_replaced(server: PrivateRedis, client
             assert await store.load() == replace(FIRST, version=8)
 
     asyncio.run(scenario())
+
+
+EARLIER = {
+    "version": 7, "max_ranks": 0, "drain_deadline_s": 9.5, "is_stopped": False, "revisions": [], "rollouts": [],
+    "pools": [{"name": "m", "model": "x", "role": "mixed", "count": 2, "revision": "initial", "tp": 1,
+               "hardware": "any"}],
+    "members": [{"worker_id": f"m-{n}", "pool": "m", "role": "mixed", "is_cordoned": n == 1, "restart_generation": n,
+                 "revision": ""} for n in range(2)],
+}  # fmt: skip
+"""As the release before wrote it, whose members had no deadlines of their own."""
+
+
+def test_a_record_of_the_release_before_is_read_and_drains_keep_its_deadline(server: PrivateRedis, client: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = DesiredStateStore(redis, KEYS)
+            await redis.hset(KEYS.desired, mapping={"version": 7, "state": json.dumps(EARLIER)})
+            state = await store.load()
+            assert state is not None
+            assert [(m.is_cordoned, m.restart_generation, m.drain_deadline_s) for m in state.members] == [
+                (False, 0, None), (True, 1, None)
+            ]  # fmt: skip
+            assert [state.drain_deadline_of(name) for name in ("m-0", "m-1")] == [9.5, 9.5]
+            after = cordoned(cordoned(state, "m-1", is_cordoned=False), "m-0", is_cordoned=True, deadline_s=2.0)
+            assert await store.save(replace(after, version=8), 7)
+            found = await store.load()
+            assert found == replace(after, version=8)
+            assert [found.drain_deadline_of(name) for name in ("m-0", "m-1")] == [2.0, 9.5]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1", "true", '"5"', "[]"])
+@pytest.mark.parametrize("whose", ["the record's", "a member's"])
+def test_a_deadline_that_is_none_makes_the_record_one_that_cannot_be_read(value: str, whose: str) -> None:
+    raw = json.loads(json.dumps(EARLIER))
+    (raw if whose == "the record's" else raw["members"][0])["drain_deadline_s"] = json.loads(value)
+    with pytest.raises(ConfigError, match="no number of seconds"):
+        from_json(json.dumps(raw))
 
 
 def test_watchers_see_changes_through_restarts(server: PrivateRedis, client: Any, until: Any, running: Any) -> None:

@@ -113,7 +113,8 @@ def test_what_cannot_be_wished(
 def test_a_drain_a_ratio_and_their_end(house: House) -> None:
     drained = propose(house, {"verb": "drain", "worker": "decode-1", "deadline_s": 4.0})[1]["after"]
     assert ask(house, "/desired", {"state": drained})[0] == 200
-    assert drained["drain_deadline_s"] == 4.0
+    deadlines = {member["worker_id"]: member["drain_deadline_s"] for member in drained["members"]}
+    assert (deadlines.pop("decode-1"), set(deadlines.values()), drained["drain_deadline_s"]) == (4.0, {None}, 60.0)
     back = propose(house, {"verb": "uncordon", "worker": "decode-1"})[1]
     assert [(row["deed"], row["worker_id"]) for row in back["changes"]] == [("uncordon", "decode-1")]
     split = propose(house, {"verb": "scale", "ratio": [3, 1], "total": 4})[1]["after"]

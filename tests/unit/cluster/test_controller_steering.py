@@ -15,7 +15,7 @@ from tandem.core.errors import WorkerLostError
 from tandem.core.events import EventKind
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.core.wishes import cordoned, flipped, restarted, scaled
+from tandem.core.wishes import cordoned, flipped, restarted, scaled, with_members
 from tests.unit.cluster.controller_rig import P1, Harness, settle, spec_of
 
 
@@ -124,6 +124,31 @@ def play_steered(scene: Callable[[Steered], Coroutine[None, None, None]]) -> Non
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_each_worker_is_told_the_deadline_of_its_own_drain() -> None:
+    """Also by a controller that only reads the record, and who leaves is told that of the record."""
+
+    async def scene(h: Steered) -> None:
+        more = replace(
+            _start(),
+            pools=(replace(_start().pools[0], count=4), *_start().pools[1:]), members=(), drain_deadline_s=45.0
+        ).filled()  # fmt: skip
+        h.write(more)
+        await _until(lambda: len(h.launcher.there) == 5)
+        h.all_ready()
+        one = cordoned(more, "prefill-1", is_cordoned=True, deadline_s=5.0)
+        both = cordoned(one, "prefill-2", is_cordoned=True, deadline_s=300.0)
+        h.write(one)
+        await _until(lambda: h.steering.calls == ["drain prefill-1 5"])
+        h.write(both)
+        await _until(lambda: h.steering.calls == ["drain prefill-1 5", "drain prefill-2 300"])
+        h.steering.said[P1].state = "ready"  # its process was started anew, say
+        await _until(lambda: h.steering.calls[2:] == ["drain prefill-1 5"])
+        h.write(with_members(both, [one for one in both.members if one.worker_id != "prefill-3"]))
+        await _until(lambda: h.steering.calls[3:] == ["drain prefill-3 45"])
+
+    play_steered(scene)
 
 
 def test_a_victim_is_stopped_once_it_says_that_it_has_nothing_left() -> None:

@@ -22,8 +22,7 @@ def test_the_deadline_of_a_drain_is_shown_as_what_it_is() -> None:
     drained = cordoned(STATE, "mixed-1", is_cordoned=True)
     assert lines_of(found(drained)) == ["~ mixed-1: drain (no new work)"]
     assert lines_of(found(cordoned(STATE, "mixed-1", is_cordoned=True, deadline_s=4.5))) == [
-        "~ mixed-1: drain (no new work)",
-        "~ drain deadline: 60 s → 4.5 s, for every worker of the cluster from now on",
+        "~ mixed-1: drain (no new work; what still runs after 4.5 s moves to other workers)"
     ]
 
 

@@ -112,9 +112,28 @@ def test_who_alone_does_its_work_does_not_change_sides() -> None:
 
 def test_a_drained_worker_does_not_count_as_serving() -> None:
     state = cordoned(cluster(2, 2), "decode-1", is_cordoned=True, deadline_s=4.0)
-    assert state.drain_deadline_s == 4.0
     with pytest.raises(ConflictError, match="2 prefill and 2 decode workers, 2 of them drained, cannot serve"):
         cordoned(state, "decode-0", is_cordoned=True)
+
+
+def test_each_drain_keeps_its_own_deadline() -> None:
+    state = cordoned(cluster(3, 3), "decode-1", is_cordoned=True, deadline_s=4.0)
+    state = cordoned(state, "prefill-2", is_cordoned=True, deadline_s=0.0)
+    state = cordoned(state, "decode-2", is_cordoned=True)
+    everybody = ("decode-1", "prefill-2", "decode-2", "decode-0", "nobody")
+    assert [state.drain_deadline_of(name) for name in everybody] == [4.0, 0.0, 60.0, 60.0, 60.0]
+    assert cordoned(state, "decode-1", is_cordoned=True) == state, "the same wish without one changes nothing"
+    longer = cordoned(state, "decode-1", is_cordoned=True, deadline_s=9.0)
+    assert [longer.drain_deadline_of(name) for name in everybody] == [9.0, 0.0, 60.0, 60.0, 60.0]
+    assert [(one.deed, one.detail) for one in changes(state, longer)] == [
+        (Deed.DRAIN, "within 9 s, once it is told anew")
+    ]
+    back = cordoned(longer, "decode-1", is_cordoned=False, deadline_s=7.0)
+    assert back.drain_deadline_of("decode-1") == 60.0, "it went with the drain"
+    flipped_too = flipped(longer, "decode-1", P)
+    assert (flipped_too.drain_deadline_of("decode-1"), restarted(longer, "decode-1").drain_deadline_of("decode-1")) == (
+        9.0, 9.0
+    )  # fmt: skip
 
 
 def test_the_bound_of_ranks_holds() -> None:
@@ -196,6 +215,8 @@ def test_records_that_contradict_themselves_are_refused() -> None:
         replace(state, max_ranks=1),
         replace(state, drain_deadline_s=float("nan")),
         replace(state, drain_deadline_s=float("inf")),
+        *(replace(state, members=(replace(state.members[0], drain_deadline_s=deadline_s), state.members[1]))
+          for deadline_s in (-1.0, float("nan"), float("inf"))),
         *(replace(state, members=(replace(state.members[0], worker_id=WorkerId(name)), state.members[1]))
           for name in ("../../tmp/x", "..", "", "a b", "a/b", "a\n", "x" * 129)),
     ]  # fmt: skip

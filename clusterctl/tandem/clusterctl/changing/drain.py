@@ -24,8 +24,8 @@ def drain(
     deadline: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which requests that still run move to other workers; the cluster keeps it for every "
-            "later drain, restart and flip.",
+            help="Seconds after which requests that still run move to other workers; without it, what this worker was "
+            "drained with before, else 60.",
             min=0,
         ),
     ] = None,

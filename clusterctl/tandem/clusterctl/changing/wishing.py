@@ -95,9 +95,6 @@ def lines_of(found: Record) -> list[str]:
         for row in found["changes"]
     ]
     rows += rollout_lines(found["before"], found["after"])
-    within = [found[side]["drain_deadline_s"] for side in ("before", "after")]
-    if within[0] != within[1]:
-        rows.append(f"~ drain deadline: {within[0]:g} s → {within[1]:g} s, for every worker of the cluster from now on")
     counts = [_counts(found[side]) for side in ("before", "after")]
     return [*rows, f"  {counts[0]} → {counts[1]}"] if counts[0] != counts[1] else rows
 

@@ -18,12 +18,15 @@ class WantedPool(TypedDict):
 
 
 class WantedMember(TypedDict):
+    """`drain_deadline_s` null: as the record says."""
+
     worker_id: str
     pool: str
     role: Role
     is_cordoned: bool
     restart_generation: int
     revision: str
+    drain_deadline_s: float | None
 
 
 class WantedRevision(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -150,7 +151,7 @@ def from_record(raw: Mapping[str, Any]) -> DesiredState:
         pools=pools,
         members=tuple(_as_member(member) for member in raw.get("members", ())),
         max_ranks=_whole(raw.get("max_ranks", 0)),
-        drain_deadline_s=float(raw.get("drain_deadline_s", DRAIN_DEADLINE_S)),
+        drain_deadline_s=_seconds(raw.get("drain_deadline_s", DRAIN_DEADLINE_S)),
         is_stopped=bool(raw["is_stopped"]),
         revisions=tuple(_as_revision(one) for one in raw.get("revisions", ())),
         rollouts=tuple(_as_rollout(one) for one in raw.get("rollouts", ())),
@@ -165,9 +166,15 @@ def _as_pool(raw: object) -> Pool:
 
 
 def _as_member(raw: object) -> Member:
-    known = _typed(raw, {"worker_id": str, "pool": str, "role": str, "is_cordoned": bool, "restart_generation": int,
+    """Records of earlier releases have no deadline of a member."""
+    own_s = raw.get("drain_deadline_s") if isinstance(raw, dict) else None
+    rest = {name: value for name, value in raw.items() if name != "drain_deadline_s"} if isinstance(raw, dict) else raw
+    known = _typed(rest, {"worker_id": str, "pool": str, "role": str, "is_cordoned": bool, "restart_generation": int,
                          "revision": str})  # fmt: skip
-    return Member(**{**known, "worker_id": WorkerId(known["worker_id"]), "role": RoleName(known["role"])})
+    return Member(
+        **{**known, "worker_id": WorkerId(known["worker_id"]), "role": RoleName(known["role"])},
+        drain_deadline_s=None if own_s is None else _seconds(own_s),
+    )
 
 
 def _as_revision(raw: object) -> Revision:
@@ -191,6 +198,13 @@ def _typed(raw: object, types: Mapping[str, type]) -> dict[str, Any]:
         if type(value) is not types.get(name):  # a bool is no int here
             raise TypeError(f"{str(name)[:80]!r} cannot be {str(value)[:80]!r}")
     return raw
+
+
+def _seconds(value: object) -> float:
+    """0 or more, not NaN and not without end."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+        return float(value)
+    raise ValueError(f"{str(value)[:80]!r} is no number of seconds")
 
 
 def _whole(value: object) -> int:
