@@ -13,7 +13,7 @@ from tandem.rpc.v1 import engine_pb2 as e
 
 _log = logging.getLogger(__name__)
 MAX_MESSAGES, MAX_BYTES = 10_000, 32 << 20
-"""Of what routers and peers say, and what the host asks and tells: as much as waits at the host for a rank."""
+"""Of what routers and peers say, and what the host asks and tells."""
 _COUNTED = ("router", "peer", "look", "link_speeds")
 
 
@@ -53,6 +53,7 @@ class Deferred:
             if kind == "incarnation":
                 self._has_incarnation = True
                 self._dropped = 0  # what follows is said to that one
+                self._gone.clear()
             elif kind in _COUNTED:
                 if self._dropped:
                     self._dropped += 1
