@@ -62,8 +62,8 @@ class Rates:
 
     A decode step of b sequences with c tokens of context in all takes `decode_step_s` + b · `decode_sequence_s` +
     c · `decode_context_s`; a worker that does both computes at most `max_step_s` of a prompt in a step. `kv_tokens`:
-    what a worker's pool holds. `handoff_s` and `kv_token_bytes` over `link_bytes_per_s` (0 = no time) are between the
-    first token and the second.
+    what a worker's pool holds. Between the first token and the second are `handoff_s` and what is still on its way of
+    `kv_token_bytes` a token, over `link_bytes_per_s` out of every worker and into every one (0 of either = no time).
     """
 
     prefill: PrefillSpeed = UNMEASURED
@@ -79,11 +79,10 @@ class Rates:
     handoff_s: float = 0.005
     queue: QueueRules = field(default_factory=QueueRules)
 
-    def moved_s(self, tokens: int) -> float:
-        """Seconds until the KV of so many tokens is at another worker; most of it while the prompt is computed."""
-        if not self.link_bytes_per_s:
-            return self.handoff_s
-        return self.handoff_s + tokens * self.kv_token_bytes / self.link_bytes_per_s
+    @property
+    def wire_token_s(self) -> float:
+        """Seconds that the KV of a token takes over a link; 0 if that is not known."""
+        return self.kv_token_bytes / self.link_bytes_per_s if self.link_bytes_per_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

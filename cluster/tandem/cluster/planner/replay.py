@@ -2,8 +2,9 @@
 
 No step is played, only what steps amount to: a worker that computes a prompt is busy for its measured seconds, and all
 sequences of a decode worker get a token a step, whose length goes by how many they are. A mixed worker does both: every
-sequence gets a token for each chunk. They are played three times in a row, until all of the second time have ended, and
-those count: a cluster in service is not empty. Some 50 µs a request and time. docs/planning.md says what is left out.
+sequence gets a token for each chunk. KV leaves while its prompt is computed, over one wire a worker. They are played
+three times in a row, until all of the second time have ended, and those count: a cluster in service is not empty. Some
+50 µs a request and time. docs/planning.md says what is left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from tandem.core.prefill_queue import attended
 _EPSILON = 1e-9
 _NEAR = 0.25
 """What coming near a promise counts for, compared with keeping it."""
+_PARTS = 8
+"""In so many parts the KV of a chunk leaves: the first while the others are computed, the last when the chunk is."""
 _NOTHING = SloSection()
 
 
@@ -68,7 +71,10 @@ def _p90(values: Sequence[float]) -> float:
 class _Worker:
     """`clock` counts the decode steps so far; a sequence that joins at 5 and makes 10 tokens ends at 15."""
 
-    __slots__ = ("at_s", "chunk_s", "clock", "context", "ends", "kv_tokens", "left_s", "prompt", "rates", "version")
+    __slots__ = (
+        "arrives_s", "at_s", "chunk_s", "clock", "context", "ends", "is_full", "kv_tokens", "left_s", "out_free_s",
+        "prompt", "rates", "version",
+    )  # fmt: skip
 
     def __init__(self, rates: Rates) -> None:
         self.rates = rates
@@ -76,6 +82,10 @@ class _Worker:
         self.prompt: int | None = None
         self.ends: list[tuple[float, int]] = []
         self.kv_tokens = 0
+        """Of sequences and, where prompts are computed for others, of those that are not there yet."""
+        self.is_full = False
+        self.out_free_s = self.arrives_s = 0.0
+        """When its wire has sent all that it was given, and when the last of its prompt's KV is there."""
         self.version = 0
 
     def step_s(self) -> float:
@@ -105,6 +115,31 @@ class _Worker:
         return found
 
 
+class _Wires:
+    """As `simulator.links`, a prompt at once: a worker's KV goes out one prompt after the other and comes in so, in the
+    order in which they were begun; the slower of both ends counts. Whoever comes first takes the way in that is free
+    first."""
+
+    def __init__(self, out: Rates, into: Rates, receivers: int) -> None:
+        self._out_token_s, self._in_token_s = out.wire_token_s, into.wire_token_s
+        self._slower_token_s = max(self._out_token_s, self._in_token_s)
+        self._in_free_s = [0.0] * receivers
+
+    def send(self, worker: _Worker, tokens: int, computed_tokens: int, seconds: float, now_s: float) -> None:
+        """A prompt of `tokens`, of which so many are computed from now on, in so many seconds. Sets when all of it is
+        there: when the wires have sent it, but not before the last part of its last chunk can be."""
+        if not self._slower_token_s:
+            worker.arrives_s = now_s + seconds
+            return
+        chunk_share = worker.chunk_s / seconds
+        from_s = now_s + worker.chunk_s / _PARTS
+        worker.out_free_s = max(worker.out_free_s, from_s) + tokens * self._out_token_s
+        in_s = max(self._in_free_s[0], from_s) + tokens * self._in_token_s
+        heapq.heapreplace(self._in_free_s, in_s)
+        last_s = computed_tokens * chunk_share / _PARTS * self._slower_token_s
+        worker.arrives_s = max(worker.out_free_s, in_s, now_s + seconds + last_s)
+
+
 class _Replay:
     def __init__(
         self, split: Split, recent: Sequence[Seen], rates: Rates, decode_rates: Rates, load: float, is_warm: bool
@@ -121,6 +156,9 @@ class _Replay:
         self._computing = [_Worker(rates) for _ in range(split.prefill)] + mixed
         self._decoding = [_Worker(decode_rates) for _ in range(split.decode)] + mixed
         self._mixed = {id(worker) for worker in mixed}
+        self._wires = _Wires(rates, decode_rates, len(self._decoding))
+        self._senders: dict[int, _Worker] = {}
+        self._longest = max(one.prompt_tokens for one in recent)
         self._idle = list(self._computing)
         self._queue: list[tuple[float, int, float]] = []
         self._joining: deque[int] = deque()
@@ -141,8 +179,7 @@ class _Replay:
             now_s, _, version, what = heapq.heappop(due)
             if isinstance(what, int):
                 self.ended_s = now_s
-                self._joining.append(what)
-                self._admit(now_s)
+                self._arrived(what, now_s)
             elif version == what.version:
                 self.ended_s = now_s
                 self._turn(what, now_s)
@@ -168,6 +205,11 @@ class _Replay:
             worker.prompt, worker.left_s = number, max(seconds, _EPSILON)
             worker.chunk_s = min(worker.left_s, self._rates.max_step_s)
             self.computed_s += seconds
+            one = self._recent[number]
+            if one.output_tokens > 1 and id(worker) not in self._mixed:
+                computed = one.prompt_tokens - min(one.cached_tokens, one.prompt_tokens - 1)
+                self._wires.send(worker, one.prompt_tokens, computed, worker.left_s, now_s)
+                worker.kv_tokens += one.prompt_tokens
             self._schedule(worker)
 
     def _turn(self, worker: _Worker, now_s: float) -> None:
@@ -180,8 +222,8 @@ class _Replay:
             has_room = True
         if worker.prompt is not None and worker.left_s <= _EPSILON:
             number, worker.prompt = worker.prompt, None
-            self._idle.append(worker)
             self._computed(worker, number, now_s)
+            self._free(worker)
             self._give(now_s)
         if has_room and self._joining:
             self._admit(now_s)
@@ -197,9 +239,27 @@ class _Replay:
         if id(worker) in self._mixed:
             self._join(worker, number, now_s)
             return
-        moved_s = self._rates.moved_s(min(self._recent[number].prompt_tokens, 512))  # the rest left while it computed
+        self._senders[number] = worker
         self._made += 1
-        heapq.heappush(self._due, (now_s + moved_s, self._made, 0, number))
+        there_s = max(now_s, worker.arrives_s) + self._rates.handoff_s
+        heapq.heappush(self._due, (there_s, self._made, 0, number))
+
+    def _arrived(self, number: int, now_s: float) -> None:
+        """All KV of a prompt is at the other worker."""
+        sender = self._senders.pop(number)
+        sender.kv_tokens -= self._recent[number].prompt_tokens
+        self._joining.append(number)
+        self._admit(now_s)
+        if sender.is_full:
+            self._free(sender)
+            self._give(now_s)
+
+    def _free(self, worker: _Worker) -> None:
+        """It takes the next prompt, unless what it computed and could not send yet leaves no room for one."""
+        held = 0 if id(worker) in self._mixed else worker.kv_tokens
+        worker.is_full = held > 0 and held + self._longest > worker.rates.kv_tokens
+        if not worker.is_full:
+            self._idle.append(worker)
 
     def _admit(self, now_s: float) -> None:
         """Answers begin at the decode worker with the fewest, in the order in which they came."""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.cluster.planner.records import Rates, Seen, Split
+from tandem.cluster.planner.records import Forecast, Rates, Seen, Split
 from tandem.cluster.planner.replay import forecast
+from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.figures import attained, quantile
+from tandem.cluster.simulator.laboratory import Laboratory
+from tandem.cluster.simulator.rates import calibrated
+from tandem.cluster.simulator.sweep import MIXED, setup
+from tandem.cluster.simulator.workloads import shared_prompt
 from tandem.core.config import SloSection
-from tandem.core.prefill_queue import FIRST_COME, PrefillSpeed
+from tandem.core.prefill_queue import FIRST_COME, PrefillSpeed, QueueRules
 
 HAND = Rates(prefill=PrefillSpeed(tokens_per_s=1000.0), decode_step_s=0.01, handoff_s=0.0, queue=FIRST_COME)
 FAST = {"": SloSection(ttft_s=1.0, itl_s=0.02)}
@@ -73,6 +81,81 @@ def test_an_answer_that_finds_no_room_waits() -> None:
     )
     found = once(Split(1, 1), [seen(0.0, 100, 101), seen(0.0, 100, 101)], rates, {"": SloSection(itl_s=0.011)})
     assert found.attained == 0.5
+
+
+def linked(token_s: float, **more: Any) -> Rates:
+    """HAND, with a wire on which the KV of a token takes so long; a chunk is 200 tokens, its last part 25."""
+    return dataclasses.replace(HAND, kv_token_bytes=1000, link_bytes_per_s=1000 / token_s, **more)
+
+
+def second_s(found: Forecast, steps: int) -> float:
+    """From the first token to the moment when the answer went on, of answers that are alone."""
+    return steps * (found.itl_p90_s - 0.01)
+
+
+def test_kv_leaves_while_the_prompt_is_computed() -> None:
+    """500 tokens in 0.5 s. A wire that is faster has the last 25 left; one of 4 ms a token sends until 2.025 s."""
+    alone = [seen(0.0, 500, 11)]
+    fast, slow = (once(Split(1, 1), alone, linked(token_s), {}) for token_s in (1e-4, 4e-3))
+    assert fast.ttft_p90_s == slow.ttft_p90_s == pytest.approx(0.5)
+    assert second_s(fast, 10) == pytest.approx(25e-4)
+    assert second_s(slow, 10) == pytest.approx(2.025 - 0.5)
+
+
+def test_what_is_cached_leaves_at_once() -> None:
+    alone = [seen(0.0, 500, 11, cached_tokens=400)]
+    assert second_s(once(Split(1, 1), alone, linked(4e-3), {}), 10) == pytest.approx(0.0125 + 2.0 - 0.1)
+
+
+def test_a_mixed_worker_sends_nothing() -> None:
+    alone = [seen(0.0, 500, 11)]
+    assert once(Split(0, 0, 1), alone, linked(4e-3), {}) == once(Split(0, 0, 1), alone, HAND, {})
+
+
+@pytest.mark.parametrize("split", [Split(1, 2), Split(2, 1)])
+def test_a_prompt_waits_for_the_one_before_it_on_either_end_of_the_wire(split: Split) -> None:
+    """Two prompts of 100 tokens, 0.4 s on the wire each: the second is there at 0.8 s, whoever has but one wire."""
+    together = [seen(0.0, 100, 11), seen(0.0, 100, 11)]
+    at_s = [0.1 * (number + 1) if split.prefill == 1 else 0.1 for number in range(2)]
+    there_s = [0.0125 + 0.4, 0.0125 + 0.8]
+    promise_s = (there_s[1] - at_s[1]) / 10 + 0.01
+    for itl_s, kept in ((promise_s - 1e-4, 0.5), (promise_s + 1e-4, 1.0)):
+        assert once(split, together, linked(4e-3), {"": SloSection(itl_s=itl_s)}).attained == kept
+    assert once(Split(2, 2), together, linked(4e-3), {"": SloSection(itl_s=promise_s - 0.01)}).attained == 1.0
+
+
+def test_the_slower_end_of_a_wire_counts() -> None:
+    alone = [seen(0.0, 500, 11)]
+    slow, fast = linked(4e-3), linked(1e-4)
+    for prefill, decode in ((slow, fast), (fast, slow), (slow, slow)):
+        found = once(Split(1, 1), alone, prefill, {}, decode_rates=decode)
+        assert second_s(found, 10) == pytest.approx(2.025 - 0.5)
+
+
+def test_who_cannot_send_what_it_computed_takes_no_more_prompts() -> None:
+    """Prompts of 0.1 s whose KV takes 1 s on the wire, and a pool for two: the third waits until the first is there."""
+    together = [seen(0.0, 100, 2) for _ in range(4)]
+    roomy, tight = (
+        once(Split(1, 1), together, linked(1e-2, kv_tokens=room), {"": SloSection(ttft_s=1.0)}) for room in (1000, 200)
+    )
+    assert (roomy.attained, tight.attained) == (1.0, 0.5)
+    assert (roomy.ttft_p90_s, tight.ttft_p90_s) == (pytest.approx(0.3), pytest.approx(1.0125 + 0.1))
+
+
+@pytest.mark.parametrize("link_bytes_per_s", [1e9, 2e9, 20e9])
+@pytest.mark.parametrize("split", [Split(1, 2), Split(2, 1), Split(0, 0, 3)])
+def test_it_says_of_a_link_what_the_simulator_does(split: Split, link_bytes_per_s: float) -> None:
+    """Three H100, prompts of 3,000 tokens: pairs keep a sixth of the promises at 1 GB/s, most at 2, all at 20."""
+    calibration = dataclasses.replace(Calibration(), link_bytes_per_s=link_bytes_per_s)
+    trace = shared_prompt(requests=100, rate=7.0, shared_tokens=0, own_tokens=3000, output_tokens=64, seed=1)
+    asked = [seen(one.arrival_s, one.prompt_tokens, one.output_tokens) for one in trace.requests]
+    promise = SloSection(ttft_s=2.0, itl_s=0.05)
+    way = MIXED if split.mixed else "always"
+    played = Laboratory(setup(calibration, split, promise, way), trace).run().records
+    found = once(split, asked, calibrated(calibration, QueueRules()), {"": promise})
+    assert found.attained == pytest.approx(attained(played, promise), abs=0.1)
+    itl_s = quantile(sorted(one.tpot_s for one in played if one.output_tokens > 1), 0.9)
+    assert found.itl_p90_s == pytest.approx(itl_s, rel=0.5)
 
 
 def test_classes_have_promises_of_their_own() -> None:
