@@ -67,6 +67,39 @@ def test_promises_that_nothing_keeps_end_with_8(capsys: pytest.CaptureFixture[st
     assert "nothing within 2 accelerators keeps 95%" in error
 
 
+LONG = ("--rate", "10", "--isl", "4096", "--osl", "32", "--slo-itl", "0.02")
+"""On H100, whose prefill workers make 3.3 GB of KV a second each."""
+
+
+@pytest.mark.parametrize(("link", "pairs"), [("1e9", False), ("20e9", True)])
+def test_pairs_are_not_recommended_over_links_that_cannot_carry_their_kv(
+    capsys: pytest.CaptureFixture[str], link: str, pairs: bool
+) -> None:
+    best = document(capsys, "plan", *LONG, "--link", link)["best"]
+    assert best["reaches_target"]
+    assert best["link_bytes_per_s"] == float(link)
+    assert (best["prefill"] is not None) is pairs
+    assert (best["mixed"] is None) is pairs
+
+
+@pytest.mark.parametrize(("price", "link"), [("0.3", 20e9), ("9", 1e9)])
+def test_links_are_chosen_by_what_they_save(capsys: pytest.CaptureFixture[str], price: str, link: float) -> None:
+    asked = ("plan", *LONG, "--link", "1e9", "--link", f"20e9={price}")
+    found = document(capsys, *asked)
+    assert found["best"]["link_bytes_per_s"] == link
+    assert {one["link_bytes_per_s"] for one in (found["best"], *found["others"])} == {1e9, 20e9}
+    assert all(one["price_per_hour"] >= found["best"]["price_per_hour"] for one in found["others"])
+    _, out, _ = run(capsys, *asked)
+    rows = [row for row in out.splitlines() if row.startswith(("best", "else"))]
+    assert {" 1.00 GB/s " in row for row in rows} == {True, False}, "people see the best of every link"
+
+
+def test_a_link_is_the_hardwares_own_unless_it_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = document(capsys, "plan", *SMALL, "--hardware", "l40s")
+    assert plain["best"]["link_bytes_per_s"] == 5e9
+    assert document(capsys, "plan", *SMALL, "--hardware", "l40s", "--link", "0") == plain
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     lines = [f"2023-11-16 18:{15 + n // 60:02}:{n % 60:02}.0000000,{400 + n},{10 + n % 50}" for n in range(120)]
@@ -98,6 +131,10 @@ def test_measured_rates_take_the_place_of_hardware(capsys: pytest.CaptureFixture
         ((*SMALL, "--trace", "x.csv"), "both --trace and --rate"),
         ((*SMALL, "--hardware", "h10"), "Did you mean 'h100'"),
         ((*SMALL, "--hardware", "h100=free"), "Write it like h100=2.5"),
+        ((*SMALL, "--link", "fast"), "Write it like 20e9"),
+        ((*SMALL, "--link", "-1"), "'-1' is no link's bytes a second"),
+        ((*SMALL, "--link", "20e9=free"), "'20e9=free' is no link's"),
+        ((*SMALL, "--link", "20e9=-1"), "'20e9=-1' is no link's"),
         ((*SMALL, "--model", "llama-3-8"), "Did you mean 'llama-3-8b'"),
         ((*SMALL, "--model", "llama-3-70b"), "Allow a larger --tp"),
         ((*SMALL, "--tp", "3"), "Use 1, 2, 4 or 8"),

@@ -1,4 +1,4 @@
-"""Which workers a load needs, before there are any: kinds of machines, TP and counts of both roles, by their price.
+"""Which workers a load needs, before there are any: kinds of machines and links, TP and counts of both roles, by price.
 
 For every pair of kinds the cheapest counts are on a staircase: with a prefill worker more, no more decode workers are
 needed than before. Walking it takes a few replays a step, where trying every count takes all of them.
@@ -20,12 +20,14 @@ HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of worker: `tp` accelerators of a hardware class, each at `price` an hour."""
+    """One kind of worker: `tp` accelerators of a hardware class, each at `price` an hour. `network`: the one that it is
+    on, where there are several to choose from; only workers on the same one are a pair."""
 
     hardware: str
     tp: int
     rates: Rates
     price: float = 1.0
+    network: str = ""
 
     @property
     def worker_price(self) -> float:
@@ -57,6 +59,17 @@ class Fleet:
         """Of an hour of all of it."""
         more = self.prefill.worker_price * self.prefill_count if self.prefill else 0.0
         return self.decode.worker_price * self.decode_count + more
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Of the slower end; 0 = not known."""
+        ends = [kind.rates.link_bytes_per_s for kind in (self.prefill, self.decode) if kind is not None]
+        return min((speed for speed in ends if speed), default=0.0)
+
+    @property
+    def kinds(self) -> tuple[str, str, str]:
+        """Of which workers it is, whatever their counts."""
+        return str(self.prefill), str(self.decode), self.decode.network
 
     def __str__(self) -> str:
         """Such as "3P h100×1 + 2D l40s×2"."""
@@ -113,7 +126,7 @@ class Search:
         self, wanted: Wanted, kinds: Sequence[Kind], progress: Callable[[int, int], None] = lambda done, of: None
     ) -> None:
         self._wanted, self._kinds, self._progress = wanted, kinds, progress
-        self._made: dict[tuple[str, str, Split], Forecast] = {}
+        self._made: dict[tuple[str, str, str, Split], Forecast] = {}
         requests = wanted.requests
         span_s = max(requests[-1].arrival_s - requests[0].arrival_s, 1e-9)
         self._input_per_h = sum(one.prompt_tokens for one in requests) / span_s * HOUR_S
@@ -122,7 +135,9 @@ class Search:
     def run(self) -> Answer:
         """ValueError if there are no kinds, or no fleet of them fits the number of accelerators."""
         pairs: list[tuple[Kind | None, Kind]] = [(None, kind) for kind in self._kinds]
-        pairs += [(prefill, decode) for prefill in self._kinds for decode in self._kinds]
+        pairs += [
+            (prefill, decode) for prefill in self._kinds for decode in self._kinds if prefill.network == decode.network
+        ]
         found: list[Offer] = []
         for number, (prefill, decode) in enumerate(pairs):
             self._progress(number, len(pairs))
@@ -158,7 +173,8 @@ class Search:
         )  # fmt: skip
 
     def _forecast(self, fleet: Fleet) -> Forecast:
-        key = (str(fleet.prefill), str(fleet.decode), fleet.split)
+        prefill, decode, network = fleet.kinds
+        key = (prefill, decode, network if fleet.prefill else "", fleet.split)
         found = self._made.get(key)
         if found is None:
             wanted, computing = self._wanted, fleet.prefill or fleet.decode
@@ -238,9 +254,8 @@ def _least(low: int, high: int, is_enough: Callable[[int], bool]) -> int | None:
 
 def _first_of_each_kind(offers: Iterable[Offer], best: Offer) -> Iterator[Offer]:
     """`offers` are the best first."""
-    seen = {(str(best.fleet.prefill), str(best.fleet.decode))}
+    seen = {best.fleet.kinds}
     for offer in offers:
-        kinds = (str(offer.fleet.prefill), str(offer.fleet.decode))
-        if kinds not in seen:
-            seen.add(kinds)
+        if offer.fleet.kinds not in seen:
+            seen.add(offer.fleet.kinds)
             yield offer

@@ -16,6 +16,7 @@ class FleetOffer(TypedDict):
     prefill: PlannedWorkers | None
     decode: PlannedWorkers | None
     mixed: PlannedWorkers | None
+    link_bytes_per_s: float
     accelerators: int
     price_per_hour: float
     input_price_per_million: float

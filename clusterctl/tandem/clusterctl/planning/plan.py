@@ -20,6 +20,7 @@ from tandem.clusterctl.planning.load_flags import LoadFlags, calibration
 from tandem.clusterctl.progress import progress_bar
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.errors import ConfigError
+from tandem.core.linkspeed import rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _MADE_UP, _MOST = 1000, 1500
 """Requests: as many are made up, and so many of a trace are looked at."""
+_OTHERS = 5
+"""Fleets of other kinds that people see; more where there are more links."""
 
 app = command_app()
 
@@ -49,8 +52,12 @@ class Machines:
     ] = None
     accelerators: Annotated[int, typer.Option(help="No more than so many in all.")] = 16
     link: Annotated[
-        float, typer.Option(help="Bytes a second between two workers; 0 = as the hardware's is.")
-    ] = 0.0  # fmt: skip
+        list[str] | None,
+        typer.Option(
+            help="Bytes a second out of a worker and into one, and what that adds to an accelerator's hour: 20e9=0.3. "
+            "May be said again; 0 = as the hardware's is."
+        ),
+    ] = None
     price: Annotated[float, typer.Option(help="An hour of one accelerator, where --hardware says none.")] = 1.0
 
 
@@ -58,6 +65,7 @@ class Machines:
     epilog=examples(
         "plan --rate 12 --isl 2000 --osl 300 --hardware h100=2.5 --hardware l40s=0.9",
         "plan --trace requests.csv --slo-ttft 1 --slo-itl 0.03 --tp 1 --tp 2 -o json",
+        "plan --rate 12 --isl 4000 --osl 100 --link 1e9 --link 20e9=0.3",
         "plan --live",
     )
 )
@@ -75,8 +83,9 @@ def plan(
 ) -> None:
     """Find the cheapest workers for a load: how many of each role, on which hardware, with how many ranks.
 
-    Searches prefill and decode counts, the TP of each, hardware classes, and workers that do both. Exits with 8 where
-    nothing that fits keeps the promises. With --live it asks a running cluster: what its planner wants, and why.
+    Searches prefill and decode counts, the TP of each, hardware classes, link speeds, and workers that do both. Exits
+    with 8 where nothing that fits keeps the promises. With --live it asks a running cluster: what its planner wants,
+    and why.
     """
     if live:
         live_plan.show(where, output)
@@ -187,11 +196,33 @@ def _kinds(machines: Machines) -> list[Kind]:
                     found.append(Kind(hardware=name, tp=tp, rates=made, price=price))
     if not found:
         raise ConfigError(f"{machines.model} does not fit any of the workers", todo="Allow a larger --tp")
-    if machines.link > 0:
-        found = [
-            dataclasses.replace(one, rates=dataclasses.replace(one.rates, link_bytes_per_s=machines.link))
-            for one in found
-        ]
+    links = _links(machines.link or [])
+    if not links:
+        return found
+    return [
+        dataclasses.replace(
+            one, price=one.price + price, network=f"{speed:g}",
+            rates=dataclasses.replace(one.rates, link_bytes_per_s=speed or one.rates.link_bytes_per_s),
+        )
+        for speed, price in links.items()
+        for one in found
+    ]  # fmt: skip
+
+
+def _links(said: Sequence[str]) -> dict[float, float]:
+    """Bytes a second, and what that adds to an accelerator's hour; ConfigError if it is anything else."""
+    found: dict[float, float] = {}
+    for text in said:
+        speed, _, price = text.partition("=")
+        try:
+            one = float(speed), float(price or 0.0)
+        except ValueError:
+            one = -1.0, 0.0
+        if not all(0 <= value < math.inf for value in one):
+            raise ConfigError(
+                f"{text!r} is no link's bytes a second", todo="Write it like 20e9, or like 20e9=0.3 with a price"
+            )
+        found[one[0]] = one[1]
     return found
 
 
@@ -238,6 +269,7 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "mixed": {"count": fleet.decode_count, "hardware": decode.hardware, "tp": decode.tp}
         if prefill is None
         else None,
+        "link_bytes_per_s": fleet.link_bytes_per_s,
         "accelerators": fleet.accelerators,
         "price_per_hour": fleet.price,
         "input_price_per_million": offer.input_price,
@@ -260,14 +292,24 @@ def _show(found: Record, console: Console) -> None:
         f"first token in {promised['ttft_s']:g} s, {1000 * promised['itl_s']:g} ms for each after it, kept for "
         f"{promised['target']:.0%} at {promised['headroom']:g} times the rate",
     )
-    columns = ("", "FLEET", "ACC", "PRICE/H", "IN/M", "OUT/M", "KEPT", "TTFT P90", "ITL P90")
+    columns = ("", "FLEET", "LINK", "ACC", "PRICE/H", "IN/M", "OUT/M", "KEPT", "TTFT P90", "ITL P90")
     made = page.table(*columns, right=columns[2:], fixed=columns[:2])
     rows = [("best", found["best"])]
-    rows += [("beside", one) for one in found["neighbours"]] + [("else", one) for one in found["others"][:5]]
+    rows += [("beside", one) for one in found["neighbours"]]
+    rows += [("else", one) for one in _others(found["best"], found["others"])]
     for name, one in rows:
         made.add_row(
-            name, one["fleet"], str(one["accelerators"]), f"{one['price_per_hour']:.2f}",
+            name, one["fleet"], rate(one["link_bytes_per_s"]), str(one["accelerators"]), f"{one['price_per_hour']:.2f}",
             f"{one['input_price_per_million']:.3f}", f"{one['output_price_per_million']:.3f}", f"{one['attained']:.1%}",
             f"{one['ttft_p90_s']:.2f} s", f"{1000 * one['itl_p90_s']:.0f} ms",
         )  # fmt: skip
     console.print(made)
+
+
+def _others(best: Record, others: Sequence[Record]) -> list[Record]:
+    """Those of `others` that are shown: the best of every other link, and the first few, in their order."""
+    first = {one["link_bytes_per_s"]: place for place, one in reversed(list(enumerate(others)))}
+    first.pop(best["link_bytes_per_s"], None)
+    places = sorted(first.values())
+    places += [place for place in range(len(others)) if place not in places][: max(0, _OTHERS - len(places))]
+    return [others[place] for place in sorted(places)]

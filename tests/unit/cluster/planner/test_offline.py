@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,6 +19,12 @@ FAST = Rates(
     prefill=PrefillSpeed(tokens_per_s=9000.0), decode_step_s=0.012, decode_sequence_s=0.0006, kv_tokens=200_000
 )
 CHEAP, DEAR = Kind(hardware="cheap", tp=1, rates=SLOW, price=1.0), Kind(hardware="dear", tp=2, rates=FAST, price=1.1)
+
+
+def linked(kind: Kind, link_bytes_per_s: float, price: float = 0.0) -> Kind:
+    """On a network of such links, with 100 kB of KV a token."""
+    rates = replace(kind.rates, kv_token_bytes=100_000, link_bytes_per_s=link_bytes_per_s)
+    return replace(kind, rates=rates, price=kind.price + price, network=f"{link_bytes_per_s:g}")
 
 
 def load(rate: float, prompt_tokens: int, output_tokens: int, seed: int, count: int = 120) -> list[Seen]:
@@ -40,16 +47,26 @@ def every(search: Search, kinds: tuple[Kind, ...], most: int) -> list[Offer]:
     """All fleets there are."""
     fleets = [Fleet(decode=kind, decode_count=count) for kind in kinds for count in range(1, most + 1)]
     for prefill, decode, p, d in itertools.product(kinds, kinds, range(1, most), range(1, most)):
+        if prefill.network != decode.network:
+            continue
         fleets.append(Fleet(prefill=prefill, prefill_count=p, decode=decode, decode_count=d))
     return [search.offer(fleet) for fleet in fleets if fleet.accelerators <= most]
 
 
+LINKED = tuple(
+    linked(kind, speed, price) for kind in (CHEAP, DEAR) for speed, price in ((0.2e9, 0.0), (0.4e9, 0.05), (9e9, 0.3))
+)
+
+
+@pytest.mark.parametrize("kinds", [(CHEAP, DEAR), LINKED], ids=["no links", "links"])
 @pytest.mark.parametrize(
     ("seed", "rate", "prompt", "output"),
     [(1, 4.0, 1500, 30), (2, 4.0, 300, 250), (3, 3.0, 1200, 120), (4, 9.0, 600, 60), (5, 1.0, 200, 20)],
 )
-def test_the_answer_is_within_5_percent_of_trying_everything(seed: int, rate: float, prompt: int, output: int) -> None:
-    load, kinds = wanted(seed, rate, prompt, output), (CHEAP, DEAR)
+def test_the_answer_is_within_5_percent_of_trying_everything(
+    seed: int, rate: float, prompt: int, output: int, kinds: tuple[Kind, ...]
+) -> None:
+    load = wanted(seed, rate, prompt, output)
     answer = Search(load, kinds).run()
     tried = Search(load, kinds)
     best = min(every(tried, kinds, 10), key=lambda offer: offer.order)
@@ -63,6 +80,33 @@ def test_the_answer_is_within_5_percent_of_trying_everything(seed: int, rate: fl
 
 def tried_count(search: Search) -> int:
     return len(search._made)
+
+
+def long_prompts(*kinds: Kind) -> Answer:
+    """A third of the answers is late where a worker computes between their tokens."""
+    promises = {"": SloSection(ttft_s=2.0, itl_s=0.025)}
+    return Search(
+        Wanted(requests=load(4.0, 1500, 30, seed=1), promises=promises, target=0.9, accelerators=10), kinds
+    ).run()  # fmt: skip
+
+
+def test_pairs_need_a_link_that_carries_what_they_compute() -> None:
+    """A prefill worker makes 0.4 GB of KV a second."""
+    fast, slow = (long_prompts(linked(CHEAP, speed)).best for speed in (9e9, 0.05e9))
+    assert fast.fleet.prefill is not None
+    assert slow.fleet.prefill is None
+    assert slow.fleet.price > fast.fleet.price
+
+
+def test_a_faster_link_is_taken_where_it_is_worth_its_price() -> None:
+    """And what is best of the others is told, of each link by itself."""
+    answers = [long_prompts(linked(CHEAP, 0.05e9), linked(CHEAP, 9e9, price)) for price in (0.01, 5.0)]
+    assert [answer.best.fleet.link_bytes_per_s for answer in answers] == [9e9, 0.05e9]
+    for answer in answers:
+        found = (answer.best, *answer.others)
+        assert len({one.fleet.kinds for one in found}) == len(found) == 4
+        pairs = [one.fleet for one in found if one.fleet.prefill is not None]
+        assert sorted(fleet.link_bytes_per_s for fleet in pairs) == [0.05e9, 9e9], "both workers on the same network"
 
 
 def test_where_nothing_reaches_the_target_the_nearest_is_said() -> None:
