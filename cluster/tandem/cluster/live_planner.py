@@ -186,6 +186,7 @@ class LivePlanner:
             "waits_s": 0.0,
             "requests": 0,
             "routers": len(every),
+            "link_bytes_per_s": 0.0,
             "unsettled": unsettled(state, every),
             "now": None,
             "then": None,
@@ -236,6 +237,7 @@ def _figures(decision: Decision, seen: Observation) -> dict[str, Any]:
         "is_advice": decision.is_advice or decision.mode is not PlannerMode.ACT,
         "waits_s": round(decision.waits_s, 1),
         "requests": len(seen.recent),
+        "link_bytes_per_s": round(seen.rates.link_bytes_per_s if seen.rates.wire_token_s else 0.0),
         "now": _forecast(decision.now),
         "then": _forecast(decision.then),
     }

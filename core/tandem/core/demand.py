@@ -40,7 +40,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSeen:
-    """A worker as a router sees it. Speeds are 0 where they were not measured; `kv_tokens`: what its pool holds."""
+    """A worker as a router sees it. Speeds are 0 where they were not measured; `kv_tokens`: what its pool holds,
+    `kv_token_bytes` each."""
 
     worker: WorkerId
     role: RoleName
@@ -52,15 +53,18 @@ class WorkerSeen:
     in_flight: int = 0
     unique_prefix_bytes: int = 0
     kv_tokens: int = 0
+    kv_token_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What one router saw. `promises`: its SLO classes."""
+    """What one router saw. `promises`: its SLO classes; `link_bytes_per_s`: from workers that compute prompts to others
+    that generate, in the middle of all that were measured, 0 = none was."""
 
     asked: tuple[Asked, ...] = ()
     workers: tuple[WorkerSeen, ...] = ()
     promises: Mapping[str, SloSection] = field(default_factory=dict)
+    link_bytes_per_s: float = 0.0
 
     def to_json(self) -> str:
         """One line: the latest MAX_ASKED requests, rows without names of fields."""
@@ -74,12 +78,13 @@ class Demand:
             "workers": [
                 [one.worker, one.role.value, one.takes_work, one.prefill_speed.tokens_per_s,
                  one.prefill_speed.context_s, one.decoding_sequences, one.decode_step_s, one.decode_sequence_s,
-                 one.in_flight, one.unique_prefix_bytes, one.kv_tokens]
+                 one.in_flight, one.unique_prefix_bytes, one.kv_tokens, one.kv_token_bytes]
                 for one in self.workers[:MAX_WORKERS]
             ],
             "promises": {
                 name: [one.ttft_s, one.itl_s] for name, one in sorted(self.promises.items())[:MAX_CLASSES]
             },
+            "link_bytes_per_s": self.link_bytes_per_s,
         }  # fmt: skip
         return json.dumps(body, separators=(",", ":"))
 
@@ -97,6 +102,7 @@ class Demand:
                 asked=tuple(_asked(row) for row in asked),
                 workers=tuple(_worker(row) for row in workers),
                 promises={_name(name): _promise(row) for name, row in promises.items()},
+                link_bytes_per_s=_seconds(raw["link_bytes_per_s"]),
             )
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -126,7 +132,7 @@ def _asked(row: Any) -> Asked:
 
 def _worker(row: Any) -> WorkerSeen:
     (worker, role, takes_work, tokens_per_s, context_s, decoding, step_s, sequence_s, in_flight, unique_bytes,
-     kv_tokens) = row  # fmt: skip
+     kv_tokens, kv_token_bytes) = row  # fmt: skip
     return WorkerSeen(
         worker=WorkerId(_name(worker)),
         role=RoleName(role),
@@ -138,6 +144,7 @@ def _worker(row: Any) -> WorkerSeen:
         in_flight=_count(in_flight),
         unique_prefix_bytes=_count(unique_bytes),
         kv_tokens=_count(kv_tokens),
+        kv_token_bytes=_count(kv_token_bytes),
     )
 
 

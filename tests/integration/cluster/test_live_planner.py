@@ -39,6 +39,7 @@ KEYS = Keys("c")
 PREFILL, DECODE = RoleName.PREFILL, RoleName.DECODE
 ADVISE, ACT = PlannerSection(mode=PlannerMode.ADVISE), PlannerSection(mode=PlannerMode.ACT)
 START_S, STEP_S = 1000.0, 15.0
+KV_TOKEN_BYTES = 100_000
 BUSY = {"decode-0": 5, "decode-1": 1, "decode-2": 3}
 PROMPTS = tuple(
     Asked(age_s=60.0 - n / 1.5, prompt_tokens=2000, output_tokens=20, has_ended=True, slo="chat") for n in range(90)
@@ -84,6 +85,7 @@ class Scene:
         self.clock = ManualClock(START_S)
         self.log = EventLog(self.store, wall_clock=self._wall_s)
         self.shown = state
+        self.link_bytes_per_s = 0.0
 
     def _wall_s(self) -> float:
         return 1e9 + self.clock.now_s()
@@ -98,7 +100,7 @@ class Scene:
         """So many looks, `step_s` apart; what it says after the last."""
         for _ in range(times):
             self.clock.advance(step_s)
-            await self.planning.tell(RouterId("router-0"), seen(self.shown))
+            await self.planning.tell(RouterId("router-0"), seen(self.shown, self.link_bytes_per_s))
             await planner.look()
             await self.log.flush(timeout_s=60.0)
         word = await self.planning.word()
@@ -143,7 +145,7 @@ class Scene:
         return found[PREFILL], found[DECODE]
 
 
-def seen(state: DesiredState) -> Demand:
+def seen(state: DesiredState, link_bytes_per_s: float) -> Demand:
     """All workers of the record, at work."""
     return Demand(
         asked=PROMPTS,
@@ -152,10 +154,12 @@ def seen(state: DesiredState) -> Demand:
                 worker=WorkerId(member.worker_id), role=member.role, in_flight=BUSY.get(member.worker_id, 0),
                 prefill_speed=PrefillSpeed(tokens_per_s=2000.0 if member.role is PREFILL else 0.0),
                 decoding_sequences=int(member.role is DECODE), decode_step_s=0.011, decode_sequence_s=0.001,
+                kv_token_bytes=KV_TOKEN_BYTES,
             )
             for member in state.members
         ),
-        promises={"chat": SloSection(ttft_s=4.0)},
+        promises={"chat": SloSection(ttft_s=4.0, itl_s=0.12)},
+        link_bytes_per_s=link_bytes_per_s,
     )  # fmt: skip
 
 
@@ -192,6 +196,27 @@ def test_advice_is_given_once_with_its_figures_and_changes_nothing(play: Callabl
         scene.clock.advance(REPEAT_S)
         await scene.look_until(planner, EventKind.PLAN_ADVISED)
         assert (await scene.state()).version == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("link_bytes_per_s", "wanted", "links"),
+    [(0.0, "2P:2D", "no link was measured"), (5e9, "2P:2D", "links of 5.00 GB/s"), (4e7, "4M", "links of 40 MB/s")],
+)
+def test_pairs_are_wanted_where_links_can_carry_what_they_compute(
+    play: Callable[..., None], link_bytes_per_s: float, wanted: str, links: str
+) -> None:
+    """A prompt's KV takes 5 s at 40 MB/s, and 1.5 of them come a second."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.link_bytes_per_s = link_bytes_per_s
+        planner = scene.planner(dataclasses.replace(ADVISE, is_mixed_allowed=True))
+        said = await scene.look_until(planner, EventKind.PLAN_ADVISED)
+        assert f"because {wanted} would keep " in said
+        assert links in said
+        word = await scene.look(planner)
+        assert word["link_bytes_per_s"] == link_bytes_per_s
 
     play(scenario)
 

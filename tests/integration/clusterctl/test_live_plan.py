@@ -30,6 +30,7 @@ def forecast(split: str, attained: float) -> dict[str, Any]:
 WORD: dict[str, Any] = {
     "mode": "advise", "at_s": 1e9, "version": 3, "split": "1P:3D", "wanted": "2P:2D", "reason": "it is better",
     "is_due": True, "is_advice": True, "waits_s": 0.0, "requests": 90, "routers": 2, "unsettled": "",
+    "link_bytes_per_s": 3.2e9,
     "now": forecast("1P:3D", 0.2), "then": forecast("2P:2D", 0.987),
     "last_advice": {"at_s": 1e9, "what": "1P:3D → 2P:2D, because so"},
     "last_action": None, "last_denial": None,
@@ -76,9 +77,12 @@ def test_what_it_wants_and_why_and_what_it_advised(house: House, capsys: pytest.
     assert lines["mode"] == "advise"
     assert lines["wanted"] == "2P:2D"
     assert lines["because"] == "it is better"
+    assert lines["links"] == "3.20 GB/s"
     assert lines["next action"] == "never, it only advises"
     assert lines["last advice"] == "2001-09-09 01:46:40 1P:3D → 2P:2D, because so"
     assert "98.7%" in live(house, capsys)
+    say(house, {**WORD, "link_bytes_per_s": 0})
+    assert "not measured: moving KV is taken to need no time" in live(house, capsys)
 
 
 @pytest.mark.parametrize(

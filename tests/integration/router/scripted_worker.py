@@ -32,6 +32,8 @@ from tools.made_up_worker import EOS, MadeUpWorker, let_in
 
 Answerer = Callable[[w.Submit, int], list[int]]
 """(request, choice) → all output tokens of that choice; EOS ends it with STOP, else it ends with LENGTH."""
+KV_TOKEN_BYTES = 64
+"""As it registers."""
 
 
 def plain_answer(submit: w.Submit, choice: int) -> list[int]:
@@ -138,7 +140,7 @@ class ScriptedWorker:
         return MadeUpWorker(
             worker=self.worker, incarnation=self.incarnation, role=self.role, address=self.address, model=self.model,
             fingerprint=self.fingerprint, block_tokens=self.block_tokens, max_model_len=self.max_model_len,
-            num_blocks=self.num_blocks, protocol=self.protocol,
+            num_blocks=self.num_blocks, token_kv_bytes=KV_TOKEN_BYTES, protocol=self.protocol,
         )  # fmt: skip
 
 

@@ -11,10 +11,12 @@ import httpx
 from tandem.core.config import AdmissionSection, SloSection
 from tandem.core.demand import Demand, Heard
 from tandem.core.ids import RouterId
+from tandem.core.linkspeed import LinkSpeed
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.planning import PlanningStore
 from tests.integration.router.house import ADMIN_KEY, Build, House, ask
+from tests.integration.router.scripted_worker import KV_TOKEN_BYTES
 from tools.waiting import wait_for_async
 
 SLO = {"chat": SloSection(ttft_s=9.0, itl_s=0.5)}
@@ -23,6 +25,8 @@ SLO = {"chat": SloSection(ttft_s=9.0, itl_s=0.5)}
 def test_requests_workers_and_promises_are_told(build: Build, redis_url: str) -> None:
     house = build(decode=2, redis_url=redis_url, slo=SLO, admission=AdmissionSection(default_slo="chat"))
     house.wait_ready()
+    link = LinkSpeed(from_host="", to_host="", transport="shm", peer="decode-0", bytes_per_s=3e9)
+    house.router.table.speeds.set_rows([link])
     body = ask(house, n=2).json()
     assert ask(house, prompt="x" * 100_000).status_code == 400, "too long: nobody's work"
 
@@ -50,6 +54,8 @@ def test_requests_workers_and_promises_are_told(build: Build, redis_url: str) ->
     assert (one.prompt_tokens, one.choices, one.slo) == (body["usage"]["prompt_tokens"], 2, "chat")
     assert one.output_tokens * 2 == body["usage"]["completion_tokens"]
     assert heard.demand.promises == SLO
+    assert heard.demand.link_bytes_per_s == 3e9
+    assert {worker.kv_token_bytes for worker in heard.demand.workers} == {KV_TOKEN_BYTES}
     assert {(worker.worker, worker.role.value, worker.takes_work) for worker in heard.demand.workers} == {
         ("prefill-0", "prefill", True), ("decode-0", "decode", True), ("decode-1", "decode", True),
     }  # fmt: skip

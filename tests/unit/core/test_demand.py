@@ -26,12 +26,14 @@ WORKERS = st.builds(
     WorkerSeen, worker=NAMES.map(WorkerId), role=st.sampled_from(RoleName), takes_work=st.booleans(),
     prefill_speed=st.builds(PrefillSpeed, tokens_per_s=SECONDS, context_s=SECONDS), decoding_sequences=COUNTS,
     decode_step_s=SECONDS, decode_sequence_s=SECONDS, in_flight=COUNTS, unique_prefix_bytes=COUNTS, kv_tokens=COUNTS,
+    kv_token_bytes=COUNTS,
 )  # fmt: skip
 DEMANDS = st.builds(
     Demand,
     asked=st.lists(ASKED, max_size=5).map(lambda rows: tuple(sorted(rows, key=lambda one: one.age_s))),
     workers=st.lists(WORKERS, max_size=5).map(tuple),
     promises=st.dictionaries(NAMES, st.builds(SloSection, ttft_s=SECONDS, itl_s=SECONDS), max_size=3),
+    link_bytes_per_s=SECONDS,
 )
 ONE = Demand(
     asked=(Asked(age_s=1.0, prompt_tokens=10),),
@@ -69,6 +71,7 @@ def test_only_the_latest_requests_are_told() -> None:
         ("workers", 2, "yes"),
         ("workers", 3, "fast"),
         ("workers", 10, None),
+        ("workers", 11, 2.5),
     ],
 )
 def test_a_wrong_type_or_size_is_refused(place: str, row: int, value: object) -> None:
@@ -82,6 +85,8 @@ def test_a_wrong_type_or_size_is_refused(place: str, row: int, value: object) ->
     "text",
     [
         "", "[]", "7", "{}", "null", '{"asked": 3, "workers": [], "promises": {}}',
+        '{"asked": [], "workers": [], "promises": {}, "link_bytes_per_s": -1}',
+        '{"asked": [], "workers": [], "promises": {}, "link_bytes_per_s": "fast"}',
         '{"asked": [[]], "workers": [], "promises": {}}', '{"asked": [], "workers": [], "promises": []}',
         '{"asked": [], "workers": [], "promises": {"chat": [1]}}', " " * (MAX_BYTES + 1),
         json.dumps({"asked": [[1, 1, 1, 1, 1, True, ""]] * (MAX_ASKED + 1), "workers": [], "promises": {}}),

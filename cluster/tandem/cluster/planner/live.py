@@ -6,6 +6,7 @@ desired state ───┴──▶ Watch.observe ──▶ Observation, or Uncl
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,7 +52,7 @@ class Watch:
         if not rates.prefill.tokens_per_s:
             return Unclear("no worker has measured how fast it computes prompts")
         return Observation(
-            split=split_of(state, self.model), recent=recent, rates=_with_room(rates, workers.values()),
+            split=split_of(state, self.model), recent=recent, rates=_with_kv(rates, workers.values(), every),
             promises=promises, is_settled=not unsettled(state, every),
         )  # fmt: skip
 
@@ -127,7 +128,14 @@ def _reports(workers: Iterable[WorkerSeen]) -> Iterator[WorkerReport]:
         )  # fmt: skip
 
 
-def _with_room(rates: Rates, workers: Iterable[WorkerSeen]) -> Rates:
-    """A pool holds what the smallest one does."""
-    sizes = [one.kv_tokens for one in workers if one.kv_tokens and one.role is not RoleName.PREFILL]
-    return replace(rates, kv_tokens=min(sizes)) if sizes else rates
+def _with_kv(rates: Rates, workers: Iterable[WorkerSeen], every: Sequence[Heard]) -> Rates:
+    """A pool holds what the smallest one does. A token's KV is as large as those who generate keep it, and travels at
+    the median of what routers say of links; unless both are known, moving it is taken to need no time."""
+    generating = [one for one in workers if one.role is not RoleName.PREFILL]
+    sizes = [one.kv_tokens for one in generating if one.kv_tokens]
+    rates = replace(rates, kv_tokens=min(sizes)) if sizes else rates
+    speeds = [heard.demand.link_bytes_per_s for heard in every if heard.demand.link_bytes_per_s]
+    kept = [one.kv_token_bytes for one in generating if one.kv_token_bytes]
+    if not speeds or not kept:
+        return rates
+    return replace(rates, link_bytes_per_s=statistics.median(speeds), kv_token_bytes=statistics.median_high(kept))

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.cluster.planner import splits
-from tandem.cluster.planner.records import Decision, Forecast, Observation, Rules, Seen, Split
+from tandem.cluster.planner.records import Decision, Forecast, Observation, Rates, Rules, Seen, Split
 from tandem.cluster.planner.replay import forecast
 from tandem.core.config import PlannerMode
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
+from tandem.core.linkspeed import rate
 
 
 class Planner:
@@ -79,7 +80,7 @@ class Planner:
         best = self._best(look)
         if best.split != current and best.score - now.score >= rules.min_gain:
             step = splits.towards(current, best.split, max(1, int(rules.most_at_once * current.total)))
-            why = _says(now, best, rules) + (f"; {step} is on the way" if step != best.split else "")
+            why = _says(now, best, observation.rates, rules) + (f"; {step} is on the way" if step != best.split else "")
             self._spare = _Wish()
             if step == current:
                 why = f"{best.split} would be better, but {current} could not serve on the way there"
@@ -90,7 +91,7 @@ class Planner:
             more = self._more(look, now)
             if more is not None:
                 self._spare = _Wish()
-                why = f"no flip reaches {rules.target:.0%}: " + _says(now, more, rules)
+                why = f"no flip reaches {rules.target:.0%}: " + _says(now, more, observation.rates, rules)
                 return self._change(look, more, now_s, why, self._wish)
         self._wish = _Wish()
         if rules.is_scaling and (spared := self._fewer(look)) is not None:
@@ -253,10 +254,13 @@ def _first(found: Iterable[Forecast], current: Split, *, flip: float = 0.0) -> F
     return min(found, key=rank)
 
 
-def _says(now: Forecast, then: Forecast, rules: Rules) -> str:
-    """Both in figures, at the load with headroom."""
+def _says(now: Forecast, then: Forecast, rates: Rates, rules: Rules) -> str:
+    """Both in figures, at the load with headroom, and over which links, where KV is moved."""
+    links = ""
+    if now.split.prefill or then.split.prefill:
+        links = f", links of {rate(rates.link_bytes_per_s)}" if rates.wire_token_s else ", no link was measured"
     return (
         f"{then.split} would keep {then.attained:.1%} of the promises and {now.split} {now.attained:.1%}"
         f" at {rules.headroom:g} times the load (TTFT p90 {then.ttft_p90_s:.2f} against {now.ttft_p90_s:.2f} s,"
-        f" time per token {1000 * then.itl_p90_s:.0f} against {1000 * now.itl_p90_s:.0f} ms)"
+        f" time per token {1000 * then.itl_p90_s:.0f} against {1000 * now.itl_p90_s:.0f} ms{links})"
     )

@@ -119,6 +119,7 @@ class PlannerWord(TypedDict):
     waits_s: float
     requests: int
     routers: int
+    link_bytes_per_s: float
     unsettled: str
     now: SplitForecast | None
     then: SplitForecast | None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tandem.clusterctl.flags import Where
 from tandem.clusterctl.output import Output, Record
+from tandem.core.linkspeed import rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,6 +16,7 @@ _SILENT = {
     "off": 'the planner is off; `[planner] mode = "advise"` has it say what it would do',
     "advise": "the planner has said nothing lately; the log of `clusterctl up` has the reason",
 }
+_UNMEASURED = "not measured: moving KV is taken to need no time"
 
 
 def show(where: Where, output: Output) -> None:
@@ -52,6 +54,7 @@ def _show(found: Record, console: Console) -> None:
         "because": plan["reason"],
         "next action": next_action(plan),
         "seen": f"{plan['requests']} requests, {plan['routers']} routers, {age_s:.0f} s ago",
+        "links": rate(plan["link_bytes_per_s"]) if plan["link_bytes_per_s"] else _UNMEASURED,
         "last advice": _deed(plan["last_advice"]),
         "last action": _deed(plan["last_action"]),
         "last denial": _deed(plan["last_denial"]),

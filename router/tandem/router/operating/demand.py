@@ -48,6 +48,7 @@ class DemandDesk:
             asked=tuple(book.asked(self.dispatcher.flights, traces, self.clock.now_s(), self.window_s)),
             workers=tuple(seen),
             promises=self.classes.sections,
+            link_bytes_per_s=self.table.usual_link_speed(),
         )
 
     async def tell(self, store: PlanningStore, router: RouterId, every_s: float) -> None:
@@ -78,4 +79,5 @@ def _seen(link: WorkerLink, facts: WorkerFacts, alone: Mapping[WorkerId, int]) -
         in_flight=max(load.in_flight, len(link.requests)),
         unique_prefix_bytes=alone.get(link.worker, 0) * facts.block_tokens * facts.token_kv_bytes,
         kv_tokens=min(facts.num_blocks, default=0) * facts.block_tokens,
+        kv_token_bytes=facts.token_kv_bytes,
     )

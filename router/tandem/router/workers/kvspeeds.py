@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from tandem.core.ids import WorkerId
 from tandem.core.linkspeed import LinkSpeed, Route
 from tandem.router.workers.wire import UsedLink, WorkerFacts
+
+_MOST_ENDS = 64
+"""Workers on either side whose links are looked at for a median."""
 
 
 class LinkEnd(Protocol):
@@ -45,7 +51,27 @@ class LinkSpeedView:
         used = [link.bytes_per_s for link in links if link.bytes_per_s > 0]
         if used:
             return min(used)
-        hosts = (prefill.facts.host, decode.facts.host)
-        shared = [name for name in prefill.facts.transports if name in decode.facts.transports]
+        return self._between_hosts(prefill.facts, decode.facts)
+
+    def median(self, senders: Sequence[LinkEnd], receivers: Sequence[LinkEnd]) -> float:
+        """Of `bytes_per_s` from one worker to another, of the pairs that were measured; 0 = none was."""
+        found: list[float] = []
+        for sender in senders[:_MOST_ENDS]:
+            if sender.facts is None:
+                continue
+            used: dict[WorkerId, float] = {}
+            for link in sender.used_links:
+                if link.rank == 0 and link.bytes_per_s > 0:
+                    used[link.peer] = min(link.bytes_per_s, used.get(link.peer, math.inf))
+            for receiver in receivers[:_MOST_ENDS]:
+                if receiver.facts is None or receiver.facts.worker == sender.facts.worker:
+                    continue
+                speed = used.get(receiver.facts.worker) or self._between_hosts(sender.facts, receiver.facts)
+                found += [speed] if speed else []
+        return statistics.median(found) if found else 0.0
+
+    def _between_hosts(self, sender: WorkerFacts, receiver: WorkerFacts) -> float | None:
+        hosts = (sender.host, receiver.host)
+        shared = [name for name in sender.transports if name in receiver.transports]
         found = [self._speeds[(*hosts, name)].bytes_per_s for name in shared if (*hosts, name) in self._speeds]
         return max(found, default=None)

@@ -111,6 +111,13 @@ class WorkerTable:
         """Measured bytes a second from one worker to the other; None = nobody measured it."""
         return self.speeds.bytes_per_s(self._links.get(prefill), self._links.get(decode))
 
+    def usual_link_speed(self) -> float:
+        """Bytes a second from workers that compute prompts to others that generate: the median; 0 = nobody measured
+        any."""
+        every = [(link, link.facts.role) for link in self.links if link.facts is not None]
+        senders = [link for link, role in every if role is not RoleName.DECODE]
+        return self.speeds.median(senders, [link for link, role in every if role is not RoleName.PREFILL])
+
     def note_use(self, link: WorkerLink) -> None:
         self._uses += 1
         link.last_used = self._uses

@@ -43,9 +43,12 @@ def ask(age_s: float, **more: object) -> Asked:
 
 
 def said(
-    asked: Sequence[Asked] = (), workers: Sequence[WorkerSeen] = BOTH, age_s: float = 0.0, name: str = "router-0"
-) -> Heard:
-    demand = Demand(asked=tuple(asked), workers=tuple(workers), promises=CHAT)
+    asked: Sequence[Asked] = (), workers: Sequence[WorkerSeen] = BOTH, age_s: float = 0.0, name: str = "router-0",
+    link_bytes_per_s: float = 0.0,
+) -> Heard:  # fmt: skip
+    demand = Demand(
+        asked=tuple(asked), workers=tuple(workers), promises=CHAT, link_bytes_per_s=link_bytes_per_s
+    )  # fmt: skip
     return Heard(router=RouterId(name), age_s=age_s, demand=demand)
 
 
@@ -98,6 +101,19 @@ def test_rates_are_those_that_workers_measured_and_the_smallest_pool_counts() ->
     assert rates.decode_step_s == pytest.approx(0.02)
     assert rates.decode_sequence_s == pytest.approx(0.002)
     assert rates.kv_tokens == 900
+
+
+def test_links_are_those_that_were_measured_if_it_is_known_what_travels() -> None:
+    asked, names = [ask(5.0)] * 4, ("router-0", "router-1", "router-2")
+    sized = (replace(BOTH[0], kv_token_bytes=7), replace(BOTH[1], kv_token_bytes=2000))
+    heard = [
+        said(asked, sized, name=name, link_bytes_per_s=speed) for name, speed in zip(names, (1e6, 0, 3e6), strict=True)
+    ]
+    found = observe(heard).rates
+    assert (found.link_bytes_per_s, found.kv_token_bytes) == (2e6, 2000), "as those who generate keep it"
+    assert found.wire_token_s == 1e-3
+    for other in (observe([said(asked, sized)]), observe([said(asked, link_bytes_per_s=1e6)])):
+        assert other.rates.wire_token_s == 0.0
 
 
 def test_without_anything_to_go_by_it_says_so() -> None:

@@ -58,6 +58,20 @@ def test_the_link_in_use_counts_before_what_the_hosts_could_do() -> None:
     assert view.bytes_per_s(p0, d0) is None
 
 
+def test_the_usual_link_is_in_the_middle_of_those_that_were_measured() -> None:
+    view = LinkSpeedView()
+    mixed, d1 = end("m0", "a"), end("d1", "c")
+    senders, receivers = (
+        [end("p0", "a", USED), end("p1", "b"), mixed, End(None)],
+        [end("d0", "b"), d1, mixed, End(None)],
+    )
+    assert view.median(senders, []) == 0.0
+    assert view.median(senders[1:], receivers) == 0.0
+    assert view.median(senders, receivers) == 5e7, "p0 to d0"
+    view.set_rows([TCP, replace(TCP, to_host="c", bytes_per_s=3e9), replace(TCP, from_host="b", failure="no")])
+    assert view.median(senders, receivers) == 2e9, "and 3 GB/s of p0 to d1, 1 and 3 of m0; none to itself, none from b"
+
+
 @pytest.mark.parametrize(("speed", "expected"), [(None, "exact"), (2e8, "exact"), (5e7, "codec int8")])
 def test_plans_know_which_links_are_slow_enough_for_a_codec(speed: float | None, expected: str) -> None:
     profile = KVProfile(fingerprint="f", identity=(), layout=KVLayout(groups=()))
