@@ -427,24 +427,26 @@ class Controller:
         if slot.step is not None:
             slot.step.cancel()
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
+        is_starting_up = not self._settled.is_set() and not (self._state is not None and is_rolling(self._state))
         if not is_wanted:
             del self._slots[slot.worker_id]
         elif slot.phase is Phase.STOPPING:
             slot.phase, slot.start_at_s = Phase.WAITING, 0.0
-        elif slot.was_ready or report.is_place_lost or (report.is_unplaced and self._settled.is_set()):
+        elif slot.was_ready or report.is_place_lost or (report.is_unplaced and not is_starting_up):
             delay_s = slot.backoff.died()
             if not report.is_unplaced:
                 slot.deaths = 1 if delay_s == FIRST_S else slot.deaths + 1
             slot.phase, slot.start_at_s = Phase.WAITING, self._clock.now_s() + delay_s
             slot.is_unplaced = report.is_unplaced
             if not is_told:
-                why = "a machine may have joined" if report.is_unplaced else "because it died"
+                why = "as there may be room by then" if report.is_unplaced else "because it died"
                 why = "because its place is gone" if report.is_place_lost else why
                 self._events.record(EventKind.RESTART_PLANNED, slot.worker_id, f"in {delay_s:g} s, {why}")
         else:
             slot.phase = Phase.FAILED
-            self._events.record(EventKind.GAVE_UP, slot.worker_id, "it never worked; another start will not help")
-            if not self._settled.is_set() and not (self._state is not None and is_rolling(self._state)):
+            why = "there is no room to start in" if report.is_unplaced else "another start will not help"
+            self._events.record(EventKind.GAVE_UP, slot.worker_id, f"it never worked; {why}")
+            if is_starting_up:
                 self._startup_error = StartupError(f"{slot.worker_id} cannot start", why=report.reason)
 
     async def _wait_for_change(self, watchers: list[asyncio.Task[None]]) -> None:

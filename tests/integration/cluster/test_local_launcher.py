@@ -19,7 +19,7 @@ from tandem.cluster.environment import Environment
 from tandem.cluster.launcher import WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
 from tandem.cluster.local import LocalLauncher
 from tandem.cluster.state_dir import HeldState
-from tandem.core.config import WorkerConfig
+from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
@@ -33,6 +33,7 @@ def _spec() -> WorkerSpec:
     config = WorkerConfig(
         cluster="test", worker_id=W, role=RoleName.PREFILL, pool="prefill", model="m", model_dir="/m", revision="",
         dtype="auto", max_model_len=0, redis_url="unix:///none", secret_file="s", runtime_dir="/tmp",
+        settings=WorkerSection(device="cpu"),
     )  # fmt: skip
     return WorkerSpec(config=config, threads=3)
 

@@ -21,6 +21,7 @@ from tandem.cluster.ray.node import NodeConfig
 from tandem.cluster.state_dir import HeldState, StateDir
 from tandem.core import config_loader
 from tandem.core.files import write_private
+from tools.fake_gpus import FakeGpus
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for
 
@@ -56,15 +57,17 @@ class Head:
     keeper: Keeper
     address: str
     token_file: str
+    gpus: FakeGpus
 
 
-def start_keeper(config: NodeConfig, folder: Path) -> Keeper:
+def start_keeper(config: NodeConfig, folder: Path, gpus: FakeGpus) -> Keeper:
     """A keeper whose Ray runs; it says so, or why not."""
     path = folder / f"node-{config.port}.json"
     path.write_bytes(config_loader.dump(config))
     command = [sys.executable, "-m", "tandem.cluster.ray.node", "--config", str(path)]
     with (folder / "node.log").open("ab") as log:
-        keeper = Keeper(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True))
+        variables = {**os.environ, "PATH": gpus.path}
+        keeper = Keeper(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables))
     threading.Thread(target=keeper.read, daemon=True).start()
     wait_for(lambda: keeper.starts() or keeper.process.poll() is not None, 90, "the head starts, or ends")
     assert keeper.starts(), (keeper.said, (folder / "node.log").read_text())
@@ -87,15 +90,16 @@ def token_file(folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
-    """A head with 4 CPUs and two GPUs that Ray is told of."""
+    """A head with 4 CPUs and two GPUs that Ray is told of, on a machine whose `nvidia-smi` is ours."""
     folder = tmp_path_factory.mktemp("head")
     token = token_file(folder)
     config = NodeConfig(
         port=usable_port(0), cpus=4, gpus=2, hardware="small", token_file=token, state_root=str(folder / "state")
     )
-    keeper = start_keeper(config, folder)
+    gpus = FakeGpus(folder / "bin")
+    keeper = start_keeper(config, folder, gpus)
     try:
-        yield Head(keeper, keeper.starts()[0], token)
+        yield Head(keeper, keeper.starts()[0], token, gpus)
         stop_keeper(keeper)
     finally:
         keeper.process.kill()

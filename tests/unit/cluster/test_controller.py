@@ -214,7 +214,7 @@ def test_one_that_found_no_room_is_tried_again_since_machines_join() -> None:
         await settle()
         h.dies(P1, "it got no place within 120 s", is_unplaced=True)
         await settle()
-        assert h.events.of(EventKind.RESTART_PLANNED) == ["prefill-1: in 0.5 s, a machine may have joined"]
+        assert h.events.of(EventKind.RESTART_PLANNED) == ["prefill-1: in 0.5 s, as there may be room by then"]
         h.clock.advance(0.6)
         h.want(prefill=2)
         await settle()
@@ -224,6 +224,20 @@ def test_one_that_found_no_room_is_tried_again_since_machines_join() -> None:
         assert h.controller.phases()[P1] is Phase.FAILED, "what is wrong with the configuration stays wrong"
 
     play(scene)
+
+
+def test_one_that_found_no_room_in_the_start_up_ends_it_with_what_is_missing() -> None:
+    async def run() -> None:
+        h = Harness()
+        task = asyncio.create_task(h.controller.run())
+        h.want(prefill=1, decode=1)
+        await settle()
+        h.dies(D0, "it got no place within 60 s: GPU 0 has 9 of 10 MiB in use", is_unplaced=True)
+        with pytest.raises(StartupError, match="decode-0 cannot start: it got no place within 60 s: GPU 0 has 9 of 10"):
+            await asyncio.wait_for(task, 5)
+        assert h.events.of(EventKind.GAVE_UP) == ["decode-0: it never worked; there is no room to start in"]
+
+    asyncio.run(run())
 
 
 def test_one_that_loses_its_machine_while_it_starts_is_started_elsewhere_also_before_the_cluster_was_ready() -> None:

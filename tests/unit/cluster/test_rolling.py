@@ -16,6 +16,7 @@ from tests.unit.cluster.controller_rig import Harness, play
 from tests.unit.cluster.controller_rig import settle as settled
 from tests.unit.cluster.world import BAD, D, P, World, settle, sizes, step, wanted
 
+NO_ROOM = "it got no place within 60 s: GPU 0 has 9 of 10 MiB in use"
 seeds = st.integers(0, 2**32)
 bounds = st.sampled_from([(1, 0), (0, 1), (1, 1), (2, 0), (3, 2)])
 
@@ -141,3 +142,44 @@ async def _rollout_that_loses_places(h: Harness) -> None:
         await settled()
     reason = "decode-1: it died 3 times, at last: its agent died: its node is gone"
     assert h.desired.saved[-1].rollouts[0].reason == reason, "as often as that, it is hardly the machines"
+
+
+def test_want_of_room_stops_no_rollout() -> None:
+    async def scene(h: Harness) -> None:
+        state = wanted(prefill=1, decode=1)
+        h.desired.states.put_nowait(state)
+        await settled()
+        for name in ("prefill-0", "decode-0"):
+            h.ready(WorkerId(name))
+        await settled()
+        h.desired.states.put_nowait(replace(started(state, model_path="/next"), version=2))
+        await settled()
+        new = WorkerId("decode-1")
+        for times in (1, 2, 3, 4):
+            assert h.launcher.started.count(new) == times
+            h.dies(new, NO_ROOM, is_unplaced=True)
+            await settled()
+            h.clock.advance(10.1)
+            h.desired.states.put_nowait(h.desired.saved[-1])
+            await settled()
+        assert h.desired.saved[-1].rollouts[0].phase is RolloutPhase.ROLLING
+        assert h.events.of(EventKind.GAVE_UP) == []
+
+    play(scene)
+
+
+def test_nor_does_it_stop_one_that_begins_before_the_cluster_was_ready() -> None:
+    async def scene(h: Harness) -> None:
+        state = wanted(prefill=1, decode=1)
+        h.desired.states.put_nowait(state)
+        await settled()
+        h.ready(WorkerId("prefill-0"))
+        h.desired.states.put_nowait(replace(started(state, model_path="/next"), version=2))
+        await settled()
+        h.dies(WorkerId("decode-1"), NO_ROOM, is_unplaced=True)
+        await settled()
+        assert h.events.of(EventKind.RESTART_PLANNED) == ["decode-1: in 0.5 s, as there may be room by then"]
+        assert h.events.of(EventKind.GAVE_UP) == []
+        assert not [one for one in h.desired.saved if one.rollouts[0].phase is RolloutPhase.FAILED]
+
+    play(scene)

@@ -20,6 +20,7 @@ import ray
 import ray.exceptions
 import ray.util
 
+from tandem.cluster import gpumemory
 from tandem.cluster.ray import placement
 from tandem.cluster.ray.orders import Charge, DriverConfig, Order, to_json
 from tandem.cluster.ray.placement import NoPlaceError, Place
@@ -92,13 +93,19 @@ class Following:
             )
             self._place = place
             self._say(place=[ip, *gpus])
-            charge = Charge(order=self._order, gpus=tuple(gpus), controller_ip=ray.util.get_node_ip_address())
+            charge = Charge(
+                order=self._order,
+                gpus=tuple(gpus),
+                gpu_wait_s=min(gpumemory.WAIT_S, self._config.place_timeout_s),
+                controller_ip=ray.util.get_node_ip_address(),
+            )
             await _result(place.agent.begin.remote(to_json(charge), self._secret))
         self._place = place
         return await self._listen(place, after)
 
     async def _listen(self, place: Place, after: int) -> str:
-        """Until the worker has ended, or its agent has died: the call that is under way fails at once.
+        """Until the worker has ended, or its agent has died: the call that is under way fails at once. NoPlaceError
+        when it never began, as somebody holds its GPUs.
 
         An agent that says nothing is given up, too (SilentAgentError): it hangs, or the head that could tell of its
         death died with it.
@@ -118,6 +125,8 @@ class Following:
                 after += 1
                 report = json.loads(text)
                 if "exited" in report:
+                    if report.get("is_unplaced"):
+                        raise NoPlaceError(str(report["exited"]))
                     return str(report["exited"])
                 self._say(**report, after=after)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from tandem.cluster import gpumemory
 from tandem.cluster.child_process import ChildProcess, message_in
 from tandem.cluster.environment import Environment
-from tandem.cluster.ray import gpumemory
 from tandem.cluster.ray.node import NodeConfig
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.state_dir import HeldState

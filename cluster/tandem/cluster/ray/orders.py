@@ -51,10 +51,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """An order with what its place has to do with it. `gpus`: the ids that the ranks may use, one a rank."""
+    """An order with what its place has to do with it. `gpus`: the ids that the ranks may use, one a rank; `gpu_wait_s`:
+    how long it is waited for others to give them back."""
 
     order: Order
     gpus: tuple[str, ...] = ()
+    gpu_wait_s: float = 60.0
     controller_ip: str = ""
     """Where the controller runs; "" = not known."""
 

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from tandem.cluster import gpumemory
 from tandem.cluster.bundled import NAME, bundled_model
 from tandem.cluster.environment import Environment
-from tandem.cluster.ray import gpumemory
 from tandem.cluster.ray.orders import Charge, Order
 from tandem.cluster.ray.ownedfolder import OF_AGENT, OwnedFolder, sweep
 from tandem.cluster.ray.processes import end_group
@@ -34,25 +35,25 @@ log = logging.getLogger(__name__)
 
 _MAX_LINE_BYTES = 256 * 1024
 _LATE_OUTPUT_S = 1.0
-_GPU_WAIT_S, _GPU_LOOK_S = 60.0, 1.0
 ORPHAN_GRACE_S = 10.0
 
 
 class Runner:
     """One worker, once. `begin` it, `listen` to it, `stop` it, from any thread.
 
-    A worker to whom nobody has listened for `orphan_s` has lost its controller for good, and is ended.
+    A worker to whom nobody has listened for `orphan_s` by the clock `now_s` has lost its controller for good, and is
+    ended.
     """
 
-    def __init__(self, *, ip: str, orphan_s: float) -> None:
-        self._ip, self._orphan_s = ip, orphan_s
+    def __init__(self, *, ip: str, orphan_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._ip, self._orphan_s, self._now_s = ip, orphan_s, now_s
         self._changed = threading.Condition()
         self._reports: list[str] = []
         self._charge: Charge | None = None
         self._secret = b""
         self._process: subprocess.Popen[bytes] | None = None
         self._is_stopping = self._has_ended = False
-        self._heard_s = time.monotonic()
+        self._heard_s = now_s()
         if os.getpgrp() != os.getpid():
             os.setpgid(0, 0)  # the worker's group must be ours alone
         # The kernel ends the worker with the thread that started it; threads of calls come and go.
@@ -75,12 +76,13 @@ class Runner:
     def listen(self, after: int, wait_s: float) -> list[str]:
         """Reports from number `after` on, as JSON lines; waits up to `wait_s` for the first of them.
 
-        {"progress": …}, {"ready": …}, and at last {"exited": reason}, when all its processes are gone.
+        {"progress": …}, {"ready": …}, and at last {"exited": reason}, when all its processes are gone. With
+        "is_unplaced": true it never began, for want of room.
         """
         with self._changed:
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now_s()
             self._changed.wait_for(lambda: len(self._reports) > after, timeout=wait_s)
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now_s()
             return self._reports[after:]
 
     def stop(self, grace_s: float) -> None:
@@ -104,7 +106,7 @@ class Runner:
 
     def await_silence(self, seconds: float) -> None:
         """Until nobody has listened for `seconds`."""
-        while (left_s := self._heard_s + seconds - time.monotonic()) > 0:
+        while (left_s := self._heard_s + seconds - self._now_s()) > 0:
             time.sleep(left_s)
 
     # ---- the life --------------------------------------------------------------------------------------------------
@@ -114,24 +116,26 @@ class Runner:
             while self._charge is None and not self._is_stopping and not self._is_orphan():
                 self._changed.wait(timeout=1.0)
             charge = self._charge
-        reason = "it was stopped before it began"
+        reason, is_unplaced = "it was stopped before it began", False
         if charge is not None:
             try:
                 reason = self._run(charge)
             except StartupError as error:
                 reason = error.message
+            except gpumemory.HeldGpuError as error:
+                reason, is_unplaced = str(error), True
             except OSError as error:
                 reason = f"it could not be started on {self._ip}: {error}"
         end_group()
         with self._changed:
             self._has_ended = True
-            self._reports.append(json.dumps({"exited": reason}))
+            self._reports.append(json.dumps({"exited": reason, **({"is_unplaced": True} if is_unplaced else {})}))
             self._changed.notify_all()
 
     def _run(self, charge: Charge) -> str:
         """The worker from its start to its end; returns why it ended."""
         self._check(charge)
-        self._await_gpus(charge.gpus)
+        self._await_gpus(charge)
         environment = Environment.read(without_ray(os.environ))
         sweep(OF_AGENT, environment.socket_root)
         with OwnedFolder(OF_AGENT, environment.socket_root) as folder:
@@ -205,7 +209,7 @@ class Runner:
             self._changed.notify_all()
 
     def _is_orphan(self) -> bool:
-        return time.monotonic() - self._heard_s > self._orphan_s
+        return self._now_s() - self._heard_s > self._orphan_s
 
     def _kill(self) -> None:
         with self._changed:
@@ -241,18 +245,16 @@ class Runner:
             todo="Put it there, or use a path that all machines share",
         )
 
-    def _await_gpus(self, gpus: tuple[str, ...]) -> None:
-        """Return once the GPUs are empty: what a worker before us held takes a moment to come back."""
-        deadline_s, told = time.monotonic() + _GPU_WAIT_S, ""
-        while gpus and (holds := gpumemory.occupied(gpus)):
-            if self._is_stopping:
-                return
-            if time.monotonic() > deadline_s:
-                raise StartupError(f"{self._ip} has no free GPU memory", why=holds, todo="End what uses it")
-            if holds != told:
-                told = holds
-                self._report({"progress": f"waiting for memory: {holds}"})
-            time.sleep(_GPU_LOOK_S)
+    def _await_gpus(self, charge: Charge) -> None:
+        """Return once the GPUs are free, or it is to stop: what a worker before us held takes a moment to come back.
+        HeldGpuError where somebody goes on holding them."""
+        patience = gpumemory.Patience(charge.gpu_wait_s, where=f"on {self._ip}")
+        while charge.gpus and (holds := gpumemory.occupied(charge.gpus)):
+            if news := patience.note(holds):
+                self._report({"progress": news})
+            with self._changed:
+                if self._changed.wait_for(lambda: self._is_stopping, timeout=gpumemory.LOOK_EVERY_S):
+                    return
 
     def _write(self, folder: Path, charge: Charge) -> Path:
         """The worker's configuration and secret, both of mode 0600, in a folder of mode 0700."""

@@ -33,7 +33,7 @@ def join(
     Workers may be placed on its CPUs and GPUs. The cluster runs with `up --launcher ray`.
     """
     from tandem.cluster.environment import Environment
-    from tandem.cluster.ray.gpumemory import count
+    from tandem.cluster.gpumemory import count
     from tandem.cluster.ray.launcher import check_installed
     from tandem.cluster.ray.node import Node, NodeConfig, told_by_signals
 

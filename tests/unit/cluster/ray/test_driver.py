@@ -72,6 +72,11 @@ def test_a_worker_that_ended_by_itself_lost_nothing(monkeypatch: pytest.MonkeyPa
     assert said == {"exited": "exit code 1", "is_unplaced": False, "is_place_lost": False}
 
 
+def test_a_worker_whose_gpus_somebody_holds_has_found_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = ended(monkeypatch, ['{"exited": "GPU 0 has no room", "is_unplaced": true}'])
+    assert said == {"exited": "GPU 0 has no room", "is_unplaced": True, "is_place_lost": False}
+
+
 @pytest.mark.parametrize("error", [RAISED, ActorDiedError(RAISED)], ids=["in a call", "when it was created"])
 def test_what_an_agent_raises_it_would_raise_elsewhere_too(
     monkeypatch: pytest.MonkeyPatch, error: BaseException

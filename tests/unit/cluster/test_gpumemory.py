@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from tandem.cluster.ray.gpumemory import count, occupied
+from tandem.cluster.gpumemory import HeldGpuError, Patience, count, occupied
+from tandem.core.clock import ManualClock
 
 GPUS = """0, GPU-aaaa, 4, 81559
 1, GPU-bbbb, 61440, 81559
@@ -34,3 +35,16 @@ def test_a_machine_that_cannot_tell_stands_in_nobodys_way(monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nowhere")
     assert occupied(["0"]) == ""
     assert count() == 0
+
+
+def test_what_is_in_the_way_is_told_when_it_changes_but_not_all_the_time() -> None:
+    clock = ManualClock()
+    patience = Patience(60.0, where="on 10.0.0.2", now_s=clock.now_s)
+    told = []
+    for second in range(60):
+        told.append(patience.note("GPU 0" if second < 30 else f"GPU {second}"))
+        clock.advance(1.0)
+    heard = {second: text for second, text in enumerate(told) if text}
+    assert heard == {s: f"waiting for a place: on 10.0.0.2, GPU {s}" for s in (0, 30, 40, 50)}
+    with pytest.raises(HeldGpuError, match="it got no place within 60 s: on "):
+        patience.note("GPU 9")

@@ -1,8 +1,13 @@
-"""Whether GPUs are empty before a worker is placed on them, as `nvidia-smi` sees it: others' leftovers count."""
+"""Whether GPUs are empty before a worker is placed on them, as `nvidia-smi` sees it: others' leftovers count.
+
+Also for how long launchers wait for them to become so, and what they say meanwhile.
+"""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +16,36 @@ PROCESSES = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--f
 _TIMEOUT_S = 20.0
 FREE_SHARE = 0.9
 """Of a GPU's memory, at least this much has to be free."""
+WAIT_S, LOOK_EVERY_S = 60.0, 1.0
+"""How long what holds GPUs is waited for at most."""
+_TELL_EVERY_S = 10.0
+
+
+class HeldGpuError(Exception):
+    """Somebody holds the memory of a GPU on which a worker was to start; the message says who, and how much."""
+
+
+class Patience:
+    """One wait for GPUs. `where`: on which machine, for people; "" = on this one."""
+
+    def __init__(self, wait_s: float, *, where: str = "", now_s: Callable[[], float] = time.monotonic) -> None:
+        self._wait_s, self._where, self._now_s = wait_s, where, now_s
+        self._ends_s = now_s() + wait_s
+        self._told, self._told_s = "", 0.0
+
+    def note(self, holds: str) -> str:
+        """What is to be told now that `holds` (see `occupied`) stands in the way; "" where nothing new is.
+
+        HeldGpuError when it has been waited for long enough.
+        """
+        now_s, place = self._now_s(), f"{self._where}, {holds}" if self._where else holds
+        if now_s >= self._ends_s:
+            raise HeldGpuError(f"it got no place within {self._wait_s:g} s: {place}")
+        is_soon = self._told != "" and now_s - self._told_s < _TELL_EVERY_S  # amounts may change all the time
+        if holds == self._told or is_soon:
+            return ""
+        self._told, self._told_s = holds, now_s
+        return f"waiting for a place: {place}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +107,11 @@ def occupied(gpus: Sequence[str], ask: Callable[[Sequence[str]], str] | None = N
         by = f" (process {pids})" if pids else ""
         said.append(f"GPU {gpu.index} has {gpu.used_mib} of {gpu.total_mib} MiB in use{by}")
     return "; ".join(said)
+
+
+def can_tell() -> bool:
+    """Whether this machine has something that tells of its GPUs."""
+    return shutil.which(_QUERY[0]) is not None
 
 
 def count() -> int:
