@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cluster.ray.gpumemory import PROCESSES, GpuUser, users
+from tandem.cluster.gpumemory import PROCESSES, GpuUser, users
 from tandem.cluster.worker_settings import effective
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
 from tandem.core.config import ClusterConfig
