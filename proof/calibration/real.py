@@ -28,7 +28,7 @@ def play(engine: Engine, run: Run, trace: Trace) -> dict[str, Any]:
         for role, count in (("prefill", split.prefill), ("decode", split.decode), ("mixed", split.mixed)):
             flags += [f"--{role}", str(count)] if count else []
         with running(*flags) as cluster:
-            before = _counted(cluster)
+            before = _all_there(cluster, split.total)
             plan = [
                 Due(one.arrival_s, engine.body(number, one.prompt_tokens, one.output_tokens))
                 for number, one in enumerate(trace.requests)
@@ -43,6 +43,17 @@ def play(engine: Engine, run: Run, trace: Trace) -> dict[str, Any]:
         "late_s": max(answer.sent_s - answer.due_s for answer in answers),
         "workers": workers,
     }
+
+
+def _all_there(cluster: Cluster, count: int) -> dict[str, dict[str, float]]:
+    """What every worker has counted so far; a cluster serves as soon as the router knows one that can."""
+
+    def known() -> dict[str, dict[str, float]] | None:
+        found = _counted(cluster)
+        return found if len(found) == count else None
+
+    found: dict[str, dict[str, float]] = wait_for(known, what="the router knows every worker")
+    return found
 
 
 def served(trace: Trace, answers: Sequence[Answer]) -> list[Served]:
