@@ -110,6 +110,7 @@ def test_advice_is_an_event_and_nothing_more(tmp_path: Path) -> None:
             advice = wait_told(cluster, "plan_advised")
             wait_for_answers(clients, 12)
         assert advice.startswith("1P:2D → 2P:1D, because ")
+        assert ", links of " in advice, "they were measured when the first prompts moved"
         assert told(cluster, "plan_advised") == [advice]
         assert (told(cluster, "plan_acted"), told(cluster, "flipping")) == ([], [])
         assert cluster.admin("/admin/v1/desired")["desired"]["version"] == version

@@ -67,7 +67,7 @@ class LinkSpeedView:
                 if receiver.facts is None or receiver.facts.worker == sender.facts.worker:
                     continue
                 speed = used.get(receiver.facts.worker) or self._between_hosts(sender.facts, receiver.facts)
-                found += [speed] if speed else []
+                found += [speed] if speed and speed < math.inf else []
         return statistics.median(found) if found else 0.0
 
     def _between_hosts(self, sender: WorkerFacts, receiver: WorkerFacts) -> float | None:

@@ -68,6 +68,7 @@ def test_the_usual_link_is_in_the_middle_of_those_that_were_measured() -> None:
     assert view.median(senders, []) == 0.0
     assert view.median(senders[1:], receivers) == 0.0
     assert view.median(senders, receivers) == 5e7, "p0 to d0"
+    assert view.median([end("p0", "a", replace(USED, bytes_per_s=float("inf")))], receivers) == 0.0
     view.set_rows([TCP, replace(TCP, to_host="c", bytes_per_s=3e9), replace(TCP, from_host="b", failure="no")])
     assert view.median(senders, receivers) == 2e9, "and 3 GB/s of p0 to d1, 1 and 3 of m0; none to itself, none from b"
 
