@@ -35,6 +35,7 @@ def main() -> int:
         "secret": secret.read_text(),
         "modes": [oct(path.stat().st_mode & 0o777) for path in (secret, options.config, secret.parent)],
         "folder": str(secret.parent),
+        "model_dir": config["model_dir"],
         "ray": [name for name in os.environ if name.startswith("RAY_")],
         "gpus": os.environ["CUDA_VISIBLE_DEVICES"],
         "threads": os.environ["OMP_NUM_THREADS"],

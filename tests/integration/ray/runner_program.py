@@ -1,0 +1,67 @@
+"""A runner without Ray: `runner_program.py ORPHAN_S` obeys JSON lines and answers each with one. Its clock moves when
+it is told to."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tandem.cluster.ray.orders import Charge, from_json
+from tandem.cluster.ray.runner import Runner
+from tools.waiting import wait_for
+
+IP = "10.0.0.2"
+
+
+class Clock:
+    """Counts who looks at it."""
+
+    def __init__(self) -> None:
+        self.time_s, self.looks = 0.0, 0
+
+    def now_s(self) -> float:
+        self.looks += 1
+        return self.time_s
+
+
+def main() -> None:
+    clock = Clock()
+    runner = Runner(ip=IP, orphan_s=float(sys.argv[1]), now_s=clock.now_s)
+    for line in sys.stdin:
+        print(json.dumps(obey(json.loads(line), runner, clock)), flush=True)
+
+
+def begin(runner: Runner, charge: Charge, reports: int) -> None:
+    """A call, in a thread that ends with it; not before the worker has made so many reports."""
+    runner.begin(charge, b"secret")
+    if reports:
+        runner.listen(reports - 1, 20.0)
+
+
+def obey(told: list[Any], runner: Runner, clock: Clock) -> Any:
+    match told:
+        case ["begin", charge, reports]:
+            call = threading.Thread(target=begin, args=(runner, from_json(charge, Charge), reports))
+            call.start()
+            call.join()
+            wait_for(lambda: not Path(f"/proc/self/task/{call.native_id}").exists())
+        case ["listen", after, wait_s]:
+            return runner.listen(after, wait_s)
+        case ["stop", grace_s]:
+            runner.stop(grace_s)
+        case ["wait"]:
+            runner.wait()
+        case ["advance", seconds]:
+            clock.time_s += seconds
+        case ["looks"]:
+            return clock.looks
+        case _:
+            raise ValueError(f"unknown: {told}")
+    return None
+
+
+if __name__ == "__main__":
+    main()
