@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Protocol
 
 from tandem.cluster.launcher import (
@@ -27,19 +25,18 @@ from tandem.cluster.launcher import (
 )
 from tandem.cluster.reconciling import Action, Deed, Life, Seen, plan
 from tandem.cluster.rolling import DEATHS_THAT_COUNT, Rolling, is_rolling
+from tandem.cluster.slots import RUNS, Phase, Slot
+from tandem.cluster.steering import Steering
+from tandem.cluster.steersman import SILENT_S, Steersman
 from tandem.core.clock import Clock
 from tandem.core.desired import DesiredState, Member, Pool, Revision
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
-from tandem.core.lifecycle import RoleName
 from tandem.core.restarts import FIRST_S, RestartBackoff
 
 STOP_GRACE_S = 10.0
 START_TIMEOUT_S = 300.0
-SILENT_S = 5.0
-"""A worker that cannot be looked at for so long is taken for one that says nothing."""
-LOOK_TIMEOUT_S, STEP_TIMEOUT_S = 2.0, 10.0
 LOOK_EVERY_S, WAIT_EVERY_S, RELIST_EVERY_S = 0.1, 1.0, 5.0
 """While something is under way, while there is nothing but waiting, and else."""
 
@@ -58,77 +55,6 @@ class DesiredSource(Protocol):
         """Write it if that version stands there; False = somebody was faster. Raises TandemError."""
 
 
-class Look(Protocol):
-    """What a worker says of itself."""
-
-    @property
-    def state(self) -> str:
-        """One of ready, draining, drained and flipping."""
-
-    @property
-    def role(self) -> RoleName: ...
-
-    @property
-    def target(self) -> RoleName | None:
-        """The role that it is about to take."""
-
-    @property
-    def flip_failure(self) -> str:
-        """Why the last order to change the role failed; "" = it did not."""
-
-
-class Steering(Protocol):
-    """Speaks to workers. Every call is idempotent and answered at once; what takes time is seen by looking again.
-    Raises TandemError when it is not answered, or refused."""
-
-    async def look(self, worker: WorkerId) -> Look: ...
-    async def drain(self, worker: WorkerId, deadline_s: float) -> object: ...
-    async def uncordon(self, worker: WorkerId) -> object: ...
-    async def become(self, worker: WorkerId, role: RoleName, deadline_s: float) -> object: ...
-
-
-class Phase(Enum):
-    """Where a slot stands.
-
-    WAITING: started when it is due. HANGING: being killed because it did not get ready; what happens then is as after
-    any death. FAILED: left alone until the desired state changes.
-    """
-
-    WAITING = auto()
-    STARTING = auto()
-    HANGING = auto()
-    READY = auto()
-    STOPPING = auto()
-    FAILED = auto()
-
-
-_RUNS = (Phase.STARTING, Phase.HANGING, Phase.READY, Phase.STOPPING)
-
-
-@dataclass(slots=True)
-class Slot:
-    """What is remembered of one worker, over all its restarts."""
-
-    worker_id: WorkerId
-    backoff: RestartBackoff
-    steps: RestartBackoff
-    phase: Phase = Phase.WAITING
-    start_at_s: float = 0.0
-    started_at_s: float = 0.0
-    was_ready: bool = False
-    step: asyncio.Task[None] | None = None
-    step_at_s: float = 0.0
-    """No step before."""
-    is_flipping: bool = False
-    deaths: int = 0
-    trouble: str = ""
-    """How often in a row it died soon after it was ready, or lost its place, and why it ended last."""
-    is_unplaced: bool = False
-    """It is tried again and again, as there is no room; that has been told."""
-    said: Look | None = None
-    heard_s: float = 0.0
-
-
 class Controller:
     """Owns all workers of one cluster. `run` it in a task; it ends when the desired state says so."""
 
@@ -144,11 +70,12 @@ class Controller:
         steering: Steering | None = None,
     ) -> None:
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
-        self._events, self._clock, self._on_report, self._steering = events, clock, on_report, steering
+        self._events, self._clock, self._on_report = events, clock, on_report
         self._rolling = Rolling(desired.save, events)
         self._slots: dict[WorkerId, Slot] = {}
         self._state: DesiredState | None = None
         self._changed = asyncio.Event()
+        self._steersman = Steersman(steering, events, clock, self._changed.set) if steering is not None else None
         self._settled = asyncio.Event()
         self._stops: dict[WorkerId, asyncio.Task[None]] = {}
         self._waits: dict[WorkerId, str] = {}
@@ -206,7 +133,7 @@ class Controller:
         self._forget(state, running)
         seen = [self._seen(slot, running[name]) for name, slot in self._slots.items() if name in running]
         held = {name for name, slot in self._slots.items() if self._is_held(slot, name in running)}
-        made = plan(state, seen, held=held, can_steer=self._steering is not None)
+        made = plan(state, seen, held=held, can_steer=self._steersman is not None)
         for action in made.actions:
             await self._do(action, state)
         self._note_waits(made.waits)
@@ -235,38 +162,15 @@ class Controller:
         return Slot(worker_id, RestartBackoff(self._clock), RestartBackoff(self._clock))
 
     async def _look(self, running: Collection[WorkerId]) -> None:
-        if self._steering is not None:
-            slots = [slot for name, slot in self._slots.items() if slot.phase is Phase.READY and name in running]
-            await asyncio.gather(*(self._look_at(slot, self._steering) for slot in slots))
-
-    async def _look_at(self, slot: Slot, steering: Steering) -> None:
-        is_stale = slot.step is not None  # it may speak of the time before that order
-        try:
-            async with asyncio.timeout(LOOK_TIMEOUT_S):
-                said = await steering.look(slot.worker_id)
-            slot.heard_s = self._clock.now_s()
-            if not is_stale:
-                slot.said = said
-                self._note_flip(slot, said)
-        except (TandemError, TimeoutError):
-            if self._clock.now_s() - slot.heard_s > SILENT_S:
-                slot.said = None
-
-    def _note_flip(self, slot: Slot, said: Look) -> None:
-        """A flip that was ordered here has ended, well or not."""
-        if slot.is_flipping and said.target is None and said.state == Life.READY:
-            slot.is_flipping = False
-            if said.flip_failure:
-                self._put_off(slot, Deed.BECOME, said.flip_failure)
-            else:
-                slot.steps = RestartBackoff(self._clock)
-                self._events.record(EventKind.FLIPPED, slot.worker_id, f"it serves as {said.role}")
+        if self._steersman is not None:
+            slots = self._slots.items()
+            await self._steersman.look([slot for name, slot in slots if slot.phase is Phase.READY and name in running])
 
     def _seen(self, slot: Slot, worker: RunningWorker) -> Seen:
         said, role = slot.said, worker.role
         if slot.phase is not Phase.READY:
             life = Life.STARTING if slot.phase is Phase.STARTING else Life.STOPPING
-        elif self._steering is None:
+        elif self._steersman is None:
             life = Life.READY
         elif said is None:
             life = Life.SILENT
@@ -287,9 +191,9 @@ class Controller:
         now_s = self._clock.now_s()
         if slot.phase is Phase.WAITING:
             return slot.start_at_s > now_s
-        has_ended = slot.phase in _RUNS and not is_running  # which will be reported in a moment
+        has_ended = slot.phase in RUNS and not is_running  # which will be reported in a moment
         is_unheard = slot.said is None and now_s - slot.heard_s <= SILENT_S
-        if slot.phase is Phase.READY and self._steering is not None and is_unheard:
+        if slot.phase is Phase.READY and self._steersman is not None and is_unheard:
             return True
         return has_ended or slot.phase is Phase.FAILED or slot.step is not None or slot.step_at_s > now_s
 
@@ -311,11 +215,9 @@ class Controller:
             await self._start(action.member, state, action.reason)
         elif action.deed is Deed.STOP:
             self._begin_stop(self._slots[action.worker_id], action.reason, STOP_GRACE_S)
-        elif self._steering is not None:
-            slot, told = self._slots[action.worker_id], _TOLD[action.deed]
-            self._events.record(told, action.worker_id, action.reason)
+        elif self._steersman is not None:
             deadline_s = state.drain_deadline_of(action.worker_id)
-            slot.step = asyncio.create_task(self._steer(slot, action, self._steering, deadline_s))
+            self._steersman.order(self._slots[action.worker_id], action, deadline_s)
 
     async def _start(self, member: Member, state: DesiredState, reason: str) -> None:
         pool = state.pool(member.pool)
@@ -332,29 +234,6 @@ class Controller:
             self._changed.set()
             return
         await self._launcher.start_worker(spec)
-
-    async def _steer(self, slot: Slot, action: Action, steering: Steering, deadline_s: float) -> None:
-        try:
-            async with asyncio.timeout(STEP_TIMEOUT_S):
-                if action.deed is Deed.DRAIN:
-                    await steering.drain(slot.worker_id, deadline_s)
-                elif action.deed is Deed.UNCORDON:
-                    await steering.uncordon(slot.worker_id)
-                elif action.member is not None:
-                    await steering.become(slot.worker_id, action.member.role, deadline_s)
-                    slot.is_flipping = True
-        except (TandemError, TimeoutError) as error:
-            self._put_off(slot, action.deed, error.message if isinstance(error, TandemError) else "no answer")
-        else:
-            slot.heard_s = self._clock.now_s()
-        finally:
-            slot.step, slot.said = None, None  # held until it is looked at again
-            self._changed.set()
-
-    def _put_off(self, slot: Slot, deed: Deed, why: str) -> None:
-        delay_s = slot.steps.died()
-        slot.step_at_s = self._clock.now_s() + delay_s
-        self._events.record(EventKind.STEP_FAILED, slot.worker_id, f"{deed}: {why.rstrip('.')}; again in {delay_s:g} s")
 
     def _begin_stop(self, slot: Slot, reason: str, grace_s: float) -> None:
         slot.phase = Phase.STOPPING
@@ -471,7 +350,7 @@ class Controller:
         due += [slot.started_at_s + START_TIMEOUT_S for slot in slots if slot.phase is Phase.STARTING]
         now_s = self._clock.now_s()
         due += [slot.step_at_s for slot in slots if slot.step_at_s > now_s]
-        if self._steering is not None:
+        if self._steersman is not None:
             due.append(now_s + self._look_every_s)
         return max(0.0, min(due) - now_s) if due else None
 
@@ -479,6 +358,3 @@ class Controller:
 def _is_under_way(one: Seen, is_held: bool) -> bool:
     """Whether it changes by itself, or has still to be heard."""
     return one.life in (Life.DRAINING, Life.FLIPPING) or (one.life is Life.SILENT and is_held)
-
-
-_TOLD = {Deed.DRAIN: EventKind.DRAINING, Deed.UNCORDON: EventKind.UNCORDONED, Deed.BECOME: EventKind.FLIPPING}

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from tandem.cluster.controller import Controller, Phase
+from tandem.cluster.controller import Controller
 from tandem.cluster.environment import Environment
 from tandem.cluster.event_log import EventLog
 from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
@@ -26,6 +26,7 @@ from tandem.cluster.resolve import ResolvedCluster
 from tandem.cluster.revisions import revised
 from tandem.cluster.router_process import RouterProcess
 from tandem.cluster.signals import EXIT_KILLED, Signals
+from tandem.cluster.slots import Phase
 from tandem.cluster.state_dir import Context, HeldState
 from tandem.cluster.worker_control import WorkerControl
 from tandem.core.clock import MonotonicClock

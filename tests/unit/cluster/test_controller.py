@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tandem.cluster.controller import Phase
+from tandem.cluster.slots import Phase
 from tandem.core.errors import StartupError
 from tandem.core.events import EventKind
 from tests.unit.cluster.controller_rig import D0, P0, P1, Harness, play, settle

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from tandem.cluster import controller
-from tandem.cluster.controller import SILENT_S, Controller
+from tandem.cluster.controller import Controller
+from tandem.cluster.steersman import SILENT_S
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import WorkerLostError
 from tandem.core.events import EventKind
