@@ -4,8 +4,10 @@ What to do next is decided in reconciling.py, from the record and from what is s
 remembers is how often a worker died and which step is under way; a new controller does without.
 
 A worker that cannot start although it never worked is a mistake of the configuration: before the cluster was ready once
-it ends the start-up, later it waits for the next desired state. A worker that worked and died is started again, and so
-is one that lost its machine while it started, and, later, one for which there was no room: machines join.
+it ends the start-up, later it waits for the next desired state. Where a start goes on with a record that was changed
+since it was configured, the cluster was ready before: the start-up ends only when nobody is left. A worker that worked
+and died is started again, and so is one that lost its machine while it started, and, later, one for which there was no
+room: machines join.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class Controller:
         clock: Clock,
         on_report: Callable[[WorkerReport], None] = lambda report: None,
         steering: Steering | None = None,
+        is_continued: bool = False,
     ) -> None:
+        """`is_continued`: another controller made this desired state come true before, as far as it could."""
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
         self._events, self._clock, self._on_report = events, clock, on_report
         self._rolling = Rolling(desired.save, events)
@@ -81,6 +85,7 @@ class Controller:
         self._waits: dict[WorkerId, str] = {}
         self._look_every_s = RELIST_EVERY_S
         self._startup_error: StartupError | None = None
+        self._is_continued = is_continued
 
     async def run(self) -> None:
         """Reconcile until the desired state is stopped; StartupError when a worker's first start fails."""
@@ -102,8 +107,10 @@ class Controller:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def wait_ready(self) -> None:
-        """Return once every wanted worker was ready at the same time."""
-        await self._settled.wait()
+        """Return once every wanted worker was ready at the same time; at once where the desired state is continued, for
+        who could not start before need not start now."""
+        if not self._is_continued:
+            await self._settled.wait()
 
     async def shutdown(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """Stop every worker, all at once, and return when they are gone. Call it after `run` has ended."""
@@ -306,12 +313,11 @@ class Controller:
         if slot.step is not None:
             slot.step.cancel()
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
-        is_starting_up = not self._settled.is_set() and not (self._state is not None and is_rolling(self._state))
         if not is_wanted:
             del self._slots[slot.worker_id]
         elif slot.phase is Phase.STOPPING:
             slot.phase, slot.start_at_s = Phase.WAITING, 0.0
-        elif slot.was_ready or report.is_place_lost or (report.is_unplaced and not is_starting_up):
+        elif slot.was_ready or report.is_place_lost or (report.is_unplaced and not self._is_start_up()):
             delay_s = slot.backoff.died()
             if not report.is_unplaced:
                 slot.deaths = 1 if delay_s == FIRST_S else slot.deaths + 1
@@ -325,8 +331,17 @@ class Controller:
             slot.phase = Phase.FAILED
             why = "there is no room to start in" if report.is_unplaced else "another start will not help"
             self._events.record(EventKind.GAVE_UP, slot.worker_id, f"it never worked; {why}")
-            if is_starting_up:
+            if self._is_start_up():
                 self._startup_error = StartupError(f"{slot.worker_id} cannot start", why=report.reason)
+
+    def _is_start_up(self) -> bool:
+        """Whether a worker that never works is one mistake too many."""
+        if self._settled.is_set() or (self._state is not None and is_rolling(self._state)):
+            return False
+        if not self._is_continued or self._state is None:
+            return True
+        slots = [self._slots.get(member.worker_id) for member in self._state.members]
+        return all(slot is not None and slot.phase is Phase.FAILED for slot in slots)
 
     async def _wait_for_change(self, watchers: list[asyncio.Task[None]]) -> None:
         """Until something changed, or it is time to look again. A watcher that ended raises what ended it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import time
@@ -13,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from tandem.cluster.beginning import Beginning, begin
 from tandem.cluster.controller import Controller
 from tandem.cluster.environment import Environment
 from tandem.cluster.event_log import EventLog
@@ -31,8 +31,8 @@ from tandem.cluster.state_dir import Context, HeldState
 from tandem.cluster.worker_control import WorkerControl
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
-from tandem.core.desired import DesiredState, Member, Pool, Revision
-from tandem.core.errors import ConfigError, StartupError
+from tandem.core.desired import Member, Pool, Revision
+from tandem.core.errors import StartupError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
@@ -44,7 +44,6 @@ from tandem.router.process.ready import Ready
 ROUTER_GRACE_S = 10.0
 """What a router gets beyond its own `drain_s`: last words, and giving back what it holds."""
 _POLL_S = 0.1
-_SAVE_TRIES = 5
 _STOP_TIMEOUT_S = 30.0
 
 
@@ -62,10 +61,12 @@ class RunningCluster:
         say: Callable[[str, str], None],
         worker_command: Sequence[str],
         router_command: Sequence[str],
+        as_configured: bool = False,
     ) -> None:
         self._resolved, self._held, self._environment = resolved, held, environment
         self._redis, self._sockets, self._say = redis, sockets, say
         self._worker_command, self._router_command = worker_command, router_command
+        self._as_configured = as_configured
         self._name = resolved.config.name
         self._router_grace_s = resolved.router.drain_s + ROUTER_GRACE_S
 
@@ -96,18 +97,19 @@ class RunningCluster:
         self._say("redis", "answers")
         try:
             store = DesiredStateStore(redis, Keys(self._name))
-            await save_configured(store, self._resolved.desired)
+            beginning = await begin(store, self._resolved.desired, as_configured=self._as_configured)
             events = EventLog(ClusterEventStore(redis, Keys(self._name)), on_event=self._show)
             control = WorkerControl(ClusterSecret.load(self._held.state.secret_file))
             steering = RegisteredSteering(redis, Keys(self._name), control)
             planner = planner_of(self._resolved, redis, events)
-            await self._start(store, events, steering, planner, ready_timeout_s)
+            await self._start(store, beginning, events, steering, planner, ready_timeout_s)
         finally:
             await redis.aclose()
 
     async def _start(
         self,
         store: DesiredStateStore,
+        beginning: Beginning,
         events: EventLog,
         steering: RegisteredSteering,
         planner: LivePlanner | None,
@@ -138,8 +140,11 @@ class RunningCluster:
                 clock=clock,
                 on_report=self._show_report,
                 steering=steering,
+                is_continued=beginning.is_continued,
             )
             events.record(EventKind.CLUSTER_STARTED, self._name, f"`up` in process {os.getpid()}")
+            if beginning.kind is not None:
+                events.record(beginning.kind, self._name, beginning.reason)
             try:
                 beside = [events.run, steering.run, *([planner.run] if planner is not None else [])]
                 await self._serve(controller, router, events, beside, ready_timeout_s)
@@ -295,19 +300,6 @@ def _access(addresses: Ready, anonymous: Anonymous) -> str:
     if anonymous is Anonymous.ALWAYS:
         return "access for everybody, with --anonymous always"
     return f"access for everybody on this machine; the first `{called()} key create --tenant NAME` ends that"
-
-
-async def save_configured(store: DesiredStateStore, desired: Callable[[int], DesiredState]) -> None:
-    """Write the desired state as configured, `desired(version)`, whatever stood there from an earlier run, perhaps of
-    another release. What stands there already stays, of its version and age: nobody has changed anything."""
-    for _ in range(_SAVE_TRIES):
-        version = await store.version()
-        with contextlib.suppress(ConfigError):  # it cannot be read, so it is another one
-            if await store.load() == desired(version):
-                return
-        if await store.save(desired(version + 1), version):
-            return
-    raise StartupError("cannot write the desired state", why="somebody else keeps changing it", todo="Try again")
 
 
 async def _wait_until_serving(base_url: str, missing: list[str]) -> None:

@@ -41,11 +41,12 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """How to start processes, and how long a start may take."""
+    """How to start processes, and how long a start may take. `as_configured`: what operators changed is not kept."""
 
     worker_command: Sequence[str] = WORKER_COMMAND
     router_command: Sequence[str] = ROUTER_COMMAND
     ready_timeout_s: float = READY_TIMEOUT_S
+    as_configured: bool = False
 
 
 def up(config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions | None = None) -> None:
@@ -90,6 +91,7 @@ def _up(
                     say=progress.say,
                     worker_command=options.worker_command,
                     router_command=options.router_command,
+                    as_configured=options.as_configured,
                 )
                 signals.keep()
                 asyncio.run(cluster.run(signals, ready_timeout_s=options.ready_timeout_s))

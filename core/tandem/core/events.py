@@ -17,6 +17,8 @@ class EventKind(StrEnum):
     CLUSTER_READY = "cluster_ready"
     CLUSTER_STOPPING = "cluster_stopping"
     DESIRED_CHANGED = "desired_changed"
+    DESIRED_KEPT = "desired_kept"
+    DESIRED_REPLACED = "desired_replaced"
     STARTED = "started"
     READY = "ready"
     EXITED = "exited"

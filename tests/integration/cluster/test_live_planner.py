@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
+from tandem.cluster.beginning import begin
 from tandem.cluster.event_log import EventLog
 from tandem.cluster.live_planner import REPEAT_S, LivePlanner, Stores
 from tandem.cluster.planner.live import Watch
 from tandem.cluster.planner.planner import Planner
 from tandem.cluster.planner.records import Rates, Rules
-from tandem.cluster.running import save_configured
 from tandem.core.clock import ManualClock
 from tandem.core.config import PlannerMode, PlannerSection, SloSection
 from tandem.core.demand import Asked, Demand, WorkerSeen
@@ -61,8 +61,8 @@ class RacedStore(DesiredStateStore):
     race: Callable[[], Awaitable[None]] | None = None
     is_mute = False
 
-    async def save(self, state: DesiredState, expected_version: int) -> bool:
-        is_saved = await super().save(state, expected_version)
+    async def save(self, state: DesiredState, expected_version: int, *, configured: DesiredState | None = None) -> bool:
+        is_saved = await super().save(state, expected_version, configured=configured)
         if self.is_mute:
             raise UnavailableError("Redis does not answer")
         return is_saved
@@ -120,7 +120,7 @@ class Scene:
     async def start_again(self) -> None:
         """As `up` does, with a configuration that asks for what stands there."""
         state = await self.state()
-        await save_configured(self.desired, lambda version: dataclasses.replace(state, version=version))
+        await begin(self.desired, lambda version: dataclasses.replace(state, version=version))
 
     async def let_age(self) -> None:
         """The server's clock knows nothing of this one: the record becomes as old as it is here."""
@@ -330,30 +330,6 @@ def test_it_starts_nobody_where_nobody_can_flip(play: Callable[..., None]) -> No
         assert await scene.counts() == (1, 3)
 
     play(scenario, record(prefill_tp=2))
-
-
-def test_a_start_keeps_the_record_that_it_is_configured_as_and_replaces_any_other(play: Callable[..., None]) -> None:
-    async def scenario(scene: Scene) -> None:
-        async def start() -> tuple[int, bool]:
-            """The version that stands there then, and whether it is a new one."""
-            await scene.redis.hset(KEYS.desired, "saved_s", 7)
-            await save_configured(scene.desired, lambda version: dataclasses.replace(record(), version=version))
-            assert dataclasses.replace(await scene.state(), version=1) == record()
-            version, saved_s = await scene.redis.hmget(KEYS.desired, "version", "saved_s")
-            return int(version), int(saved_s) > 7
-
-        assert await start() == (1, False)
-        await scene.write(flipped(await scene.state(), "decode-2", PREFILL))
-        assert await start() == (3, True)
-        assert await start() == (3, False)
-        await scene.write(dataclasses.replace(await scene.state(), is_stopped=True))
-        assert await start() == (5, True), "as after `down`"
-        await scene.redis.hset(KEYS.desired, "state", '{"of": "another release"}')
-        assert await start() == (6, True)
-        await scene.redis.delete(KEYS.desired)
-        assert await start() == (1, True)
-
-    play(scenario)
 
 
 def test_an_operator_who_flips_back_is_advised_again(play: Callable[..., None]) -> None:

@@ -37,8 +37,8 @@ class MuteStore(DesiredStateStore):
 
     is_mute = False
 
-    async def save(self, state: DesiredState, expected_version: int) -> bool:
-        is_saved = await super().save(state, expected_version)
+    async def save(self, state: DesiredState, expected_version: int, *, configured: DesiredState | None = None) -> bool:
+        is_saved = await super().save(state, expected_version, configured=configured)
         if self.is_mute:
             raise UnavailableError("Redis does not answer")
         return is_saved

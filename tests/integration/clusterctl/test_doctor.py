@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from redis.asyncio import Redis
 
 from tandem.cluster.state_dir import StateDir
+from tandem.clusterctl.doctor.cluster_checks import contested
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.prefixindex.connection import connect
@@ -417,6 +418,9 @@ def test_two_autoscalers(tmp_path: Path, redis: PrivateRedis, build: Build) -> N
     started_anew = [happened(1)[-3], happened(1)[-2], happened(1)[0], happened(1)[-1]]
     told(redis, lambda server: tell(server, [*happened(1), *started_anew]))
     assert asked(house, tmp_path)[1]["autoscalers"][0][0] == "ok"
+    kept = [*happened(1)[:-1], happened(1)[0], happened(1)[-3]]  # and then a drain, which changes no count
+    drained = replace(kept[-1], reason="version 3: prefill 2, decode 2")
+    assert contested([asdict(one) for one in [*kept, drained]]) == 0
     told(redis, lambda server: tell(server, happened(2)))
     what, fix = only(asked(house, tmp_path)[1], "autoscalers", "warning")
     assert what.startswith("2 of the planner's latest changes were undone")

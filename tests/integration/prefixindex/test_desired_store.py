@@ -15,7 +15,7 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.wishes import cordoned
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.desired import DesiredStateStore, from_json
+from tandem.prefixindex.stores.desired import DesiredStateStore, Recorded, from_json
 
 KEYS = Keys("test")
 FIRST = DesiredState(version=1, pools=(Pool(name="m", model="x", role=RoleName.MIXED, count=1),)).filled()
@@ -167,5 +167,42 @@ def test_it_is_known_how_long_ago_it_was_written(server: PrivateRedis, client: A
             assert age_s < 60
             await redis.hdel(KEYS.desired, "saved_s")
             assert await store.dated() == (SECOND, 0.0)
+
+    asyncio.run(scenario())
+
+
+def test_what_was_configured_stands_beside_the_record_while_others_change_it(server: PrivateRedis, client: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = DesiredStateStore(redis, KEYS)
+            assert await store.recorded() == Recorded(version=0, state=None, trouble="", configured=None)
+            assert not await store.note_configured(FIRST, 0), "there is no record that it could stand beside"
+            assert await store.save(FIRST, 0, configured=FIRST)
+            assert await store.save(FIRST, 0, configured=FIRST), "the same call again, as after a lost answer"
+            assert not await store.save(replace(FIRST, version=4), 3, configured=SECOND)
+            assert await store.save(SECOND, 1)
+            assert await store.recorded() == Recorded(version=2, state=SECOND, trouble="", configured=FIRST)
+            assert not await store.note_configured(SECOND, 1)
+            assert await store.note_configured(SECOND, 2)
+            assert (await store.recorded()).configured == SECOND
+            assert await store.load() == SECOND
+
+    asyncio.run(scenario())
+
+
+def test_a_record_of_a_release_that_noted_no_configuration_is_read_and_so_is_a_note_of_another(
+    server: PrivateRedis, client: Any
+) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = DesiredStateStore(redis, KEYS)
+            await store.save(FIRST, 0)
+            assert await store.recorded() == Recorded(version=1, state=FIRST, trouble="", configured=None)
+            await redis.hset(KEYS.desired, "configured", "{")
+            assert await store.recorded() == Recorded(version=1, state=FIRST, trouble="", configured=None)
+            await redis.hset(KEYS.desired, "state", "{")
+            found = await store.recorded()
+            assert (found.version, found.state) == (1, None)
+            assert "cannot be read" in found.trouble
 
     asyncio.run(scenario())

@@ -75,7 +75,7 @@ class Events:
 
 
 class Harness:
-    def __init__(self) -> None:
+    def __init__(self, *, is_continued: bool = False) -> None:
         self.launcher, self.desired, self.events, self.clock = FakeLauncher(), FakeDesired(), Events(), ManualClock()
         self.controller = Controller(
             launcher=self.launcher,
@@ -83,6 +83,7 @@ class Harness:
             make_spec=spec_of,
             events=self.events,
             clock=self.clock,
+            is_continued=is_continued,
         )
         self.version = 0
 

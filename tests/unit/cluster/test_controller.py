@@ -310,3 +310,33 @@ def test_every_action_has_a_reason() -> None:
         assert kinds == [*expected, EventKind.RESTART_PLANNED]
 
     play(scene)
+
+
+def test_where_a_record_goes_on_one_that_cannot_start_ends_nothing_while_another_is_left() -> None:
+    async def run() -> None:
+        h = Harness(is_continued=True)
+        task = asyncio.create_task(h.controller.run())
+        try:
+            await asyncio.wait_for(h.controller.wait_ready(), 1)
+            h.want(prefill=2, decode=1)
+            await settle()
+            h.dies(P1, "the model is broken")
+            h.dies(P0, "it got no place", is_unplaced=True)
+            await settle()
+            assert h.events.of(EventKind.GAVE_UP) == ["prefill-1: it never worked; another start will not help"]
+            assert h.events.of(EventKind.RESTART_PLANNED) == ["prefill-0: in 0.5 s, a machine may have joined"]
+            h.clock.advance(0.6)
+            h.want(prefill=1, decode=1)
+            await settle()
+            assert h.launcher.started.count(P0) == 2
+            h.dies(P0, "the model is broken")
+            await settle()
+            assert not task.done()
+            h.dies(D0, "the model is broken")
+            with pytest.raises(StartupError, match="decode-0 cannot start: the model is broken"):
+                await asyncio.wait_for(task, 5)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())

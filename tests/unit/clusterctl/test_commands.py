@@ -71,7 +71,7 @@ def test_roles_have_flags_of_their_own() -> None:
 
 def test_every_flag_of_a_setting_gives_one_that_exists() -> None:
     flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(UpFlags)}
-    assert flags - set(FLAGS) == {"--config", "--timeout"}
+    assert flags - set(FLAGS) == {"--config", "--timeout", "--as-configured"}
     assert set(FLAGS) <= flags
     assert len(set(FLAGS.values())) == len(FLAGS)
     for setting in FLAGS.values():

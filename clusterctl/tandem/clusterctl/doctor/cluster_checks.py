@@ -124,8 +124,8 @@ class ClusterChecks:
 
 
 def contested(events: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the planner's changes somebody took back right afterwards, or got ahead of; `up`, which writes the
-    desired state anew whenever it starts, is nobody."""
+    """How many of the planner's changes somebody took back right afterwards, or got ahead of; `up`, which tells of the
+    desired state whenever it starts, as it stands or as it writes it anew, is nobody."""
     acted = [_VERSION.search(str(one["reason"])) for one in events if one["kind"] == EventKind.PLAN_ACTED]
     planned = {found[1] for found in acted if found is not None}
     undone, is_starting, counts, before = 0, False, "", ""
@@ -139,7 +139,7 @@ def contested(events: Sequence[Mapping[str, Any]]) -> int:
             if found is None:
                 continue
             new = str(one["reason"])[found.end() :]
-            if found[1] in planned:
+            if found[1] in planned and not is_starting:
                 before = counts
             else:
                 undone += bool(before) and new == before and not is_starting

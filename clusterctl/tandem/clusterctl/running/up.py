@@ -30,15 +30,19 @@ app = command_app()
 )
 @flagged
 def up(flags: UpFlags) -> None:
-    """Start a cluster on this machine and keep it running in the foreground; Ctrl-C stops it."""
+    """Start a cluster on this machine and keep it running in the foreground; Ctrl-C stops it.
+
+    Started again with the same settings it goes on with what was changed meanwhile; after `down` as configured.
+    """
     from tandem.cluster.environment import Environment
     from tandem.cluster.up import UpOptions
     from tandem.cluster.up import up as run
 
     if not flags.timeout > 0:
         raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
+    options = UpOptions(ready_timeout_s=flags.timeout, as_configured=flags.as_configured)
     try:
-        run(flags.to_config(), Environment.read(), _TerminalProgress(), UpOptions(ready_timeout_s=flags.timeout))
+        run(flags.to_config(), Environment.read(), _TerminalProgress(), options)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
 

@@ -117,6 +117,9 @@ class UpFlags:
     state_dir: Annotated[str | None, typer.Option(help="Where state is kept [env: TANDEM_STATE_DIR].")] = None
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None
     config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags win over it.")] = None
+    as_configured: Annotated[
+        bool, typer.Option("--as-configured", help="Drop what was scaled, flipped or rolled out before.")
+    ] = False
     timeout: Annotated[float, typer.Option(help="Seconds after which a start that hangs is given up.")] = 300.0
 
     def to_config(self) -> ClusterConfig:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from redis.asyncio import Redis
@@ -34,11 +34,31 @@ _log = logging.getLogger(__name__)
 # A call repeated because its answer got lost finds its own text and succeeds again.
 _SAVE = """
 local at = redis.call('HMGET', KEYS[1], 'version', 'state')
-if at[1] == ARGV[2] and at[2] == ARGV[3] then return 1 end
-if (at[1] or '0') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3], 'saved_s', redis.call('TIME')[1])
+if at[1] ~= ARGV[2] or at[2] ~= ARGV[3] then
+  if (at[1] or '0') ~= ARGV[1] then return 0 end
+  redis.call('HSET', KEYS[1], 'version', ARGV[2], 'state', ARGV[3], 'saved_s', redis.call('TIME')[1])
+end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'configured', ARGV[4]) end
 return 1
 """
+_NOTE_CONFIGURED = """
+if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'configured', ARGV[2])
+return 1
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What stands there at one moment. `state` None: nothing, or, as `trouble` says, nothing that can be read.
+
+    `configured`: what was configured when it was begun, whatever it was changed to since; None = nobody noted that.
+    """
+
+    version: int
+    state: DesiredState | None
+    trouble: str
+    configured: DesiredState | None
 
 
 class DesiredStateStore:
@@ -48,6 +68,7 @@ class DesiredStateStore:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._keys = keys
         self._script: Any = redis.register_script(_SAVE)
+        self._note: Any = redis.register_script(_NOTE_CONFIGURED)
         self._wakeups = Wakeups(redis, keys.desired_channel)
 
     async def load(self) -> DesiredState | None:
@@ -77,18 +98,29 @@ class DesiredStateStore:
         except OUTAGE as error:
             raise no_answer(error) from error
 
-    async def save(self, state: DesiredState, expected_version: int) -> bool:
+    async def recorded(self) -> Recorded:
+        """Everything that is known of the record, also of one that cannot be read."""
+        try:
+            version, text, noted = await self._redis.hmget(self._keys.desired, "version", "state", "configured")
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        state, trouble = _readable(text)
+        return Recorded(version=int(version or 0), state=state, trouble=trouble, configured=_readable(noted)[0])
+
+    async def save(self, state: DesiredState, expected_version: int, *, configured: DesiredState | None = None) -> bool:
         """Write `state` if version `expected_version` stands there (0 = none yet); False = somebody was faster.
 
         `state.version` must be `expected_version + 1`; it is validated first, and members are named where it names
-        none. Raises ConfigError, ValueError.
+        none. `configured`: what is configured, noted beside it in the same step; None = what was noted stays. Raises
+        ConfigError, ValueError.
         """
         if state.version != expected_version + 1:
             raise ValueError(f"version {state.version} cannot follow version {expected_version}")
         state = state.filled()
         if not state.is_stopped:
             state.validate()
-        args = [expected_version, state.version, to_json(state)]
+        noted = to_json(configured) if configured is not None else ""
+        args = [expected_version, state.version, to_json(state), noted]
         try:
             is_saved = bool(await self._script(keys=[self._keys.desired], args=args))
             if is_saved:
@@ -96,6 +128,13 @@ class DesiredStateStore:
         except OUTAGE as error:
             raise no_answer(error) from error
         return is_saved
+
+    async def note_configured(self, configured: DesiredState, version: int) -> bool:
+        """Note what is configured beside the record, which stays; False = it is not of that version any more."""
+        try:
+            return bool(await self._note(keys=[self._keys.desired], args=[version, to_json(configured)]))
+        except OUTAGE as error:
+            raise no_answer(error) from error
 
     async def watch(self, on_change: Callable[[DesiredState], None], *, poll_s: float = 1.0) -> None:
         """Call `on_change` with the state now and after every change, until cancelled.
@@ -157,6 +196,14 @@ def from_record(raw: Mapping[str, Any]) -> DesiredState:
         rollouts=tuple(_as_rollout(one) for one in raw.get("rollouts", ())),
     )
     return state.filled()
+
+
+def _readable(text: bytes | None) -> tuple[DesiredState | None, str]:
+    """(the state, "") or (None, why it is none); nothing is wrong with one that is not there."""
+    try:
+        return (None if text is None else from_json(text)), ""
+    except ConfigError as error:
+        return None, error.message
 
 
 def _as_pool(raw: object) -> Pool:
