@@ -71,15 +71,20 @@ class Controller:
         on_report: Callable[[WorkerReport], None] = lambda report: None,
         steering: Steering | None = None,
         is_continued: bool = False,
+        replace_silent_s: float = 0.0,
     ) -> None:
-        """`is_continued`: another controller made this desired state come true before, as far as it could."""
+        """`is_continued`: another controller made this desired state come true before, as far as it could.
+        `replace_silent_s`: who fell silent is started anew after so long; 0 = never."""
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
         self._events, self._clock, self._on_report = events, clock, on_report
         self._rolling = Rolling(desired.save, events)
         self._slots: dict[WorkerId, Slot] = {}
         self._state: DesiredState | None = None
         self._changed = asyncio.Event()
-        self._steersman = Steersman(steering, events, clock, self._changed.set) if steering is not None else None
+        self._steersman: Steersman | None = None
+        if steering is not None:
+            ended = self._changed.set
+            self._steersman = Steersman(steering, events, clock, ended, replace_silent_s=replace_silent_s)
         self._settled = asyncio.Event()
         self._stops: dict[WorkerId, asyncio.Task[None]] = {}
         self._waits: dict[WorkerId, str] = {}
@@ -120,6 +125,10 @@ class Controller:
         if self._stops:
             await asyncio.wait(self._stops.values(), timeout=grace_s + STOP_GRACE_S)
 
+    def look_again(self) -> None:
+        """Soon: something is known to have changed."""
+        self._changed.set()
+
     def phases(self) -> dict[WorkerId, Phase]:
         """Where every worker stands."""
         return {slot.worker_id: slot.phase for slot in self._slots.values()}
@@ -146,8 +155,9 @@ class Controller:
         self._note_waits(made.waits)
         is_busy = await self._rolling.step(state, seen, held, self._broken())
         is_busy = is_busy or bool(made.actions) or any(_is_under_way(one, one.worker_id in held) for one in seen)
-        self._look_every_s = LOOK_EVERY_S if is_busy else WAIT_EVERY_S if made.waits else RELIST_EVERY_S
-        self._end_hanging_starts()
+        is_waiting = bool(made.waits) or any(slot.is_missed and slot.phase is Phase.READY for slot in self._slots.values())
+        self._look_every_s = LOOK_EVERY_S if is_busy else WAIT_EVERY_S if is_waiting else RELIST_EVERY_S
+        self._end_hanging()
         if state.members and self._is_settled(state):
             self._settled.set()
 
@@ -230,7 +240,7 @@ class Controller:
         pool = state.pool(member.pool)
         slot = self._slots.setdefault(member.worker_id, self._new_slot(member.worker_id))
         slot.phase, slot.started_at_s = Phase.STARTING, self._clock.now_s()
-        slot.said, slot.is_flipping = None, False
+        slot.said, slot.is_flipping, slot.is_missed, slot.silent_at_s = None, False, False, None
         if not slot.is_unplaced:
             told = "after it died" if slot.was_ready and slot.start_at_s else reason
             self._events.record(EventKind.STARTED, slot.worker_id, told)
@@ -252,11 +262,17 @@ class Controller:
         self._stops[slot.worker_id] = task
         task.add_done_callback(lambda ended: self._note_stopped(slot, ended))
 
-    def _end_hanging_starts(self) -> None:
+    def _end_hanging(self) -> None:
+        now_s = self._clock.now_s()
         for slot in self._slots.values():
-            if slot.phase is Phase.STARTING and slot.started_at_s + START_TIMEOUT_S <= self._clock.now_s():
+            why = ""
+            if slot.phase is Phase.STARTING and slot.started_at_s + START_TIMEOUT_S <= now_s:
+                why = f"it did not get ready within {START_TIMEOUT_S:g} s"
+            elif slot.phase is Phase.READY and self._steersman is not None and self._steersman.is_lost(slot):
+                why = f"nothing is heard of it for {now_s - slot.heard_s:.0f} s"
+            if why:
                 slot.phase = Phase.HANGING
-                self._stop(slot, f"it did not get ready within {START_TIMEOUT_S:g} s", grace_s=0.0)
+                self._stop(slot, why, grace_s=0.0)
 
     # ---- hearing ---------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from redis.asyncio import Redis
 
@@ -22,9 +22,14 @@ class RegisteredSteering:
         self._watcher, self._control = RegistryWatcher(redis, keys), control
         self._records: Mapping[WorkerId, WorkerRecord] = {}
 
-    async def run(self) -> None:
-        """Follow the registry until cancelled."""
-        await self._watcher.run(self._note)
+    async def run(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """Follow the registry until cancelled. `on_change`: somebody came, left or lapsed, or says something else."""
+
+        def note(records: Mapping[WorkerId, WorkerRecord]) -> None:
+            self._records = dict(records)
+            on_change()
+
+        await self._watcher.run(note)
 
     async def look(self, worker: WorkerId) -> WorkerLook:
         return await self._control.look(self._record(worker))
@@ -37,9 +42,6 @@ class RegisteredSteering:
 
     async def become(self, worker: WorkerId, role: RoleName, deadline_s: float) -> WorkerLook:
         return await self._control.become(self._record(worker), role, deadline_s)
-
-    def _note(self, records: Mapping[WorkerId, WorkerRecord]) -> None:
-        self._records = dict(records)
 
     def _record(self, worker: WorkerId) -> WorkerRecord:
         record = self._records.get(worker)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -141,12 +142,14 @@ class RunningCluster:
                 on_report=self._show_report,
                 steering=steering,
                 is_continued=beginning.is_continued,
+                replace_silent_s=self._resolved.config.replace_silent_s,
             )
             events.record(EventKind.CLUSTER_STARTED, self._name, f"`up` in process {os.getpid()}")
             if beginning.kind is not None:
                 events.record(beginning.kind, self._name, beginning.reason)
             try:
-                beside = [events.run, steering.run, *([planner.run] if planner is not None else [])]
+                steered = functools.partial(steering.run, controller.look_again)
+                beside = [events.run, steered, *([planner.run] if planner is not None else [])]
                 await self._serve(controller, router, events, beside, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")

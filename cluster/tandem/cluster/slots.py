@@ -14,8 +14,8 @@ from tandem.core.restarts import RestartBackoff
 class Phase(Enum):
     """Where a slot stands.
 
-    WAITING: started when it is due. HANGING: being killed because it did not get ready; what happens then is as after
-    any death. FAILED: left alone until the desired state changes.
+    WAITING: started when it is due. HANGING: being killed because it did not get ready, or says nothing any more; what
+    happens then is as after any death. FAILED: left alone until the desired state changes.
     """
 
     WAITING = auto()
@@ -52,3 +52,6 @@ class Slot:
     """It is tried again and again, as there is no room; that has been told."""
     said: Look | None = None
     heard_s: float = 0.0
+    is_missed: bool = False
+    silent_at_s: float | None = None
+    """The last look at it found nobody; since when it counts as silent."""

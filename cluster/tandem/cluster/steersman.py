@@ -22,10 +22,20 @@ LOOK_TIMEOUT_S, STEP_TIMEOUT_S = 2.0, 10.0
 
 
 class Steersman:
-    """Keeps what workers said, and which orders are under way, in their slots. `on_end`: an order has ended."""
+    """Keeps what workers said, and which orders are under way, in their slots. `on_end`: an order has ended.
+    `replace_silent_s`: who is silent for so long is lost; 0 = nobody ever is."""
 
-    def __init__(self, steering: Steering, events: EventSink, clock: Clock, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        steering: Steering,
+        events: EventSink,
+        clock: Clock,
+        on_end: Callable[[], None],
+        *,
+        replace_silent_s: float = 0.0,
+    ) -> None:
         self._steering, self._events, self._clock, self._on_end = steering, events, clock, on_end
+        self._replace_silent_s = replace_silent_s
 
     async def look(self, slots: Iterable[Slot]) -> None:
         """At all of them at once; over after `LOOK_TIMEOUT_S` at the latest."""
@@ -36,18 +46,40 @@ class Steersman:
         self._events.record(_TOLD[action.deed], slot.worker_id, action.reason)
         slot.step = asyncio.create_task(self._steer(slot, action, deadline_s))
 
+    def is_lost(self, slot: Slot) -> bool:
+        """Whether a worker has been silent for too long to be waited for."""
+        if slot.silent_at_s is None or not self._replace_silent_s:
+            return False
+        return self._clock.now_s() - slot.silent_at_s >= self._replace_silent_s
+
     async def _look_at(self, slot: Slot) -> None:
         is_stale = slot.step is not None  # it may speak of the time before that order
         try:
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 said = await self._steering.look(slot.worker_id)
-            slot.heard_s = self._clock.now_s()
+            self._note_heard(slot)
             if not is_stale:
                 slot.said = said
                 self._note_flip(slot, said)
         except (TandemError, TimeoutError):
+            slot.is_missed = True
             if self._clock.now_s() - slot.heard_s > SILENT_S:
                 slot.said = None
+                self._note_silence(slot)
+
+    def _note_silence(self, slot: Slot) -> None:
+        """It counts from now on, whatever was before: this machine may have been suspended itself."""
+        if slot.silent_at_s is None:
+            slot.silent_at_s = self._clock.now_s()
+            after_s = self._replace_silent_s
+            then = f"if that lasts {after_s:g} s more, it is started anew" if after_s else "it is not replaced"
+            self._events.record(EventKind.SILENT, slot.worker_id, f"nothing is heard of it for {SILENT_S:g} s; {then}")
+
+    def _note_heard(self, slot: Slot) -> None:
+        now_s = self._clock.now_s()
+        if slot.silent_at_s is not None:
+            self._events.record(EventKind.HEARD, slot.worker_id, f"again, after {now_s - slot.heard_s:.0f} s")
+        slot.heard_s, slot.is_missed, slot.silent_at_s = now_s, False, None
 
     def _note_flip(self, slot: Slot, said: Look) -> None:
         """A flip that was ordered here has ended, well or not."""
@@ -72,7 +104,7 @@ class Steersman:
         except (TandemError, TimeoutError) as error:
             self._put_off(slot, action.deed, error.message if isinstance(error, TandemError) else "no answer")
         else:
-            slot.heard_s = self._clock.now_s()
+            self._note_heard(slot)
         finally:
             slot.step, slot.said = None, None  # held until it is looked at again
             self._on_end()

@@ -285,12 +285,14 @@ class PlannerSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `max_ranks`:
-    never more ranks of workers than that at once; 0 = no bound."""
+    never more ranks of workers than that at once; 0 = no bound. `replace_silent_s`: a worker that fell silent is
+    started anew after so long; 0 = never."""
 
     name: str = DEFAULT_CLUSTER
     state_dir: str = ""
     log_level: str = "INFO"
     max_ranks: Count = 0
+    replace_silent_s: Amount = 60.0
     launcher: LauncherName = LauncherName.LOCAL
     model: ModelSection = field(default_factory=ModelSection)
     models: tuple[FurtherModelSection, ...] = ()

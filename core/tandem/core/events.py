@@ -29,6 +29,8 @@ class EventKind(StrEnum):
     FLIPPED = "flipped"
     WAITING = "waiting"
     STEP_FAILED = "step_failed"
+    SILENT = "silent"
+    HEARD = "heard"
     PREFIXES_SAVED = "prefixes_saved"
     STOPPING = "stopping"
     ROLLOUT = "rollout"

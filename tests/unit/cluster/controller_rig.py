@@ -23,6 +23,7 @@ class FakeLauncher:
     def __init__(self) -> None:
         self.started: list[WorkerId] = []
         self.stopped: list[WorkerId] = []
+        self.graces_s: list[float] = []
         self.stuck = False
         self.there: dict[WorkerId, RunningWorker] = {}
         self.reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
@@ -37,6 +38,7 @@ class FakeLauncher:
 
     async def stop(self, worker_id: WorkerId, *, grace_s: float) -> None:
         self.stopped.append(worker_id)
+        self.graces_s.append(grace_s)
         if self.stuck:
             raise TimeoutError("process 7 does not end although it was killed")
         del self.there[worker_id]

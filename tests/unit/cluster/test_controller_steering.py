@@ -80,16 +80,16 @@ async def _until(condition: Callable[[], object]) -> None:
 class Steered(Harness):
     """Two prefill workers and a decode worker, which can be steered."""
 
-    def __init__(self) -> None:
+    def __init__(self, replace_silent_s: float = 60.0) -> None:
         super().__init__()
-        self.steering = FakeSteering()
+        self.steering, self.replace_silent_s = FakeSteering(), replace_silent_s
         self.controller = self.another()
 
     def another(self) -> Controller:
         """A controller that knows nothing but the record and what runs."""
         return Controller(
             launcher=self.launcher, desired=self.desired, make_spec=spec_of, events=self.events, clock=self.clock,
-            steering=self.steering,
+            steering=self.steering, replace_silent_s=self.replace_silent_s,
         )  # fmt: skip
 
     def all_ready(self) -> None:
@@ -110,9 +110,9 @@ def _start() -> DesiredState:
     )).filled()  # fmt: skip
 
 
-def play_steered(scene: Callable[[Steered], Coroutine[None, None, None]]) -> None:
+def play_steered(scene: Callable[[Steered], Coroutine[None, None, None]], replace_silent_s: float = 60.0) -> None:
     async def run() -> None:
-        h = Steered()
+        h = Steered(replace_silent_s)
         task = asyncio.create_task(h.controller.run())
         try:
             h.write(_start())
@@ -202,6 +202,127 @@ def test_a_worker_that_says_nothing_for_long_and_is_wanted_no_more_is_stopped() 
         assert h.launcher.stopped == []
         h.clock.advance(SILENT_S + 0.1)
         await _until(lambda: h.launcher.stopped == [P1])
+
+    play_steered(scene)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are looked at all the time, whatever the clock of the test says."""
+    monkeypatch.setattr(controller, "WAIT_EVERY_S", 0.001)
+    monkeypatch.setattr(controller, "RELIST_EVERY_S", 0.001)
+
+
+async def _falls_silent(h: Steered, worker: WorkerId) -> Told:
+    """What it said last. It is told of as soon as it counts as silent."""
+    before, said = len(h.events.of(EventKind.SILENT)), h.steering.said.pop(worker)
+    await _looked(h)
+    assert len(h.events.of(EventKind.SILENT)) == before, "it may be busy"
+    h.clock.advance(SILENT_S + 0.1)
+    await _until(lambda: len(h.events.of(EventKind.SILENT)) == before + 1)
+    return said
+
+
+async def _looked(h: Steered) -> None:
+    """At everybody, twice, from the beginning to the end."""
+    looks = h.steering.looks
+    await _until(lambda: h.steering.looks >= looks + 2 * len(h.launcher.there) + 1)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_worker_that_hangs_is_told_of_at_once_and_in_time_killed_and_started_anew() -> None:
+    async def scene(h: Steered) -> None:
+        said = await _falls_silent(h, P1)
+        why = "nothing is heard of it for 5 s; if that lasts 60 s more, it is started anew"
+        assert h.events.of(EventKind.SILENT) == [f"prefill-1: {why}"]
+        h.clock.advance(59.8)
+        await _looked(h)
+        assert h.launcher.stopped == []
+        h.clock.advance(0.3)
+        await _until(lambda: h.launcher.stopped == [P1])
+        assert h.launcher.graces_s == [0.0], "it would not hear that it should end"
+        await _until(lambda: h.events.of(EventKind.RESTART_PLANNED) == ["prefill-1: in 0.5 s, because it died"])
+        assert h.events.of(EventKind.STOPPING) == ["prefill-1: nothing is heard of it for 65 s"]
+        h.clock.advance(0.6)
+        await _until(lambda: h.launcher.started.count(P1) == 2)
+        h.steering.said[P1] = said
+        h.ready(P1)
+        await _until(lambda: h.events.of(EventKind.READY)[3:] == ["prefill-1: it serves as prefill"])
+        h.clock.advance(600)
+        await _looked(h)
+        assert (h.launcher.stopped, h.events.of(EventKind.HEARD)) == ([P1], [])
+
+    play_steered(scene)
+
+
+@pytest.mark.usefixtures("often")
+def test_one_that_is_heard_again_in_time_stays_and_a_later_silence_counts_anew() -> None:
+    async def scene(h: Steered) -> None:
+        for number in (1, 2):
+            said = await _falls_silent(h, P1)
+            h.clock.advance(40.0)
+            await _looked(h)
+            h.steering.said[P1] = said
+            await _until(lambda number=number: h.events.of(EventKind.HEARD) == ["prefill-1: again, after 45 s"] * number)
+        await _looked(h)
+        assert h.launcher.stopped == []
+
+    play_steered(scene)
+
+
+@pytest.mark.usefixtures("often")
+def test_a_machine_that_was_suspended_gives_its_workers_the_whole_time() -> None:
+    """Hours pass between two looks, and at the first one nobody is there yet."""
+
+    async def scene(h: Steered) -> None:
+        said = dict(h.steering.said)
+        h.clock.advance(7200.0)
+        h.steering.said.clear()
+        await _until(lambda: len(h.events.of(EventKind.SILENT)) == 3)
+        h.steering.said.update(said)
+        await _until(lambda: len(h.events.of(EventKind.HEARD)) == 3)
+        assert h.launcher.stopped == []
+
+    play_steered(scene)
+
+
+@pytest.mark.usefixtures("often")
+def test_who_is_wanted_in_another_role_comes_back_in_it() -> None:
+    async def scene(h: Steered) -> None:
+        await _falls_silent(h, P1)
+        h.write(flipped(_start(), "prefill-1", RoleName.DECODE))
+        await _until(lambda: len(h.events.of(EventKind.DESIRED_CHANGED)) == 2)
+        await _looked(h)
+        assert h.steering.calls == []
+        h.clock.advance(60.1)
+        await _until(lambda: h.events.of(EventKind.RESTART_PLANNED))
+        h.clock.advance(0.6)
+        await _until(lambda: h.launcher.started.count(P1) == 2)
+        assert h.launcher.there[P1].role is RoleName.DECODE
+
+    play_steered(scene)
+
+
+@pytest.mark.usefixtures("often")
+def test_without_a_time_nobody_is_replaced_for_being_silent() -> None:
+    async def scene(h: Steered) -> None:
+        await _falls_silent(h, P1)
+        assert h.events.of(EventKind.SILENT) == ["prefill-1: nothing is heard of it for 5 s; it is not replaced"]
+        h.clock.advance(1e6)
+        await _looked(h)
+        assert h.launcher.stopped == []
+        h.write(restarted(_start(), "prefill-1"))
+        await _until(lambda: h.launcher.stopped == [P1])
+
+    play_steered(scene, replace_silent_s=0.0)
+
+
+def test_a_change_in_the_registry_is_looked_into_at_once() -> None:
+    async def scene(h: Steered) -> None:
+        await settle()
+        looks = h.steering.looks
+        h.controller.look_again()
+        await _until(lambda: h.steering.looks == looks + 3)
 
     play_steered(scene)
 
