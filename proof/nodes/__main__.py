@@ -180,7 +180,7 @@ def _strike_head(site: Site, cluster: Cluster, name: str) -> None:
 
 
 def _down(cluster: Cluster) -> None:
-    code, _, error = clusterctl(cluster, "down")
+    code, _, error = clusterctl(cluster, "down", "--yes")
     assert code == 0, error
     assert cluster.process.wait(PATIENCE_S) == 0, cluster.output
 

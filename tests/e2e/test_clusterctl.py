@@ -62,8 +62,9 @@ DOCUMENTS = {
     "KvAudit": ["kv", "audit"],
     "RoutingPolicy": ["route", "policy"],
     "RoutingDecision": ["route", "explain", "--tokens", ",".join(map(str, PROMPT))],
-    "SloClasses": ["slo", "set", "chat", "--ttft", "2.5"],
+    "SloClasses": ["slo", "set", "chat", "--ttft", "2.5", "--yes"],
     "ApiKeys": ["key", "list"],
+    "Effect": ["down", "--dry-run"],
     "Change": ["scale", "--decode", "2", "--dry-run"],
     "PoolList": ["get", "pools"],
     "RolloutList": ["rollout", "status"],
@@ -74,7 +75,18 @@ DOCUMENTS = {
 }
 """The command that prints each kind, but those that other tests look at."""
 STREAMS = {"LogRecord", "Event"}
-ELSEWHERE = {"ApiKey", "ConfigCheck", "Doctor", "Bench", "Replay", "Plan", "SplitSweep", "DisaggregationMap"}
+ELSEWHERE = {
+    "ApiKey",
+    "ConfigCheck",
+    "Doctor",
+    "Bench",
+    "Replay",
+    "Plan",
+    "SplitSweep",
+    "DisaggregationMap",
+    "Start",
+    "Join",
+}
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -104,17 +116,23 @@ def test_people_are_shown_plain_text_where_there_is_no_terminal(cluster: Cluster
 
 
 def test_a_key_is_shown_in_a_document_this_one_time(cluster: Cluster) -> None:
-    code, text, error = clusterctl(cluster, "key", "create", "--tenant", "acme", "-o", "json", "--expires", "30d")
+    wish = ("--tenant", "acme", "--expires", "30d", "--yes")
+    code, text, error = clusterctl(cluster, "key", "create", "-o", "json", *wish)
     made = json.loads(text)
     check(made, "ApiKey")
     assert code == 0
     assert "not shown again" in error
     assert made["key"] not in error
-    code, text, _ = clusterctl(cluster, "key", "revoke", made["id"])
-    assert (code, text) == (0, f"revoked {made['id']}\n")
     code, text, error = clusterctl(cluster, "key", "revoke", made["id"])
+    assert (code, text) == (2, "")
+    assert "nobody can be asked" in error
+    code, text, _ = clusterctl(cluster, "key", "revoke", made["id"], "--yes")
+    assert (code, text) == (0, f"revoked {made['id']}\n")
+    code, text, _ = clusterctl(cluster, "key", "revoke", made["id"])
+    assert (code, text) == (0, f"{made['id']} is revoked already\n")
+    code, text, error = clusterctl(cluster, "key", "revoke", "tdk-0123456789ab")
     assert (code, text) == (3, "")
-    assert f"there is no key {made['id']}. `clusterctl key list` shows" in error.replace(sys.argv[0], "clusterctl")
+    assert "there is no key tdk-0123456789ab. `clusterctl key list` shows" in error.replace(sys.argv[0], "clusterctl")
 
 
 def test_a_file_that_is_right(cluster: Cluster, tmp_path: Path) -> None:

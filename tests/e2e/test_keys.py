@@ -39,7 +39,9 @@ def test_a_key_from_its_creation_to_its_end() -> None:
         wait_for(lambda: "access for everybody on this machine" in cluster.output, 10, "it says who is let in")
         assert status_of(cluster, None) == 200
         assert "no key yet" in clusterctl(cluster, "list")[1]
-        code, out, error = clusterctl(cluster, "create", "--tenant", "acme", "--expires", "30d", "--label", "first one")
+        wish = ("--tenant", "acme", "--expires", "30d", "--label", "first one")
+        assert clusterctl(cluster, "create", *wish)[0] == 2, "requests without a key would be refused: it asks"
+        code, out, error = clusterctl(cluster, "create", *wish, "--yes")
         assert code == 0, error
         key = out.strip()
         assert "not shown again" in error
@@ -54,9 +56,9 @@ def test_a_key_from_its_creation_to_its_end() -> None:
         subprocess.run(["kill", "-9", str(pid)], check=True)
         wait_for(lambda: _is_back(cluster, pid), 30, "the router is back")
         assert (status_of(cluster, key), status_of(cluster, None)) == (200, 401)
-        assert clusterctl(cluster, "revoke", rows[0]["id"]) == (0, f"revoked {rows[0]['id']}\n", "")
+        assert clusterctl(cluster, "revoke", rows[0]["id"], "--yes") == (0, f"revoked {rows[0]['id']}\n", "")
         assert status_of(cluster, key) == 401
-        assert clusterctl(cluster, "revoke", rows[0]["id"])[0] == 3
+        assert clusterctl(cluster, "revoke", rows[0]["id"]) == (0, f"{rows[0]['id']} is revoked already\n", "")
 
 
 def _is_back(cluster: Cluster, old_pid: int) -> bool:

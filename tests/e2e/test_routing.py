@@ -57,7 +57,9 @@ def route(cluster: Cluster, *arguments: str) -> str:
 
 def test_a_short_prompt_overtakes_long_ones(cluster: Cluster) -> None:
     """Three long prompts of 1.5 s each are in P's queue; a short one that comes last is answered first."""
-    assert route(cluster, "policy", "least_loaded").strip() == "least_loaded"  # so that D computes none of them
+    assert (
+        route(cluster, "policy", "least_loaded", "--yes").strip() == "least_loaded"
+    )  # so that D computes none of them
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         long = [pool.submit(complete, cluster, [number, *LONG]) for number in range(10, 13)]
         wait_for(
@@ -67,7 +69,7 @@ def test_a_short_prompt_overtakes_long_ones(cluster: Cluster) -> None:
         assert short.result(60)["prefill"] == "prefill-0"
         assert sum(answer.done() for answer in long) < 3
         assert {answer.result(60)["prefill"] for answer in long} == {"prefill-0"}
-    assert route(cluster, "policy", "cost").strip() == "cost"
+    assert route(cluster, "policy", "cost", "--yes").strip() == "cost"
 
 
 def test_a_decode_worker_extends_its_own_prefix(cluster: Cluster) -> None:

@@ -46,7 +46,7 @@ class ResolvedModel:
 
 def check_models(config: ClusterConfig) -> None:
     """Raise ConfigError for what is wrong with `[model]` or `[[models]]` on its face."""
-    for number, (section, _) in enumerate(_sections(config)):
+    for number, (section, _) in enumerate(sections(config)):
         if section.dtype not in _DTYPES:
             what = f"{_name('dtype', number)} is {section.dtype!r}"
             raise ConfigError(what, todo=f"Use one of {', '.join(_DTYPES)}")
@@ -67,7 +67,7 @@ def counts_of(pools: PoolSection) -> dict[RoleName, int]:
 
 def total(config: ClusterConfig) -> dict[RoleName, int]:
     """Workers by role, of all models."""
-    every = [counts_of(pools) for _, pools in _sections(config)]
+    every = [counts_of(pools) for _, pools in sections(config)]
     return {role: sum(counts[role] for counts in every) for role in RoleName}
 
 
@@ -75,7 +75,7 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
     """Every model of the cluster, `[model]` first; raises StartupError. May download from the hub."""
     has_weights = config.worker.engine != "sim"
     models: list[ResolvedModel] = []
-    for number, (section, pools) in enumerate(_sections(config)):
+    for number, (section, pools) in enumerate(sections(config)):
         source = resolve_model(section.path or str(bundled_model()), revision=section.revision, has_weights=has_weights)
         check_files(source, has_weights=has_weights)
         source = _told_apart(source, [model.source for model in models])
@@ -96,7 +96,8 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
     return tuple(models)
 
 
-def _sections(config: ClusterConfig) -> list[tuple[ModelSection, PoolSection]]:
+def sections(config: ClusterConfig) -> list[tuple[ModelSection, PoolSection]]:
+    """Every model that is configured with its counts of workers, `[model]` first."""
     return [(config.model, config.pools), *((section, section.pools) for section in config.models)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import logging
 import socket
 from dataclasses import dataclass
 
@@ -88,9 +89,16 @@ def _check_planner(resolved: ResolvedCluster) -> None:
 
 def check(config: ClusterConfig) -> RouterSection:
     """Everything that can be said of `config` by itself: raises ConfigError. The router's section with its ports."""
+    check_level(config.log_level)
     _check_settings(config)
     check_transports(config, total(config))
     return resolve_ports(config.router)
+
+
+def check_level(level: str) -> None:
+    """ConfigError for a level that no log has."""
+    if level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"--log-level is {level!r}", todo="Use DEBUG, INFO, WARNING or ERROR")
 
 
 def resolve_ports(section: RouterSection) -> RouterSection:

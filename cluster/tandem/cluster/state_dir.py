@@ -22,10 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from tandem.cluster.environment import Environment
 from tandem.cluster.program import called
 from tandem.core import config_loader
+from tandem.core.config import ClusterConfig
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
 from tandem.core.files import write_private
+from tandem.core.paths import written_out
 from tandem.core.secret import ClusterSecret
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
@@ -83,6 +86,11 @@ class StateDir:
             raise
         return HeldState(self, lock)
 
+    def check_free(self) -> None:
+        """StartupError where `hold` would be refused now, for an `up` of this name runs."""
+        if self.is_held():
+            raise self._taken()
+
     def _take(self, lock: int) -> None:
         """Whoever asks whether it is held (`is_held`) has it for a moment, so one refusal is none."""
         for _ in range(_TRIES):
@@ -91,8 +99,11 @@ class StateDir:
                 return
             except BlockingIOError:
                 time.sleep(_PAUSE_S)
-        owner = os.pread(lock, 32, 0).decode(errors="replace").strip()
-        raise StartupError(
+        raise self._taken()
+
+    def _taken(self) -> StartupError:
+        owner = self._lock_file.read_text(errors="replace").strip()
+        return StartupError(
             f"cluster {self.name!r} is running already",
             why=f"process {owner} holds {self._lock_file}",
             todo=f"Stop it with `{called()} down --name {self.name}`, or start another with --name",
@@ -132,6 +143,12 @@ class StateDir:
 
     def log_file(self, member: str) -> Path:
         return self.log_dir / f"{member}.log"
+
+
+def state_of(config: ClusterConfig, environment: Environment) -> StateDir:
+    """Where the configured cluster keeps what is its own; ConfigError for a name that cannot be."""
+    root = written_out(config.state_dir).absolute() if config.state_dir else environment.state_root
+    return StateDir(root, config.name)
 
 
 class HeldState:

@@ -18,11 +18,11 @@ from typing import Protocol
 from tandem.cluster.environment import Environment
 from tandem.cluster.local import WORKER_COMMAND
 from tandem.cluster.redis_server import open_redis
-from tandem.cluster.resolve import ResolvedCluster, check_ports, resolve, resolve_ports
+from tandem.cluster.resolve import ResolvedCluster, check_level, check_ports, resolve, resolve_ports
 from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.running import RunningCluster
 from tandem.cluster.signals import Signals
-from tandem.cluster.state_dir import StateDir
+from tandem.cluster.state_dir import state_of
 from tandem.core import logs
 from tandem.core.config import ClusterConfig, WorkerSection
 from tandem.core.desired import Pool
@@ -71,10 +71,10 @@ def up(config: ClusterConfig, environment: Environment, progress: Progress, opti
 def _up(
     config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions, signals: Signals
 ) -> None:
-    root = written_out(config.state_dir).absolute() if config.state_dir else environment.state_root
-    state = StateDir(root, config.name)
+    state = state_of(config, environment)
     with state.hold() as held:
         held.rotate_logs()
+        check_level(config.log_level)
         with _logging_to(state.log_file("up"), config.log_level):
             resolved = _check(config, environment, progress)
             held.write_config("cluster", config)
@@ -128,10 +128,7 @@ def _logging_to(path: Path, level: str) -> Iterator[None]:
     except OSError as error:
         raise StartupError(f"cannot write {path}", why=error.strerror or str(error)) from error
     try:
-        try:
-            logs.setup("up", level=level, stream=stream)
-        except ValueError as error:
-            raise StartupError(f"--log-level is {level!r}", todo="Use DEBUG, INFO, WARNING or ERROR") from error
+        logs.setup("up", level=level, stream=stream)
         try:
             yield
         finally:

@@ -124,7 +124,7 @@ class AdminClient:
         return self._record("GET", "/admin/v1/plan", "plan")
 
     def keys(self) -> dict[str, Any]:
-        """Every API key without its secret."""
+        """Every API key without its secret, ids of the last that were revoked, and who is let in without one."""
         return self._record("GET", "/admin/v1/keys", "keys")
 
     def create_key(self, wish: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class AdminClient:
         return self._record("POST", "/admin/v1/keys", "key", dict(wish))
 
     def revoke_key(self, key_id: str) -> dict[str, Any]:
-        """Revoke a key by its id; `is_revoked` is false if there was none."""
+        """Revoke a key by its id; `is_revoked` is false if there never was one."""
         name = quote(key_id, safe="", errors="surrogateescape")
         return self._record("DELETE", f"/admin/v1/keys/{name}", "is_revoked")
 

@@ -26,6 +26,12 @@ class Where:
     endpoint: Annotated[str, typer.Option(help="Admin port of a cluster elsewhere, like http://127.0.0.1:8002.")] = ""
     admin_key_file: Annotated[str, typer.Option(help="File with the admin key.")] = ""
 
+    def can_run(self) -> bool:
+        """False where no `up` of that name runs on this machine; elsewhere nobody knows before asking."""
+        from tandem.clusterctl.places import find_state
+
+        return bool(self.endpoint) or find_state(self.name, self.state_dir).is_held()
+
     def client(self) -> AdminClient:
         """Its admin port, to be closed by the caller; UnavailableError or ConfigError when it cannot be found."""
         from tandem.clusterctl.admin_client import AdminClient

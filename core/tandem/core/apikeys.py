@@ -124,5 +124,10 @@ def id_of(text: str) -> str | None:
     return match[1] if match else None
 
 
+def shown_id(text: str) -> str:
+    """`tdk-<id>` of an id as people give it: with or without `tdk-` before it or a secret after it."""
+    return f"tdk-{text.removeprefix('tdk-').partition('-')[0]}"
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()

@@ -39,6 +39,15 @@ def resolve_model(model: str, *, revision: str = "", has_weights: bool = True) -
     May download, weights only if the model `has_weights` to be computed with. Raises ModelError in one line when that
     fails, also offline.
     """
+    found = local_model(model, revision=revision)
+    if found is not None:
+        return found
+    path = _download(model, revision, [*HUB_PATTERNS] if has_weights else [*HUB_PATTERNS[1:]])
+    return ModelSource(name=model, path=path, commit=path.name)
+
+
+def local_model(model: str, *, revision: str = "") -> ModelSource | None:
+    """The folder `model`; None for a hub id, which nothing is asked about. ModelError for what is neither."""
     folder = written_out(model)
     if folder.is_dir():
         if revision:
@@ -50,8 +59,7 @@ def resolve_model(model: str, *, revision: str = "", has_weights: bool = True) -
     if folder.is_absolute() or model.startswith(("./", "../", "~")) or folder.is_file():
         why = "it is a file" if folder.is_file() else "no such folder"
         raise ModelError(f"cannot load the model {model}", why=why, todo="give a folder or a hub id such as owner/name")
-    path = _download(model, revision, [*HUB_PATTERNS] if has_weights else [*HUB_PATTERNS[1:]])
-    return ModelSource(name=model, path=path, commit=path.name)
+    return None
 
 
 def fingerprint(source: ModelSource, config: ModelConfig, *, compute_dtype: str) -> Fingerprint:

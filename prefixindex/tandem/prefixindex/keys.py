@@ -124,6 +124,11 @@ class Keys:
         return f"tandem:{self.cluster}:apikeys"
 
     @property
+    def revoked_api_keys(self) -> str:
+        """Sorted set of the ids of keys that were revoked, the oldest first."""
+        return f"tandem:{self.cluster}:apikeys-revoked"
+
+    @property
     def api_keys_channel(self) -> str:
         """Channel of wake-ups: an API key was added or revoked."""
         return f"tandem:{self.cluster}:wake:apikeys"

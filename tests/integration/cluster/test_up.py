@@ -87,6 +87,7 @@ class Up:
     def _start(self, *arguments: str, terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, *self._prefix, *arguments],
+            stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=subprocess.PIPE,
             text=True,
@@ -155,7 +156,7 @@ def test_status_and_down(start: Callable[..., Up], until: Until) -> None:
     assert code == 0
     assert "prefill-0" in out
     family = up.family()
-    assert up.ctl("down", "--name", "mine")[:2] == (0, "stopped\n")
+    assert up.ctl("down", "--name", "mine", "--yes")[:2] == (0, "stopped\n")
     assert up.end() == (0, "")
     until(lambda: _gone(family))
     assert up.ctl("status", "--name", "mine")[0] == 1
@@ -219,7 +220,7 @@ def test_a_dead_private_redis_is_started_again(start: Callable[..., Up]) -> None
     (before,) = up.member("redis-server")
     before.kill()
     up.wait_for("answers again")
-    assert up.ctl("down")[0] == 0
+    assert up.ctl("down", "--yes")[0] == 0
     assert up.end() == (0, "")
 
 
@@ -242,7 +243,7 @@ def test_what_cannot_be_restarted_for_want_of_its_folder_ends_nothing(
     place.unlink()
     aside.rename(place)
     up.wait_for("answers again" if program == "redis-server" else "ready: it")
-    assert up.ctl("down")[0] == 0
+    assert up.ctl("down", "--yes")[0] == 0
     assert up.end() == (0, "")
 
 
@@ -389,5 +390,5 @@ def test_a_terminal_that_goes_away_ends_nothing(start: Callable[..., Up], tmp_pa
     (before,) = up.member("fake_worker")
     before.kill()
     until(lambda: [after for after in up.member("fake_worker") if after.pid != before.pid])
-    assert up.ctl("down")[0] == 0
+    assert up.ctl("down", "--yes")[0] == 0
     assert up.process.wait(timeout=30) == 0

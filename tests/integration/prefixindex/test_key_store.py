@@ -36,9 +36,12 @@ def test_added_listed_revoked(server: PrivateRedis, client: Any) -> None:
             everything = b"".join((await redis.hgetall(KEYS.api_keys)).values())
             assert TEXT.encode() not in everything
             assert TEXT.rpartition("-")[2].encode() not in everything
-            assert await store.revoke(FIRST.id)
-            assert not await store.revoke(FIRST.id)
-            assert await store.all() == [SECOND]
+            assert await store.revoke(FIRST.id, 3000.0)
+            assert not await store.revoke(FIRST.id, 3001.0)
+            assert not await store.revoke("never", 3002.0)
+            assert (await store.all(), await store.revoked()) == ([SECOND], [FIRST.id])
+            assert await store.revoke(SECOND.id, 3003.0)
+            assert await store.revoked() == [SECOND.id, FIRST.id]
 
     asyncio.run(scenario())
 
@@ -77,14 +80,14 @@ def test_watchers_hear_of_changes_at_once_and_keep_what_they_know_in_an_outage(
                 with pytest.raises(UnavailableError):
                     await store.add(SECOND)
                 with pytest.raises(UnavailableError):
-                    await store.revoke(FIRST.id)
+                    await store.revoke(FIRST.id, 3000.0)
                 assert seen[-1] == [FIRST]
                 with PrivateRedis.start(server.directory, "a secret", port=server.port):
                     await until(lambda: _subscribers(redis))
                     await store.add(SECOND)
                     await until(lambda: seen[-1] == [FIRST, SECOND])
                     await redis.delete(KEYS.api_keys)
-                    await store.revoke(FIRST.id)
+                    await store.revoke(FIRST.id, 3000.0)
                     await until(lambda: seen[-1] == [])
 
     asyncio.run(scenario())

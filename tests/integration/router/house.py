@@ -74,13 +74,19 @@ class ListedKeys:
 
     def __init__(self) -> None:
         self.kept: dict[str, ApiKey] = {}
+        self.gone: list[str] = []
         self._changed = asyncio.Event()
 
     async def add(self, key: ApiKey) -> None:
         self.kept[key.id] = key
 
-    async def revoke(self, key_id: str) -> bool:
-        return self.kept.pop(key_id, None) is not None
+    async def revoke(self, key_id: str, now_s: float) -> bool:
+        was_there = self.kept.pop(key_id, None) is not None
+        self.gone += [key_id] if was_there else []
+        return was_there
+
+    async def revoked(self) -> list[str]:
+        return self.gone
 
     async def all(self) -> list[ApiKey]:
         return list(self.kept.values())

@@ -249,11 +249,11 @@ def test_the_command_line_shows_and_changes_slo_classes(build: Build, tmp_path: 
     way = ["--endpoint", house.admin_url, "--admin-key-file", str(tmp_path / "key")]
     shown = CliRunner().invoke(slo.app, ["list", *way])
     assert shown.output.splitlines() == ["chat (of requests that name none): TTFT 0.5 s, ITL 1 s", "patient: TTFT 60 s"]
-    changed = CliRunner().invoke(slo.app, ["set", "chat", "--ttft", "0.8", "--json", *way])
+    changed = CliRunner().invoke(slo.app, ["set", "chat", "--ttft", "0.8", "--json", "--yes", *way])
     assert json.loads(changed.output)["classes"][0] == {"slo": "chat", "ttft_s": 0.8, "itl_s": 1.0}
-    CliRunner().invoke(slo.app, ["set", "chat", "--itl", "0", *way])
+    CliRunner().invoke(slo.app, ["set", "chat", "--itl", "0", "--yes", *way])
     assert "chat (of requests that name none): TTFT 0.8 s\n" in CliRunner().invoke(slo.app, ["list", *way]).output
-    CliRunner().invoke(slo.app, ["set", "new", "--itl", "2", *way])
+    CliRunner().invoke(slo.app, ["set", "new", "--itl", "2", "--yes", *way])
     assert "new: ITL 2 s\n" in CliRunner().invoke(slo.app, ["list", *way]).output
 
 

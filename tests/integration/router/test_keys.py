@@ -119,9 +119,13 @@ def test_the_list_shows_what_may_be_shown(keyed: House) -> None:
 def test_revoking_counts_at_once_and_names_what_it_did(keyed: House) -> None:
     made = create(keyed)
     assert ask(keyed, made["key"]).status_code == 200
-    assert admin(keyed, "DELETE", f"/keys/{made['id']}").json() == {"id": made["id"], "is_revoked": True}
+    done = {"id": made["id"], "is_revoked": True}
+    assert admin(keyed, "DELETE", f"/keys/{made['id']}").json() == {**done, "is_changed": True}
     assert refusal(ask(keyed, made["key"]))[0] == 401
-    assert admin(keyed, "DELETE", f"/keys/{made['id']}").json() == {"id": made["id"], "is_revoked": False}
+    assert admin(keyed, "DELETE", f"/keys/{made['id']}").json() == {**done, "is_changed": False}
+    assert made["id"] in admin(keyed, "GET", "/keys").json()["revoked"]
+    nobody = {"id": "tdk-0123456789ab", "is_revoked": False, "is_changed": False}
+    assert admin(keyed, "DELETE", "/keys/tdk-0123456789ab").json() == nobody
 
 
 @pytest.mark.parametrize(

@@ -159,11 +159,11 @@ def test_a_hold_that_changes_hands_between_the_looks_is_no_leak(setting: Setting
 
 def test_repair_releases_what_is_fenced_and_prints_it(setting: Setting) -> None:
     blocks = setting.plant(LEAK)
-    code, out = setting.audit("--wait", "0.1", "--repair")
+    code, out = setting.audit("--wait", "0.1", "--repair", "--yes")
     assert code == 7, "younger than a lease: the worker refuses"
     assert "not released: d0 group 0 reserved chatcmpl-lost#1/4711: it is younger than a lease" in out
     setting.age(LEAK)
-    code, found = setting.records("--wait", "0.1", "--repair")
+    code, found = setting.records("--wait", "0.1", "--repair", "--yes")
     assert code == 0
     assert [hold["blocks"] for hold in found["released"]] == [blocks]
     setting.pair.call(setting.pair.d.check_baseline)
@@ -182,7 +182,7 @@ def test_repair_is_refused_while_bytes_may_move(setting: Setting) -> None:
     )  # fmt: skip
     setting.pair.call(lambda: d.shell.receiver.expect(ticket))
     setting.age(LEAK)
-    code, found = setting.records("--wait", "0.1", "--repair")
+    code, found = setting.records("--wait", "0.1", "--repair", "--yes")
     assert (code, found["released"], found["refused"]) == (7, [], []), "it is not even offered"
     assert not found["unexplained"][0]["is_fenced"]
     answer = _repair(setting, found["unexplained"])

@@ -47,7 +47,9 @@ class Admin:
 
 def run(*looks: dict[str, Any], is_repairing: bool = False) -> tuple[Findings, list[float], Admin]:
     admin, slept = Admin(*looks), []  # type: ignore[var-annotated]
-    findings = kv.run(admin, 3.0, is_repairing=is_repairing, sleep=slept.append)  # type: ignore[arg-type]
+    findings = kv.run(admin, 3.0, sleep=slept.append)  # type: ignore[arg-type]
+    if is_repairing:
+        findings = kv.repaired(admin, findings)  # type: ignore[arg-type]
     return findings, slept, admin
 
 
@@ -59,6 +61,8 @@ def run(*looks: dict[str, Any], is_repairing: bool = False) -> tuple[Findings, l
         (["--name", "nowhere"], 1),
         (["--wait", "-1"], 2),
         (["--repairr"], 2),
+        (["--repair", "--name", "nowhere"], 2),  # before it looks: nobody could be asked
+        (["--repair", "--dry-run", "--name", "nowhere"], 1),
     ],
 )
 def test_a_router_that_cannot_be_asked_ends_with_1_and_wrong_usage_with_2(

@@ -93,7 +93,6 @@ def test_a_bad_size_names_its_flag() -> None:
     ("arguments", "code", "message"),
     [
         (["status"], 1, "no cluster 'tandem' is running here"),
-        (["down", "--name", "other"], 1, "no cluster 'other' is running here"),
         (["up", "--config", "/no/such/file.toml"], 2, "cannot read the configuration /no/such/file.toml"),
         (["up", "--model", "/no/such/model"], 2, "cannot load the model /no/such/model"),
         (["up", "--prefill", "1"], 2, "cannot serve"),

@@ -7,9 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -19,6 +17,7 @@ from tandem.clusterctl import commands, exits, output
 from tandem.clusterctl import main as program
 from tandem.clusterctl.exits import Exit
 from tandem.core import errors
+from tests.unit.clusterctl.command_tree import ALL, flags_of
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = (
@@ -36,17 +35,6 @@ HEAVY = (
 )
 
 
-def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command that does something, with the words that lead to it."""
-    below = getattr(command, "commands", None)
-    if below is None:
-        yield path, command
-        return
-    for name, inner in below.items():
-        yield from leaves(inner, (*path, name))
-
-
-ALL = dict(leaves(typer.main.get_command(program.app)))
 each_command = pytest.mark.parametrize("words", ALL, ids=" ".join)
 
 
@@ -71,8 +59,7 @@ def test_every_command_has_help_with_an_example_that_is_right(
         assert called == "clusterctl"
         assert tuple(rest[: len(words)]) == words, line
         flags = {word for word in rest if word.startswith("-") and word != "-"}
-        own = {flag for parameter in ALL[words].params for flag in (*parameter.opts, *parameter.secondary_opts)}
-        assert flags <= own, line
+        assert flags <= flags_of(words), line
 
 
 def test_the_table_says_what_the_commands_say() -> None:

@@ -9,26 +9,42 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from tandem.clusterctl import effect
 from tandem.clusterctl.api import route_view
 from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.consent import Consent
+from tandem.clusterctl.effect import Deed
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.page import say
+from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.errors import ConfigError
 
 app = command_app(help="How requests are routed.")
 
 
-@app.command(epilog=examples("route policy", "route policy round_robin"))
+@app.command(epilog=examples("route policy", "route policy round_robin", "route policy cost --yes"))
 @flagged
 def policy(
     where: Where,
+    consent: Consent,
     output: Output,
     wanted: Annotated[str, typer.Argument(metavar="[NAME]", help="Route by this policy from now on.")] = "",
 ) -> None:
     """Show the routing policy, or change it while requests run. After a restart the configured one is back."""
     with where.client() as admin:
-        found = admin.set_policy(wanted) if wanted else admin.policy()
+        found = admin.policy()
+        if wanted and wanted not in found["policies"]:
+            todo = did_you_mean(wanted, found["policies"]) or f"there are {', '.join(found['policies'])}"
+            raise ConfigError(f"there is no policy {wanted[:40]!r}", todo=todo)
+        change = f"{found['policy']} → {wanted}"
+        deeds = [Deed(deed="set", subject="policy", detail=change)] if wanted not in ("", found["policy"]) else []
+        if consent.dry_run and wanted:
+            effect.show_would(deeds, output)
+            return
+        if deeds:
+            consent.ask(effect.lines_of(deeds))
+            found = admin.set_policy(wanted)
     output.show("RoutingPolicy", found, _show_name if wanted else _show_policies)
 
 

@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tandem.clusterctl import effect
 from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.consent import Consent
+from tandem.clusterctl.effect import Deed
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.page import say
@@ -23,10 +26,11 @@ def list_classes(where: Where, output: Output) -> None:
         output.show("SloClasses", admin.slo(), _show)
 
 
-@app.command("set", epilog=examples("slo set chat --ttft 0.8 --itl 0.05"))
+@app.command("set", epilog=examples("slo set chat --ttft 0.8 --itl 0.05", "slo set chat --ttft 0.8 --dry-run"))
 @flagged
 def set_class(
     where: Where,
+    consent: Consent,
     output: Output,
     wanted: Annotated[str, typer.Argument(metavar="CLASS", help="Its name; one that is not there is added.")],
     ttft: Annotated[float | None, typer.Option(help="Seconds to the first token; 0 = not promised.")] = None,
@@ -36,14 +40,37 @@ def set_class(
     are back."""
     given = {key: seconds for key, seconds in (("ttft_s", ttft), ("itl_s", itl)) if seconds is not None}
     with where.client() as admin:
-        known = next((row for row in admin.slo()["classes"] if row["slo"] == wanted), {"slo": wanted})
-        output.show("SloClasses", admin.set_slo({**known, **given}), _show)
+        found = admin.slo()
+        before = next((row for row in found["classes"] if row["slo"] == wanted), None)
+        after = {"slo": wanted, "ttft_s": 0.0, "itl_s": 0.0, **(before or {}), **given}
+        deeds = _deeds(before, after)
+        if consent.dry_run:
+            effect.show_would(deeds, output)
+            return
+        if deeds:
+            consent.ask(effect.lines_of(deeds))
+            found = admin.set_slo(after)
+    output.show("SloClasses", found, _show)
+
+
+def _deeds(before: Record | None, after: Record) -> list[Deed]:
+    """Nothing if the class promises this already."""
+    if before == after:
+        return []
+    if before is None:
+        return [Deed(deed="create", subject=f"class {after['slo']}", detail=_promises(after))]
+    return [Deed(deed="set", subject=f"class {after['slo']}", detail=f"{_promises(before)} → {_promises(after)}")]
+
+
+def _promises(row: Record) -> str:
+    """Such as "TTFT 0.8 s, ITL 0.05 s"."""
+    promises = [f"{label} {row[key]:g} s" for key, label in (("ttft_s", "TTFT"), ("itl_s", "ITL")) if row[key]]
+    return ", ".join(promises) or "nothing promised"
 
 
 def _show(found: Record, console: Console) -> None:
     for row in found["classes"]:
-        promises = [f"{label} {row[key]:g} s" for key, label in (("ttft_s", "TTFT"), ("itl_s", "ITL")) if row[key]]
         is_default = " (of requests that name none)" if row["slo"] == found["default_slo"] else ""
-        say(console, f"{row['slo']}{is_default}: {', '.join(promises) or 'nothing promised'}")
+        say(console, f"{row['slo']}{is_default}: {_promises(row)}")
     if not found["classes"]:
         say(console, "there are no SLO classes")

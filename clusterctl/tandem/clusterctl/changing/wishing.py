@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import typer
 
 from tandem.clusterctl.changing.rollout_view import lines_of as rollout_lines
 from tandem.clusterctl.changing.settling import restarting, unsettled
+from tandem.clusterctl.consent import Consent
 from tandem.clusterctl.output import Output, Record, note
 from tandem.core.errors import ConfigError, ConflictError, DeadlineError, UnavailableError
 
@@ -26,11 +26,9 @@ _QUIET_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manner:
-    """How a change is made: the flags of every command that makes one."""
+class Manner(Consent):
+    """How the desired state is changed: the flags of every command that does."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where no terminal is.")] = False
     wait: Annotated[bool, typer.Option(help="Wait until the cluster is as wished.")] = True
     timeout: Annotated[float, typer.Option(help="Seconds to wait for that; then it ends with 6 and goes on.")] = 600.0
 
@@ -49,7 +47,7 @@ def carry_out(
     if not manner.dry_run:
         lives = {row["worker"]: row["incarnation"] for row in admin.status()["workers"]}
         if found["is_changed"]:
-            _ask(found, manner)
+            manner.ask(lines_of(found))
             admin.write_desired(found["after"])
         if manner.wait:
             _wait(admin, found, lives, manner.timeout)
@@ -65,7 +63,7 @@ def propose_until_written(admin: AdminClient, wish: Mapping[str, Any], manner: M
         if manner.dry_run or not found["is_changed"]:
             return found
         if agreed is None:
-            _ask(found, manner)
+            manner.ask(lines_of(found))
             agreed = lines_of(found)
         try:
             admin.write_desired(found["after"])
@@ -97,22 +95,6 @@ def lines_of(found: Record) -> list[str]:
     rows += rollout_lines(found["before"], found["after"])
     counts = [_counts(found[side]) for side in ("before", "after")]
     return [*rows, f"  {counts[0]} → {counts[1]}"] if counts[0] != counts[1] else rows
-
-
-def _ask(found: Record, manner: Manner) -> None:
-    if manner.yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError(
-            "this changes the cluster and nobody can be asked",
-            why="the standard input is no terminal",
-            todo="look at it with --dry-run, then give --yes",
-        )
-    for line in lines_of(found):
-        note(line)
-    if not typer.confirm("Do that?", err=True):
-        note("nothing was changed")
-        raise typer.Exit(1)
 
 
 def _wait(admin: AdminClient, found: Record, lives: Mapping[str, str], timeout_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 
 class RoutingPolicy(TypedDict):
@@ -88,7 +88,12 @@ class KeyFacts(TypedDict):
 
 
 class ApiKeys(TypedDict):
+    """`revoked`: ids of the last 1,000. `anonymous`: the setting; `is_open`: requests without a key are let in now."""
+
     keys: list[KeyFacts]
+    revoked: list[str]
+    anonymous: Literal["loopback", "always", "never"]
+    is_open: bool
 
 
 class ApiKey(KeyFacts):

@@ -77,6 +77,20 @@ class Change(TypedDict):
     changes: list[WorkerChange]
 
 
+class DeedDone(TypedDict):
+    deed: Literal["create", "set", "stop", "revoke", "release"]
+    subject: str
+    detail: str
+
+
+class Effect(TypedDict):
+    """Of commands that change something beside the desired state. No `changes`: it was so already."""
+
+    is_dry_run: bool
+    is_changed: bool
+    changes: list[DeedDone]
+
+
 class Event(TypedDict):
     """`place`: where to go on after it."""
 
@@ -155,4 +169,4 @@ class Worker(WorkerRow):
     events: list[Event]
 
 
-CHANGING = (Change, Event, PoolList, RolloutList, WorkerList, Worker)
+CHANGING = (Change, Effect, Event, PoolList, RolloutList, WorkerList, Worker)

@@ -13,11 +13,12 @@ from tandem.clusterctl.documents.changing import CHANGING
 from tandem.clusterctl.documents.looking import LOOKING
 from tandem.clusterctl.documents.planning import PLANNED
 from tandem.clusterctl.documents.reports import REPORTS
+from tandem.clusterctl.documents.running import RUNNING
 from tandem.clusterctl.documents.transfer import TRANSFER
 
 KINDS: Final[dict[str, Any]] = {
     kind.__name__: kind
-    for kind in (*LOOKING, *TRANSFER, *API, *REPORTS, *CHANGING, *PLANNED)
+    for kind in (*LOOKING, *TRANSFER, *API, *REPORTS, *CHANGING, *RUNNING, *PLANNED)
 }  # fmt: skip
 """Kind → what stands in its documents beside `apiVersion` and `kind`."""
 

@@ -79,12 +79,15 @@ class Unanswered(TypedDict):
 
 
 class KvAudit(TypedDict):
+    """`would_release`: what --repair would ask for, with --dry-run."""
+
     took_s: float
     router: str
     workers: list[AuditedWorker]
     unanswered: list[Unanswered]
     holds: list[dict[str, Any]]
     unexplained: list[dict[str, Any]]
+    would_release: list[dict[str, Any]]
     released: list[dict[str, Any]]
     refused: list[dict[str, Any]]
 

@@ -15,7 +15,7 @@ from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.page import say
 from tandem.clusterctl.places import find_state
-from tandem.clusterctl.program.settings import every_setting, values
+from tandem.clusterctl.program.settings import changed, every_setting, values
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core import config_loader
 from tandem.core.config import DEFAULT_CLUSTER, ClusterConfig
@@ -83,13 +83,7 @@ def _is_meant(setting: str, key: str) -> bool:
 
 
 def _document(file: Path, found: dict[str, Any]) -> dict[str, Any]:
-    return {"file": str(file), "settings": found, "changed": [key for key in found if found[key] != _default(key)]}
-
-
-def _default(key: str) -> Any:
-    """Of a setting as `values` names it; those of classes, tenants and further models differ from none."""
-    setting = every_setting().get(key)
-    return setting.default if setting is not None else None
+    return {"file": str(file), "settings": found, "changed": changed(found)}
 
 
 def _show_changed(found: Record, console: Console) -> None:

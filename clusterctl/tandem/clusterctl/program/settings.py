@@ -65,6 +65,12 @@ def values(config: ClusterConfig) -> dict[str, Any]:
     return dict(_values(config, ""))
 
 
+def changed(found: Mapping[str, Any]) -> list[str]:
+    """Which of `values` differ from the defaults; those of classes, tenants and further models differ from none."""
+    known = every_setting()
+    return [key for key, value in found.items() if value != (known[key].default if key in known else None)]
+
+
 def plain(value: Any) -> Any:
     """As JSON has it."""
     if isinstance(value, Enum):

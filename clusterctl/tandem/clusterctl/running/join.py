@@ -4,23 +4,37 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.consent import DryRun
 from tandem.clusterctl.exits import Exit
-from tandem.clusterctl.output import note
+from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.output import Output, Record, note
 from tandem.core.errors import ConfigError, UnavailableError
 from tandem.core.paths import written_out
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tandem.cluster.ray.node import NodeConfig
 
 _REACH_S = 5.0
 
 app = command_app()
 
 
-@app.command(epilog=examples("join 10.0.0.1:6380 --token-file ray.token --hardware h100"))
+@app.command(
+    epilog=examples(
+        "join 10.0.0.1:6380 --token-file ray.token --hardware h100", "join 10.0.0.1:6380 --gpus 0 --dry-run"
+    )
+)
+@flagged
 def join(
+    look: DryRun,
+    output: Output,
     address: Annotated[str, typer.Argument(help="The cluster's Ray head as HOST:PORT; `up --launcher ray` prints it.")],
     token_file: Annotated[Path | None, typer.Option(help="A copy of the head's token file, of mode 0600.")] = None,
     hardware: Annotated[str, typer.Option(help="Class of this machine, which pools name with `hardware`.")] = "any",
@@ -30,7 +44,8 @@ def join(
 ) -> None:
     """Give this machine to a cluster on Ray, until Ctrl-C.
 
-    Workers may be placed on its CPUs and GPUs. The cluster runs with `up --launcher ray`.
+    Workers may be placed on its CPUs and GPUs. The cluster runs with `up --launcher ray`. With --dry-run, see whether
+    somebody answers there and show what would be given.
     """
     from tandem.cluster.environment import Environment
     from tandem.cluster.gpumemory import count
@@ -49,8 +64,13 @@ def join(
         token_file=str(written_out(token_file).absolute()) if token_file else "",
         state_root=str(environment.state_root),
     )
-    _tell(f"joining {address}")
     given = f"{config.cpus} CPU{f', {config.gpus} GPU' if config.gpus else ''} of class {hardware}"
+    if look.dry_run:
+        _show_would(config, given, output)
+        return
+    if output.is_document:
+        raise ConfigError(f"--output is {output.format}", why="only --dry-run prints a document", todo="Leave it out")
+    _tell(f"joining {address}")
     node = Node(
         config,
         on_start=lambda ours: print(f"joined {address} as {ours or host}: {given}; Ctrl-C leaves", flush=True),
@@ -60,6 +80,25 @@ def join(
         if not node.run():
             raise typer.Exit(Exit.FAILED)
     _tell("left; nothing of it runs here any more")
+
+
+def _show_would(config: NodeConfig, given: str, output: Output) -> None:
+    def view(found: Record, console: Console) -> None:
+        from tandem.clusterctl.page import say
+
+        say(console, f"this machine would join {found['address']}: {given}")
+        say(console, "nothing was started (--dry-run)")
+
+    found = {
+        "is_dry_run": True,
+        "address": config.address,
+        "host": config.host or None,
+        "cpus": config.cpus,
+        "gpus": config.gpus,
+        "hardware": config.hardware,
+        "token_file": config.token_file or None,
+    }
+    output.show("Join", found, view)
 
 
 def _check(address: str, token_file: Path | None) -> None:

@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.consent import DryRun
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.output import Output
 from tandem.clusterctl.running.up_flags import UpFlags
 from tandem.core.errors import ConfigError
 
@@ -25,14 +27,15 @@ app = command_app()
     epilog=examples(
         "up --prefill 1 --decode 2",
         "up --model Qwen/Qwen3-0.6B --mixed 2 --port 9000",
-        "up --config cluster.toml",
+        "up --config cluster.toml --dry-run",
     )
 )
 @flagged
-def up(flags: UpFlags) -> None:
+def up(flags: UpFlags, look: DryRun, output: Output) -> None:
     """Start a cluster on this machine and keep it running in the foreground; Ctrl-C stops it.
 
-    Started again with the same settings it goes on with what was changed meanwhile; after `down` as configured.
+    Started again with the same settings it goes on with what was changed meanwhile; after `down` as configured. With
+    --dry-run, check everything, show what is configured, and start, write and fetch nothing.
     """
     from tandem.cluster.environment import Environment
     from tandem.cluster.up import UpOptions
@@ -40,11 +43,25 @@ def up(flags: UpFlags) -> None:
 
     if not flags.timeout > 0:
         raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
+    if look.dry_run:
+        _preview(flags, output)
+        return
+    if output.is_document:
+        raise ConfigError(f"--output is {output.format}", why="only --dry-run prints a document", todo="Leave it out")
     options = UpOptions(ready_timeout_s=flags.timeout, as_configured=flags.as_configured)
     try:
         run(flags.to_config(), Environment.read(), _TerminalProgress(), options)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def _preview(flags: UpFlags, output: Output) -> None:
+    from tandem.cluster.environment import Environment
+    from tandem.cluster.preview import preview
+    from tandem.clusterctl.running import start_view
+
+    found = preview(flags.to_config(), Environment.read())
+    output.show("Start", start_view.document(found), start_view.show)
 
 
 class _TerminalProgress:

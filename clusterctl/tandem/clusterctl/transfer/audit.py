@@ -16,8 +16,14 @@ class Findings:
 
     look: Record
     unexplained: Sequence[Record]
+    would_release: Sequence[Record] = field(default_factory=tuple)
     released: Sequence[Record] = field(default_factory=tuple)
     refused: Sequence[Record] = field(default_factory=tuple)
+
+    @property
+    def fenced(self) -> list[Record]:
+        """Unexplained holds that can be released: nobody can write there any more."""
+        return [hold for hold in self.unexplained if hold["is_fenced"]]
 
     @property
     def left(self) -> list[Record]:
@@ -29,6 +35,7 @@ class Findings:
         return {
             **self.look,
             "unexplained": list(self.unexplained),
+            "would_release": list(self.would_release),
             "released": list(self.released),
             "refused": list(self.refused),
         }

@@ -30,11 +30,20 @@ def show(findings: Findings, console: Console) -> None:
         say(console, f"not known: {_hold(hold)}: {hold['why']}")
     for hold in findings.unexplained:
         say(console, f"unexplained: {_hold(hold)}: {hold['why']}{_fence(hold)}")
+    for line in release_lines(findings.would_release):
+        say(console, line)
+    if findings.would_release:
+        say(console, "nothing was changed (--dry-run)")
     for hold in findings.released:
         say(console, f"released: {_name(hold)}, blocks {ranges(hold['blocks'])}")
     for hold in findings.refused:
         say(console, f"not released: {_name(hold)}: {hold['why']}")
     say(console, _verdict(findings))
+
+
+def release_lines(holds: Iterable[Record]) -> list[str]:
+    """What --repair asks for, one hold a line."""
+    return [f"- {_name(hold)}: release blocks {ranges(hold['blocks'])}" for hold in holds]
 
 
 def ranges(blocks: Iterable[int]) -> str:

@@ -6,6 +6,7 @@ Exit codes: 0 everything is explained; 7 blocks are held that nothing explains (
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.consent import Consent
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output
@@ -28,10 +30,11 @@ WAIT_S = 3.0
 app = command_app(help="Look after KV blocks.")
 
 
-@app.command(epilog=examples("kv audit", "kv audit --repair", "kv audit -o json"))
+@app.command(epilog=examples("kv audit", "kv audit --repair --dry-run", "kv audit --repair --yes", "kv audit -o json"))
 @flagged
 def audit(
     where: Where,
+    consent: Consent,
     output: Output,
     repair: Annotated[
         bool, typer.Option(help="Release what nothing explains, where it is provably fenced; says what was released.")
@@ -44,32 +47,33 @@ def audit(
     somebody could not be asked, with 3 if there was nobody to ask, else with 0."""
     if not wait >= 0:
         raise typer.BadParameter(f"{wait:g} is less than 0", param_hint="--wait")
+    if repair and not consent.dry_run:
+        consent.check()  # nobody knows beforehand whether there will be anything to ask
     with where.client() as admin:
-        findings = run(admin, wait, is_repairing=repair)
+        findings = run(admin, wait)
+        if repair and consent.dry_run:
+            findings = dataclasses.replace(findings, would_release=findings.fenced)
+        elif repair and findings.fenced:
+            consent.ask(audit_view.release_lines(findings.fenced))
+            findings = repaired(admin, findings)
     output.show("KvAudit", findings.as_json(), lambda found, console: audit_view.show(findings, console))
     raise typer.Exit(exit_code(findings))
 
 
-def run(
-    admin: AdminClient, wait_s: float, *, is_repairing: bool = False, sleep: Callable[[float], None] = time.sleep
-) -> Findings:
-    """One look, a second one `wait_s` later if the first leaves questions, and the repair if asked for."""
+def run(admin: AdminClient, wait_s: float, *, sleep: Callable[[float], None] = time.sleep) -> Findings:
+    """One look, and a second one `wait_s` later if the first leaves questions."""
     first = admin.audit()
     second = None
     if any(hold.get("verdict") == "suspect" for hold in first["holds"]):
         sleep(wait_s)
         second = admin.audit()
-    findings = Findings(look=second or first, unexplained=find_unexplained(first, second))
-    fenced = [hold for hold in findings.unexplained if hold["is_fenced"]]
-    if is_repairing and fenced:
-        answer = admin.repair(fenced)
-        findings = Findings(
-            look=findings.look,
-            unexplained=findings.unexplained,
-            released=answer["released"],
-            refused=answer["refused"],
-        )
-    return findings
+    return Findings(look=second or first, unexplained=find_unexplained(first, second))
+
+
+def repaired(admin: AdminClient, findings: Findings) -> Findings:
+    """The findings after what is fenced was released, as far as workers agree."""
+    answer = admin.repair(findings.fenced)
+    return dataclasses.replace(findings, released=answer["released"], refused=answer["refused"])
 
 
 def exit_code(findings: Findings) -> int:

@@ -19,14 +19,16 @@ from tandem.prefixindex.wakeup import Wakeups
 
 _log = logging.getLogger(__name__)
 POLL_S: Final = 5.0
+KEPT_REVOKED: Final = 1000
+"""So many of the last that were revoked are remembered, for whoever revokes them again."""
 
 
 class ApiKeyStore:
-    """Reads and writes them. `add`, `revoke` and `all` raise UnavailableError when Redis does not answer."""
+    """Reads and writes them. All but `watch` raise UnavailableError when Redis does not answer."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
-        self._hash, self._channel = keys.api_keys, keys.api_keys_channel
+        self._hash, self._revoked, self._channel = keys.api_keys, keys.revoked_api_keys, keys.api_keys_channel
         self._wakeups = Wakeups(redis, self._channel)
 
     async def add(self, key: ApiKey) -> None:
@@ -37,14 +39,25 @@ class ApiKeyStore:
         except OUTAGE as error:
             raise no_answer(error) from error
 
-    async def revoke(self, key_id: str) -> bool:
-        """Forget a key; False = there was none."""
+    async def revoke(self, key_id: str, now_s: float) -> bool:
+        """Forget a key but for its id; False = there was none. Cut off half way, it is still there to be revoked."""
         try:
+            if await self._redis.hexists(self._hash, key_id):
+                await self._redis.zadd(self._revoked, {key_id: int(now_s)})
+                await self._redis.zremrangebyrank(self._revoked, 0, -KEPT_REVOKED - 1)
             was_there = bool(await self._redis.hdel(self._hash, key_id))
             await self._redis.publish(self._channel, key_id)
         except OUTAGE as error:
             raise no_answer(error) from error
         return was_there
+
+    async def revoked(self) -> list[str]:
+        """Ids of the last KEPT_REVOKED keys that were revoked, the latest first."""
+        try:
+            rows = await self._redis.zrevrange(self._revoked, 0, -1)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return [row.decode() for row in rows]
 
     async def all(self) -> list[ApiKey]:
         """Every key, the oldest first. What cannot be read is left out: such a key opens nothing."""

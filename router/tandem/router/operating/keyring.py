@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tandem.core.apikeys import ApiKey, KeyWish, Scope, draw
+from tandem.core.apikeys import ApiKey, KeyWish, Scope, draw, shown_id
 from tandem.core.errors import InvalidRequestError
 from tandem.router.tenants.gate import Gate
 
@@ -21,7 +21,8 @@ class KeyStore(Protocol):
     """Where keys are kept. Every call but `watch` raises UnavailableError when it cannot be reached."""
 
     async def add(self, key: ApiKey) -> None: ...
-    async def revoke(self, key_id: str) -> bool: ...
+    async def revoke(self, key_id: str, now_s: float) -> bool: ...
+    async def revoked(self) -> list[str]: ...
     async def all(self) -> list[ApiKey]: ...
     async def watch(self, on_keys: Callable[[list[ApiKey]], None]) -> None: ...
 
@@ -61,9 +62,14 @@ class Keyring:
             await asyncio.sleep(RETRY_S)
 
     async def list(self) -> dict[str, Any]:
-        """Every key without its secret."""
+        """Every key without its secret, the last that were revoked, and who is let in without one."""
         await self.load()
-        return {"keys": [self._shown(key) for key in self._gate.keys]}
+        return {
+            "keys": [self._shown(key) for key in self._gate.keys],
+            "revoked": [shown_id(key_id) for key_id in await self._store.revoked()],
+            "anonymous": self._gate.anonymous.value,
+            "is_open": self._gate.is_open,
+        }
 
     async def create(self, new: NewKey) -> dict[str, Any]:
         """Draw a key and keep its digest; `key` in the answer is shown this once."""
@@ -81,11 +87,14 @@ class Keyring:
         return {"key": text, **self._shown(key)}
 
     async def revoke(self, key_id: str) -> dict[str, Any]:
-        """Forget a key by its id, with or without `tdk-` before it."""
-        plain = key_id.removeprefix("tdk-").partition("-")[0]
-        is_revoked = await self._store.revoke(plain)
+        """Forget a key by its id, with or without `tdk-` before it. `is_revoked` is false if there never was one,
+        `is_changed` is true if this call did it."""
+        shown = shown_id(key_id)
+        plain = shown.removeprefix("tdk-")
+        was_there = await self._store.revoke(plain, self._wall_s())
         await self.load()
-        return {"id": f"tdk-{plain}", "is_revoked": is_revoked}
+        is_revoked = was_there or plain in await self._store.revoked()
+        return {"id": shown, "is_revoked": is_revoked, "is_changed": was_there}
 
     def _shown(self, key: ApiKey) -> dict[str, Any]:
         return {

@@ -34,6 +34,11 @@ class Gate:
         return list(self._keys.values())
 
     @property
+    def anonymous(self) -> Anonymous:
+        """When requests without a key are let in."""
+        return self._anonymous
+
+    @property
     def is_open(self) -> bool:
         """Whether requests without a key are let in. Once there was a key they are not, whatever becomes of the key."""
         if self._anonymous is Anonymous.LOOPBACK:

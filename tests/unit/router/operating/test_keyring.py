@@ -25,8 +25,11 @@ class Store:
 
     async def add(self, key: ApiKey) -> None: ...
 
-    async def revoke(self, key_id: str) -> bool:
+    async def revoke(self, key_id: str, now_s: float) -> bool:
         return False
+
+    async def revoked(self) -> list[str]:
+        return []
 
     async def all(self) -> list[ApiKey]:
         return []

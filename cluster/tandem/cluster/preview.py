@@ -1,0 +1,80 @@
+"""What `up` would start, found without starting, writing or fetching anything."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.cluster.bundled import bundled_model
+from tandem.cluster.environment import Environment
+from tandem.cluster.models import counts_of, sections, total
+from tandem.cluster.ray.launcher import check_installed
+from tandem.cluster.resolve import check, check_ports, resolve
+from tandem.cluster.state_dir import StateDir, state_of
+from tandem.cluster.worker_settings import share_out
+from tandem.core.config import ClusterConfig, LauncherName, RouterSection, WorkerSection
+from tandem.core.lifecycle import RoleName
+from tandem.engine.model_source import local_model
+from tandem.prefixindex.connection import connect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreviewedModel:
+    """`path` None: a hub id, which nobody asked the hub about. `counts`: workers by role."""
+
+    name: str
+    path: Path | None
+    served_names: tuple[str, ...]
+    counts: dict[RoleName, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """A cluster that could be started as far as can be told; `state` is where it would keep what is its own."""
+
+    config: ClusterConfig
+    state: StateDir
+    cores: int
+    router: RouterSection
+    models: tuple[PreviewedModel, ...]
+    workers: dict[RoleName, WorkerSection]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all was checked that `up` checks before it starts anything: of a hub model only the configuration."""
+        return all(model.path is not None for model in self.models)
+
+
+def preview(config: ClusterConfig, environment: Environment) -> Preview:
+    """Raises what `up` would be refused with at once: StartupError, ConfigError, ModelError. A Redis that is named has
+    to answer."""
+    state = state_of(config, environment)
+    state.check_free()
+    router = check(config)
+    check_ports(router)
+    if config.launcher is LauncherName.RAY:
+        check_installed()
+    if config.redis.url:
+        asyncio.run(_look_at_redis(config.redis.url))
+    models = tuple(_model(section.path, section.revision, section.served_names, counts_of(pools))
+                   for section, pools in sections(config))  # fmt: skip
+    workers = share_out(config, total(config), environment.cores)
+    found = Preview(
+        config=config, state=state, cores=environment.cores, router=router, models=models, workers=workers
+    )  # fmt: skip
+    if found.is_complete:
+        resolve(config, environment)
+    return found
+
+
+async def _look_at_redis(url: str) -> None:
+    await (await connect(url)).aclose()
+
+
+def _model(path: str, revision: str, served_names: tuple[str, ...], counts: dict[RoleName, int]) -> PreviewedModel:
+    found = local_model(path or str(bundled_model()), revision=revision)
+    name = found.name if found is not None else path
+    return PreviewedModel(
+        name=name, path=found.path if found is not None else None, served_names=served_names or (name,), counts=counts
+    )

@@ -1,0 +1,63 @@
+"""Leave to change something: looked at first (`--dry-run`), asked for on a terminal, or given beforehand (`--yes`)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from tandem.clusterctl.output import note
+from tandem.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun:
+    """The flag of every command that changes or starts something."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and change nothing.")] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent(DryRun):
+    """The flags of every command that takes something from a running cluster, or disturbs it."""
+
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where no terminal is.")] = False
+
+    def ask(self, lines: Sequence[str]) -> None:
+        """Show the difference and return once somebody agrees, at once with `--yes`. Whoever does not ends the command
+        with 1; ConfigError where nobody can be asked."""
+        self.check()
+        if self.yes:
+            return
+        for line in lines:
+            note(line)
+        if not _is_agreed():
+            note("nothing was changed")
+            raise typer.Exit(1)
+
+    def check(self) -> None:
+        """ConfigError where `ask` could ask nobody."""
+        if not self.yes and not sys.stdin.isatty():
+            raise ConfigError(
+                "this changes the cluster and nobody can be asked",
+                why="the standard input is no terminal",
+                todo="look at it with --dry-run, then give --yes",
+            )
+
+
+def _is_agreed() -> bool:
+    """What somebody types; EOFError if that ends. Not `typer.confirm`: it writes a blank to the standard output."""
+    while True:
+        print("Do that? [y/N]: ", end="", file=sys.stderr, flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        answer = line.strip().lower()
+        if answer in ("", "n", "no"):
+            return False
+        if answer in ("y", "yes"):
+            return True
+        note("say y or n")

@@ -1,0 +1,63 @@
+"""The shapes of documents about what would be started; see schemas.py."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from tandem.clusterctl.documents.changing import Role
+
+
+class StartModel(TypedDict):
+    """`path` None: it would be looked for on the hub, which was not asked."""
+
+    model: str
+    path: str | None
+    served_names: list[str]
+
+
+class StartPool(TypedDict):
+    """`threads`: of each of the `tp` ranks of each of the `count` workers."""
+
+    model: str
+    role: Role
+    count: int
+    tp: int
+    threads: int
+    hardware: str
+    engine: str
+    kv_memory_bytes: int
+
+
+class Start(TypedDict):
+    """`is_complete`: all was checked that `up` checks; not where a model is on the hub. Ports: 0 = any free one.
+    `redis` None: a private server. `settings`: those that differ from the defaults."""
+
+    is_dry_run: bool
+    is_complete: bool
+    cluster: str
+    state_dir: str
+    launcher: Literal["local", "ray"]
+    redis: str | None
+    host: str
+    port: int
+    grpc_port: int
+    admin_port: int
+    cores: int
+    models: list[StartModel]
+    pools: list[StartPool]
+    settings: dict[str, Any]
+
+
+class Join(TypedDict):
+    """`host` None: the address by which this machine reaches the head."""
+
+    is_dry_run: bool
+    address: str
+    host: str | None
+    cpus: int
+    gpus: int
+    hardware: str
+    token_file: str | None
+
+
+RUNNING = (Start, Join)

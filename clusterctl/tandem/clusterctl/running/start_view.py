@@ -1,0 +1,89 @@
+"""What `up --dry-run` prints: the cluster that would be started."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+
+from tandem.cluster.preview import Preview
+from tandem.clusterctl import page
+from tandem.clusterctl.output import Record
+from tandem.clusterctl.page import say
+from tandem.clusterctl.program.settings import changed, plain, values
+
+_MIB = 2**20
+
+
+def document(found: Preview) -> dict[str, Any]:
+    """Of the kind Start; URLs are without passwords."""
+    config, router = found.config, found.router
+    settings = values(config)
+    return {
+        "is_dry_run": True,
+        "is_complete": found.is_complete,
+        "cluster": config.name,
+        "state_dir": str(found.state.path),
+        "launcher": config.launcher.value,
+        "redis": plain(config.redis.url) or None,
+        "host": router.host,
+        "port": router.port,
+        "grpc_port": router.grpc_port,
+        "admin_port": router.admin_port,
+        "cores": found.cores,
+        "models": [
+            {
+                "model": model.name,
+                "path": str(model.path) if model.path is not None else None,
+                "served_names": list(model.served_names),
+            }
+            for model in found.models
+        ],
+        "pools": _pools(found),
+        "settings": {key: settings[key] for key in changed(settings)},
+    }
+
+
+def show(found: Record, console: Console) -> None:
+    """Print a document of the kind Start."""
+    ports = f"HTTP {_port(found, 'port')}, gRPC {_port(found, 'grpc_port')}, admin {_port(found, 'admin_port')}"
+    say(console, f"cluster   {found['cluster']}, started by {found['launcher']}, state in {found['state_dir']}")
+    say(console, f"redis     {found['redis'] or 'a private server'}")
+    say(console, f"ports     {ports} on {found['host']}")
+    for model in found["models"]:
+        where = (
+            f"in {model['path']}" if model["path"] else "from the hub, which was not asked: its files are not checked"
+        )
+        say(console, f"model     {model['model']} {where}, served as {', '.join(model['served_names'])}")
+    for key, value in found["settings"].items():
+        say(console, f"setting   {key} = {json.dumps(value, ensure_ascii=False)}")
+    columns = ("WORKERS", "TP", "THREADS A RANK", "KV, MiB")
+    table = page.table("POOL", "MODEL", *columns, "HARDWARE", right=columns)
+    for pool in found["pools"]:
+        counts = (pool["count"], pool["tp"], pool["threads"], pool["kv_memory_bytes"] // _MIB)
+        table.add_row(pool["role"], pool["model"], *map(str, counts), pool["hardware"])
+    console.print(table)
+    say(console, "nothing was started (--dry-run)")
+
+
+def _pools(found: Preview) -> list[dict[str, Any]]:
+    return [
+        {
+            "model": model.name,
+            "role": role.value,
+            "count": count,
+            "tp": found.workers[role].tp,
+            "threads": found.workers[role].threads,
+            "hardware": found.workers[role].hardware,
+            "engine": found.workers[role].engine,
+            "kv_memory_bytes": found.workers[role].kv_memory_bytes,
+        }
+        for model in found.models
+        for role, count in model.counts.items()
+        if count
+    ]
+
+
+def _port(found: Record, name: str) -> str:
+    return str(found[name] or "any free one")
