@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 from tests.chaos.survivors import Bodies, Client, check, undisturbed
 from tests.integration.router.transcript import Transcript
+from tests.unit.clusterctl.document_check import checked
 from tools.running_cluster import Cluster, is_alive, is_free
 from tools.waiting import wait_for
 
@@ -87,10 +87,10 @@ def clusterctl(cluster: Cluster, *arguments: str) -> tuple[int, str, str]:
 
 
 def changed(cluster: Cluster, *arguments: str) -> dict[str, Any]:
-    """A command that changes the cluster and waits for it; what it says as JSON."""
+    """A command that changes the cluster and waits for it; what it says, which is what the schema of a Change says."""
     code, out, error = clusterctl(cluster, *arguments, "--yes", "-o", "json")
     assert code == 0, (arguments, code, error, cluster.logs())
-    return dict(json.loads(out))
+    return checked(out, "Change")
 
 
 def roles(cluster: Cluster) -> Counter[str]:

@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
-import jsonschema_rs
 import pytest
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.documents.schemas import schema
 from tandem.clusterctl.exits import Exit
 from tandem.core.apikeys import KeyWish, draw
 from tandem.core.config import SloSection
@@ -31,6 +28,7 @@ from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.prefixindex.stores.desired import DesiredStateStore
 from tests.integration.router.house import ADMIN_KEY, House, builder
 from tests.unit.clusterctl.command_tree import ALL, flags_of
+from tests.unit.clusterctl.document_check import checked
 
 START = DesiredState(version=1, pools=(
     Pool(name="prefill", model="tiny", role=RoleName.PREFILL, count=1),
@@ -193,14 +191,6 @@ def scene(
     monkeypatch.setattr(AdminClient, "_call", listening)
     monkeypatch.setattr(AdminClient, "audit", lambda self: LOOK)
     return Scene(house, http, capsys, monkeypatch, asked)
-
-
-def checked(text: str, kind: str) -> dict[str, Any]:
-    """The document; it is what the schema of its kind says."""
-    found: dict[str, Any] = json.loads(text)
-    assert found["kind"] == kind
-    assert [str(error) for error in jsonschema_rs.Draft202012Validator(schema(kind)).iter_errors(found)] == []
-    return found
 
 
 @each_change

@@ -7,16 +7,15 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import jsonschema_rs
 import pytest
 
 from tandem.cluster.ray import node
 from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl import main as program
-from tandem.clusterctl.documents.schemas import schema
 from tandem.clusterctl.exits import Exit
 from tandem.engine import model_source
 from tandem.prefixindex.private_redis import PrivateRedis
+from tests.unit.clusterctl.document_check import checked
 
 MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
 
@@ -36,10 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def document(capsys: pytest.CaptureFixture[str], kind: str, *arguments: str) -> dict[str, Any]:
     code, out, error = run(capsys, *arguments, "--dry-run", "-o", "json")
     assert (code, error) == (0, "")
-    found: dict[str, Any] = json.loads(out)
-    assert found["kind"] == kind
-    assert [str(error) for error in jsonschema_rs.Draft202012Validator(schema(kind)).iter_errors(found)] == []
-    return found
+    return checked(out, kind)
 
 
 def test_what_up_would_start(capsys: pytest.CaptureFixture[str], state: Path) -> None:

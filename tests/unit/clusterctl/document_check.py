@@ -1,0 +1,18 @@
+"""Documents that `clusterctl` prints, held against the schema of their kind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema_rs
+
+from tandem.clusterctl.documents.schemas import schema
+
+
+def checked(text: str, kind: str) -> dict[str, Any]:
+    """The one document in `text`; AssertionError unless it is what the schema of `kind` says."""
+    found: dict[str, Any] = json.loads(text)
+    assert found["kind"] == kind, found["kind"]
+    assert [str(error) for error in jsonschema_rs.Draft202012Validator(schema(kind)).iter_errors(found)] == []
+    return found
