@@ -40,7 +40,7 @@ class Consent(DryRun):
 
     def check(self) -> None:
         """ConfigError where `ask` could ask nobody."""
-        if not self.yes and not sys.stdin.isatty():
+        if not self.yes and (sys.stdin is None or not sys.stdin.isatty()):  # None: it is closed
             raise ConfigError(
                 "this changes the cluster and nobody can be asked",
                 why="the standard input is no terminal",
@@ -52,7 +52,10 @@ def _is_agreed() -> bool:
     """What somebody types; EOFError if that ends. Not `typer.confirm`: it writes a blank to the standard output."""
     while True:
         print("Do that? [y/N]: ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError:
+            line = "?"
         if not line:
             raise EOFError
         answer = line.strip().lower()

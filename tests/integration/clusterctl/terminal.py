@@ -71,7 +71,7 @@ class Terminal:
         return self.shown.index(text, after) + len(text)
 
     def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
+        os.write(self._ours, keys.encode(errors="surrogateescape"))
 
     def end(self) -> int:
         """Its exit code, once it has ended and all that it wrote is there."""

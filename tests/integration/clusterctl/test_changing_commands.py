@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -255,6 +256,12 @@ def test_it_is_done_once(scene: Scene, words: tuple[str, ...], is_asked: bool) -
         assert (code, scene.asked) == (0, []), error
         checked(out, case.done)
         assert scene.held() == after
+
+
+def test_a_standard_input_that_is_closed_is_no_terminal() -> None:
+    code = "import sys; sys.stdin = None; from tandem.clusterctl.consent import Consent; Consent().check()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "ConfigError: this changes the cluster and nobody can be asked" in done.stderr
 
 
 def test_a_key_that_shuts_nobody_out_is_made_without_asking(scene: Scene) -> None:

@@ -1,12 +1,17 @@
-"""How a change is shown before anybody agrees to it."""
+"""How a change is shown before anybody agrees to it, and waiting for it while the admin port comes and goes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import Any
 
-from tandem.clusterctl.changing.wishing import lines_of
+import pytest
+
+from tandem.clusterctl.changing import wishing
+from tandem.clusterctl.changing.wishing import Manner, carry_out, lines_of
+from tandem.clusterctl.output import Output
 from tandem.core.desired import DesiredState, Pool
+from tandem.core.errors import ConflictError, DeadlineError, UnavailableError
 from tandem.core.lifecycle import RoleName
 from tandem.core.wishes import changes, cordoned, scaled
 
@@ -31,3 +36,64 @@ def test_counts_that_change_stand_below_the_workers() -> None:
         "+ mixed-2: start (as mixed in mixed)",
         "  mixed 2 → mixed 3",
     ]
+
+
+class Admin:
+    """Takes every wish for a third worker, and then says each time the next of what there is: versions of the desired
+    state with the workers that are ready, or nothing at all (None). The last is said for ever."""
+
+    def __init__(self, *seen: tuple[int, int] | None) -> None:
+        self._seen, self.looks, self.written = list(seen), 0, list[dict[str, Any]]()
+
+    def propose(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        after = asdict(scaled(STATE, {RoleName.MIXED: 3}, {}))
+        return found(scaled(STATE, {RoleName.MIXED: 3}, {})) | {"is_changed": True, "after": after | {"version": 2}}
+
+    def write_desired(self, state: dict[str, Any]) -> None:
+        self.written.append(state)
+
+    def desired(self) -> dict[str, Any]:
+        seen = self._seen[min(self.looks, len(self._seen) - 1)]
+        self.looks += 1
+        if seen is None:
+            raise UnavailableError("no cluster answers at http://admin")
+        return {"desired": {"version": seen[0]}}
+
+    def status(self) -> dict[str, Any]:
+        seen = self._seen[min(max(0, self.looks - 1), len(self._seen) - 1)] or (2, 2)
+        up = {"is_connected": True, "state": "ready", "role": "mixed", "is_registered": True, "incarnation": "1"}
+        return {"workers": [{"worker": f"mixed-{number}", **up} for number in range(seen[1])]}
+
+
+def change(admin: Admin, timeout_s: float = 60.0) -> None:
+    carry_out(admin, {"verb": "scale"}, Manner(yes=True, timeout=timeout_s), Output())  # type: ignore[arg-type]
+
+
+def test_an_admin_port_that_is_away_for_a_while_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    admin = Admin((2, 2), None, None, (2, 2), (2, 3))
+    change(admin)
+    assert (admin.looks, len(admin.written)) == (5, 1)
+    said = capsys.readouterr()
+    assert said.out.startswith("+ mixed-2: start")
+    assert said.err.splitlines() == ["mixed-2 is absent", "the admin port does not answer", "mixed-2 is absent"]
+
+
+def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(wishing, "_QUIET_S", 0.0)
+    with pytest.raises(UnavailableError, match="no cluster answers"):
+        change(Admin((2, 2), None))
+    assert capsys.readouterr().out == "", "nobody knows what became of it"
+
+
+def test_the_record_of_somebody_else_ends_the_wait() -> None:
+    admin = Admin((2, 2), (3, 3))
+    with pytest.raises(ConflictError, match="version 2 was written here, and there is version 3"):
+        change(admin)
+    assert admin.looks == 2
+
+
+def test_the_time_to_wait_is_bounded() -> None:
+    with pytest.raises(
+        DeadlineError, match=r"the cluster is not as wished after 0\.05 s: mixed-2 is absent\. It goes on"
+    ):
+        change(Admin((2, 2)), timeout_s=0.05)
