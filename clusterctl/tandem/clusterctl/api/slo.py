@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -14,6 +17,9 @@ from tandem.clusterctl.effect import Deed
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.page import say
+from tandem.core.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 app = command_app(help="What requests are promised.")
 
@@ -38,6 +44,7 @@ def set_class(
 ) -> None:
     """Change what a class promises while requests run; what is not given stays. After a restart the configured classes
     are back."""
+    _check(wanted, {"--ttft": ttft, "--itl": itl})
     given = {key: seconds for key, seconds in (("ttft_s", ttft), ("itl_s", itl)) if seconds is not None}
     with where.client() as admin:
         found = admin.slo()
@@ -51,6 +58,16 @@ def set_class(
             consent.ask(effect.lines_of(deeds))
             found = admin.set_slo(after)
     output.show("SloClasses", found, _show)
+
+
+def _check(name: str, promises: Mapping[str, float | None]) -> None:
+    """ConfigError for what no router would take, before anybody is asked."""
+    if not _NAME.fullmatch(name):
+        todo = "Use 1 to 64 letters, digits, dots, dashes or underscores"
+        raise ConfigError(f"{name[:80]!r} cannot be the name of a class", todo=todo)
+    for flag, seconds in promises.items():
+        if seconds is not None and not 0 <= seconds < math.inf:
+            raise ConfigError(f"{flag} is {seconds:g}", todo="Use 0 (nothing is promised) or more seconds")
 
 
 def _deeds(before: Record | None, after: Record) -> list[Deed]:
