@@ -48,12 +48,12 @@ def play(engine: Engine, run: Run, trace: Trace) -> dict[str, Any]:
 def _all_there(cluster: Cluster, count: int) -> dict[str, dict[str, float]]:
     """What every worker has counted so far; a cluster serves as soon as the router knows one that can."""
 
-    def known() -> dict[str, dict[str, float]] | None:
-        found = _counted(cluster)
-        return found if len(found) == count else None
+    def known() -> bool:
+        rows = cluster.status()["workers"]
+        return len(rows) == count and all("counters" in row for row in rows)
 
-    found: dict[str, dict[str, float]] = wait_for(known, what="the router knows every worker")
-    return found
+    wait_for(known, what="every worker has reported")
+    return _counted(cluster)
 
 
 def served(trace: Trace, answers: Sequence[Answer]) -> list[Served]:
