@@ -149,7 +149,8 @@ class RunningCluster:
                 events.record(beginning.kind, self._name, beginning.reason)
             try:
                 steered = functools.partial(steering.run, controller.look_again)
-                beside = [events.run, steered, *([planner.run] if planner is not None else [])]
+                beside: list[Callable[[], Coroutine[Any, Any, None]]] = [events.run, steered]
+                beside += [planner.run] if planner is not None else []
                 await self._serve(controller, router, events, beside, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")

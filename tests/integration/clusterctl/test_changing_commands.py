@@ -282,7 +282,7 @@ def test_a_key_for_a_class_that_is_not_there_is_found_before(scene: Scene) -> No
 def test_a_policy_that_is_not_there_is_found_before_anybody_is_asked(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CHANGING, ("route", "policy"), Case(arguments=("round_robbin",)))  # type: ignore[call-overload]
+    monkeypatch.setitem(CHANGING, ("route", "policy"), Case(arguments=("round_robbin",)))
     code, _, error = scene.run(("route", "policy"), typed="y\n")
     assert (code, scene.asked) == (Exit.USAGE, [])
     assert "there is no policy 'round_robbin'. Did you mean 'round_robin'?" in error

@@ -102,7 +102,7 @@ def charge(*, model_dir: str = "/tmp", redis_url: str = "redis://127.0.0.1:1") -
 
 
 def test_a_worker_outlives_the_call_that_asked_for_it(runner: RunnerProcess) -> None:
-    """The kernel ends it with the thread that forked it, once it has asked for that; calls have threads of their own."""
+    """The kernel ends it with the thread that forked it, and each call has a thread of its own."""
     runner.begin(charge(), reports=2)
     details = runner.ready()
     assert is_alive(details["pid"])

@@ -258,12 +258,14 @@ def test_a_worker_that_hangs_is_told_of_at_once_and_in_time_killed_and_started_a
 @pytest.mark.usefixtures("often")
 def test_one_that_is_heard_again_in_time_stays_and_a_later_silence_counts_anew() -> None:
     async def scene(h: Steered) -> None:
-        for number in (1, 2):
+        heard: list[str] = []
+        for _ in range(2):
             said = await _falls_silent(h, P1)
             h.clock.advance(40.0)
             await _looked(h)
             h.steering.said[P1] = said
-            await _until(lambda number=number: h.events.of(EventKind.HEARD) == ["prefill-1: again, after 45 s"] * number)
+            heard.append("prefill-1: again, after 45 s")
+            await _until(lambda: h.events.of(EventKind.HEARD) == heard)
         await _looked(h)
         assert h.launcher.stopped == []
 

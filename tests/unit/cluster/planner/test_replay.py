@@ -139,7 +139,8 @@ def test_who_cannot_send_what_it_computed_takes_no_more_prompts() -> None:
         once(Split(1, 1), together, linked(1e-2, kv_tokens=room), {"": SloSection(ttft_s=1.0)}) for room in (1000, 200)
     )
     assert (roomy.attained, tight.attained) == (1.0, 0.5)
-    assert (roomy.ttft_p90_s, tight.ttft_p90_s) == (pytest.approx(0.3), pytest.approx(1.0125 + 0.1))
+    assert roomy.ttft_p90_s == pytest.approx(0.3)
+    assert tight.ttft_p90_s == pytest.approx(1.0125 + 0.1)
 
 
 @pytest.mark.parametrize("link_bytes_per_s", [1e9, 2e9, 20e9])
