@@ -39,6 +39,11 @@ class FakeGpus:
         self._write("gpus", "".join(_line(one, used_mib if one == gpu else 4) for one in (0, 1)))
         return f"GPU {gpu} has {used_mib} of {TOTAL_MIB} MiB in use (process {pid})"
 
+    def show(self, gpu: int, used_mib: int) -> None:
+        """A screen takes memory, which is of no program that computes."""
+        self._write("processes", "")
+        self._write("gpus", "".join(_line(one, used_mib if one == gpu else 4) for one in (0, 1)))
+
     def give_back(self) -> None:
         """Nobody holds anything."""
         self._write("gpus", "".join(_line(one, 4) for one in (0, 1)))

@@ -91,10 +91,13 @@ def users(listing: str) -> list[GpuUser]:
     return found
 
 
-def occupied(gpus: Sequence[str], ask: Callable[[Sequence[str]], str] | None = None) -> str:
+def occupied(
+    gpus: Sequence[str], ask: Callable[[Sequence[str]], str] | None = None, *, only_by_programs: bool = False
+) -> str:
     """What stands in the way on `gpus` (indices or uuids), such as "GPU 0 has 61440 of 81920 MiB in use (process 7)".
 
-    "" where nothing does, and where the machine cannot tell.
+    "" where nothing does, and where the machine cannot tell. `only_by_programs`: a GPU is left out where no program
+    that computes is known to hold it; what a screen needs does not go away.
     """
     ask = ask or _ask
     busy = [gpu for gpu in parse(ask(_QUERY)) if {gpu.index, gpu.uuid} & set(gpus) and not gpu.is_free]
@@ -104,6 +107,8 @@ def occupied(gpus: Sequence[str], ask: Callable[[Sequence[str]], str] | None = N
     said = []
     for gpu in busy:
         pids = ", ".join(str(holder.pid) for holder in holders if holder.gpu == gpu.uuid)
+        if only_by_programs and not pids:
+            continue
         by = f" (process {pids})" if pids else ""
         said.append(f"GPU {gpu.index} has {gpu.used_mib} of {gpu.total_mib} MiB in use{by}")
     return "; ".join(said)

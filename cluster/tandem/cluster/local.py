@@ -93,12 +93,13 @@ class LocalLauncher:
             self._start(spec, gpus)
 
     async def _await_gpus(self, worker_id: WorkerId, gpus: tuple[str, ...]) -> None:
-        """HeldGpuError where somebody goes on holding them. A GPU that another worker of ours is on is shared on
+        """HeldGpuError where a program goes on holding them. A GPU that another worker of ours is on is shared on
         purpose, and how much of it is free says nothing."""
         patience = gpumemory.Patience(self._gpu_wait_s)
         while True:
-            ours = {gpu for others in self._gpus.values() for gpu in others}
-            holds = await asyncio.to_thread(gpumemory.occupied, [gpu for gpu in gpus if gpu not in ours])
+            ours = {gpu for held in self._gpus.values() for gpu in held}
+            others = [gpu for gpu in gpus if gpu not in ours]
+            holds = await asyncio.to_thread(gpumemory.occupied, others, only_by_programs=True)
             if not holds:
                 return
             if news := patience.note(holds):

@@ -66,6 +66,16 @@ async def _is_ready(launcher: LocalLauncher, worker_id: WorkerId = P) -> int:
     return int(ready.details["pid"])
 
 
+def test_a_screen_is_not_waited_for(launcher: LocalLauncher, gpus: FakeGpus) -> None:
+    async def run() -> None:
+        gpus.show(0, 20000)
+        async with launcher:
+            await launcher.start_worker(spec())
+            await _is_ready(launcher)
+
+    asyncio.run(run())
+
+
 def test_what_somebody_holds_is_waited_for(launcher: LocalLauncher, gpus: FakeGpus) -> None:
     async def run() -> None:
         holds = gpus.hold(0, 61440, 7)

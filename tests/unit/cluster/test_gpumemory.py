@@ -27,6 +27,12 @@ def test_what_somebody_holds_is_named_with_its_processes(gpu: str) -> None:
     assert occupied(["0", gpu], answering()) == "GPU 1 has 61440 of 81559 MiB in use (process 7, 8)"
 
 
+def test_what_a_screen_needs_does_not_go_away() -> None:
+    assert occupied(["1"], answering(processes="")) == "GPU 1 has 61440 of 81559 MiB in use"
+    assert occupied(["1"], answering(processes=""), only_by_programs=True) == ""
+    assert occupied(["1"], answering(), only_by_programs=True) == "GPU 1 has 61440 of 81559 MiB in use (process 7, 8)"
+
+
 def test_an_empty_gpu_is_free_and_others_do_not_matter() -> None:
     assert occupied(["0", "2"], answering()) == ""
 
