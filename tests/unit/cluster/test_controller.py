@@ -324,7 +324,7 @@ def test_where_a_record_goes_on_one_that_cannot_start_ends_nothing_while_another
             h.dies(P0, "it got no place", is_unplaced=True)
             await settle()
             assert h.events.of(EventKind.GAVE_UP) == ["prefill-1: it never worked; another start will not help"]
-            assert h.events.of(EventKind.RESTART_PLANNED) == ["prefill-0: in 0.5 s, a machine may have joined"]
+            assert h.events.of(EventKind.RESTART_PLANNED) == ["prefill-0: in 0.5 s, as there may be room by then"]
             h.clock.advance(0.6)
             h.want(prefill=1, decode=1)
             await settle()
