@@ -43,9 +43,8 @@ def test_a_stopped_worker_is_told_of_killed_and_started_anew(tmp_path: Path) -> 
             os.kill(pid, signal.SIGSTOP)
         wait_for(lambda: unsettled(cluster) == "decode-0 is not there yet", PATIENCE_S, "the planner misses it")
         wait_for(lambda: not any(map(is_alive, first["decode-0"])), PATIENCE_S, "it was killed")
-        wait_for(
-            lambda: cluster.pids().get("decode-0", first["decode-0"]) != first["decode-0"], PATIENCE_S, "it is back"
-        )
+        hung = first["decode-0"]
+        wait_for(lambda: cluster.pids().get("decode-0", hung) != hung, PATIENCE_S, "it is back")
         assert cluster.pids()["prefill-0"] == first["prefill-0"]
         wait_for(lambda: unsettled(cluster) == "", PATIENCE_S, "the planner sees all workers again")
         kinds = told(cluster, "decode-0")

@@ -155,9 +155,8 @@ class Controller:
         self._note_waits(made.waits)
         is_busy = await self._rolling.step(state, seen, held, self._broken())
         is_busy = is_busy or bool(made.actions) or any(_is_under_way(one, one.worker_id in held) for one in seen)
-        is_waiting = bool(made.waits) or any(
-            slot.is_missed and slot.phase is Phase.READY for slot in self._slots.values()
-        )
+        is_missed = any(slot.is_missed and slot.phase is Phase.READY for slot in self._slots.values())
+        is_waiting = bool(made.waits) or is_missed
         self._look_every_s = LOOK_EVERY_S if is_busy else WAIT_EVERY_S if is_waiting else RELIST_EVERY_S
         self._end_hanging()
         if state.members and self._is_settled(state):

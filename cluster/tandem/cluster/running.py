@@ -46,6 +46,8 @@ ROUTER_GRACE_S = 10.0
 """What a router gets beyond its own `drain_s`: last words, and giving back what it holds."""
 _POLL_S = 0.1
 _STOP_TIMEOUT_S = 30.0
+Run = Callable[[], Coroutine[Any, Any, None]]
+"""Runs until it is cancelled."""
 
 
 class RunningCluster:
@@ -149,8 +151,7 @@ class RunningCluster:
                 events.record(beginning.kind, self._name, beginning.reason)
             try:
                 steered = functools.partial(steering.run, controller.look_again)
-                beside: list[Callable[[], Coroutine[Any, Any, None]]] = [events.run, steered]
-                beside += [planner.run] if planner is not None else []
+                beside: list[Run] = [events.run, steered, *([planner.run] if planner is not None else [])]
                 await self._serve(controller, router, events, beside, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
@@ -165,7 +166,7 @@ class RunningCluster:
         controller: Controller,
         router: RouterProcess,
         events: EventLog,
-        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+        beside: Sequence[Run],
         ready_timeout_s: float,
     ) -> None:
         """Everything side by side until the desired state is stopped; the first failure ends it all."""
