@@ -1,0 +1,175 @@
+"""`python -m tandem.cluster.pod router|worker|controller --config FILE …`: what the containers of the chart run.
+
+Each writes what its process is started with into its own folder, mode 0600, and becomes that process. With
+`--check-config` it only says whether the configuration is right: 0, or 2 with one line on stderr. `drain` is what
+preStop runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tandem.cluster.environment import Environment
+from tandem.cluster.local import WORKER_COMMAND
+from tandem.cluster.pod.draining import drain
+from tandem.cluster.pod.records import WORKER_PORT, Pod, Seat, check_router, check_worker, router_config, worker_config
+from tandem.cluster.router_process import ROUTER_COMMAND
+from tandem.core import config_loader, logs
+from tandem.core.clock import MonotonicClock
+from tandem.core.config import ClusterConfig, RouterConfig, WorkerConfig
+from tandem.core.desired import INITIAL
+from tandem.core.errors import ConfigError, StartupError
+from tandem.core.files import write_private
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+
+EXIT_STARTUP = 2
+_MIN_KEY_BYTES = 16
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Does not return where it becomes another process; else 0, or 2 with one line on stderr."""
+    wanted = parser().parse_args(arguments)
+    try:
+        if wanted.part == "drain":
+            logs.setup("drain")
+            asyncio.run(drain(_config_file(wanted.folder, "worker"), wanted.deadline, MonotonicClock()))
+            return 0
+        return _run(wanted)
+    except OSError as error:
+        why = error.strerror or str(error)
+        return _say(StartupError(f"cannot use {error.filename}" if error.filename else "the pod cannot start", why=why))
+    except StartupError as error:
+        return _say(error)
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every flag that the chart may set."""
+    found = argparse.ArgumentParser(prog="python -m tandem.cluster.pod", description=__doc__)
+    parts = found.add_subparsers(dest="part", required=True)
+    for name in ("router", "worker", "controller"):
+        _add_common(parts.add_parser(name))
+    router, worker = parts.choices["router"], parts.choices["worker"]
+    router.add_argument("--admin-key", type=Path, help="file with the admin key; without it one is drawn")
+    worker.add_argument("--pool", required=True)
+    worker.add_argument("--role", required=True, type=RoleName, help="with which it starts: prefill, decode or mixed")
+    worker.add_argument("--host", required=True, help="address of the pod")
+    worker.add_argument("--port", type=int, default=WORKER_PORT)
+    worker.add_argument("--cpus", type=int, default=0, help="what the container may use; 0 = all cores")
+    worker.add_argument("--revision", default=INITIAL, help="only workers of one revision work together")
+    drained = parts.add_parser("drain")
+    drained.add_argument("--folder", type=Path, required=True)
+    drained.add_argument("--deadline", type=float, required=True, help="seconds until what still runs is handed back")
+    return found
+
+
+def _add_common(part: argparse.ArgumentParser) -> None:
+    part.add_argument("--config", type=Path, required=True, help="cluster configuration, TOML or JSON")
+    part.add_argument("--name", required=True, help="of the pod")
+    part.add_argument("--folder", type=Path, required=True, help="for what is this container's own; in memory")
+    part.add_argument("--cluster-secret", type=Path, required=True, help="file with the cluster secret")
+    part.add_argument("--redis-password", type=Path, help="file with the password of Redis")
+    part.add_argument("--check-config", action="store_true", help="only say whether the configuration is right")
+
+
+def _run(wanted: argparse.Namespace) -> int:
+    config = config_loader.load(wanted.config, ClusterConfig)
+    if config.log_level not in logging.getLevelNamesMapping():
+        raise ConfigError(f"log_level is {config.log_level!r}", todo="Use DEBUG, INFO, WARNING or ERROR")
+    pod = _pod(wanted)
+    _check(config, wanted)
+    if wanted.check_config:
+        sys.stdout.write(f"{wanted.config} is right for a {wanted.part}\n")
+        return 0
+    if wanted.part == "controller":
+        raise StartupError(
+            "no controller can run in a pod yet",
+            why="there is no launcher that starts workers on Kubernetes",
+            todo="Scale the Deployments of the pools; see docs/operate/kubernetes.md",
+        )
+    _empty(pod.folder)
+    if wanted.part == "router":
+        _become(ROUTER_COMMAND, router_config(config, pod, _admin_key(wanted.admin_key, pod.folder)), pod, threads=1)
+    worker = worker_config(config, pod, _seat(wanted))
+    _become(WORKER_COMMAND, worker, pod, threads=worker.settings.threads)
+    raise AssertionError("a process that became another one goes on")
+
+
+def _check(config: ClusterConfig, wanted: argparse.Namespace) -> None:
+    if wanted.part == "worker":
+        check_worker(config, _seat(wanted))
+        return
+    check_router(config)
+    if wanted.part == "router" and wanted.admin_key is not None:
+        _read_key(wanted.admin_key)
+
+
+def _pod(wanted: argparse.Namespace) -> Pod:
+    ClusterSecret.load(wanted.cluster_secret)
+    password = ""
+    if wanted.redis_password is not None:
+        password = wanted.redis_password.read_text(encoding="utf-8").strip()
+        if not password:
+            raise ConfigError(f"{wanted.redis_password} is empty", todo="Put the password of Redis there")
+    folder = wanted.folder / wanted.part
+    return Pod(name=wanted.name, folder=folder, secret_file=wanted.cluster_secret, redis_password=password)
+
+
+def _seat(wanted: argparse.Namespace) -> Seat:
+    return Seat(
+        pool=wanted.pool,
+        role=wanted.role,
+        host=wanted.host,
+        port=wanted.port,
+        cpus=wanted.cpus or Environment.read().cores,
+        revision=wanted.revision,
+    )
+
+
+def _empty(folder: Path) -> None:
+    """Nothing is left of an earlier run of this container, whose pod and folder stayed."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(mode=0o700)
+
+
+def _admin_key(given: Path | None, folder: Path) -> Path:
+    if given is not None:
+        _read_key(given)
+        return given
+    drawn = folder / "admin.key"
+    write_private(drawn, secrets.token_urlsafe(32).encode())
+    return drawn
+
+
+def _read_key(path: Path) -> None:
+    if len(path.read_bytes().strip()) < _MIN_KEY_BYTES:
+        raise ConfigError(f"the admin key {path} is too short", why=f"at least {_MIN_KEY_BYTES} bytes are needed")
+
+
+def _config_file(folder: Path, part: str) -> Path:
+    return folder / part / f"{part}.json"
+
+
+def _become(command: Sequence[str], config: RouterConfig | WorkerConfig, pod: Pod, *, threads: int) -> None:
+    """The process that every launcher starts, in place of this one: it gets the pod's signals itself."""
+    path = _config_file(pod.folder.parent, pod.folder.name)
+    write_private(path, config_loader.dump(config))
+    os.execve(command[0], [*command, "--config", str(path)], Environment.read().for_child(threads=threads))  # noqa: S606
+
+
+def _say(error: StartupError) -> int:
+    sys.stderr.write(f"tandem pod: {error.message}\n")
+    return EXIT_STARTUP
+
+
+if __name__ == "__main__":
+    sys.exit(main())

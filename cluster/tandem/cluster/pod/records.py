@@ -1,0 +1,136 @@
+"""From one cluster configuration to what the router or a worker of this pod is started with. Pure, but for model files.
+
+A pod's configuration is a `ClusterConfig`, like everybody's. What cannot stand in it is given beside it: the pod's name
+and address, and where secrets are mounted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from tandem.cluster.bundled import bundled_model
+from tandem.cluster.models import check_files, resolve_models
+from tandem.cluster.resolve import check
+from tandem.cluster.worker_settings import check_fit, effective
+from tandem.core.config import ClusterConfig, RouterConfig, WorkerConfig, WorkerSection
+from tandem.core.desired import INITIAL
+from tandem.core.errors import ConfigError
+from tandem.core.lifecycle import RoleName
+from tandem.engine.model_config import read_model_config
+from tandem.engine.model_source import ModelSource, resolve_model
+
+WORKER_PORT = 7000
+"""Where a worker's gRPC server listens unless told otherwise: each pod has an address of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """Who this pod is. `folder` is its own and private; `redis_password` "" = none."""
+
+    name: str
+    folder: Path
+    secret_file: Path
+    redis_password: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A worker's place in the cluster. `cpus`: what the container may use."""
+
+    pool: str
+    role: RoleName
+    host: str
+    cpus: int
+    port: int = WORKER_PORT
+    revision: str = INITIAL
+
+
+def check_router(config: ClusterConfig) -> None:
+    """Raise ConfigError for what no router could be started with; looks at no model."""
+    check(config)
+    _check_redis(config)
+
+
+def check_worker(config: ClusterConfig, seat: Seat) -> WorkerSection:
+    """The settings of a worker there; raises ConfigError, and looks at no model."""
+    check(config)
+    _check_redis(config)
+    settings = effective(config, seat.role)
+    return dataclasses.replace(settings, threads=settings.threads or max(1, seat.cpus // settings.tp))
+
+
+def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> RouterConfig:
+    """The router of this pod; raises StartupError. May fetch tokenizers from the hub, never weights."""
+    check_router(config)
+    without_weights = dataclasses.replace(config, worker=dataclasses.replace(config.worker, engine="sim"))
+    return RouterConfig(
+        cluster=config.name,
+        router_id=pod.name,
+        models=tuple(model.served() for model in resolve_models(without_weights)),
+        redis_url=with_password(config.redis.url, pod.redis_password),
+        secret_file=str(pod.secret_file),
+        admin_key_file=str(admin_key_file),
+        ready_file=str(pod.folder / "router.ready.json"),
+        log_level=config.log_level,
+        settings=check(config),
+        admission=config.admission,
+        slo=config.slo,
+        budget=config.budget,
+        store=config.store,
+        planner=config.planner,
+    )
+
+
+def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
+    """The worker of this pod; raises StartupError. May fetch the model from the hub."""
+    settings = check_worker(config, seat)
+    source = _model(config)
+    check_fit(config, {seat.role: 1}, read_model_config(source.path))
+    return WorkerConfig(
+        cluster=config.name,
+        worker_id=pod.name,
+        role=seat.role,
+        pool=seat.pool,
+        model=source.name,
+        model_dir=str(source.path),
+        commit=source.commit,
+        revision=seat.revision,
+        dtype=config.model.dtype,
+        max_model_len=config.model.max_model_len,
+        redis_url=with_password(config.redis.url, pod.redis_password),
+        secret_file=str(pod.secret_file),
+        runtime_dir=str(pod.folder),
+        host=seat.host,
+        port=seat.port,
+        log_level=config.log_level,
+        settings=settings,
+    )
+
+
+def with_password(url: str, password: str) -> str:
+    """`url` with the password in it, which must not have one of its own. Raises ConfigError."""
+    if not password:
+        return url
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if ":" in user:
+        why = "one stands in redis.url, another one in a file"
+        raise ConfigError("there are two passwords for Redis", why=why, todo="Leave the first one out")
+    return urlunsplit(parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host if at else parts.netloc}"))
+
+
+def _model(config: ClusterConfig) -> ModelSource:
+    has_weights = config.worker.engine != "sim"
+    section = config.model
+    source = resolve_model(section.path or str(bundled_model()), revision=section.revision, has_weights=has_weights)
+    check_files(source, has_weights=has_weights)
+    return source
+
+
+def _check_redis(config: ClusterConfig) -> None:
+    if not config.redis.url:
+        why = "the processes of a cluster are in different pods"
+        raise ConfigError("redis.url is empty", why=why, todo="Name a server that all pods reach")

@@ -1,0 +1,94 @@
+{{- /* TOML of a map. Helm's own toToml writes whole numbers with a point, which strict readers refuse. */ -}}
+{{- define "tandem.toml" -}}
+{{- $path := index . 0 -}}
+{{- $map := index . 1 -}}
+{{- range $key := keys $map | sortAlpha }}
+{{- $value := get $map $key }}
+{{- if not (or (kindIs "map" $value) (kindIs "invalid" $value)) }}
+{{ $key }} = {{ $value | toJson }}
+{{- end }}
+{{- end }}
+{{- range $key := keys $map | sortAlpha }}
+{{- $value := get $map $key }}
+{{- if kindIs "map" $value }}
+{{- $name := regexMatch "^[A-Za-z0-9_-]+$" $key | ternary $key ($key | toJson) }}
+{{- $below := empty $path | ternary $name (printf "%s.%s" $path $name) }}
+
+[{{ $below }}]
+{{- include "tandem.toml" (list $below $value) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* What stands in the configuration of every process, as JSON. */ -}}
+{{- define "tandem.sharedConfig" -}}
+{{- $model := .Values.model -}}
+{{- dict
+  "name" (include "tandem.clusterName" .)
+  "log_level" .Values.config.log_level
+  "model" (dict
+    "path" $model.path
+    "revision" $model.revision
+    "served_names" $model.servedNames
+    "dtype" $model.dtype
+    "max_model_len" $model.maxModelLen
+    "chat_template" $model.chatTemplate)
+  "redis" (dict "url" (include "tandem.redisURL" .))
+| toJson -}}
+{{- end }}
+
+{{- /* Of how many workers there are it says only which roles: whoever scales must not restart every pod. */ -}}
+{{- define "tandem.routerConfig" -}}
+{{- $config := fromJson (include "tandem.sharedConfig" .) -}}
+{{- $counts := dict "prefill" 0 "decode" 0 "mixed" 0 -}}
+{{- range $name, $pool := fromJson (include "tandem.pools" .) -}}
+{{- $_ := set $counts $pool.role 1 -}}
+{{- end -}}
+{{- $router := merge (dict
+  "host" "0.0.0.0"
+  "port" 8000
+  "grpc_port" 8001
+  "admin_port" 8002
+  "anonymous" (.Values.auth.disabled | ternary "always" "never")) (deepCopy .Values.config.router) -}}
+{{- if .Values.router.tls.existingSecret -}}
+{{- $_ := set $router "tls_cert" "/etc/tandem/tls/tls.crt" -}}
+{{- $_ := set $router "tls_key" "/etc/tandem/tls/tls.key" -}}
+{{- end -}}
+{{- $store := deepCopy .Values.config.store -}}
+{{- if .Values.router.files.existingClaim -}}
+{{- $_ := set $store "dir" "/var/lib/tandem/files" -}}
+{{- end -}}
+{{- $_ := set $config "pools" $counts -}}
+{{- $_ := set $config "worker" .Values.config.worker -}}
+{{- $_ := set $config "router" $router -}}
+{{- $_ := set $config "store" $store -}}
+{{- range $name := list "admission" "slo" "budget" "planner" -}}
+{{- $_ := set $config $name (get $.Values.config $name) -}}
+{{- end -}}
+{{- include "tandem.toml" (list "" $config) | trim -}}
+{{- end }}
+
+{{- define "tandem.poolConfig" -}}
+{{- $pool := .pool -}}
+{{- $config := fromJson (include "tandem.sharedConfig" .root) -}}
+{{- $worker := deepCopy .root.Values.config.worker -}}
+{{- include "tandem.overlay" (list $worker $pool.settings) -}}
+{{- $_ := set $worker "tp" $pool.tp -}}
+{{- $_ := set $worker "hardware" $pool.hardware -}}
+{{- $_ := set $worker "device" ($pool.gpu.enabled | ternary "cuda" "cpu") -}}
+{{- $_ := set $config "pools" (dict $pool.role 1) -}}
+{{- $_ := set $config "worker" $worker -}}
+{{- include "tandem.toml" (list "" $config) | trim -}}
+{{- end }}
+
+{{- /* Without the password, which stands in a file. */ -}}
+{{- define "tandem.redisURL" -}}
+{{- if eq .Values.redis.mode "internal" -}}
+redis://{{ include "tandem.fullname" . }}-redis.{{ .Release.Namespace }}.svc:6379/0
+{{- else -}}
+{{- with .Values.redis.external -}}
+{{- .tls | ternary "rediss" "redis" }}://{{ if .username }}{{ .username }}@{{ end }}{{ .host }}:{{ .port }}/{{ .database }}
+{{- if and .tls .caSecret.existingSecret }}?ssl_ca_certs=/etc/tandem/secrets/redis-ca.crt{{ end }}
+{{- end -}}
+{{- end -}}
+{{- end }}

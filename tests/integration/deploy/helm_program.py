@@ -1,0 +1,36 @@
+"""Helm's own code, in a process of its own: it brings a Go runtime, which no test process should have inside.
+
+Each line of stdin is a request, {"values": YAML, "name": …, "namespace": …}; the answer is a line,
+{"manifests": {template: text}, "lint": [finding]} or {"error": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import helm_python as helm
+
+WARNING = 2
+
+
+def answer(chart: str, request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        values = helm.values_from_yaml(request["values"])
+        with helm.Chart.load(chart) as loaded:
+            manifests = loaded.render(values, name=request["name"], namespace=request["namespace"])
+        report = helm.lint(chart, values, strict=True, namespace=request["namespace"])
+    except helm.HelmError as error:
+        return {"error": str(error)}
+    found = [f"{note['path']}: {note['error']}" for note in report["messages"] if note["severity"] >= WARNING]
+    return {"manifests": manifests, "lint": [*found, *report["errors"]]}
+
+
+def main() -> None:
+    for line in sys.stdin:
+        print(json.dumps(answer(sys.argv[1], json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

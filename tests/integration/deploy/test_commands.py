@@ -1,0 +1,139 @@
+"""Everything that the chart has a container run exists here: commands, flags, variables, settings, files."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from tandem.cluster.pod.__main__ import parser
+from tandem.cluster.pod.records import WORKER_PORT
+from tandem.cluster.resolve import check
+from tandem.core.config import Anonymous, ClusterConfig
+from tandem.core.config_loader import load
+from tests.integration.deploy.mounting import Mounted, mounted
+from tests.integration.deploy.rendering import CHART, ROOT, Container, Helm, Release
+
+
+def ours(release: Release) -> list[Container]:
+    return [each for each in release.containers() if each.is_ours]
+
+
+def test_every_configuration_is_read_and_right(release: Release, tmp_path: Path) -> None:
+    for name, text in release.config().items():
+        path = tmp_path / name
+        path.write_text(text)
+        config = load(path, ClusterConfig)
+        router = check(config)
+        assert config.redis.url
+        if name == "router.toml":
+            assert (router.port, router.grpc_port, router.admin_port) == (8000, 8001, 8002)
+            assert router.anonymous is not Anonymous.LOOPBACK, "nobody is on a pod's loopback"
+
+
+def test_settings_arrive_as_they_were_given(helm: Helm, tmp_path: Path) -> None:
+    release = helm.render((CHART / "ci" / "promises.yaml").read_text())
+    path = tmp_path / "router.toml"
+    path.write_text(release.config()["router.toml"])
+    config = load(path, ClusterConfig)
+    assert (config.slo["chat"].ttft_s, config.slo["batch.night"].ttft_s) == (0.5, 60)
+    assert (config.budget["*"].requests_per_minute, config.budget["acme"].tokens_per_minute) == (60, 1_000_000)
+    release = helm.render((CHART / "ci" / "two-classes.yaml").read_text())
+    small, large = (tomllib.loads(release.config()[f"pool-{name}.toml"]) for name in ("decode-small", "decode"))
+    assert small["worker"]["kv_memory_bytes"] == 17179869184
+    assert large["worker"]["kv_memory_bytes"] == 34359738368
+    assert (small["worker"]["kv_dtype"], large["worker"]["tp"], large["worker"]["device"]) == ("float16", 2, "cuda")
+
+
+def test_every_flag_is_taken(release: Release) -> None:
+    for each in ours(release):
+        assert each.command[:3] == ["python", "-m", "tandem.cluster.pod"]
+        words = [Mounted(Path("/")).here(word) for word in each.command[3:]]
+        wanted = parser().parse_args(words)
+        assert wanted.part == each.component
+        if wanted.part == "worker":
+            assert {port["containerPort"] for port in each.spec["ports"]} == {wanted.port} == {WORKER_PORT}
+        stopping = each.spec.get("lifecycle", {}).get("preStop", {}).get("exec")
+        if stopping:
+            drained = parser().parse_args(stopping["command"][3:])
+            assert (drained.part, str(drained.folder)) == ("drain", "/run/tandem")
+
+
+def test_every_file_that_a_flag_names_is_mounted(release: Release) -> None:
+    for each in ours(release):
+        folders = {mount["mountPath"] for mount in each.spec["volumeMounts"]}
+        for path in (Path(word) for word in each.command if word.startswith("/")):
+            assert {str(path), *map(str, path.parents)} & folders, path
+        sources = next(v for v in each.pod["volumes"] if v["name"] == "secrets")["projected"]["sources"]
+        there = {item["path"] for source in sources for item in source["secret"]["items"]}
+        named = {Path(word).name for word in each.command if word.startswith("/etc/tandem/secrets/")}
+        assert named <= there
+        assert there - named <= {"hub-token", "redis-ca.crt"}, "no more secrets than it reads"
+
+
+def test_every_variable_is_one_that_something_reads(release: Release) -> None:
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE))
+    hub = {name for name in ("HF_HOME", "HF_TOKEN_PATH") if hasattr(constants, name)}
+    assert {"TANDEM_NATIVE", "TANDEM_KERNELS"} <= documented
+    assert hub == {"HF_HOME", "HF_TOKEN_PATH"}
+    for each in ours(release):
+        for variable in (found["name"] for found in each.spec["env"]):
+            is_expanded = any(f"$({variable})" in word for word in each.command)
+            assert is_expanded or variable in {"HOME", *hub, *documented} or variable.startswith("NCCL_"), variable
+
+
+@pytest.mark.parametrize("values", ["minimal", "two-classes", "hub", "open", "external-redis", "controller"])
+def test_every_command_says_that_its_configuration_is_right(values: str, helm: Helm, tmp_path: Path) -> None:
+    release = helm.render((CHART / "ci" / f"{values}.yaml").read_text())
+    place = mounted(tmp_path, release)
+    for each in ours(release):
+        done = run([*place.command(each.command), "--check-config"])
+        assert (done.returncode, done.stderr) == (0, ""), each.label
+        assert f"right for a {each.component}" in done.stdout
+    assert list((tmp_path / "run/tandem").iterdir()) == [], "it only looks"
+
+
+def test_a_wrong_configuration_ends_with_2_and_one_line(helm: Helm, tmp_path: Path) -> None:
+    release = helm.render((CHART / "ci" / "controller.yaml").read_text())
+    place = mounted(tmp_path, release)
+    config = tmp_path / "etc/tandem/config"
+    for path in config.iterdir():
+        path.write_text(path.read_text().replace("[worker]", "[worker]\nchunk_tokenz = 3"))
+    for each in ours(release):
+        done = run([*place.command(each.command), "--check-config"])
+        assert done.returncode == 2
+        assert re.fullmatch(r"tandem pod: unknown key 'chunk_tokenz' in \[worker\] of .*\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("cluster-secret", "cluster secret is too short"), ("admin-key", "admin-key is too short"),
+        ("redis-password", "redis-password is empty"),
+    ],
+)  # fmt: skip
+def test_a_secret_that_is_none_is_named(broken: str, says: str, helm: Helm, tmp_path: Path) -> None:
+    release = helm.render((CHART / "ci" / "minimal.yaml").read_text())
+    place = mounted(tmp_path, release)
+    (tmp_path / "etc/tandem/secrets" / broken).write_text("\n")
+    [router] = [each for each in ours(release) if each.component == "router"]
+    done = run([*place.command(router.command), "--check-config"])
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert says in done.stderr
+
+
+def test_a_controller_says_that_it_cannot_run_yet(helm: Helm, tmp_path: Path) -> None:
+    release = helm.render((CHART / "ci" / "controller.yaml").read_text())
+    place = mounted(tmp_path, release)
+    [controller] = [each for each in ours(release) if each.component == "controller"]
+    done = run(place.command(controller.command))
+    assert done.returncode == 2
+    assert "no controller can run in a pod yet" in done.stderr
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

@@ -1,0 +1,160 @@
+"""What Helm makes of the chart is what Kubernetes takes, and what its parts say of each other is true."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from kubernetes_validate import utils
+
+from tests.integration.deploy.rendering import CHART, GOOD, NAMESPACE, Helm, Object, Release
+
+VERSIONS = ("1.30", "1.33", "1.37")
+"""The oldest that the chart takes, the newest whose schemas there are, and one between."""
+WITHOUT_SCHEMA = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
+"""Of other projects, whose definitions are not here: nothing holds these against a schema."""
+
+
+@pytest.fixture(autouse=True)
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schemas of Kubernetes are megabytes; each is read once."""
+    monkeypatch.setattr(utils, "schema_contents", _contents)
+
+
+_contents = functools.cache(utils.schema_contents)
+
+
+def selects(selector: Object, pod_labels: Object) -> bool:
+    return selector["matchLabels"].items() <= pod_labels.items()
+
+
+def labels_of(workload: Object) -> Object:
+    return dict(workload["spec"]["template"]["metadata"]["labels"])
+
+
+def test_there_are_a_dozen_value_files() -> None:
+    assert len(GOOD) >= 12
+
+
+def test_helm_finds_nothing_wrong(release: Release) -> None:
+    assert release.lint == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubernetes_takes_every_object(release: Release, version: str) -> None:
+    for found in release.objects:
+        if found["kind"] not in WITHOUT_SCHEMA:
+            kubernetes_validate.validate(found, version, strict=True)
+
+
+def test_a_wrong_object_is_found(helm: Helm) -> None:
+    """The check above is one."""
+    found = helm.render(GOOD[0].read_text()).of("Deployment")[0]
+    found["spec"]["template"]["spec"]["terminationGracePeriod"] = 3
+    with pytest.raises(kubernetes_validate.ValidationError, match="terminationGracePeriod"):
+        kubernetes_validate.validate(found, VERSIONS[0], strict=True)
+
+
+def test_names_are_unique_and_everything_says_where_it_belongs(release: Release) -> None:
+    names = [(found["kind"], found["metadata"]["name"]) for found in release.objects]
+    assert len(set(names)) == len(names)
+    for found in release.objects:
+        assert found["metadata"]["namespace"] == NAMESPACE
+        assert found["metadata"]["labels"].items() >= {
+            "app.kubernetes.io/instance": "demo", "app.kubernetes.io/managed-by": "Helm",
+        }.items()  # fmt: skip
+        assert len(found["metadata"]["name"]) <= 63
+
+
+def test_every_selector_finds_the_pods_of_one_workload(release: Release) -> None:
+    for found in release.workloads():
+        others = [other for other in release.workloads() if selects(found["spec"]["selector"], labels_of(other))]
+        assert others == [found]
+        assert "tandem/role" not in found["spec"]["selector"]["matchLabels"], "a role changes while a pod runs"
+    for found in release.of("Service"):
+        named = {port["targetPort"] for port in found["spec"]["ports"]}
+        [workload] = [w for w in release.workloads() if found["spec"]["selector"].items() <= labels_of(w).items()]
+        ports = {port["name"] for each in workload["spec"]["template"]["spec"]["containers"] for port in each["ports"]}
+        assert named <= ports
+    for found in release.of("PodDisruptionBudget"):
+        assert [w for w in release.workloads() if selects(found["spec"]["selector"], labels_of(w))]
+
+
+def test_autoscalers_name_what_there_is_and_alone_own_its_replicas(release: Release) -> None:
+    owned = {found["spec"]["scaleTargetRef"]["name"] for kind in ("HorizontalPodAutoscaler", "ScaledObject")
+             for found in release.of(kind)}  # fmt: skip
+    for found in release.of("Deployment"):
+        name = found["metadata"]["name"]
+        assert ("replicas" in found["spec"]) is (name not in owned)
+        owned.discard(name)
+    assert not owned
+
+
+def test_everything_that_is_mounted_is_there_and_nothing_else(release: Release) -> None:
+    maps = {found["metadata"]["name"]: set(found["data"]) for found in release.of("ConfigMap")}
+    for each in release.containers():
+        mounted = {mount["name"] for mount in each.spec["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in each.pod.get("volumes", ())}
+        claimed = {claim["metadata"]["name"] for claim in each.owner["spec"].get("volumeClaimTemplates", ())}
+        assert mounted == set(volumes) | claimed, each.label
+        for volume in volumes.values():
+            if "configMap" in volume:
+                keys = {item["key"] for item in volume["configMap"].get("items", ())}
+                assert keys <= maps[volume["configMap"]["name"]]
+
+
+def test_accounts_are_there(release: Release) -> None:
+    accounts = {found["metadata"]["name"] for found in release.of("ServiceAccount")}
+    assert {each.pod["serviceAccountName"] for each in release.containers()} == accounts
+
+
+def test_a_change_of_scale_replaces_no_pod(helm: Helm) -> None:
+    values = (CHART / "ci" / "sim.yaml").read_text()
+    more = values.replace("replicas: 2", "replicas: 5")
+    assert more != values
+    before, after = helm.render(values), helm.render(more)
+    assert [w["spec"]["template"] for w in before.workloads()] == [w["spec"]["template"] for w in after.workloads()]
+
+
+def test_what_decides_about_kv_makes_another_revision_of_all_workers(helm: Helm) -> None:
+    values = (CHART / "ci" / "sim.yaml").read_text()
+
+    def revisions(text: str) -> set[str]:
+        found = [labels_of(each) for each in helm.render(text).of("Deployment")]
+        return {each["tandem/revision"] for each in found if "tandem/revision" in each}
+
+    first = revisions(values)
+    assert len(first) == 1
+    assert revisions(values.replace("engine: sim", "engine: sim\n    block_tokens: 32")) != first
+    assert revisions(values.replace("67108864", "33554432")) != first
+    assert revisions(values + "image: {worker: {tag: other}}\n") != first
+    assert revisions(values + "router: {replicas: 5}\n") == first
+    assert revisions(values + "revision: mine\n") == {"mine"}
+
+
+def test_notes_name_the_next_three_commands_and_what_is_off(release: Release) -> None:
+    assert re.findall(r"^(\d)\. ", release.notes, flags=re.MULTILINE) == ["1", "2", "3"]
+    assert f"deployment/{release.prefix}-router" in release.notes
+    assert "never run on a real cluster" in release.notes
+
+
+def test_what_is_off_is_said_aloud(helm: Helm) -> None:
+    shouted = helm.render((CHART / "ci" / "open.yaml").read_text()).notes
+    quiet = helm.render((CHART / "ci" / "minimal.yaml").read_text()).notes
+    for line in ("AUTHENTICATION IS OFF", "REDIS TAKES NO PASSWORD", "no NetworkPolicy", "as long as its pod"):
+        assert line in shouted
+        assert line not in quiet
+
+
+def test_gpus_are_one_a_rank(helm: Helm) -> None:
+    release = helm.render((CHART / "ci" / "two-classes.yaml").read_text())
+    found: dict[str, Any] = {
+        each.owner["metadata"]["labels"]["tandem/pool"]: each.spec["resources"]
+        for each in release.containers() if each.component == "worker"
+    }  # fmt: skip
+    counts = {pool: resources["limits"]["nvidia.com/gpu"] for pool, resources in found.items()}
+    assert counts == {"prefill": 1, "decode": 2, "decode-small": 1}
+    assert all(r["limits"]["nvidia.com/gpu"] == r["requests"]["nvidia.com/gpu"] for r in found.values())

@@ -1,0 +1,178 @@
+"""What no pod of the chart may do, and who may speak to whom."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tandem.cluster.pod.draining import HAND_BACK_S
+from tandem.router.process.stopping import AFTER_DRAIN_S
+from tandem.workerhost.host import SERVER_GRACE_S, STOP_TIMEOUT_S
+from tandem.workerhost.membership import LEAVE_TIMEOUT_S
+from tests.integration.deploy.rendering import CHART, Container, Helm, Object, Release
+
+WRITABLE = {"run", "tmp", "cache", "shared-memory", "data", "files"}
+
+
+def test_pods_are_nobody_and_share_nothing(release: Release) -> None:
+    for each in release.containers():
+        pod = each.pod
+        security = pod["securityContext"]
+        assert security["runAsNonRoot"] is True
+        assert security["runAsUser"] > 0
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(pod)
+        assert pod["automountServiceAccountToken"] is (each.component == "controller")
+        assert pod["enableServiceLinks"] is False
+
+
+def test_containers_can_change_nothing_and_gain_nothing(release: Release) -> None:
+    for each in release.containers():
+        security = each.spec["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True
+        assert security["allowPrivilegeEscalation"] is False
+        assert security["privileged"] is False
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        writable = {mount["name"] for mount in each.spec["volumeMounts"] if not mount.get("readOnly")}
+        hub = {"models"} if any(v["name"] == "HF_HOME" for v in each.spec.get("env", ())) else set()
+        assert writable <= WRITABLE | hub
+
+
+def test_containers_say_what_they_need(release: Release) -> None:
+    for each in release.containers():
+        resources = each.spec["resources"]
+        assert set(resources["requests"]) >= {"cpu", "memory"}
+        assert "memory" in resources["limits"]
+        for volume in each.pod["volumes"]:
+            if "emptyDir" in volume:
+                assert "sizeLimit" in volume["emptyDir"], volume["name"]
+
+
+def test_containers_are_probed_and_no_life_depends_on_others(release: Release) -> None:
+    for each in release.containers():
+        if each.component == "controller":
+            assert each.owner["spec"]["replicas"] == 0, "it cannot run yet, and has nothing to be asked at"
+            continue
+        probes = {name: each.spec[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+        if each.component == "router":
+            paths = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
+            assert paths == {"startup": "/livez", "readiness": "/readyz", "liveness": "/livez"}
+        elif each.component == "worker":
+            ports = {port["containerPort"] for port in each.spec["ports"]}
+            assert all({probe["grpc"]["port"]} == ports for probe in probes.values())
+        else:
+            assert "tcpSocket" in probes["liveness"], "one that loads its data lives"
+
+
+def test_secrets_are_only_referred_to(release: Release) -> None:
+    assert release.of("Secret") == []
+    for each in release.containers():
+        assert not [v for v in each.spec.get("env", ()) if "secretKeyRef" in v.get("valueFrom", {})]
+        assert not [v for v in each.spec.get("env", ()) if "password" in v.get("value", "").lower()]
+    for name, text in release.config().items():
+        url = urlsplit(tomllib.loads(text)["redis"]["url"])
+        assert url.password is None, name
+
+
+def grace_s(each: Container) -> int:
+    return int(each.pod["terminationGracePeriodSeconds"])
+
+
+def test_a_worker_has_time_to_drain(release: Release) -> None:
+    for each in release.containers():
+        if each.component == "worker":
+            command = each.spec["lifecycle"]["preStop"]["exec"]["command"]
+            drain_s = float(command[command.index("--deadline") + 1])
+            end_s = LEAVE_TIMEOUT_S + SERVER_GRACE_S + STOP_TIMEOUT_S
+            assert grace_s(each) >= drain_s + HAND_BACK_S + end_s + 5
+
+
+def test_a_router_has_time_for_its_answers(helm: Helm) -> None:
+    for name, drain_s in (("minimal", 10.0), ("tls", 45.5)):
+        release = helm.render((CHART / "ci" / f"{name}.yaml").read_text())
+        [each] = [found for found in release.containers() if found.component == "router"]
+        pause_s = each.spec["lifecycle"]["preStop"]["sleep"]["seconds"]
+        assert grace_s(each) >= pause_s + math.ceil(drain_s) + AFTER_DRAIN_S
+
+
+def test_pools_never_want_one_pod_more_than_there_is_room(release: Release) -> None:
+    for found in release.of("Deployment"):
+        if "tandem/pool" in found["metadata"]["labels"]:
+            assert found["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0
+            assert found["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] >= 1
+
+
+# ---- networks ------------------------------------------------------------------------------------------------------
+
+
+def covers(policy: Object, workload: Object) -> bool:
+    labels = workload["spec"]["template"]["metadata"]["labels"]
+    return bool(policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items())
+
+
+def test_every_pod_has_a_policy_for_both_directions(release: Release) -> None:
+    policies = release.of("NetworkPolicy")
+    if not policies:
+        assert "There is no NetworkPolicy" in release.notes
+        return
+    for workload in release.workloads():
+        [policy] = [found for found in policies if covers(found, workload)]
+        assert set(policy["spec"]["policyTypes"]) == {"Ingress", "Egress"}
+
+
+def reaches(release: Release, who: str, to: str, port: int) -> bool:
+    """Whether policies let pods of component `who` open a connection to `port` of component `to`."""
+    by_component = {
+        found["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: found["spec"]
+        for found in release.of("NetworkPolicy")
+    }
+    out = by_component[who].get("egress", [])
+    into = by_component[to].get("ingress", [])
+    return any(allows(rule, "to", to, port) for rule in out) and any(allows(r, "from", who, port) for r in into)
+
+
+def allows(rule: dict[str, Any], side: str, component: str, port: int) -> bool:
+    ports = [each["port"] for each in rule.get("ports", ())]
+    peers = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule.get(side, ())]
+    return (not ports or port in ports) and (side not in rule or component in peers)
+
+
+@pytest.mark.parametrize(
+    ("who", "to", "port", "may"),
+    [
+        ("router", "worker", 7000, True), ("router", "worker", 41234, False), ("worker", "worker", 41234, True),
+        ("worker", "redis", 6379, True), ("router", "redis", 6379, True), ("controller", "redis", 6379, True),
+        ("controller", "worker", 7000, True), ("worker", "router", 8000, False), ("redis", "worker", 7000, False),
+        ("redis", "router", 8000, False), ("router", "router", 8002, False),
+    ],
+)  # fmt: skip
+def test_who_reaches_whom(helm: Helm, who: str, to: str, port: int, may: bool) -> None:
+    release = helm.render((CHART / "ci" / "controller.yaml").read_text())
+    assert reaches(release, who, to, port) is may
+
+
+def test_named_clients_alone_reach_the_api(helm: Helm) -> None:
+    release = helm.render((CHART / "ci" / "tls.yaml").read_text())
+    [rule] = release.one("NetworkPolicy", "-router")["spec"]["ingress"]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}]
+    assert {each["port"] for each in rule["ports"]} == {8000, 8001}, "never the admin port"
+
+
+# ---- rights --------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_controller_has_rights_and_few(helm: Helm) -> None:
+    assert helm.render((CHART / "ci" / "minimal.yaml").read_text()).of("Role") == []
+    release = helm.render((CHART / "ci" / "autoscaled.yaml").read_text())
+    [role], [binding] = release.of("Role"), release.of("RoleBinding")
+    assert release.of("ClusterRole") == []
+    assert [subject["name"] for subject in binding["subjects"]] == [f"{release.prefix}-controller"]
+    pods, scales = role["rules"]
+    assert (pods["resources"], set(pods["verbs"])) == (["pods"], {"get", "list", "watch", "patch"})
+    assert (scales["resources"], set(scales["verbs"])) == (["deployments/scale"], {"get", "patch"})
+    assert scales["resourceNames"] == [f"{release.prefix}-worker-spare"], "not what an autoscaler owns"
