@@ -1,4 +1,4 @@
-"""Write the chart's `values.schema.json`: settings of a cluster as `core/config.py` has them, and all else as it is here.
+"""Write the chart's `values.schema.json`: settings of a cluster as `core/config.py` has them, all else as stands here.
 
     python -m tools.chart_schema [--check]
 

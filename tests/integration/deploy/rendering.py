@@ -57,14 +57,14 @@ class Helm:
         return dict(json.loads(self._process.stdout.readline()))
 
 
-class _Strict(yaml.SafeLoader):
+class _Strict(yaml.SafeLoader):  # type: ignore[misc]
     """Refuses a key that stands twice in one map."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         twice = {key for key in keys if keys.count(key) > 1}
         assert not twice, f"{sorted(twice)} twice, {node.start_mark}"
-        return super().construct_mapping(node, deep)
+        return dict(super().construct_mapping(node, deep))
 
 
 @dataclass(frozen=True, slots=True)

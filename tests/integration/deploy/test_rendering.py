@@ -28,7 +28,7 @@ _contents = functools.cache(utils.schema_contents)
 
 
 def selects(selector: Object, pod_labels: Object) -> bool:
-    return selector["matchLabels"].items() <= pod_labels.items()
+    return bool(selector["matchLabels"].items() <= pod_labels.items())
 
 
 def labels_of(workload: Object) -> Object:

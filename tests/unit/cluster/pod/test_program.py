@@ -1,0 +1,64 @@
+"""The program of a pod: what it takes, what it ends with, and how little it brings along."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tandem.cluster.pod.__main__ import main
+
+CONFIG = '[redis]\nurl = "redis://store:6379/0"\n'
+
+
+def flags(folder: Path, config: str = CONFIG) -> list[str]:
+    (folder / "cluster.toml").write_text(config)
+    (folder / "secret").write_text("sixteen bytes or more")
+    return ["--config", str(folder / "cluster.toml"), "--name", "a", "--folder", str(folder / "run"),
+            "--cluster-secret", str(folder / "secret"), "--check-config"]  # fmt: skip
+
+
+def test_what_is_right_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["router", *flags(tmp_path)]) == 0
+    assert main(["worker", *flags(tmp_path), "--pool", "p", "--role", "prefill", "--host", "10.0.0.1"]) == 0
+    assert main(["controller", *flags(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("[router]\nprot = 1", "unknown key 'prot' in [router]"),
+        ("[router", "is not valid TOML"),
+        (CONFIG + 'volatile_url = "redis://other"', "redis.volatile_url cannot be used yet"),
+        ('log_level = "LOUD"\n' + CONFIG, "log_level is 'LOUD'"),
+        ("", "redis.url is empty"),
+    ],
+)
+def test_what_is_wrong_ends_with_2_and_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str, says: str
+) -> None:
+    assert main(["router", *flags(tmp_path, config)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("tandem pod: ")
+    assert told.count("\n") == 1
+    assert says in told
+
+
+@pytest.mark.parametrize("missing", ["--cluster-secret", "--redis-password", "--admin-key"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str) -> None:
+    assert main(["router", *flags(tmp_path), missing, str(tmp_path / "absent")]) == 2
+    assert "absent" in capsys.readouterr().err
+
+
+def test_images_of_routers_need_nothing_of_the_command_line() -> None:
+    """Nor torch, nor Ray."""
+    program = (
+        "import sys, tandem.cluster.pod.__main__; "
+        "print([m for m in ('torch', 'ray', 'typer', 'rich', 'httpx', 'matplotlib', 'yaml') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
