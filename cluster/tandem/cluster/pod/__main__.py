@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 
 EXIT_STARTUP = 2
+EXIT_TERMINATED = 128 + signal.SIGTERM
 _MIN_KEY_BYTES = 16
 
 
@@ -172,4 +174,6 @@ def _say(error: StartupError) -> int:
 
 
 if __name__ == "__main__":
+    # The first process of a container is sent no signal that it does not handle, and fetching a model takes long.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     sys.exit(main())

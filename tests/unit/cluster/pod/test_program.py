@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_what_is_wrong_ends_with_2_and_one_line(
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str) -> None:
     assert main(["router", *flags(tmp_path), missing, str(tmp_path / "absent")]) == 2
     assert "absent" in capsys.readouterr().err
+
+
+def test_it_can_be_stopped_at_whatever_it_is(tmp_path: Path) -> None:
+    """Also as the first process of a container, to which the kernel passes no signal without a handler."""
+    arguments = flags(tmp_path)
+    pipe = tmp_path / "cluster.toml"
+    pipe.unlink()
+    os.mkfifo(pipe)
+    process = subprocess.Popen([sys.executable, "-m", "tandem.cluster.pod", "router", *arguments])
+    with pipe.open("w"):  # it has begun to read, and gets nothing
+        process.terminate()
+        assert process.wait(30) == 143
 
 
 def test_images_of_routers_need_nothing_of_the_command_line() -> None:
