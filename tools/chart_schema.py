@@ -263,6 +263,17 @@ def router() -> Schema:
     )
 
 
+def kuberay() -> Schema:
+    return record(
+        {
+            "rayVersion": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
+            "token": record({"existingSecret": NAME}),
+            "placeTimeoutSeconds": {**POSITIVE, "maximum": 240},
+            "head": record({"resources": resources()}),
+        }
+    )
+
+
 def redis() -> Schema:
     storage = record({"ephemeral": FLAG, "size": QUANTITY, "storageClassName": NAME})
     internal = record({"image": image(), "resources": resources(), "storage": storage,
@@ -330,17 +341,40 @@ def metrics() -> Schema:
     )
 
 
+def conditions() -> list[Schema]:
+    """What excludes or needs what: a planner and autoscalers of pools, a planner and who runs it, Ray and its token."""
+    on_ray, on_kubernetes = has(backend="kuberay"), has(backend="kubernetes")
+    is_planning = inside("config", "planner", {"properties": {"mode": {"not": {"const": "off"}}}, "required": ["mode"]})
+    by_nobody_else = inside("pools", {"additionalProperties": inside("autoscaling", has(kind="none"), needs=False)})
+    by_controller = inside("controller", {"properties": {"enabled": {"const": True}}})
+    token = inside("kuberay", "token", {"properties": {"existingSecret": {"minLength": 1}}})
+    no_controller = inside("controller", {"properties": {"enabled": {"const": False}}})
+    no_scaler = inside("router", "autoscaling", {"properties": {"enabled": {"const": False}}})
+    return [
+        when(is_planning, by_nobody_else),
+        when({"allOf": [is_planning, on_kubernetes]}, by_controller),
+        when(on_ray, {"allOf": [token, by_nobody_else, no_controller, no_scaler, has(revision="")]}),
+    ]
+
+
+def inside(*path: Any, needs: bool = True) -> Schema:
+    """The last of `path`, a schema, for what stands under the keys before it."""
+    *keys, found = path
+    for key in reversed(keys):
+        found = {"properties": {key: found}, **({"required": [key]} if needs else {})}
+    return dict(found)
+
+
 def values() -> Schema:
     """The whole schema."""
-    planning = {"config": {"properties": {"planner": {"properties": {"mode": {"not": {"const": "off"}}},
-                                                       "required": ["mode"]}}, "required": ["planner"]}}  # fmt: skip
-    nobody_else = {"additionalProperties": {"properties": {"autoscaling": {"properties": {"kind": {"const": "none"}}}}}}
-    with_planner = {"pools": nobody_else, "controller": {"properties": {"enabled": {"const": True}}}}
-    images = {"router": image(), "worker": image(), "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
-              "pullSecrets": several({**NAME, "minLength": 1})}  # fmt: skip
+    images = {
+        **dict.fromkeys(("router", "worker", "ray"), image()),
+        "pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
+        "pullSecrets": several({**NAME, "minLength": 1}),
+    }
     found = record(
         {
-            "backend": {"enum": ["kubernetes"]},
+            "backend": {"enum": ["kubernetes", "kuberay"]},
             "fullnameOverride": {**NAME, "maxLength": 40},
             "clusterName": {"type": "string", "pattern": "^([A-Za-z0-9][A-Za-z0-9_-]{0,39})?$"},
             "revision": {"type": "string", "pattern": "^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$"},
@@ -353,6 +387,7 @@ def values() -> Schema:
             "controller": record({"enabled": FLAG, "resources": resources(), **placing()}),
             "poolDefaults": pool(defaults=True),
             "pools": {**named(pool(), "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"), "minProperties": 1},
+            "kuberay": kuberay(),
             "redis": redis(),
             "networkPolicy": record(
                 {"enabled": FLAG, "clients": several(FREE), "apiServerPorts": several(PORT, minItems=1)}
@@ -361,7 +396,7 @@ def values() -> Schema:
             "global": {"type": "object", "$comment": "what a parent chart hands down; unused"},
         },
         ("auth", "clusterSecret", "model", "config", "router", "pools", "redis"),
-        allOf=[when({"properties": planning, "required": ["config"]}, {"properties": with_planner})],
+        allOf=conditions(),
     )
     found["properties"]["clusterSecret"]["properties"]["existingSecret"] = {**NAME, "minLength": 1}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Values of the chart tandem", **found}

@@ -45,6 +45,6 @@ def mounted(folder: Path, release: Release, facts: Mapping[str, str] = FACTS) ->
         (folder / name).mkdir(parents=True)
     for name, text in release.config().items():
         (folder / "etc/tandem/config" / name).write_text(text)
-    for name in ("cluster-secret", "admin-key", "redis-password"):
+    for name in ("cluster-secret", "admin-key", "redis-password", "ray-token"):
         (folder / "etc/tandem/secrets" / name).write_text(f"{name} of thirty-two bytes!\n")
     return Mounted(folder, facts)

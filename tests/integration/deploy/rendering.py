@@ -84,12 +84,17 @@ class Container:
         return str(self.owner["metadata"]["labels"]["app.kubernetes.io/component"])
 
     @property
+    def name(self) -> str:
+        return str(self.spec["name"])
+
+    @property
     def command(self) -> list[str]:
-        return [*self.spec["command"], *self.spec.get("args", ())]
+        return [*self.spec.get("command", ()), *self.spec.get("args", ())]
 
     @property
     def is_ours(self) -> bool:
-        return self.component != "redis"
+        """Neither Redis nor one that KubeRay gives its command."""
+        return self.name in ("router", "worker", "up", "controller")
 
 
 class Release:
@@ -112,7 +117,18 @@ class Release:
         return found[0]
 
     def workloads(self) -> list[Object]:
-        return [*self.of("Deployment"), *self.of("StatefulSet")]
+        """Whatever has pods. Groups of a RayCluster are told as what KubeRay makes of them."""
+        return [*self.of("Deployment"), *self.of("StatefulSet"), *self._ray_groups()]
+
+    def _ray_groups(self) -> Iterator[Object]:
+        for cluster in self.of("RayCluster"):
+            for group in (cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]):
+                labels = group["template"]["metadata"]["labels"]
+                yield {
+                    "kind": "RayGroup",
+                    "metadata": {"name": group.get("groupName", "head"), "labels": labels},
+                    "spec": {**group, "selector": {"matchLabels": labels}},
+                }
 
     def containers(self) -> Iterator[Container]:
         for owner in self.workloads():
@@ -128,4 +144,4 @@ class Release:
     @property
     def prefix(self) -> str:
         """What names of objects begin with."""
-        return str(self.one("Deployment", "-router")["metadata"]["name"]).removesuffix("-router")
+        return str(self.one("Service", "-router")["metadata"]["name"]).removesuffix("-router")

@@ -54,7 +54,7 @@ def test_every_flag_is_taken(release: Release) -> None:
         assert each.command[:3] == ["python", "-m", "tandem.cluster.pod"]
         words = [Mounted(Path("/")).here(word) for word in each.command[3:]]
         wanted = parser().parse_args(words)
-        assert wanted.part == each.component
+        assert wanted.part == each.name
         if wanted.part == "worker":
             assert {port["containerPort"] for port in each.spec["ports"]} == {wanted.port} == {WORKER_PORT}
         stopping = each.spec.get("lifecycle", {}).get("preStop", {}).get("exec")
@@ -86,14 +86,14 @@ def test_every_variable_is_one_that_something_reads(release: Release) -> None:
             assert is_expanded or variable in {"HOME", *hub, *documented} or variable.startswith("NCCL_"), variable
 
 
-@pytest.mark.parametrize("values", ["minimal", "two-classes", "hub", "open", "external-redis", "controller"])
+@pytest.mark.parametrize("values", ["minimal", "two-classes", "hub", "open", "external-redis", "controller", "ray"])
 def test_every_command_says_that_its_configuration_is_right(values: str, helm: Helm, tmp_path: Path) -> None:
     release = helm.render((CHART / "ci" / f"{values}.yaml").read_text())
     place = mounted(tmp_path, release)
     for each in ours(release):
         done = run([*place.command(each.command), "--check-config"])
         assert (done.returncode, done.stderr) == (0, ""), each.label
-        assert f"right for a {each.component}" in done.stdout
+        assert f"is right ({each.name})" in done.stdout
     assert list((tmp_path / "run/tandem").iterdir()) == [], "it only looks"
 
 

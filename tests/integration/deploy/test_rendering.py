@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import kubernetes_validate
 import pytest
 from kubernetes_validate import utils
 
+from tandem.cluster.ray.orders import HARDWARE_LABEL
 from tests.integration.deploy.rendering import CHART, GOOD, NAMESPACE, Helm, Object, Release
 
 VERSIONS = ("1.30", "1.33", "1.37")
 """The oldest that the chart takes, the newest whose schemas there are, and one between."""
 WITHOUT_SCHEMA = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
 """Of other projects, whose definitions are not here: nothing holds these against a schema."""
+RAY_SCHEMA = json.loads((Path(__file__).parent / "schemas" / "raycluster.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +52,47 @@ def test_helm_finds_nothing_wrong(release: Release) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kubernetes_takes_every_object(release: Release, version: str) -> None:
     for found in release.objects:
-        if found["kind"] not in WITHOUT_SCHEMA:
+        if found["kind"] not in WITHOUT_SCHEMA | {"RayCluster"}:
             kubernetes_validate.validate(found, version, strict=True)
+    for group in release.workloads():
+        pod = {"apiVersion": "v1", "kind": "Pod", **group["spec"]["template"]}
+        kubernetes_validate.validate(pod, version, strict=True)
+
+
+def closed(schema: Any) -> Any:
+    """The same, and an object that names keys refuses others."""
+    if isinstance(schema, list):
+        return [closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    others = {"additionalProperties": False} if "properties" in schema and "type" in schema else {}
+    return {**{name: closed(part) for name, part in schema.items()}, **others}
+
+
+def test_kuberay_takes_its_cluster(helm: Helm) -> None:
+    takes = jsonschema_rs.validator_for(closed(RAY_SCHEMA))
+    for name in ("ray", "ray-gpu"):
+        [cluster] = helm.render((CHART / "ci" / f"{name}.yaml").read_text()).of("RayCluster")
+        takes.validate(cluster)
+        cluster["spec"]["workerGroupSpecs"][0]["replicaz"] = 3
+        with pytest.raises(jsonschema_rs.ValidationError, match="replicaz"):
+            takes.validate(cluster)
+
+
+def test_a_node_of_ray_has_room_for_one_worker(helm: Helm) -> None:
+    release = helm.render((CHART / "ci" / "ray-gpu.yaml").read_text())
+    [cluster] = release.of("RayCluster")
+    prefill, decode = sorted(cluster["spec"]["workerGroupSpecs"], key=lambda group: str(group["groupName"]))[::-1]
+    config = tomllib.loads(release.config()["up.toml"])
+    for group, role in ((prefill, "prefill"), (decode, "decode")):
+        ranks = config[role]["tp"]
+        params = group["rayStartParams"]
+        assert params["num-cpus"] == str(ranks * config[role]["threads"])
+        assert params["num-gpus"] == str(ranks)
+        assert group["replicas"] == config["pools"][role]
+        assert group["labels"] == {HARDWARE_LABEL: config[role]["hardware"]}
+    assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "no worker beside the router"
+    assert config["launcher"] == "ray"
 
 
 def test_a_wrong_object_is_found(helm: Helm) -> None:
@@ -77,7 +122,11 @@ def test_every_selector_finds_the_pods_of_one_workload(release: Release) -> None
     for found in release.of("Service"):
         named = {port["targetPort"] for port in found["spec"]["ports"]}
         [workload] = [w for w in release.workloads() if found["spec"]["selector"].items() <= labels_of(w).items()]
-        ports = {port["name"] for each in workload["spec"]["template"]["spec"]["containers"] for port in each["ports"]}
+        ports = {
+            port["name"]
+            for each in workload["spec"]["template"]["spec"]["containers"]
+            for port in each.get("ports", ())
+        }
         assert named <= ports
     for found in release.of("PodDisruptionBudget"):
         assert [w for w in release.workloads() if selects(found["spec"]["selector"], labels_of(w))]
@@ -95,11 +144,12 @@ def test_autoscalers_name_what_there_is_and_alone_own_its_replicas(release: Rele
 
 def test_everything_that_is_mounted_is_there_and_nothing_else(release: Release) -> None:
     maps = {found["metadata"]["name"]: set(found["data"]) for found in release.of("ConfigMap")}
-    for each in release.containers():
-        mounted = {mount["name"] for mount in each.spec["volumeMounts"]}
-        volumes = {volume["name"]: volume for volume in each.pod.get("volumes", ())}
-        claimed = {claim["metadata"]["name"] for claim in each.owner["spec"].get("volumeClaimTemplates", ())}
-        assert mounted == set(volumes) | claimed, each.label
+    for owner in release.workloads():
+        pod = owner["spec"]["template"]["spec"]
+        mounted = {mount["name"] for each in pod["containers"] for mount in each["volumeMounts"]}
+        volumes = {volume["name"]: volume for volume in pod.get("volumes", ())}
+        claimed = {claim["metadata"]["name"] for claim in owner["spec"].get("volumeClaimTemplates", ())}
+        assert mounted == set(volumes) | claimed, owner["metadata"]["name"]
         for volume in volumes.values():
             if "configMap" in volume:
                 keys = {item["key"] for item in volume["configMap"].get("items", ())}
@@ -137,7 +187,7 @@ def test_what_decides_about_kv_makes_another_revision_of_all_workers(helm: Helm)
 
 def test_notes_name_the_next_three_commands_and_what_is_off(release: Release) -> None:
     assert re.findall(r"^(\d)\. ", release.notes, flags=re.MULTILINE) == ["1", "2", "3"]
-    assert f"deployment/{release.prefix}-router" in release.notes
+    assert ("component=head" if release.of("RayCluster") else f"{release.prefix}-router") in release.notes
     assert "never run on a real cluster" in release.notes
 
 
@@ -153,7 +203,7 @@ def test_gpus_are_one_a_rank(helm: Helm) -> None:
     release = helm.render((CHART / "ci" / "two-classes.yaml").read_text())
     found: dict[str, Any] = {
         each.owner["metadata"]["labels"]["tandem/pool"]: each.spec["resources"]
-        for each in release.containers() if each.component == "worker"
+        for each in release.containers() if each.name == "worker"
     }  # fmt: skip
     counts = {pool: resources["limits"]["nvidia.com/gpu"] for pool, resources in found.items()}
     assert counts == {"prefill": 1, "decode": 2, "decode-small": 1}

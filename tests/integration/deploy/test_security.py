@@ -55,17 +55,17 @@ def test_containers_say_what_they_need(release: Release) -> None:
 
 def test_containers_are_probed_and_no_life_depends_on_others(release: Release) -> None:
     for each in release.containers():
-        if each.component == "controller":
+        if each.name == "controller":
             assert each.owner["spec"]["replicas"] == 0, "it cannot run yet, and has nothing to be asked at"
             continue
         probes = {name: each.spec[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
-        if each.component == "router":
+        if each.name in ("router", "up"):
             paths = {name: probe["httpGet"]["path"] for name, probe in probes.items()}
             assert paths == {"startup": "/livez", "readiness": "/readyz", "liveness": "/livez"}
-        elif each.component == "worker":
+        elif each.name == "worker":
             ports = {port["containerPort"] for port in each.spec["ports"]}
             assert all({probe["grpc"]["port"]} == ports for probe in probes.values())
-        else:
+        elif each.name == "redis":
             assert "tcpSocket" in probes["liveness"], "one that loads its data lives"
 
 
@@ -85,7 +85,7 @@ def grace_s(each: Container) -> int:
 
 def test_a_worker_has_time_to_drain(release: Release) -> None:
     for each in release.containers():
-        if each.component == "worker":
+        if each.name == "worker":
             command = each.spec["lifecycle"]["preStop"]["exec"]["command"]
             drain_s = float(command[command.index("--deadline") + 1])
             end_s = LEAVE_TIMEOUT_S + SERVER_GRACE_S + STOP_TIMEOUT_S
@@ -95,7 +95,7 @@ def test_a_worker_has_time_to_drain(release: Release) -> None:
 def test_a_router_has_time_for_its_answers(helm: Helm) -> None:
     for name, drain_s in (("minimal", 10.0), ("tls", 45.5)):
         release = helm.render((CHART / "ci" / f"{name}.yaml").read_text())
-        [each] = [found for found in release.containers() if found.component == "router"]
+        [each] = [found for found in release.containers() if found.name == "router"]
         pause_s = each.spec["lifecycle"]["preStop"]["sleep"]["seconds"]
         assert grace_s(each) >= pause_s + math.ceil(drain_s) + AFTER_DRAIN_S
 

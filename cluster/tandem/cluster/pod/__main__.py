@@ -1,4 +1,4 @@
-"""`python -m tandem.cluster.pod router|worker|controller --config FILE …`: what the containers of the chart run.
+"""`python -m tandem.cluster.pod router|worker|up|controller --config FILE …`: what the containers of the chart run.
 
 Each writes what its process is started with into its own folder, mode 0600, and becomes that process. With
 `--check-config` it only says whether the configuration is right: 0, or 2 with one line on stderr. `drain` is what
@@ -17,12 +17,23 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from tandem.cluster.environment import Environment
 from tandem.cluster.local import WORKER_COMMAND
 from tandem.cluster.pod.draining import drain
-from tandem.cluster.pod.records import WORKER_PORT, Pod, Seat, check_router, check_worker, router_config, worker_config
+from tandem.cluster.pod.records import (
+    WORKER_PORT,
+    Pod,
+    Seat,
+    check_router,
+    check_worker,
+    router_config,
+    up_config,
+    worker_config,
+)
 from tandem.cluster.router_process import ROUTER_COMMAND
+from tandem.cluster.state_dir import StateDir
 from tandem.core import config_loader, logs
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import ClusterConfig, RouterConfig, WorkerConfig
@@ -32,6 +43,7 @@ from tandem.core.files import write_private
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 
+UP_COMMAND = (sys.executable, "-m", "tandem.clusterctl", "up")
 EXIT_STARTUP = 2
 EXIT_TERMINATED = 128 + signal.SIGTERM
 _MIN_KEY_BYTES = 16
@@ -57,10 +69,12 @@ def parser() -> argparse.ArgumentParser:
     """Every flag that the chart may set."""
     found = argparse.ArgumentParser(prog="python -m tandem.cluster.pod", description=__doc__)
     parts = found.add_subparsers(dest="part", required=True)
-    for name in ("router", "worker", "controller"):
-        _add_common(parts.add_parser(name))
-    router, worker = parts.choices["router"], parts.choices["worker"]
-    router.add_argument("--admin-key", type=Path, help="file with the admin key; without it one is drawn")
+    router, worker, up, _ = (_with_common(parts.add_parser(name)) for name in ("router", "worker", "up", "controller"))
+    for front in (router, up):
+        front.add_argument("--admin-key", type=Path, help="file with the admin key; without it one is drawn")
+    up.add_argument("--ray-address", required=True, help="host:port of Ray's head")
+    up.add_argument("--ray-token-file", type=Path, required=True, help="file with Ray's token")
+    up.add_argument("--timeout", type=float, required=True, help="seconds until the cluster has to be ready")
     worker.add_argument("--pool", required=True)
     worker.add_argument("--role", required=True, type=RoleName, help="with which it starts: prefill, decode or mixed")
     worker.add_argument("--host", required=True, help="address of the pod")
@@ -73,13 +87,14 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
-def _add_common(part: argparse.ArgumentParser) -> None:
+def _with_common(part: argparse.ArgumentParser) -> argparse.ArgumentParser:
     part.add_argument("--config", type=Path, required=True, help="cluster configuration, TOML or JSON")
     part.add_argument("--name", required=True, help="of the pod")
     part.add_argument("--folder", type=Path, required=True, help="for what is this container's own; in memory")
     part.add_argument("--cluster-secret", type=Path, required=True, help="file with the cluster secret")
     part.add_argument("--redis-password", type=Path, help="file with the password of Redis")
     part.add_argument("--check-config", action="store_true", help="only say whether the configuration is right")
+    return part
 
 
 def _run(wanted: argparse.Namespace) -> int:
@@ -87,9 +102,9 @@ def _run(wanted: argparse.Namespace) -> int:
     if config.log_level not in logging.getLevelNamesMapping():
         raise ConfigError(f"log_level is {config.log_level!r}", todo="Use DEBUG, INFO, WARNING or ERROR")
     pod = _pod(wanted)
-    _check(config, wanted)
+    _check(config, pod, wanted)
     if wanted.check_config:
-        sys.stdout.write(f"{wanted.config} is right for a {wanted.part}\n")
+        sys.stdout.write(f"{wanted.config} is right ({wanted.part})\n")
         return 0
     if wanted.part == "controller":
         raise StartupError(
@@ -99,18 +114,27 @@ def _run(wanted: argparse.Namespace) -> int:
         )
     _empty(pod.folder)
     if wanted.part == "router":
-        _become(ROUTER_COMMAND, router_config(config, pod, _admin_key(wanted.admin_key, pod.folder)), pod, threads=1)
-    worker = worker_config(config, pod, _seat(wanted))
-    _become(WORKER_COMMAND, worker, pod, threads=worker.settings.threads)
-    raise AssertionError("a process that became another one goes on")
+        router = router_config(config, pod, _admin_key(wanted.admin_key, pod.folder))
+        return _become(ROUTER_COMMAND, _keep(pod, router), threads=1)
+    if wanted.part == "worker":
+        worker = worker_config(config, pod, _seat(wanted))
+        return _become(WORKER_COMMAND, _keep(pod, worker), threads=worker.settings.threads)
+    _keep_secrets(pod, config.name, wanted.admin_key)
+    flags = ["--state-dir", str(pod.folder), "--ray-address", wanted.ray_address]
+    flags += ["--ray-token-file", str(wanted.ray_token_file), "--timeout", f"{wanted.timeout:g}"]
+    return _become([*UP_COMMAND, *flags], _keep(pod, up_config(config, pod)), threads=1)
 
 
-def _check(config: ClusterConfig, wanted: argparse.Namespace) -> None:
+def _check(config: ClusterConfig, pod: Pod, wanted: argparse.Namespace) -> None:
+    """Raise ConfigError or OSError for whatever `wanted.part` could not be started with; change nothing."""
     if wanted.part == "worker":
         check_worker(config, _seat(wanted))
         return
     check_router(config)
-    if wanted.part == "router" and wanted.admin_key is not None:
+    if wanted.part == "up":
+        up_config(config, pod)
+        wanted.ray_token_file.read_bytes()
+    if wanted.part != "controller" and wanted.admin_key is not None:
         _read_key(wanted.admin_key)
 
 
@@ -157,15 +181,29 @@ def _read_key(path: Path) -> None:
         raise ConfigError(f"the admin key {path} is too short", why=f"at least {_MIN_KEY_BYTES} bytes are needed")
 
 
+def _keep_secrets(pod: Pod, cluster: str, admin_key: Path | None) -> None:
+    """Where `up` looks for its own, so that it draws none."""
+    state = StateDir(pod.folder, cluster)
+    state.path.mkdir(mode=0o700)
+    write_private(state.secret_file, pod.secret_file.read_bytes())
+    write_private(state.admin_key_file, _admin_key(admin_key, pod.folder).read_bytes())
+
+
 def _config_file(folder: Path, part: str) -> Path:
     return folder / part / f"{part}.json"
 
 
-def _become(command: Sequence[str], config: RouterConfig | WorkerConfig, pod: Pod, *, threads: int) -> None:
-    """The process that every launcher starts, in place of this one: it gets the pod's signals itself."""
+def _keep(pod: Pod, config: RouterConfig | WorkerConfig | ClusterConfig) -> Path:
+    """In the pod's own folder, which is called like its part."""
     path = _config_file(pod.folder.parent, pod.folder.name)
     write_private(path, config_loader.dump(config))
-    os.execve(command[0], [*command, "--config", str(path)], Environment.read().for_child(threads=threads))  # noqa: S606
+    return path
+
+
+def _become(command: Sequence[str], config: Path, *, threads: int) -> NoReturn:
+    """The process that every launcher starts, in place of this one: it gets the pod's signals itself."""
+    variables = Environment.read().for_child(threads=threads)
+    os.execve(command[0], [*command, "--config", str(config)], variables)  # noqa: S606
 
 
 def _say(error: StartupError) -> int:

@@ -15,7 +15,7 @@ from tandem.cluster.bundled import bundled_model
 from tandem.cluster.models import check_files, resolve_models
 from tandem.cluster.resolve import check
 from tandem.cluster.worker_settings import check_fit, effective
-from tandem.core.config import ClusterConfig, RouterConfig, WorkerConfig, WorkerSection
+from tandem.core.config import ClusterConfig, LauncherName, RouterConfig, WorkerConfig, WorkerSection
 from tandem.core.desired import INITIAL
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
@@ -108,6 +108,15 @@ def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
         log_level=config.log_level,
         settings=settings,
     )
+
+
+def up_config(config: ClusterConfig, pod: Pod) -> ClusterConfig:
+    """What `up` is started with beside Ray's head; raises ConfigError, and looks at no model."""
+    check_router(config)
+    if config.launcher is not LauncherName.RAY:
+        raise ConfigError(f"launcher is {config.launcher}", why="workers of a pod would have to fit into it")
+    url = with_password(config.redis.url, pod.redis_password)
+    return dataclasses.replace(config, redis=dataclasses.replace(config.redis, url=url))
 
 
 def with_password(url: str, password: str) -> str:

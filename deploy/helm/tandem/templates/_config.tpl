@@ -37,13 +37,9 @@
 | toJson -}}
 {{- end }}
 
-{{- /* Of how many workers there are it says only which roles: whoever scales must not restart every pod. */ -}}
-{{- define "tandem.routerConfig" -}}
+{{- /* What a router and whoever starts one is set to, as JSON. */ -}}
+{{- define "tandem.frontConfig" -}}
 {{- $config := fromJson (include "tandem.sharedConfig" .) -}}
-{{- $counts := dict "prefill" 0 "decode" 0 "mixed" 0 -}}
-{{- range $name, $pool := fromJson (include "tandem.pools" .) -}}
-{{- $_ := set $counts $pool.role 1 -}}
-{{- end -}}
 {{- $router := merge (dict
   "host" "0.0.0.0"
   "port" 8000
@@ -58,14 +54,52 @@
 {{- if .Values.router.files.existingClaim -}}
 {{- $_ := set $store "dir" "/var/lib/tandem/files" -}}
 {{- end -}}
-{{- $_ := set $config "pools" $counts -}}
-{{- $_ := set $config "worker" .Values.config.worker -}}
+{{- $_ := set $config "worker" (deepCopy .Values.config.worker) -}}
 {{- $_ := set $config "router" $router -}}
 {{- $_ := set $config "store" $store -}}
 {{- range $name := list "admission" "slo" "budget" "planner" -}}
 {{- $_ := set $config $name (get $.Values.config $name) -}}
 {{- end -}}
+{{- toJson $config -}}
+{{- end }}
+
+{{- /* Of how many workers there are it says only which roles: whoever scales must not restart every pod. */ -}}
+{{- define "tandem.routerConfig" -}}
+{{- $config := fromJson (include "tandem.frontConfig" .) -}}
+{{- $roles := dict "prefill" 0 "decode" 0 "mixed" 0 -}}
+{{- range $name, $pool := fromJson (include "tandem.pools" .) -}}
+{{- $_ := set $roles $pool.role 1 -}}
+{{- end -}}
+{{- $_ := set $config "pools" $roles -}}
 {{- include "tandem.toml" (list "" $config) | trim -}}
+{{- end }}
+
+{{- /* Of `up` beside Ray's head: one pool a role, with what its workers do differently. */ -}}
+{{- define "tandem.headConfig" -}}
+{{- $config := fromJson (include "tandem.frontConfig" .) -}}
+{{- $counts := dict "prefill" 0 "decode" 0 "mixed" 0 -}}
+{{- range $name, $pool := fromJson (include "tandem.pools" .) -}}
+{{- $_ := set $counts $pool.role $pool.replicas -}}
+{{- $role := merge (dict
+  "tp" $pool.tp
+  "hardware" $pool.hardware
+  "device" ($pool.gpu.enabled | ternary "cuda" "cpu")
+  "threads" (include "tandem.threads" $pool | int)) (deepCopy $pool.settings) -}}
+{{- $_ := set $config $pool.role $role -}}
+{{- end -}}
+{{- $_ := set $config "pools" $counts -}}
+{{- $_ := set $config "launcher" "ray" -}}
+{{- $_ := set $config "ray" (dict "place_timeout_s" .Values.kuberay.placeTimeoutSeconds) -}}
+{{- include "tandem.toml" (list "" $config) | trim -}}
+{{- end }}
+
+{{- /* Compute threads of a rank where nobody asks the pod. */ -}}
+{{- define "tandem.threads" -}}
+{{- if .settings.threads -}}
+{{- .settings.threads -}}
+{{- else -}}
+{{- max 1 (div (int .resources.requests.cpu) .tp) -}}
+{{- end -}}
 {{- end }}
 
 {{- define "tandem.poolConfig" -}}

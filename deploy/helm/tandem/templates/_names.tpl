@@ -102,3 +102,8 @@ labels:
 {{- end -}}
 {{- toJson $names -}}
 {{- end }}
+
+{{- /* Which pods have the API: routers of their own, or Ray's head with a router beside it. */ -}}
+{{- define "tandem.front" -}}
+{{- eq .Values.backend "kuberay" | ternary "head" "router" -}}
+{{- end }}

@@ -54,19 +54,22 @@ topologySpreadConstraints:
 labels:
   {{- include "tandem.selector" . | nindent 2 }}
   {{- if .pool }}
+  tandem/hardware: {{ .place.hardware | quote }}
+  {{- if eq .root.Values.backend "kubernetes" }}
   # The role is the one that the worker starts with, and no selector goes by it: a worker may take another one.
   tandem/role: {{ .place.role }}
-  tandem/hardware: {{ .place.hardware | quote }}
   tandem/revision: {{ include "tandem.revision" .root | quote }}
+  {{- end }}
   {{- end }}
   {{- with .place.podLabels }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- $annotations := deepCopy .place.podAnnotations }}
+{{- if .config }}{{ $_ := set $annotations "tandem/config-digest" (.config | sha256sum | trunc 16) }}{{ end }}
+{{- with $annotations }}
 annotations:
-  tandem/config-digest: {{ .config | sha256sum | trunc 16 | quote }}
-  {{- with .place.podAnnotations }}
   {{- toYaml . | nindent 2 }}
-  {{- end }}
+{{- end }}
 {{- end }}
 
 {{- define "tandem.podBasics" -}}
@@ -163,12 +166,19 @@ imagePullSecrets:
             - key: {{ $values.redis.auth.key }}
               path: redis-password
       {{- end }}
-      {{- if and (eq .component "router") $values.auth.existingSecret }}
+      {{- if and (has .component (list "router" "head")) $values.auth.existingSecret }}
       - secret:
           name: {{ $values.auth.existingSecret }}
           items:
             - key: {{ $values.auth.key }}
               path: admin-key
+      {{- end }}
+      {{- if eq .component "head" }}
+      - secret:
+          name: {{ $values.kuberay.token.existingSecret }}
+          items:
+            - key: auth_token
+              path: ray-token
       {{- end }}
       {{- with $values.redis.external.caSecret }}
       {{- if and (eq $values.redis.mode "external") .existingSecret }}
@@ -191,14 +201,18 @@ imagePullSecrets:
 - name: run
   emptyDir:
     medium: Memory
-    sizeLimit: 16Mi
+    sizeLimit: {{ eq .component "head" | ternary "256Mi" "16Mi" }}
 - name: tmp
   emptyDir:
     sizeLimit: 1Gi
 - name: cache
   emptyDir:
     sizeLimit: 4Gi
-{{- with $values.model.volume }}
+{{- include "tandem.modelVolume" .root }}
+{{- end }}
+
+{{- define "tandem.modelVolume" }}
+{{- with $.Values.model.volume }}
 {{- if ne .kind "none" }}
 - name: models
   {{- if eq .kind "claim" }}
@@ -214,4 +228,44 @@ imagePullSecrets:
   {{- end }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{- /* Of Ray's own containers. */ -}}
+{{- define "tandem.rayMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: cache
+  mountPath: /var/cache/tandem
+- name: shared-memory
+  mountPath: /dev/shm
+{{- end }}
+
+{{- define "tandem.memoryVolumes" -}}
+- name: tmp
+  emptyDir:
+    sizeLimit: 4Gi
+- name: cache
+  emptyDir:
+    sizeLimit: 4Gi
+- name: shared-memory
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ .size }}
+{{- end }}
+
+{{- define "tandem.rayProbes" -}}
+startupProbe:
+  {{- toYaml .check | nindent 2 }}
+  periodSeconds: 5
+  timeoutSeconds: 10
+  failureThreshold: 60
+readinessProbe:
+  {{- toYaml .check | nindent 2 }}
+  periodSeconds: 10
+  timeoutSeconds: 10
+livenessProbe:
+  {{- toYaml .check | nindent 2 }}
+  periodSeconds: 30
+  timeoutSeconds: 10
+  failureThreshold: 5
 {{- end }}

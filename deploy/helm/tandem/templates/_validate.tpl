@@ -8,7 +8,7 @@
 {{- $roles = append $roles $pool.role -}}
 {{- $worker := deepCopy $.Values.config.worker -}}
 {{- include "tandem.overlay" (list $worker $pool.settings) -}}
-{{- if and (not (has ($worker.transport | default "auto") $automatic)) (not $worker.transports) -}}
+{{- if and (eq $.Values.backend "kubernetes") (not (has ($worker.transport | default "auto") $automatic)) (not $worker.transports) -}}
 {{- fail (printf "pools.%s.settings.transport is %s: name in config.worker.transports all that workers listen on" $name $worker.transport) -}}
 {{- end -}}
 {{- with $pool.autoscaling -}}
@@ -19,6 +19,28 @@
 {{- end -}}
 {{- if not (or (has "mixed" $roles) (and (has "prefill" $roles) (has "decode" $roles))) -}}
 {{- fail "pools: nobody could answer. Have one with role prefill and one with role decode, or one with role mixed" -}}
+{{- end -}}
+{{- if eq .Values.backend "kuberay" -}}
+{{- range $role := list "prefill" "decode" "mixed" -}}
+{{- $many := 0 -}}
+{{- range $roles -}}{{- if eq . $role -}}{{- $many = add $many 1 -}}{{- end -}}{{- end -}}
+{{- if gt (int $many) 1 -}}
+{{- fail (printf "pools: two have the role %s, and with backend kuberay a role has one" $role) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $pool := $pools -}}
+{{- if and (not $pool.settings.threads) (not (regexMatch "^[0-9]+$" (toString $pool.resources.requests.cpu))) -}}
+{{- fail (printf "pools.%s.resources.requests.cpu is no whole number: give settings.threads, or such a one" $name) -}}
+{{- end -}}
+{{- range $key, $value := $pool.settings -}}
+{{- if not (has $key (list "block_tokens" "kv_dtype" "kv_memory_bytes" "threads" "transport")) -}}
+{{- fail (printf "pools.%s.settings.%s: with backend kuberay a role cannot have its own; set config.worker.%s" $name $key $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (include "tandem.hasHubModel" .) (eq .Values.model.volume.kind "emptyDir") -}}
+{{- fail "model.volume.kind is emptyDir: with backend kuberay the model is fetched once, so the volume must be shared" -}}
+{{- end -}}
 {{- end -}}
 {{- with .Values.router.autoscaling -}}
 {{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
