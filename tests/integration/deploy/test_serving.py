@@ -155,13 +155,17 @@ def reattempts(cluster: Cluster, router: str) -> float:
 def new_key(cluster: Cluster, router: str) -> str:
     """As the notes say."""
     assert "clusterctl key create --tenant me --endpoint" in cluster.release.notes
-    admin_key = cluster.pods[router].place.folder / "etc/tandem/secrets/admin-key"
-    done = subprocess.run(
-        [sys.executable, "-m", "tandem.clusterctl", "key", "create", "--tenant", "me", "--endpoint",
-         cluster.ready(router)["admin"], "--admin-key-file", str(admin_key), "-o", "json"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = clusterctl(cluster, router, "key", "create", "--tenant", "me")
+    assert done.returncode == 0, done.stderr
     return str(json.loads(done.stdout)["key"])
+
+
+def clusterctl(cluster: Cluster, router: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """The real one, at the router's admin port."""
+    admin_key = cluster.pods[router].place.folder / "etc/tandem/secrets/admin-key"
+    where = ["--endpoint", cluster.ready(router)["admin"], "--admin-key-file", str(admin_key), "-o", "json"]
+    command = [sys.executable, "-m", "tandem.clusterctl", *words, *where]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_the_pods_of_a_release_serve_and_leave_without_a_failed_answer(cluster: Cluster) -> None:
@@ -190,6 +194,8 @@ def test_the_pods_of_a_release_serve_and_leave_without_a_failed_answer(cluster: 
     assert reattempts(cluster, "router-a") == 0, "it was drained: each answer ended where it began"
 
     assert ask(api, key)[0] == 200, "the other one goes on"
+    scaled = clusterctl(cluster, "router-a", "scale", "--decode", "3", "--yes")
+    assert scaled.returncode != 0, "the page says so: there is no controller"
     assert [cluster.pods[name].stop() for name in ("decode-a", "prefill-a", "router-a")] == [0, 0, 0]
 
 

@@ -68,10 +68,18 @@ def test_it_can_be_stopped_at_whatever_it_is(tmp_path: Path) -> None:
 
 
 def test_images_of_routers_need_nothing_of_the_command_line() -> None:
-    """Nor torch, nor Ray."""
-    program = (
-        "import sys, tandem.cluster.pod.__main__; "
-        "print([m for m in ('torch', 'ray', 'typer', 'rich', 'httpx', 'matplotlib', 'yaml') if m in sys.modules])"
-    )
+    """Nor torch, numpy or Ray, also where the model is looked for."""
+    program = """
+import sys
+from pathlib import Path
+import tandem.cluster.pod.__main__
+from tandem.cluster.pod.records import Pod, router_config
+from tandem.core.config import ClusterConfig, RedisSection
+here = Path.cwd()
+pod = Pod(name="a", folder=here, secret_file=here / "secret")
+router_config(ClusterConfig(redis=RedisSection(url="redis://store:6379/0")), pod, here / "key")
+others = {"torch", "numpy", "safetensors", "ray", "typer", "rich", "httpx", "matplotlib", "yaml"}
+print(sorted(others & set(sys.modules)))
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
