@@ -101,7 +101,7 @@ def test_a_signal_ends_the_process_and_down_ends_the_cluster(tmp_path: Path) -> 
         assert cluster.process.wait(30) == 0
     with again(tmp_path) as cluster:
         wait_for(lambda: roles(cluster) == {"prefill": 1, "decode": 2}, PATIENCE_S, "it is as before")
-        code, _, error = clusterctl(cluster, "down")
+        code, _, error = clusterctl(cluster, "down", "--yes")
         assert code == 0, error
         assert cluster.process.wait(30) == 0
     with again(tmp_path) as cluster:
