@@ -38,7 +38,7 @@ def test_a_cluster_of_one_machine_serves_and_goes_down_without_ray(
         assert answer["choices"][0]["text"] == Tokenizer.from_file(str(MODEL / "tokenizer.json")).decode(ORACLE)
         pids = [pid for worker in cluster.pids().values() for pid in worker]
         assert len(pids) >= 2
-        down = [sys.executable, "-m", "tandem.clusterctl", "down", "--state-dir", str(folder)]
+        down = [sys.executable, "-m", "tandem.clusterctl", "down", "--yes", "--state-dir", str(folder)]
         done = subprocess.run(down, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
         assert cluster.process.wait(STOP_TIMEOUT_S) == 0, cluster.output + cluster.logs()

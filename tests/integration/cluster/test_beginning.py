@@ -96,7 +96,7 @@ def drained(state: DesiredState) -> DesiredState:
     [
         (to_two, "prefill 1 → 2"),
         (half_rolled_out, "+ the rollout to next, rolling"),
-        (drained, "+ the drain of prefill-1, drain deadline 60 s → 4 s"),
+        (drained, "+ the drain of prefill-1"),
         (lambda state: restarted(to_two(state), "prefill-0"), "prefill 1 → 2"),
     ],
 )
