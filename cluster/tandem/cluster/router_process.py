@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tandem.cluster.child_process import ChildProcess
@@ -13,7 +13,7 @@ from tandem.cluster.environment import Environment
 from tandem.cluster.state_dir import HeldState
 from tandem.core import config_loader
 from tandem.core.clock import Clock
-from tandem.core.config import RouterConfig
+from tandem.core.config import ClusterConfig, RouterConfig, RouterSection, ServedModel, StoreSection
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.restarts import RestartBackoff
@@ -22,6 +22,37 @@ from tandem.router.process.ready import Ready
 ROUTER_COMMAND = (sys.executable, "-m", "tandem.router")
 READY_TIMEOUT_S = 60.0
 _POLL_S = 0.05
+
+
+def router_config(
+    config: ClusterConfig,
+    settings: RouterSection,
+    *,
+    router_id: str,
+    models: Iterable[ServedModel],
+    redis_url: str,
+    secret_file: Path,
+    admin_key_file: Path,
+    ready_file: Path,
+    store: StoreSection,
+) -> RouterConfig:
+    """What a router of this cluster is started with, wherever it runs. `settings`: with its ports (`resolve.check`)."""
+    return RouterConfig(
+        cluster=config.name,
+        router_id=router_id,
+        models=tuple(models),
+        redis_url=redis_url,
+        secret_file=str(secret_file),
+        admin_key_file=str(admin_key_file),
+        ready_file=str(ready_file),
+        log_level=config.log_level,
+        settings=settings,
+        admission=config.admission,
+        slo=config.slo,
+        budget=config.budget,
+        store=store,
+        planner=config.planner,
+    )
 
 
 class RouterProcess:

@@ -25,7 +25,7 @@ from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.registered_steering import RegisteredSteering
 from tandem.cluster.resolve import ResolvedCluster
 from tandem.cluster.revisions import revised
-from tandem.cluster.router_process import RouterProcess
+from tandem.cluster.router_process import RouterProcess, router_config
 from tandem.cluster.signals import EXIT_KILLED, Signals
 from tandem.cluster.slots import Phase
 from tandem.cluster.state_dir import Context, HeldState
@@ -220,21 +220,17 @@ class RunningCluster:
 
     def _router_config(self) -> RouterConfig:
         resolved, state = self._resolved, self._held.state
-        return RouterConfig(
-            cluster=self._name,
+        store = resolved.config.store
+        return router_config(
+            resolved.config,
+            resolved.router,
             router_id="router-0",
-            models=tuple(model.served() for model in resolved.models),
+            models=(model.served() for model in resolved.models),
             redis_url=self._redis.url,
-            secret_file=str(state.secret_file),
-            admin_key_file=str(state.admin_key_file),
-            ready_file=str(self._sockets / "router-0.ready.json"),
-            log_level=resolved.config.log_level,
-            settings=resolved.router,
-            admission=resolved.config.admission,
-            slo=resolved.config.slo,
-            budget=resolved.config.budget,
-            store=dataclasses.replace(resolved.config.store, dir=resolved.config.store.dir or str(state.files_dir)),
-            planner=resolved.config.planner,
+            secret_file=state.secret_file,
+            admin_key_file=state.admin_key_file,
+            ready_file=self._sockets / "router-0.ready.json",
+            store=dataclasses.replace(store, dir=store.dir or str(state.files_dir)),
         )
 
     def _worker_spec(self, pool: Pool, member: Member, revision: Revision | None) -> WorkerSpec:

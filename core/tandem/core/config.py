@@ -201,6 +201,10 @@ class SloSection:
     itl_s: Amount = 0.0
 
 
+SLO_NAME = r"[A-Za-z0-9._-]{1,64}"
+"""A regular expression: what a class may be called that is added while the cluster runs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionSection:
     """`[admission]`: who waits in a router, and for what. See docs/tenants.md."""

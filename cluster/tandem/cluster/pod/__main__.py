@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import secrets
 import shutil
@@ -99,8 +98,6 @@ def _with_common(part: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _run(wanted: argparse.Namespace) -> int:
     config = config_loader.load(wanted.config, ClusterConfig)
-    if config.log_level not in logging.getLevelNamesMapping():
-        raise ConfigError(f"log_level is {config.log_level!r}", todo="Use DEBUG, INFO, WARNING or ERROR")
     pod = _pod(wanted)
     _check(config, pod, wanted)
     if wanted.check_config:

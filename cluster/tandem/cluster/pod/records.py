@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
+from tandem.cluster import router_process
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.models import check_files, resolve_models
 from tandem.cluster.resolve import check
@@ -66,21 +67,16 @@ def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> Rout
     """The router of this pod; raises StartupError. May fetch tokenizers from the hub, never weights."""
     check_router(config)
     without_weights = dataclasses.replace(config, worker=dataclasses.replace(config.worker, engine="sim"))
-    return RouterConfig(
-        cluster=config.name,
+    return router_process.router_config(
+        config,
+        check(config),
         router_id=pod.name,
-        models=tuple(model.served() for model in resolve_models(without_weights)),
+        models=(model.served() for model in resolve_models(without_weights)),
         redis_url=with_password(config.redis.url, pod.redis_password),
-        secret_file=str(pod.secret_file),
-        admin_key_file=str(admin_key_file),
-        ready_file=str(pod.folder / "router.ready.json"),
-        log_level=config.log_level,
-        settings=check(config),
-        admission=config.admission,
-        slo=config.slo,
-        budget=config.budget,
+        secret_file=pod.secret_file,
+        admin_key_file=admin_key_file,
+        ready_file=pod.folder / "router.ready.json",
         store=config.store,
-        planner=config.planner,
     )
 
 

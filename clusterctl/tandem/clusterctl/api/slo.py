@@ -17,9 +17,8 @@ from tandem.clusterctl.effect import Deed
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.page import say
+from tandem.core.config import SLO_NAME
 from tandem.core.errors import ConfigError
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 app = command_app(help="What requests are promised.")
 
@@ -62,7 +61,7 @@ def set_class(
 
 def _check(name: str, promises: Mapping[str, float | None]) -> None:
     """ConfigError for what no router would take, before anybody is asked."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(SLO_NAME, name):
         todo = "Use 1 to 64 letters, digits, dots, dashes or underscores"
         raise ConfigError(f"{name[:80]!r} cannot be the name of a class", todo=todo)
     for flag, seconds in promises.items():

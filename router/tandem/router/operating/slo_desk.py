@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tandem.core.config import SloSection
+from tandem.core.config import SLO_NAME, SloSection
 from tandem.router.admission.terms import Classes
 
 
@@ -15,7 +15,7 @@ class NewSlo(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    slo: str = Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$")
+    slo: str = Field(pattern=f"^{SLO_NAME}$")
     ttft_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     itl_s: float = Field(default=0.0, ge=0, allow_inf_nan=False)
 

@@ -35,7 +35,7 @@ def test_what_is_right_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture
         ("[router]\nprot = 1", "unknown key 'prot' in [router]"),
         ("[router", "is not valid TOML"),
         (CONFIG + 'volatile_url = "redis://other"', "redis.volatile_url cannot be used yet"),
-        ('log_level = "LOUD"\n' + CONFIG, "log_level is 'LOUD'"),
+        ('log_level = "LOUD"\n' + CONFIG, "--log-level is 'LOUD'"),
         ("", "redis.url is empty"),
     ],
 )
