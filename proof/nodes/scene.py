@@ -148,7 +148,7 @@ def homes(cluster: Cluster) -> dict[str, str]:
     return {
         row["worker"]: row["address"].rpartition(":")[0]
         for row in rows
-        if row["is_registered"] and row["is_connected"] and row["state"] == "ready"
+        if row["is_registered"] and row["state"] == "ready"
     }
 
 

@@ -115,7 +115,7 @@ def _is_paused(cluster: Cluster) -> bool:
 
 
 def _is_as_recorded(cluster: Cluster) -> bool:
-    there = {row["worker"] for row in cluster.status()["workers"] if row["state"] == "ready" and "role" in row}
+    there = {row["worker"] for row in cluster.status()["workers"] if row["state"] == "ready"}
     return there == {member["worker_id"] for member in desired(cluster)["members"]}
 
 

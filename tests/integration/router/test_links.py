@@ -30,6 +30,7 @@ def test_another_incarnation_at_the_address_is_refused(build: Build) -> None:
     house.call(house.workers["decode-0"].restart())
     house.wait(lambda: "answers at this address" in link_of(house).trouble)
     assert any("answers at this address" in line for line in httpx.get(f"{house.url}/readyz").json()["missing"])
+    assert [row["state"] for row in house.status()["workers"]] == ["unreachable", "ready"], "not what it once said"
     assert ask(house).status_code == 503
     house.loop.call_soon_threadsafe(house.directory.changed)
     house.wait_ready()

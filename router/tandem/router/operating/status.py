@@ -67,6 +67,13 @@ class StatusPage:
         return {"requests": [_request(flight, now_s) for flight in flights]}
 
 
+def _state(link: WorkerLink) -> str:
+    """Nothing that a worker said is true of one that is not connected."""
+    if link.is_up:
+        return link.state.value
+    return "unreachable" if link.is_registered else "gone"
+
+
 def _worker(link: WorkerLink) -> dict[str, Any]:
     facts, load = link.facts, link.load
     body: dict[str, Any] = {
@@ -76,7 +83,7 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
         "incarnation": str(link.where.incarnation),
         "is_connected": link.is_up,
         "is_registered": link.is_registered,
-        "state": link.state.value,
+        "state": _state(link),
         "trouble": link.trouble,
         "router_in_flight": len(link.requests),
         "version": link.version,
