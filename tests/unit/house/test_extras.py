@@ -5,35 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from tools.package_closure import closure
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 HEAVY = {"ray", "torch", "triton"}
-
-
-def closure(requirements: list[str]) -> set[str]:
-    """Every package that these bring along, as far as it is installed here."""
-    found: set[str] = set()
-    waiting = [(Requirement(text), "") for text in requirements]
-    while waiting:
-        requirement, extra = waiting.pop()
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
-            continue
-        name = canonicalize_name(requirement.name)
-        is_new = name not in found
-        found.add(name)
-        try:
-            needs = [Requirement(text) for text in metadata.requires(name) or ()]
-        except metadata.PackageNotFoundError:
-            continue
-        extras = [*requirement.extras, *([""] if is_new else [])]
-        waiting += [(need, wanted) for need in needs for wanted in extras]
-    return found
 
 
 def test_neither_the_core_nor_the_router_brings_ray_or_torch() -> None:
