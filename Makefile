@@ -13,11 +13,12 @@ HALF_MADE = $(if $(wildcard $(VENV)/pyvenv.cfg),--clear)
 EXTRAS := router,worker,cluster,ray,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
+CHECKOV := checkov==3.3.30
 ARGS ?=
 NAME ?=
 OUT ?=
 
-.PHONY: help venv serve test check format proto bench proof train clean
+.PHONY: help venv serve test check checkov format proto bench proof train clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +58,11 @@ check: $(STAMP) ## formatting, lint, types, import layers, generated stubs, fold
 	@$(PY) tools/genproto.py --check
 	@echo "==> layout"
 	@$(PY) -m pytest -q tests/unit/house
+
+checkov: $(STAMP) ## hold the Helm chart against checkov, in an environment of its own in build/
+	@test -x build/checkov/bin/checkov || { $(PY) -m venv build/checkov \
+	  && build/checkov/bin/python -m pip install --quiet --no-input --disable-pip-version-check '$(CHECKOV)'; }
+	@$(PY) -m tests.integration.deploy.checkov_program build/checkov/bin/checkov
 
 format: $(STAMP) ## put all code into its one form
 	@$(PY) -m ruff check --fix --quiet . || true
