@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,15 +73,21 @@ def service(name: str) -> Service:
     return next(each for each in SERVICES if each.name == name)
 
 
+@dataclass(frozen=True)
 class Placed(Mounted):
-    """A service's file system below a folder. `--flag=/path` is a path, too."""
+    """A service's file system below a folder, and its Python. `--flag=/path` is a path, too."""
+
+    python: str = sys.executable
+
+    def command(self, words: list[str]) -> list[str]:
+        return [self.python if words[0] == "python" else words[0], *map(self.here, words[1:])]
 
     def here(self, word: str) -> str:
         flag, equals, value = word.partition("=")
         return f"{flag}={super().here(value)}" if equals else super().here(word)
 
 
-def placed(folder: Path, each: Service, secrets: Mapping[str, str]) -> Placed:
+def placed(folder: Path, each: Service, secrets: Mapping[str, str], python: str = sys.executable) -> Placed:
     """With its configuration and these secrets; whatever it may write to is there and empty."""
     for path in ("run/tandem", "var/cache/tandem", "models"):
         (folder / path).mkdir(parents=True)
@@ -88,7 +95,7 @@ def placed(folder: Path, each: Service, secrets: Mapping[str, str]) -> Placed:
         there = Path(f"{folder}{target}")
         there.parent.mkdir(parents=True, exist_ok=True)
         there.write_text(secrets[source.name] if source.parent.name == "secrets" else source.read_text())
-    return Placed(folder, {})
+    return Placed(folder, {}, python)
 
 
 def variables(each: Service, place: Placed) -> dict[str, str]:

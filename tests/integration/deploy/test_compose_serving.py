@@ -1,6 +1,7 @@
 """The commands of compose.yaml, run here as Docker would run them, are a cluster that serves, and says when it does.
 
-Paths, addresses and ports are filled in, the engine is `sim`, Redis is a private one.
+Each has the packages that its image has, and no others. Paths, addresses and ports are filled in, the engine is `sim`,
+Redis is a private one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import pytest
 
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.integration.deploy.composing import Placed, Service, placed, seconds, service, variables
+from tests.integration.deploy.installed import environment
+from tools.image_requirements import IMAGES as EXTRAS
 from tools.waiting import wait_for
 
 SECRETS = {name: f"{name} of thirty-two bytes!" for name in ("cluster-secret", "admin-key", "redis-password")}
@@ -50,7 +53,8 @@ class Composed:
 
     def start(self, name: str, address: str = "127.0.0.1") -> Running:
         each = service(name)
-        place = placed(self.folder / name, each, SECRETS)
+        python = environment(self.folder / name / "opt", EXTRAS[each.target])
+        place = placed(self.folder / name, each, SECRETS, str(python))
         config = Path(place.here("/etc/tandem/config/cluster.toml"))
         config.write_text(self._moved(config.read_text()))
         words = [f"--host={address}" if word.startswith("--host=") else word for word in each.command]
@@ -121,7 +125,8 @@ def clusterctl(composed: Composed, words: list[str]) -> subprocess.CompletedProc
     """As `docker compose run --rm clusterctl …`; the key's file is where it is mounted."""
     place = placed(composed.folder / "clusterctl", service("clusterctl"), SECRETS)
     key = place.here("/etc/tandem/secrets/admin-key")
-    command = [sys.executable, "-m", "tandem.clusterctl", *words, "--admin-key-file", key]
+    python = environment(place.folder / "opt", EXTRAS["clusterctl"])
+    command = [str(python), "-m", "tandem.clusterctl", *words, "--admin-key-file", key]
     given = variables(service("clusterctl"), place)
     return subprocess.run(command, env=given, capture_output=True, text=True, timeout=60, check=False)
 

@@ -86,7 +86,7 @@ def test_ports_are_those_that_the_chart_names(helm: Helm) -> None:
 @each_target
 def test_variables_are_such_as_something_reads(target: str) -> None:
     known = {"HOME", "PATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
-    of_nvidia = {"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+    of_nvidia = {"NVIDIA_DRIVER_CAPABILITIES"}
     assert set(STAGES[target].variables()) == known | (of_nvidia if target in ("worker-cuda", "ray") else set())
     assert hasattr(constants, "HF_HOME"), "what compose.yaml and the chart set beside these"
 
