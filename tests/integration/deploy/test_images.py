@@ -152,6 +152,7 @@ def test_what_is_installed_is_what_pyproject_asks_for(name: str) -> None:
     wanted = ["hatchling", "cyclonedx-bom"] if name == "tools" else requirements(EXTRAS[name])
     for text in wanted:
         requirement = Requirement(text)
+        assert canonicalize_name(requirement.name) in there, f"python -m tools.image_requirements {name}"
         assert requirement.specifier.contains(there[canonicalize_name(requirement.name)], prereleases=True), text
 
 
