@@ -243,6 +243,7 @@ class Engine:
             self._pace.observe(plan.prefill_tokens, plan.decode_tokens, took_s, plan.prefill_attended)
         return StepResult(
             outputs=tuple(outputs), prefilled=slices, preempted=tuple(plan.preempted),
+            recomputed_tokens=plan.recomputed_tokens,
             prefill_tokens=plan.prefill_tokens, decode_tokens=plan.decode_tokens, started_s=started_s,
             ended_s=ended_s, failed=failed, admitted=plan.admitted, prompt_logprobs=tuple(scores),
         )  # fmt: skip

@@ -90,6 +90,8 @@ class StepResult:
     outputs: tuple[TokenOutput, ...] = ()
     prefilled: tuple[PrefillSlice, ...] = ()
     preempted: tuple[str, ...] = ()
+    recomputed_tokens: int = 0
+    """Of requests that returned: what they had when they were preempted, and did not find cached."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
     started_s: float = 0.0

@@ -44,6 +44,7 @@ class StepPlan:
 
     items: list[StepItem] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+    recomputed_tokens: int = 0
     admitted: dict[str, int] = field(default_factory=dict)
     decode_tokens: int = 0
     prefill_tokens: int = 0
@@ -266,6 +267,8 @@ class Scheduler:
         if state.cached_tokens is None:
             state.cached_tokens = min(state.leader.computed, state.leader.prompt_tokens)
             plan.admitted[state.request.key] = state.cached_tokens
+        plan.recomputed_tokens += max(0, state.lost_tokens - state.computed_tokens)
+        state.lost_tokens = 0
         return True
 
     def _plan_chunks(self, state: RequestState, budget: int, plan: StepPlan) -> int:
@@ -333,6 +336,7 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         self._running.remove(state)
+        state.lost_tokens = state.computed_tokens
         self._space.release(state)
         state.place = Place.WAITING
         state.is_preempted = True

@@ -98,6 +98,7 @@ class RequestState:
         "is_preempted",
         "is_prefill_only",
         "live",
+        "lost_tokens",
         "place",
         "request",
         "scored",
@@ -127,6 +128,7 @@ class RequestState:
         self.is_prefill_only = request.kind is RequestKind.PREFILL_ONLY
         self.is_forked = len(self.live) <= 1
         self.is_preempted = False
+        self.lost_tokens = 0
         self.place = Place.WAITING
         self.cached_tokens: int | None = None
         self.scored = 0 if request.sampling.prompt_logprobs is not None else len(request.prompt) - 1
@@ -148,6 +150,12 @@ class RequestState:
     def rank(self) -> tuple[bool, Age]:
         """Order of return and admission: preempted ones foremost, then the oldest."""
         return (not self.is_preempted, self.age)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Whose KV is here, or was found here; the prompt counts once."""
+        others = sum(max(0, other.computed - other.prompt_tokens) for other in self.live if other is not self.leader)
+        return self.leader.computed + others
 
     def goal(self, sequence: Sequence) -> int:
         """Tokens that `sequence` can compute now: all it has, or the prompt if it still has to be forked."""

@@ -16,10 +16,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tandem.core.boundedlabel import BoundedLabel
 from tandem.core.clock import Clock
 from tandem.core.errors import TransferError
-from tandem.core.ids import GroupId, Incarnation, Rank, TransferId
+from tandem.core.ids import GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.core.logs import event
+from tandem.core.metricnames import KV_CHECKSUM_FAILURES, counter_key
 from tandem.kernels import kv_wire
 from tandem.kvtransfer import guards
 from tandem.kvtransfer.coverage import Coverage
@@ -77,6 +79,8 @@ class Intake:
         self._tombstones: OrderedDict[TransferId, bool] = OrderedDict()  # ended transfers: was it verified?
         self._revoked: OrderedDict[TransferId, None] = OrderedDict()
         self._counts: Counter[str] = Counter()
+        self._senders = BoundedLabel()
+        self._damaged: Counter[str] = Counter()  # frames whose checksum did not hold, by sender
 
     def expect(self, ticket: Ticket) -> None:
         """Accept frames of `ticket` from now on; its blocks stay reserved until `admit` or after `cancel`.
@@ -171,10 +175,12 @@ class Intake:
             self._fail(incoming, "the receiver began a new incarnation")
 
     def counters(self) -> dict[str, int]:
-        """`bytes`, `frames`, `blocks` received, `probes`, `open` transfers, and `dropped_<reason>` frames."""
+        """`bytes`, `frames`, `blocks` received, `probes`, `open` transfers, and `dropped_<reason>` frames; those that
+        were damaged by sender, too, under the metric's name."""
         with self._lock:
             names = ("bytes", "frames", "blocks", "probes", *(f"dropped_{reason}" for reason in DROP_REASONS))
-            return {name: self._counts[name] for name in names} | {"open": len(self._transfers)}
+            damaged = {counter_key(KV_CHECKSUM_FAILURES, peer=peer): count for peer, count in self._damaged.items()}
+            return {name: self._counts[name] for name in names} | {"open": len(self._transfers)} | damaged
 
     def connect(self, peer: Peer) -> InboundLink:
         """Note a new authenticated connection."""
@@ -203,7 +209,7 @@ class Intake:
         if frame.checksum is not Checksum.CRC32 and not isinstance(payload, DevicePayload):
             raise MalformedFrameError(f"checksum {frame.checksum.name} on a link that carries none but CRC-32")
         if frame.kind is FrameKind.PROBE:
-            return self._probed(frame, payload)
+            return self._probed(frame, payload, link)
         arrived_s = self._clock.now_s()
         with self._lock:
             incoming = self._transfers.get(frame.transfer)
@@ -276,6 +282,7 @@ class Intake:
             return _reply(frame, ReplyKind.FAIL, "withdrawn"), self._give_up(incoming, "the sender gave up")
         if not guards.is_intact(frame, crc):
             self._count("dropped_checksum")
+            self._note_damage(incoming.ticket.sender)
             reason = f"checksum mismatch in group {frame.group}, layers {frame.layers.start}–{frame.layers.stop - 1}"
             return _reply(frame, ReplyKind.FAIL, reason), self._give_up(incoming, reason)
         incoming.bytes += len(payload)
@@ -316,11 +323,12 @@ class Intake:
             setattr(self._kept, name, room)
         return memoryview(room)[:size]
 
-    def _probed(self, frame: Frame, payload: Payload) -> Reply:
+    def _probed(self, frame: Frame, payload: Payload, link: InboundLink) -> Reply:
         """Bytes that measure the link. Raises MalformedFrameError for a wrong size."""
         if len(payload) != frame.payload_bytes:
             raise MalformedFrameError(f"{len(payload)} payload bytes where {frame.payload_bytes} belong")
         if not guards.is_intact(frame, _checksum(frame, payload)):
+            self._note_damage(link.peer.worker)
             return self._drop(frame, "checksum")
         self._count("probes")
         return _reply(frame, ReplyKind.ACK)
@@ -363,6 +371,10 @@ class Intake:
             self._tombstones[transfer] = was_verified
             while len(self._tombstones) > self._max_tombstones:
                 self._tombstones.popitem(last=False)
+
+    def _note_damage(self, sender: WorkerId) -> None:
+        with self._lock:
+            self._damaged[self._senders.of(sender)] += 1
 
     def _count(self, name: str) -> None:
         with self._lock:

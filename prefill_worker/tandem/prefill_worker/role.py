@@ -263,7 +263,8 @@ class PrefillRole:
             return
         handover.is_sent = True
         if isinstance(event, Sent):
-            self._shell.count("kv_sent_bytes", event.bytes)
+            took_s = self._shell.clock.now_s() - handover.ticket_s
+            self._shell.count_sent(WorkerId(handover.peer.worker), event.bytes, took_s)
         if isinstance(event, Sent) or handover.is_verified:  # a link may break after the last byte
             self._end_if_done(handover)
         else:
@@ -285,6 +286,8 @@ class PrefillRole:
 
     def _fail(self, handover: Handover, error: TandemError, *, is_peer_told: bool = False) -> None:
         event(_log, "handover failed", logging.WARNING, request=handover.tracked.key, error=error.message)
+        if handover.ticket is not None:
+            self._shell.count_unsent(WorkerId(handover.peer.worker))
         if is_peer_told:
             self._drop(handover)
         else:

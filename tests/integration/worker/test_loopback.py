@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import BlockId, GroupId
+from tandem.core.metricnames import KV_LINK_BYTES, KV_LINK_SECONDS, KV_LINK_TRANSFERS, counter_key
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
@@ -41,6 +42,10 @@ def test_kv_bytes_and_counts(loopback: Loopback, tokens: int) -> None:
     blocks = -(-tokens // 16)
     expected = blocks * p.pools[GroupId(0)].spec.block_bytes()
     assert p.shell.counters["kv_sent_bytes"] == d.shell.counters["kv_received_bytes"] == expected
+    to = {"peer": d.shell.worker}
+    assert p.shell.counters[counter_key(KV_LINK_BYTES, **to)] == expected
+    assert p.shell.counters[counter_key(KV_LINK_SECONDS, **to)] > 0
+    assert p.shell.counters[counter_key(KV_LINK_TRANSFERS, outcome="verified", **to)] == 1
     hashes = p.shell.engine.ledgers[0].hashes()
     assert len(hashes) == tokens // 16
     for block_hash in hashes:

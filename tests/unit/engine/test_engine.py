@@ -151,6 +151,20 @@ def test_preempted_requests_come_back_and_say_the_same() -> None:
     bench.check_idle()
 
 
+def test_what_a_preempted_request_computes_again_is_told() -> None:
+    bench = Bench(num_blocks=10, max_step_tokens=16)
+    for i in range(3):
+        bench.add(f"r{i}", tokens(8, i), max_tokens=16)
+    computed = recomputed = 0
+    while bench.engine.has_work:
+        result = bench.step()
+        computed, recomputed = computed + result.prefill_tokens, recomputed + result.recomputed_tokens
+    assert bench.preempted
+    assert recomputed > 0
+    # Besides what it had, a request that returns computes the token that it was about to.
+    assert computed == 3 * 8 + recomputed + len(bench.preempted)
+
+
 def test_choices_survive_preemption() -> None:
     bench = Bench(num_blocks=14, max_step_tokens=16)
     bench.add("old", tokens(8, 1), max_tokens=24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
+from tandem.core import metricnames as names
 from tandem.core.prefill_queue import condensed
 from tandem.engine.request import StepResult
 from tandem.rpc.v1 import worker_pb2 as w
@@ -67,6 +68,8 @@ class LoadMeter:
         self._shell.count("prefill_tokens", result.prefill_tokens)
         self._shell.count("decode_tokens", result.decode_tokens)
         self._shell.count("preemptions", len(result.preempted))
+        if result.recomputed_tokens:
+            self._shell.count(names.counter_key(names.WORKER_RECOMPUTED, cause="preempted"), result.recomputed_tokens)
 
     def report(self) -> w.LoadReport:
         """Everything but the links."""
@@ -74,7 +77,8 @@ class LoadMeter:
         load, now_s, rules = engine.load(), shell.clock.now_s(), engine.queue_rules
         speed = engine.prefill_speed
         for name, value in shell.receiver.counters().items():
-            shell.counters[f"transfer_{name}"] = value
+            shell.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
+        shell.counters[names.counter_key(names.LEASES)] = float(len(shell.leases))
         return w.LoadReport(
             queued_requests=load.queued_requests,
             running_requests=load.running_requests,

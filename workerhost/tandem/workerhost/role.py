@@ -6,7 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tandem.core import metricnames as names
 from tandem.core.blockhash import BlockHash, HashRoot
+from tandem.core.boundedlabel import BoundedLabel
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId
@@ -43,6 +45,8 @@ class Shell:
     leases: TransferLeases = field(default_factory=TransferLeases)
     speeds: LinkSpeeds | None = None
     counters: dict[str, float] = field(default_factory=dict)
+    peers: BoundedLabel = field(default_factory=BoundedLabel)
+    """Whom counters name of those that it sends KV to."""
     last_step: tuple[float, float] = (0.0, 0.0)
 
     @property
@@ -76,6 +80,21 @@ class Shell:
 
     def count(self, name: str, amount: float = 1.0) -> None:
         self.counters[name] = self.counters.get(name, 0.0) + amount
+
+    def count_sent(self, peer: WorkerId, size_bytes: int, took_s: float) -> None:
+        """A transfer to `peer` was verified there, `took_s` after its ticket was here."""
+        self.count("kv_sent_bytes", size_bytes)
+        self._count_link(peer, "verified")
+        to = self.peers.of(peer)
+        self.count(names.counter_key(names.KV_LINK_BYTES, peer=to), size_bytes)
+        self.count(names.counter_key(names.KV_LINK_SECONDS, peer=to), took_s)
+
+    def count_unsent(self, peer: WorkerId) -> None:
+        """A transfer to `peer`, whose ticket was here, failed."""
+        self._count_link(peer, "failed")
+
+    def _count_link(self, peer: WorkerId, outcome: str) -> None:
+        self.count(names.counter_key(names.KV_LINK_TRANSFERS, peer=self.peers.of(peer), outcome=outcome))
 
     def end(self, tracked: Tracked) -> bool:
         """Forget a request; what comes about it later is recognised as late. False if it is not here."""

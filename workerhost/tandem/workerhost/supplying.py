@@ -58,6 +58,7 @@ class Supply:
     tables: tuple[list[BlockId], ...]
     tokens: int
     stage: Stage = Stage.OFFERED
+    ticket_s: float = 0.0
 
     @property
     def holder(self) -> Holder:
@@ -118,7 +119,7 @@ class Supplying:
         except (TransferError, ValueError) as error:
             self._give_up(supply, TransferError("the ticket cannot be used", why=str(error)))
             return
-        supply.stage = Stage.PUSHING
+        supply.stage, supply.ticket_s = Stage.PUSHING, self._shell.clock.now_s()
         try:
             self._push(supply, ticket)
         except ValueError as error:
@@ -146,8 +147,9 @@ class Supplying:
             return False
         if isinstance(outcome, Sent):
             self._shell.count(names.SUPPLIES)
-            self._shell.count("kv_sent_bytes", outcome.bytes)
+            self._shell.count_sent(supply.peer, outcome.bytes, self._shell.clock.now_s() - supply.ticket_s)
         elif isinstance(outcome, SendFailed) and supply.stage is not Stage.QUIESCING:
+            self._shell.count_unsent(supply.peer)
             self._tell_failed(supply, TransferError("the KV transfer failed", why=outcome.reason))
         self._forget(supply)
         return True

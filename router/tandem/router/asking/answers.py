@@ -299,10 +299,12 @@ class Answer:
         if self._works[0].terms.slo and not self._is_background:
             metrics.slo(self._works[0].terms.slo, self._outcome())
         for flight in self._flights:
-            if flight.prefill_started_s is not None and not self._is_background:
-                metrics.queue.observe(flight.prefill_started_s - flight.started_s)
+            if not self._is_background:
+                self._measure_phases(flight)
             if flight.cached_tokens is not None:
                 metrics.prefix_found(flight.predicted_tokens, flight.cached_tokens, is_hoped=flight.is_hoped)
+            for cause, tokens in flight.recomputed.items():
+                metrics.recomputed(cause, tokens)
             predicted = flight.plan.cost
             if predicted is not None and flight.first_token_s is not None and flight.attempt == 1:
                 actual_s = flight.first_token_s - flight.started_s
@@ -310,6 +312,18 @@ class Answer:
                 metrics.ttft_error.observe(abs(actual_s - predicted.first_token_s))
             if flight.handoff is not None:
                 metrics.handoff.observe(flight.handoff.overhead_s)
+        last_s = max((one.last_s for one in self._choices if one.token_count > 1), default=0.0)
+        if last_s and not self._is_background:
+            metrics.decode.observe(last_s - self._first_s)
+
+    def _measure_phases(self, flight: Flight) -> None:
+        metrics, began_s = self._desk.metrics, flight.prefill_started_s
+        if began_s is not None:
+            metrics.queue.observe(began_s - flight.started_s)
+            if flight.first_token_s is not None:
+                metrics.prefill.observe(max(0.0, flight.first_token_s - began_s))
+        if flight.handoff is not None:
+            metrics.transfer.observe(flight.handoff.sample_to_step_s)
 
     def _outcome(self) -> str:
         """Whether the promises of its SLO class were kept: "met", "missed", or "failed", "cancelled"."""

@@ -272,7 +272,7 @@ class Dispatcher:
         flight.mark("failed", self._clock.now_s(), failure.error.message)
         # From here on the old attempt says nothing to the client: what is forced now is what the client has.
         old, worker_count = flight.attempt, len(flight.legs)
-        flight.begin_attempt()
+        flight.begin_attempt(failure.cause.value)
         self._legs.cancel(flight, old, "superseded by another attempt")
         event(
             _log, "attempt failed", logging.WARNING, request=flight.id, attempt=old, cause=failure.cause.value,
@@ -345,7 +345,7 @@ class Dispatcher:
             self._survival.breakers.ended(member, flight.id)
         flight.mark("moved", now_s, MOVED_REASON)
         old = flight.attempt
-        flight.begin_attempt()
+        flight.begin_attempt(MOVED)
         self._legs.cancel(flight, old, MOVED_REASON)
         event(_log, "request moved", request=flight.id, attempt=old, worker=link.worker, tokens=flight.output_tokens)
         self._meter.attempted_again(MOVED)

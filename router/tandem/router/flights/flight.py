@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -221,6 +222,10 @@ class Flight:
     first_token_s: float | None = None
     progress_s: float = 0.0
     """When its workers last showed that they go on with it."""
+    recomputed: Counter[str] = field(default_factory=Counter)
+    """Tokens that attempts computed again, by what the one before ended with."""
+    redoing: str = ""
+    """That, until the current attempt says what it found; "" = there was nothing yet to compute again."""
     moments: list[Moment] = field(default_factory=list)
     """What happened to it so far, for operators."""
     orders: list[_Order] = field(default_factory=list)
@@ -315,9 +320,18 @@ class Flight:
             prefill, decode = self.plan.prefill or "", self.plan.decode
             self.moments.append(Moment(self.attempt, what, at_s, prefill, decode, why))
 
-    def begin_attempt(self) -> None:
+    def _found(self, cached_tokens: int) -> None:
+        """The current attempt found so many tokens of the prompt cached, and computes the rest."""
+        if self.cached_tokens is None:
+            self.cached_tokens = cached_tokens
+        if self.redoing:
+            self.recomputed[self.redoing] += len(self.work.prompt) + self.replayed_tokens - cached_tokens
+            self.redoing = ""
+
+    def begin_attempt(self, cause: str = "") -> None:
         """The attempt before is over: from now on nothing that it says is taken, so what `forced` gives stays true."""
         self.attempt = Attempt(self.attempt + 1)
+        self.redoing = cause if self.first_token_s is not None else ""
         self.phase, self.pair = Phase.QUEUED, ()
         for order in self.orders:
             order.begin_attempt()
@@ -340,8 +354,8 @@ class Flight:
             return "attempt"
         if chunk.choice >= len(self.orders):
             return "choice"
-        if chunk.cached_tokens is not None and self.cached_tokens is None:
-            self.cached_tokens = chunk.cached_tokens
+        if chunk.cached_tokens is not None:
+            self._found(chunk.cached_tokens)
         if chunk.handoff is not None:
             self.handoff = chunk.handoff
         order = self.orders[chunk.choice]

@@ -22,11 +22,11 @@ class IndexCollector(Collector):
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
         replica, counters = self._replica, self._replica.counters
-        yield GaugeMetricFamily(names.INDEX_BLOCKS, "Blocks in the replica of the index.", replica.entries)
-        yield GaugeMetricFamily(names.INDEX_BYTES, "Memory of the replica of the index.", replica.memory_bytes)
-        yield CounterMetricFamily(names.INDEX_EVICTED, "Blocks forgotten for want of memory.", value=replica.evicted)
-        yield CounterMetricFamily(names.INDEX_ENTRIES, "Entries of workers' streams applied.", value=counters.events)
-        trouble = CounterMetricFamily(names.INDEX_TROUBLE, "What went wrong in following.", labels=["kind"])
+        yield GaugeMetricFamily(names.INDEX_BLOCKS, names.INDEX_BLOCKS.text, replica.entries)
+        yield GaugeMetricFamily(names.INDEX_BYTES, names.INDEX_BYTES.text, replica.memory_bytes)
+        yield CounterMetricFamily(names.INDEX_EVICTED, names.INDEX_EVICTED.text, value=replica.evicted)
+        yield CounterMetricFamily(names.INDEX_ENTRIES, names.INDEX_ENTRIES.text, value=counters.events)
+        trouble = CounterMetricFamily(names.INDEX_TROUBLE, names.INDEX_TROUBLE.text, labels=names.INDEX_TROUBLE.labels)
         for kind in ("gaps", "mismatches", "unreadable", "rereads", "outages"):
             trouble.add_metric([kind], getattr(counters, kind))
         yield trouble

@@ -222,7 +222,7 @@ def _some(row: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def _metrics(told: _Told) -> bytes:
     added = added_up([answer.body.decode() for answer in told.answers.values()])
-    up = GaugeMetricFamily(names.ROUTER_PROCESS_UP, "Whether the process answers.", labels=["process"])
+    up = GaugeMetricFamily(names.ROUTER_PROCESS_UP, names.ROUTER_PROCESS_UP.text, labels=["process"])
     for part in (*told.answers, *told.silent):
         up.add_metric([part.name], part in told.answers)
     added.append(up)

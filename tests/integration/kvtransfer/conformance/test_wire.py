@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId
+from tandem.core.metricnames import KV_CHECKSUM_FAILURES
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind
 
@@ -123,6 +124,8 @@ def test_a_flipped_payload_bit_fails_both_ends(rig: Any, place: int, monkeypatch
     assert "checksum mismatch" in failed.reason
     assert isinstance(source.event(), SendFailed)
     assert receiver.counters()["dropped_checksum"] == 1
+    by_sender = {name: count for name, count in receiver.counters().items() if name.startswith(KV_CHECKSUM_FAILURES)}
+    assert list(by_sender.values()) == [1]
 
 
 def test_a_truncated_payload_fails_both_ends(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

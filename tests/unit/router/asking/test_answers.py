@@ -6,10 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import Histogram
 
-from tandem.core.config import AdmissionSection, BudgetSection
+from tandem.core.config import AdmissionSection, BudgetSection, Disaggregation
 from tandem.core.errors import CancelledError, DeadlineError, TandemError, UnavailableError, WorkerLostError
+from tandem.core.handoff import HandoffTiming
 from tandem.core.ids import RequestId
+from tandem.core.lifecycle import FinishReason, Phase
+from tandem.core.metricnames import RECOMPUTED_TOKENS
 from tandem.core.sampling import SamplingParams
 from tandem.prefixindex.stores.budgets import Charge
 from tandem.router.admission.desk import ANSWER_TOKENS, Admission
@@ -41,6 +45,7 @@ class Desk:
     def __init__(self, stage: Stage, *, has_room: bool = True) -> None:
         self.stage, self.books = stage, Books()
         metrics, rules = Metrics(list, lambda: 0), AdmissionSection()
+        self.metrics = metrics
         budget = BudgetSection(requests_per_minute=60)
         self._budgets = Budgets({"*": budget}, self.books, stage.clock, lambda reason: None)
         self.admission = Admission(rules, stage.clock, lambda model, need: has_room, metrics)
@@ -157,3 +162,62 @@ async def test_the_planner_hears_of_what_clients_wait_for_and_not_of_batches(is_
         assert len(dispatcher.flights) == 1
         asked = dispatcher.demand.asked(dispatcher.flights, dispatcher.traces, stage.clock.now_s(), 60.0)
         assert len(asked) == count
+
+
+@in_loop
+async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
+    stage = Stage("p1", "d1")
+    desk, handoff = Desk(stage), HandoffTiming(ticket_wait_s=0, sample_to_step_s=0.5, last_wire_s=0, step_rest_s=0)
+    with desk.open() as answer:
+        stage.clock.advance(1.0)
+        stage.dispatcher.on_phase(stage.link("p1"), "r", 1, Phase.PREFILL)
+        stage.clock.advance(2.0)
+        stage.say("p1", chunk(0, 0, 10, cached_tokens=0))
+        stage.clock.advance(3.0)
+        stage.goes_on("d1", "r", 1)
+        stage.say("d1", chunk(0, 1, 11, handoff=handoff))
+        stage.clock.advance(4.0)
+        stage.say("d1", chunk(0, 2, 12, finish=FinishReason.LENGTH))
+        while await answer.next() is not None:
+            pass
+    names = ("queue", "prefill", "transfer", "decode")
+    assert {name: sums(getattr(desk.metrics, name)) for name in names} == {
+        "queue": (1, 1.0), "prefill": (1, 2.0), "transfer": (1, 0.5), "decode": (1, 7.0)
+    }  # fmt: skip
+
+
+@in_loop
+async def test_a_request_of_a_batch_is_in_no_histogram_of_phases() -> None:
+    stage = Stage("m1", disaggregation=Disaggregation.NEVER)
+    desk = Desk(stage)
+    with desk.open(is_background=True) as answer:
+        stage.dispatcher.on_phase(stage.link("m1"), "r", 1, Phase.PREFILL)
+        stage.say("m1", chunk(0, 0, 10, 11, cached_tokens=0, finish=FinishReason.LENGTH))
+        while await answer.next() is not None:
+            pass
+    assert [sums(one)[0] for one in (desk.metrics.queue, desk.metrics.prefill, desk.metrics.decode)] == [0, 0, 0]
+
+
+@in_loop
+async def test_what_was_computed_again_is_counted_with_its_cause() -> None:
+    stage = Stage("m1", "m2", disaggregation=Disaggregation.NEVER)
+    desk = Desk(stage)
+    with desk.open() as answer:
+        (flight,) = stage.dispatcher.flights
+        first = flight.plan.decode
+        stage.say(first, chunk(0, 0, 10, 11, cached_tokens=0))
+        stage.go(first)
+        stage.wake()
+        stage.say(flight.plan.decode, chunk(0, 2, 12, attempt=2, cached_tokens=96, finish=FinishReason.LENGTH))
+        while await answer.next() is not None:
+            pass
+    text = desk.metrics.render().decode()
+    assert f'{RECOMPUTED_TOKENS}{{cause="lost"}} {PROMPT_TOKENS + 2 - 96:.1f}' in text
+
+
+def sums(histogram: Histogram) -> tuple[float, float]:
+    """How many, and their sum."""
+    values = {sample.name: sample.value for family in histogram.collect() for sample in family.samples}
+    (count,) = (value for name, value in values.items() if name.endswith("_count"))
+    (total,) = (value for name, value in values.items() if name.endswith("_sum"))
+    return count, total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,23 @@ def test_end_without_tokens() -> None:
     one.accept(chunk(1, [], finish=FinishReason.LENGTH), 0.0)
     assert one.is_finished
     assert read(inbox) == [1]
+
+
+def test_what_an_attempt_computes_again_counts_by_what_ended_the_one_before() -> None:
+    one = flight(Inbox(1 << 20))
+    one.work = replace(one.work, prompt=[1] * 100)
+    one.begin_attempt("refused")  # nothing was computed yet
+    one.accept(chunk(0, [5], attempt=2, cached_tokens=32), 1.0)
+    assert one.recomputed == {}
+    one.accept(chunk(1, [6, 7], attempt=2), 1.0)
+    one.begin_attempt("lost")
+    one.begin_attempt("transfer")  # before the next one said anything
+    one.accept(chunk(2, [8], attempt=3, cached_tokens=0), 2.0)
+    assert one.recomputed == {}
+    one.accept(chunk(3, [8], attempt=4, cached_tokens=96), 2.0)
+    one.accept(chunk(4, [9], attempt=4, cached_tokens=96), 2.0)
+    assert one.recomputed == {"transfer": 100 + 3 - 96}
+    assert one.cached_tokens == 32
 
 
 def test_logprobs_stay_with_their_tokens() -> None:

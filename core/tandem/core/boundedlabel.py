@@ -1,0 +1,25 @@
+"""A label whose values come and go, such as a worker's name, kept to so many of them in a metric."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAX_VALUES: Final = 64
+OTHER: Final = "other"
+
+
+class BoundedLabel:
+    """The first `limit` values that come stand for themselves, all further ones are "other"."""
+
+    def __init__(self, limit: int = MAX_VALUES) -> None:
+        self._limit = limit
+        self._values: set[str] = set()
+
+    def of(self, value: str) -> str:
+        """What to put into the label for this value."""
+        if value in self._values:
+            return value
+        if len(self._values) >= self._limit:
+            return OTHER
+        self._values.add(value)
+        return value
