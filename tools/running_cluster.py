@@ -77,6 +77,11 @@ class Cluster:
             with error:
                 return error.code, error.read().decode()
 
+    def scrape(self) -> str:
+        """Metrics as the admin port tells them: of all processes of a router."""
+        with urllib.request.urlopen(f"{self.context['admin']}/metrics", timeout=10) as response:
+            return str(response.read().decode())
+
     def metric(self, name: str, **labels: str) -> float:
         """Sum of a metric's samples on /metrics that carry these labels."""
         total = 0.0

@@ -1,0 +1,65 @@
+"""What a running cluster exports is what docs/metrics.md says: names, kinds and labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client.core import Metric as Family
+from prometheus_client.parser import text_string_to_metric_families
+
+from tandem.core import metricnames as names
+from tandem.core.metricnames import CATALOGUE, Kind
+from tests.integration.worker.pair import MODEL
+from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
+
+PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
+ENDS = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_count", "_sum")}
+FLAGS = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--disaggregation", "always", "--model", str(MODEL))
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two processes"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """One that has answered requests, two of them with the same prompt."""
+    with running(*FLAGS, "--processes", str(request.param)) as cluster:
+        for number in (0, 0, 1, 2):
+            body = {"model": "tandem-tiny", "prompt": [600 + number, *PROMPT], "max_tokens": 20, "temperature": 0}
+            status, answer = cluster.post("/v1/completions", body)
+            assert status == 200, answer
+        yield cluster
+
+
+def families(cluster: Cluster) -> dict[str, Family]:
+    """What the admin port exports, by the name in the catalogue; without when each of it began."""
+    every = text_string_to_metric_families(cluster.scrape())
+    found = [one for one in every if not one.name.endswith("_created")]
+    return {f"{one.name}_total" if one.type == "counter" else one.name: one for one in found}
+
+
+def test_every_name_is_in_the_catalogue_with_its_kind_and_labels(cluster: Cluster) -> None:
+    for name, family in families(cluster).items():
+        metric = CATALOGUE[name]
+        assert family.type == metric.kind, name
+        for sample in family.samples:
+            assert set(sample.labels) - {"le"} == set(metric.labels), sample
+            assert sample.name.startswith(family.name)
+            assert sample.name.removeprefix(family.name) in ENDS[metric.kind], sample
+
+
+def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
+    def count(name: str, suffix: str = "") -> float:
+        family = families(cluster)[name]
+        return sum(sample.value for sample in family.samples if sample.name == name + suffix)
+
+    for histogram in (names.TTFT, names.SECOND_TOKEN, names.E2E, names.QUEUE, names.PREFILL, names.TRANSFER,
+                      names.DECODE, names.HANDOFF_OVERHEAD):  # fmt: skip
+        assert count(histogram, "_count") == 4, histogram
+    assert count(names.ITL, "_count") > 0
+    assert count(names.PROMPT_TOKENS) == 4 * (1 + len(PROMPT))
+    assert count(names.GENERATED_TOKENS) == 4 * 20
+    assert count(names.CACHED_TOKENS) > 0
+    for counter in (names.KV_LINK_BYTES, names.KV_LINK_SECONDS, names.KV_LINK_TRANSFERS, names.HANDOVERS, names.STEPS):
+        wait_for(lambda counter=counter: counter in families(cluster) and count(counter) > 0)  # type: ignore[misc]
+    assert sum(sample.value for sample in families(cluster)[names.WORKER_UP].samples) == 4
+    wait_for(lambda: names.KV_LINK_SPEED in families(cluster), 30, "workers told of their links")

@@ -1,0 +1,77 @@
+"""Write docs/metrics.md: every metric of `core/tandem/core/metricnames.py`, with what has to be said of all of them.
+
+python -m tools.metrics_page [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tandem.core.metricnames import CATALOGUE, Metric, Source
+
+FILE: Final = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+HEAD: Final = """\
+# Metrics
+
+`tools/metrics_page.py` makes this page from `core/tandem/core/metricnames.py`; a test holds it against that module, and
+against a scrape of a running cluster.
+
+Routers answer `GET /metrics` in the text format of Prometheus: on the API's port with a key of the scope `metrics`
+([keys](tenants.md#what-a-key-allows)), on the admin port, which listens on loopback, without one. Workers have no port
+for it: they report their counters to every router ten times a second, and each exports what all workers said last.
+
+## How to add up
+
+- **Routers count each their own requests.** Add them up: `sum(rate(tandem_requests_total[5m]))`.
+- **What has a label `worker` every router says alike.** Take one of them, then add workers up:
+  `sum(max by (worker, role) (rate(tandem_prefill_tokens_total[5m])))`. Counters of a worker begin at 0 when it starts
+  or takes another role.
+- **A router of several processes** adds them up on its admin port: requests are sums, what workers reported and what is
+  said of the index and the cluster counts once, and `tandem_router_process_up` says who answered. A scrape of the API's
+  port reaches one of the processes, whichever the kernel picks.
+- **Labels are bounded.** Workers, roles, causes and reasons; never a request, a tenant or a prompt. `peer` takes 64
+  values a worker, all others are `other`. A counter that this release does not know is left out.
+- **Beside each counter and histogram** stands a gauge `…_created`, when it began, which the tables leave out.
+
+MFU and MBU are not here: an engine knows what its accelerator reaches, not what its data sheet promises, and a share of
+an unknown peak would be made up. How busy a worker is, is the rate of `tandem_step_seconds_total`.
+"""
+
+
+def text() -> str:
+    """The page."""
+    return HEAD + "".join(_section(source) for source in Source if any(_of(source)))
+
+
+def _of(source: Source) -> Iterator[Metric]:
+    return (metric for metric in CATALOGUE.values() if metric.source is source)
+
+
+def _section(source: Source) -> str:
+    rows = "".join(map(_row, _of(source)))
+    return f"\n## {source.value}\n\n| metric | kind | labels | |\n|---|---|---|---|\n{rows}"
+
+
+def _row(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric}` | {metric.kind} | {labels} | {metric.text} |\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare only, change nothing")
+    if not parser.parse_args().check:
+        FILE.write_text(text(), encoding="utf-8")
+        return 0
+    is_current = FILE.is_file() and FILE.read_text(encoding="utf-8") == text()
+    if not is_current:
+        sys.stderr.write(f"{FILE.name} is not what the metrics are; run `python -m tools.metrics_page`\n")
+    return 0 if is_current else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
