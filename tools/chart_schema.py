@@ -124,6 +124,7 @@ def settings() -> Schema:
         "admission": config.AdmissionSection,
         "store": config.StoreSection,
         "planner": config.PlannerSection,
+        "price": config.PriceSection,
     }
     found = {name: of_dataclass(kind, OF_THE_CHART.get(name, frozenset())) for name, kind in sections.items()}
     return record(

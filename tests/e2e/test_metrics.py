@@ -17,12 +17,19 @@ from tools.waiting import wait_for
 PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
 ENDS = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_count", "_sum")}
 FLAGS = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--disaggregation", "always", "--model", str(MODEL))
+CONFIG = """
+[price]
+prefill = 2.0
+decode = 1.0
+"""
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two processes"])
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One that has answered requests, two of them with the same prompt."""
-    with running(*FLAGS, "--processes", str(request.param)) as cluster:
+    config = tmp_path_factory.mktemp("config") / "cluster.toml"
+    config.write_text(CONFIG)
+    with running(*FLAGS, "--config", str(config), "--processes", str(request.param)) as cluster:
         for number in (0, 0, 1, 2):
             body = {"model": "tandem-tiny", "prompt": [600 + number, *PROMPT], "max_tokens": 20, "temperature": 0}
             status, answer = cluster.post("/v1/completions", body)
@@ -47,6 +54,12 @@ def test_every_name_is_in_the_catalogue_with_its_kind_and_labels(cluster: Cluste
             assert sample.name.removeprefix(family.name) in ENDS[metric.kind], sample
 
 
+def phases_with_a_cost(cluster: Cluster) -> set[str]:
+    """After one more answer: what came before the router first looked costs nothing."""
+    assert cluster.post("/v1/completions", {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 5})[0] == 200
+    return {sample.labels["phase"] for sample in families(cluster)[names.COST].samples}
+
+
 def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
     def count(name: str, suffix: str = "") -> float:
         family = families(cluster)[name]
@@ -62,4 +75,7 @@ def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
     for counter in (names.KV_LINK_BYTES, names.KV_LINK_SECONDS, names.KV_LINK_TRANSFERS, names.HANDOVERS, names.STEPS):
         wait_for(lambda counter=counter: counter in families(cluster) and count(counter) > 0)  # type: ignore[misc]
     assert sum(sample.value for sample in families(cluster)[names.WORKER_UP].samples) == 4
+    wanted = {sample.labels["role"]: sample.value for sample in families(cluster)[names.DESIRED_WORKERS].samples}
+    assert wanted == {"prefill": 2, "decode": 2, "mixed": 0}
+    wait_for(lambda: phases_with_a_cost(cluster) == {"prefill", "decode"}, 30)
     wait_for(lambda: names.KV_LINK_SPEED in families(cluster), 30, "workers told of their links")

@@ -52,6 +52,7 @@ def router_config(
         budget=config.budget,
         store=store,
         planner=config.planner,
+        price=config.price,
     )
 
 

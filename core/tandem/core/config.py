@@ -287,6 +287,15 @@ class PlannerSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriceSection:
+    """`[price]`: what an hour of one rank of a worker of each role costs, in any unit; 0 = not said."""
+
+    prefill: Amount = 0.0
+    decode: Amount = 0.0
+    mixed: Amount = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `max_ranks`:
     never more ranks of workers than that at once; 0 = no bound. `replace_silent_s`: a worker that fell silent is
@@ -313,6 +322,7 @@ class ClusterConfig:
     store: StoreSection = field(default_factory=StoreSection)
     ray: RaySection = field(default_factory=RaySection)
     planner: PlannerSection = field(default_factory=PlannerSection)
+    price: PriceSection = field(default_factory=PriceSection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -370,3 +380,4 @@ class RouterConfig:
     budget: dict[str, BudgetSection] = field(default_factory=dict)
     store: StoreSection = field(default_factory=StoreSection)
     planner: PlannerSection = field(default_factory=PlannerSection)
+    price: PriceSection = field(default_factory=PriceSection)

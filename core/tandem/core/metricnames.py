@@ -60,6 +60,10 @@ def _index(kind: Kind, name: str, text: str, *labels: str) -> Metric:
     return Metric(Source.INDEX, kind, name, text, *labels)
 
 
+def _cluster(kind: Kind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(Source.CLUSTER, kind, name, text, *labels)
+
+
 def _worker(kind: Kind, name: str, text: str, *labels: str) -> Metric:
     return Metric(Source.WORKER, kind, name, text, "worker", "role", *labels)
 
@@ -202,6 +206,26 @@ INDEX_PUBLISHING = Metric(
     'By `kind`: "entries" written, whole sets "republished" (the first counts too), "overflows" of the queue, '
     '"refused" (another incarnation holds the lease, or none, or it was over), "gaps" (what Redis had lost), "outages" '
     "of Redis.", "worker", "role", "kind",
+)  # fmt: skip
+
+# ---- the cluster ----
+CLUSTER_EVENTS = _cluster(
+    _COUNTER, "tandem_cluster_events_total",
+    'What happened to the cluster since the router began to look, by `kind` as `clusterctl events` has it: "draining", '
+    '"flipped", "exited" and so on; decisions of the planner are "plan_advised", "plan_acted" and "plan_denied".',
+    "kind",
+)  # fmt: skip
+DESIRED_WORKERS = _cluster(
+    _GAUGE, "tandem_desired_workers", "Workers of each `role` that the desired state names.", "role"
+)
+PLANNED_WORKERS = _cluster(
+    _GAUGE, "tandem_planned_workers", "Workers of each `role` as the planner would have them; none while it is off.",
+    "role",
+)  # fmt: skip
+COST = _cluster(
+    _GAUGE, "tandem_cost_per_million_tokens",
+    'What a million tokens cost over the last minute, by `phase` ("prefill": computed prompt tokens, "decode"), in the '
+    "unit of the configured prices. Idle workers cost as much.", "phase",
 )  # fmt: skip
 
 # ---- workers ----

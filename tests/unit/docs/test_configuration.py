@@ -22,6 +22,7 @@ from tandem.core.config import (
     ModelSection,
     PlannerSection,
     PoolSection,
+    PriceSection,
     RaySection,
     RedisSection,
     RoleSection,
@@ -38,7 +39,7 @@ SECTIONS: dict[str, Any] = {
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
     "`[admission]`": AdmissionSection, "`[slo.<class>]`": SloSection, "`[redis]`": RedisSection,
     "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection, "`[[models]]`": FurtherModelSection,
-    "`[ray]`": RaySection, "`[planner]`": PlannerSection,
+    "`[ray]`": RaySection, "`[planner]`": PlannerSection, "`[price]`": PriceSection,
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@
 {{- $_ := set $config "worker" (deepCopy .Values.config.worker) -}}
 {{- $_ := set $config "router" $router -}}
 {{- $_ := set $config "store" $store -}}
-{{- range $name := list "admission" "slo" "budget" "planner" -}}
+{{- range $name := list "admission" "slo" "budget" "planner" "price" -}}
 {{- $_ := set $config $name (get $.Values.config $name) -}}
 {{- end -}}
 {{- toJson $config -}}

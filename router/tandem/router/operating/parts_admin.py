@@ -37,7 +37,9 @@ TOGETHER_S = 3.0
 _MAX_ANSWER_BYTES = 64 << 20
 _OF_WORKERS = "worker"
 """A metric with this label is what a worker reported: every process says the same of it."""
-_KNOWN_TO_ALL = frozenset({names.INDEX_BLOCKS})
+_KNOWN_TO_ALL = frozenset(
+    {names.INDEX_BLOCKS, *(one for one in names.CATALOGUE.values() if one.source is names.Source.CLUSTER)}
+)
 _TO_ALL = (POLICY_PATH, SLO_PATH)
 
 

@@ -63,6 +63,7 @@ from tandem.router.flights.readiness import Readiness
 from tandem.router.flights.survival import Survival
 from tandem.router.kept.batches import pace
 from tandem.router.kept.batches.runner import BatchRunner
+from tandem.router.metrics.cluster import ClusterWatch
 from tandem.router.metrics.index import IndexCollector
 from tandem.router.metrics.router import Metrics
 from tandem.router.operating.admin import AdminLock, OnDown, create_admin_app, load_key
@@ -151,6 +152,7 @@ class Router:
         )
         self._carrying = self._build_carrying(prefixes, surroundings)
         self.metrics.watch(survival, lambda: self.dispatcher.waiting)
+        self._watch = self._build_watch(surroundings)
         self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
         self.metrics.watch_admission(lambda: self.admission.waiting)
         self._identity = Identity(
@@ -240,6 +242,7 @@ class Router:
                 group.create_task(self._keyring.follow()),
                 group.create_task(self._budgets.run()),
                 group.create_task(self.dispatcher.run()),
+                group.create_task(self._watch.run()),
                 group.create_task(self._carrying.run()),
                 group.create_task(self._grpc.run()),
             ]
@@ -311,6 +314,14 @@ class Router:
             unique_blocks=around.unique_blocks,
             window_s=self.config.planner.window_s,
         )
+
+    def _build_watch(self, around: Surroundings) -> ClusterWatch:
+        links, price = (lambda: self.table.links), self.config.price
+        watch = ClusterWatch(
+            links, self._clock, price, events=around.events, desired=around.desired, planning=around.planning
+        )
+        self.metrics.add(watch)
+        return watch
 
     def _build_carrying(self, prefixes: PrefixFinder, around: Surroundings) -> Carrying:
         carrying = Carrying(self.dispatcher, self.table, prefixes, self._clock, around.events, time.time)

@@ -1,0 +1,150 @@
+"""What happens to the cluster as a whole, as Prometheus metrics: its events, how many workers are wanted, what tokens
+cost. Looks at the stores every few seconds, and is read when it is asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, Protocol
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tandem.core import metricnames as names
+from tandem.core.clock import Clock
+from tandem.core.config import PriceSection
+from tandem.core.desired import DesiredState
+from tandem.core.errors import TandemError
+from tandem.core.events import ClusterEvent, EventKind
+from tandem.core.ids import WorkerId
+from tandem.core.lifecycle import RoleName
+from tandem.core.logs import event
+from tandem.core.metricnames import Metric
+from tandem.router.metrics.cost import CostMeter, WorkerCounts
+from tandem.router.workers.links import WorkerLink
+
+_log = logging.getLogger(__name__)
+EVERY_S: Final = 5.0
+_AT_ONCE: Final = 500
+_PART: Final = re.compile(r"([0-9]+)([PDM])")
+_ROLES: Final = {"P": RoleName.PREFILL, "D": RoleName.DECODE, "M": RoleName.MIXED}
+
+
+class Events(Protocol):
+    """Where the cluster's events are kept."""
+
+    async def last(self, count: int) -> list[tuple[str, ClusterEvent]]: ...
+    async def after(self, place: str, count: int) -> list[tuple[str, ClusterEvent]]: ...
+
+
+class Desired(Protocol):
+    """Where the desired state is kept."""
+
+    async def load(self) -> DesiredState | None: ...
+
+
+class Planning(Protocol):
+    """Where the planner's last word is kept."""
+
+    async def word(self) -> dict[str, Any] | None: ...
+
+
+class ClusterWatch(Collector):
+    """A store that is None tells nothing. Events count from when this router began to look."""
+
+    def __init__(
+        self,
+        links: Callable[[], Iterable[WorkerLink]],
+        clock: Clock,
+        price: PriceSection,
+        *,
+        events: Events | None = None,
+        desired: Desired | None = None,
+        planning: Planning | None = None,
+    ) -> None:
+        self._links, self._clock, self._price = links, clock, price
+        self._events, self._desired, self._planning = events, desired, planning
+        self._place = ""
+        self._happened: Counter[EventKind] = Counter()
+        self._wanted: Mapping[RoleName, int] = {}
+        self._advised: Mapping[RoleName, int] = {}
+        self._cost = CostMeter()
+
+    async def run(self) -> None:
+        """Look every EVERY_S, until cancelled. What does not answer is as it was."""
+        while True:
+            await self.look()
+            await asyncio.sleep(EVERY_S)
+
+    async def look(self) -> None:
+        """Look once."""
+        self._cost.look(self._counts(), self._clock.now_s())
+        try:
+            await self._follow()
+            state = await self._desired.load() if self._desired is not None else None
+            self._wanted = _counts_of(state) if state is not None and not state.is_stopped else {}
+            word = await self._planning.word() if self._planning is not None else None
+            self._advised = split_of(str((word or {}).get("wanted", "")))
+        except TandemError as error:
+            event(_log, "cluster not looked at", logging.WARNING, why=error.message)
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        happened = CounterMetricFamily(
+            names.CLUSTER_EVENTS, names.CLUSTER_EVENTS.text, labels=names.CLUSTER_EVENTS.labels
+        )
+        for kind in EventKind:
+            happened.add_metric([kind.value], self._happened[kind])
+        yield happened
+        yield _gauge(names.DESIRED_WORKERS, ((role.value, count) for role, count in self._wanted.items()))
+        yield _gauge(names.PLANNED_WORKERS, ((role.value, count) for role, count in self._advised.items()))
+        yield _gauge(names.COST, self._cost.per_million().items())
+
+    async def _follow(self) -> None:
+        """Count what happened since the last look; what happened before the first one is not counted."""
+        if self._events is None:
+            return
+        if not self._place:
+            latest = await self._events.last(1)
+            self._place = latest[-1][0] if latest else "0"
+            return
+        while found := await self._events.after(self._place, _AT_ONCE):
+            self._happened.update(one.kind for _, one in found)
+            self._place = found[-1][0]
+
+    def _counts(self) -> dict[WorkerId, WorkerCounts]:
+        return {link.worker: _counts_at(link, self._price) for link in self._links() if link.facts is not None}
+
+
+def split_of(text: str) -> dict[RoleName, int]:
+    """Workers by role of what the planner writes, such as "5P:3D"; nothing of anything else."""
+    return {_ROLES[role]: int(count) for count, role in _PART.findall(text)}
+
+
+def _counts_of(state: DesiredState) -> dict[RoleName, int]:
+    counts = Counter[RoleName]()
+    for pool in state.pools:
+        counts[pool.role] += pool.count
+    return dict(counts)
+
+
+def _counts_at(link: WorkerLink, price: PriceSection) -> WorkerCounts:
+    assert link.facts is not None
+    counters = link.load.counters
+    return WorkerCounts(
+        role=link.facts.role,
+        price_per_h=link.facts.tp * float(getattr(price, link.facts.role.value)),
+        step_s=counters.get("step_seconds", 0.0),
+        prefill_step_s=counters.get("prefill_step_seconds", 0.0),
+        prefill_tokens=counters.get("prefill_tokens", 0.0),
+        decode_tokens=counters.get("decode_tokens", 0.0),
+    )
+
+
+def _gauge(metric: Metric, samples: Iterable[tuple[str, float]]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(metric, metric.text, labels=metric.labels)
+    for label, value in samples:
+        family.add_metric([label], value)
+    return family
