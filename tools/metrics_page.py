@@ -30,9 +30,8 @@ for it: they report their counters to every router ten times a second, and each 
 - **What has a label `worker` every router says alike.** Take one of them, then add workers up:
   `sum(max by (worker, role) (rate(tandem_prefill_tokens_total[5m])))`. Counters of a worker begin at 0 when it starts
   or takes another role.
-- **A router of several processes** adds them up on its admin port: requests are sums, what workers reported and what is
-  said of the index and the cluster counts once, and `tandem_router_process_up` says who answered. A scrape of the API's
-  port reaches one of the processes, whichever the kernel picks.
+- **A router of several processes** answers for all of them, on both ports: requests are sums, what workers reported and
+  what is said of the index and the cluster counts once, and `tandem_router_process_up` says who answered.
 - **Labels are bounded.** Workers, roles, causes and reasons; never a request, a tenant or a prompt. `peer` takes 64
   values a worker, all others are `other`. A counter that this release does not know is left out.
 - **Beside each counter and histogram** stands a gauge `…_created`, when it began, which the tables leave out.

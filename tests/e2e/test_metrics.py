@@ -75,6 +75,8 @@ def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
     for counter in (names.KV_LINK_BYTES, names.KV_LINK_SECONDS, names.KV_LINK_TRANSFERS, names.HANDOVERS, names.STEPS):
         wait_for(lambda counter=counter: counter in families(cluster) and count(counter) > 0)  # type: ignore[misc]
     assert sum(sample.value for sample in families(cluster)[names.WORKER_UP].samples) == 4
+    for _ in range(6):  # whichever process answers
+        assert cluster.metric(names.GENERATED_TOKENS) == 4 * 20
     wanted = {sample.labels["role"]: sample.value for sample in families(cluster)[names.DESIRED_WORKERS].samples}
     assert wanted == {"prefill": 2, "decode": 2, "mixed": 0}
     wait_for(lambda: phases_with_a_cost(cluster) == {"prefill", "decode"}, 30)

@@ -373,6 +373,8 @@ class RouterConfig:
     """Written (atomically, JSON with the actual ports) once the sockets listen."""
     is_part: bool = False
     """Whether this is one of several processes that share ports, and has a parent that looks after them."""
+    parent_admin: str = ""
+    """URL of that parent's admin port."""
     log_level: str = "INFO"
     settings: RouterSection = field(default_factory=RouterSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)

@@ -38,6 +38,8 @@ class Door:
     clock: Clock
     wall_s: Callable[[], float]
     started_s: int
+    scrape: Callable[[], Awaitable[bytes]]
+    """Metrics of the router, of all its processes; raises UnavailableError."""
 
     async def read(self, ask: Ask, received_s: float) -> list[Work]:
         """Works of an ask that arrived at `received_s`; refuses everything while the router stops."""

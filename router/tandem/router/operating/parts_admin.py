@@ -125,6 +125,15 @@ async def replay(orders: Orders, part: Part, key: bytes) -> None:
                                todo="look at its log")  # fmt: skip
 
 
+async def whole_scrape(parent: str) -> bytes:
+    """Metrics of all processes, as their parent's admin port tells them; `parent` is its URL. UnavailableError if it
+    does not."""
+    answer = await _fetch(Part("the parent", parent, 0), _Question("GET", "/metrics", {}))
+    if not answer.is_good:
+        raise UnavailableError("the processes of this router do not tell their metrics", todo="ask again")
+    return answer.body
+
+
 async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence[Part]], orders: Orders) -> Response:
     """Kept once any process accepts it: whoever does not answer now, or starts later, is to agree with that one."""
     async with orders.lock:

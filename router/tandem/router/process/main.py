@@ -70,6 +70,7 @@ from tandem.router.operating.admin import AdminLock, OnDown, create_admin_app, l
 from tandem.router.operating.audit import AuditDesk
 from tandem.router.operating.demand import DemandDesk
 from tandem.router.operating.keyring import Keyring, KeyStore
+from tandem.router.operating.parts_admin import whole_scrape
 from tandem.router.operating.routing_desk import RoutingDesk
 from tandem.router.operating.scaling_desk import ScalingDesk, UniqueBlocks, loads_of
 from tandem.router.operating.slo_desk import SloDesk
@@ -172,6 +173,7 @@ class Router:
             clock=self._clock,
             wall_s=time.time,
             started_s=int(time.time()),
+            scrape=self._scrape,
         )
         self._page = StatusPage(
             config=config,
@@ -293,6 +295,9 @@ class Router:
             await self._keyring.load()
         except UnavailableError as error:
             raise StartupError("cannot read the API keys", why=error.message, todo="start it again") from error
+
+    async def _scrape(self) -> bytes:
+        return await whole_scrape(self.config.parent_admin) if self._is_part else self.metrics.render()
 
     def _turned_away(self, error: TandemError) -> None:
         self.metrics.request_ended("any", error.code)

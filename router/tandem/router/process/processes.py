@@ -61,7 +61,9 @@ async def run_processes(config: RouterConfig) -> int:
         listener = bind("127.0.0.1", port_after(wants.admin_port, grpc, grpc_wanted))
         stack.callback(listener.close)
         settings = dataclasses.replace(wants, port=http, grpc_port=grpc, admin_port=0)
-        one, orders, clock = dataclasses.replace(config, settings=settings), Orders(), MonotonicClock()
+        parent = f"http://127.0.0.1:{port_of(listener)}"
+        one = dataclasses.replace(config, settings=settings, parent_admin=parent)
+        orders, clock = Orders(), MonotonicClock()
         every = [Process(one, number, orders, clock) for number in range(wants.processes)]
         stack.push_async_callback(_stop, every)
         stopping = asyncio.Event()
@@ -71,12 +73,17 @@ async def run_processes(config: RouterConfig) -> int:
             await asyncio.gather(*(process.start() for process in every[1:]))
         except _RefusedError as error:
             return error.code
-        await _serve(config, every, orders, listener, stopping)
+        await _serve(config, every, orders, listener, parent, stopping)
     return 0
 
 
 async def _serve(
-    config: RouterConfig, every: list[Process], orders: Orders, listener: socket.socket, stopping: asyncio.Event
+    config: RouterConfig,
+    every: list[Process],
+    orders: Orders,
+    listener: socket.socket,
+    parent: str,
+    stopping: asyncio.Event,
 ) -> None:
     def parts() -> list[Part]:
         return [process.part for process in every if process.part is not None]
@@ -92,7 +99,7 @@ async def _serve(
             await admin.wait_started()
         first = every[0].ready
         assert first is not None
-        ready = dataclasses.replace(first, admin=f"http://127.0.0.1:{port_of(listener)}", pid=os.getpid())
+        ready = dataclasses.replace(first, admin=parent, pid=os.getpid())
         write_ready(Path(config.ready_file), ready)
         await stopping.wait()
         for task in tasks[1:]:

@@ -178,7 +178,7 @@ class _Api:
         return json_response({"version": version()})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._door.metrics.render(), headers={"content-type": CONTENT_TYPE})
+        return Response(await self._door.scrape(), headers={"content-type": CONTENT_TYPE})
 
     async def openapi(self, request: Request) -> Response:
         """Made once for what it tells, beside the event loop: it takes a tenth of a second."""
