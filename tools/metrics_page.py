@@ -36,6 +36,12 @@ for it: they report their counters to every router ten times a second, and each 
   values a worker, all others are `other`. A counter that this release does not know is left out.
 - **Beside each counter and histogram** stands a gauge `…_created`, when it began, which the tables leave out.
 
+The names of vLLM, at the end, are for autoscalers, endpoint pickers and dashboards that were made for it. They stand on
+the routers' scrape, with a worker's name where vLLM has a process's: whoever scrapes pods one by one finds them at
+routers, not at workers. Requests that no worker has yet wait in routers, so a rule that scales prefill workers asks for
+
+    sum(max by (worker) (vllm:num_requests_waiting{role!="decode"})) + sum(tandem_admission_waiting_requests)
+
 MFU and MBU are not here: an engine knows what its accelerator reaches, not what its data sheet promises, and a share of
 an unknown peak would be made up. How busy a worker is, is the rate of `tandem_step_seconds_total`.
 """

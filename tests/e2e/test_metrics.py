@@ -75,6 +75,9 @@ def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
     for counter in (names.KV_LINK_BYTES, names.KV_LINK_SECONDS, names.KV_LINK_TRANSFERS, names.HANDOVERS, names.STEPS):
         wait_for(lambda counter=counter: counter in families(cluster) and count(counter) > 0)  # type: ignore[misc]
     assert sum(sample.value for sample in families(cluster)[names.WORKER_UP].samples) == 4
+    assert count(names.VLLM_TTFT, "_count") == 4
+    assert count(names.VLLM_GENERATION_TOKENS) == 4 * 20
+    assert {s.labels["model_name"] for s in families(cluster)[names.VLLM_RUNNING].samples} == {"tandem-tiny"}
     for _ in range(6):  # whichever process answers
         assert cluster.metric(names.GENERATED_TOKENS) == 4 * 20
     wanted = {sample.labels["role"]: sample.value for sample in families(cluster)[names.DESIRED_WORKERS].samples}

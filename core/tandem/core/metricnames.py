@@ -52,6 +52,10 @@ def _request(kind: Kind, name: str, text: str, *labels: str) -> Metric:
     return Metric(Source.REQUESTS, kind, name, text, *labels)
 
 
+def _of_model(kind: Kind, name: str, text: str) -> Metric:
+    return Metric(Source.REQUESTS, kind, name, text, "model")
+
+
 def _router(kind: Kind, name: str, text: str, *labels: str) -> Metric:
     return Metric(Source.ROUTER, kind, name, text, *labels)
 
@@ -72,6 +76,11 @@ def _moving(kind: Kind, name: str, text: str, *labels: str) -> Metric:
     return Metric(Source.TRANSFER, kind, name, text, "worker", "role", *labels)
 
 
+def _vllm(kind: Kind, name: str, text: str, *labels: str) -> Metric:
+    return Metric(Source.VLLM, kind, name, text, *labels)
+
+
+_BY_WORKER = ("model_name", "worker", "role")
 _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 
 # ---- requests, measured by routers ----
@@ -79,43 +88,43 @@ REQUESTS = _request(
     _COUNTER, "tandem_requests_total",
     'Requests by `api` and `outcome`: "ok", "cancelled" or the code of an error.', "api", "outcome",
 )  # fmt: skip
-TTFT = _request(_HISTOGRAM, "tandem_time_to_first_token_seconds", "From arrival to the first token.")
-SECOND_TOKEN = _request(
+TTFT = _of_model(_HISTOGRAM, "tandem_time_to_first_token_seconds", "From arrival to the first token.")
+SECOND_TOKEN = _of_model(
     _HISTOGRAM, "tandem_time_to_second_token_seconds",
     "From the first token of a request to its second one: what a hand-off delays.",
 )  # fmt: skip
-ITL = _request(_HISTOGRAM, "tandem_inter_token_latency_seconds", "Between tokens of one choice.")
-E2E = _request(
+ITL = _of_model(_HISTOGRAM, "tandem_inter_token_latency_seconds", "Between tokens of one choice.")
+E2E = _of_model(
     _HISTOGRAM, "tandem_request_duration_seconds", "From arrival to the end of the answer, of those that got one."
 )
-QUEUE = _request(
+QUEUE = _of_model(
     _HISTOGRAM, "tandem_request_queue_seconds", "From dispatch until a worker began to compute the prompt."
 )
-PREFILL = _request(
+PREFILL = _of_model(
     _HISTOGRAM, "tandem_request_prefill_seconds", "From when a worker began with the prompt to the first token."
 )
-TRANSFER = _request(
+TRANSFER = _of_model(
     _HISTOGRAM, "tandem_request_transfer_seconds",
     "From the first token until the decode worker's first step with the request. What of the KV was pushed while the "
     "prompt was computed took no time of its own.",
 )  # fmt: skip
-DECODE = _request(
+DECODE = _of_model(
     _HISTOGRAM, "tandem_request_decode_seconds",
     "From the first token to the last one, of answers of more than one token; the transfer is part of it.",
 )  # fmt: skip
-HANDOFF_OVERHEAD = _request(
+HANDOFF_OVERHEAD = _of_model(
     _HISTOGRAM, "tandem_handoff_overhead_seconds", "What a hand-off from prefill to decode added to the second token."
 )
-PREDICTED_TTFT = _request(
+PREDICTED_TTFT = _of_model(
     _HISTOGRAM, "tandem_predicted_time_to_first_token_seconds",
     "As the plan had it, from dispatch on; first attempts only.",
 )  # fmt: skip
-TTFT_ERROR = _request(
+TTFT_ERROR = _of_model(
     _HISTOGRAM, "tandem_time_to_first_token_error_seconds", "How far that was from what came, without the sign."
 )
-PROMPT_TOKENS = _request(_COUNTER, "tandem_prompt_tokens_total", "Prompt tokens of requests that got an answer.")
-GENERATED_TOKENS = _request(_COUNTER, "tandem_generation_tokens_total", "Output tokens.")
-CACHED_TOKENS = _request(_COUNTER, "tandem_cached_prompt_tokens_total", "Prompt tokens that nobody had to compute.")
+PROMPT_TOKENS = _of_model(_COUNTER, "tandem_prompt_tokens_total", "Prompt tokens of requests that got an answer.")
+GENERATED_TOKENS = _of_model(_COUNTER, "tandem_generation_tokens_total", "Output tokens.")
+CACHED_TOKENS = _of_model(_COUNTER, "tandem_cached_prompt_tokens_total", "Prompt tokens that nobody had to compute.")
 SLO_REQUESTS = _request(
     _COUNTER, "tandem_slo_requests_total",
     'Requests of an SLO class, by `slo` and `outcome`: "met" and "missed" its targets, "failed", "cancelled". Goodput '
@@ -375,6 +384,44 @@ SUPPLIES_REFUSED = _moving(
 FETCH_REQUESTS_DROPPED = _moving(
     _COUNTER, "tandem_fetch_requests_dropped_total", "Requests of other workers for a prefix that came twice."
 )
+
+# ---- under the names of vLLM ----
+VLLM_RUNNING = _vllm(_GAUGE, "vllm:num_requests_running", "As tandem_worker_running_requests.", *_BY_WORKER)
+VLLM_WAITING = _vllm(
+    _GAUGE, "vllm:num_requests_waiting",
+    "As tandem_worker_queued_requests. Requests that no worker has yet wait in routers: add "
+    "tandem_admission_waiting_requests.", *_BY_WORKER,
+)  # fmt: skip
+VLLM_KV_USAGE = _vllm(
+    _GAUGE, "vllm:kv_cache_usage_perc",
+    "The share of the fullest KV group's blocks that are held, 0 to 1; cached blocks that nobody holds are free.",
+    *_BY_WORKER,
+)  # fmt: skip
+VLLM_KV_USAGE_BEFORE = _vllm(
+    _GAUGE, "vllm:gpu_cache_usage_perc", "The same; what older releases of vLLM called it.", *_BY_WORKER
+)
+VLLM_CACHE_CONFIG = _vllm(
+    _GAUGE, "vllm:cache_config_info",
+    "1; its labels say the tokens of a block, and the blocks of the smallest KV group.", *_BY_WORKER, "block_size",
+    "num_gpu_blocks",
+)  # fmt: skip
+VLLM_PREEMPTIONS = _vllm(_COUNTER, "vllm:num_preemptions_total", "As tandem_preemptions_total.", *_BY_WORKER)
+VLLM_TTFT = _vllm(
+    _HISTOGRAM, "vllm:time_to_first_token_seconds", "As tandem_time_to_first_token_seconds.", "model_name"
+)
+VLLM_ITL = _vllm(_HISTOGRAM, "vllm:inter_token_latency_seconds", "As tandem_inter_token_latency_seconds.", "model_name")
+VLLM_E2E = _vllm(_HISTOGRAM, "vllm:e2e_request_latency_seconds", "As tandem_request_duration_seconds.", "model_name")
+VLLM_QUEUE = _vllm(_HISTOGRAM, "vllm:request_queue_time_seconds", "As tandem_request_queue_seconds.", "model_name")
+VLLM_PREFILL = _vllm(
+    _HISTOGRAM, "vllm:request_prefill_time_seconds", "As tandem_request_prefill_seconds.", "model_name"
+)
+VLLM_DECODE = _vllm(_HISTOGRAM, "vllm:request_decode_time_seconds", "As tandem_request_decode_seconds.", "model_name")
+VLLM_PROMPT_TOKENS = _vllm(_COUNTER, "vllm:prompt_tokens_total", "As tandem_prompt_tokens_total.", "model_name")
+VLLM_GENERATION_TOKENS = _vllm(
+    _COUNTER, "vllm:generation_tokens_total", "As tandem_generation_tokens_total.", "model_name"
+)
+VLLM_CACHE_QUERIES = _vllm(_COUNTER, "vllm:prefix_cache_queries_total", "As tandem_prompt_tokens_total.", "model_name")
+VLLM_CACHE_HITS = _vllm(_COUNTER, "vllm:prefix_cache_hits_total", "As tandem_cached_prompt_tokens_total.", "model_name")
 
 CATALOGUE: Mapping[str, Metric] = MappingProxyType(
     {str(metric): metric for metric in tuple(globals().values()) if isinstance(metric, Metric)}

@@ -104,6 +104,7 @@ class Answer:
         self._sent_s = 0.0
         self._error: TandemError | None = None
         self._is_background = works[0].terms.is_background
+        self._measured = desk.metrics.of(works[0].model)
 
     def __enter__(self) -> Answer:
         if self._is_background:  # it fills gaps: nobody need make room for it, nor is it demand
@@ -270,7 +271,7 @@ class Answer:
         count = choice.token_count - before
         if not count:
             return
-        metrics = self._desk.metrics
+        metrics = self._measured
         choice.first_s = choice.first_s or at_s
         if not self._first_s:
             self._first_s = at_s
@@ -287,15 +288,15 @@ class Answer:
         choice.last_s = at_s
 
     def _measure(self) -> None:
-        metrics, now_s = self._desk.metrics, self._desk.clock.now_s()
+        metrics, measured, now_s = self._desk.metrics, self._measured, self._desk.clock.now_s()
         metrics.request_ended(self._settings.api, self._error.code if self._error is not None else "ok")
         usage = self.usage
-        metrics.generated_tokens.inc(usage.completion_tokens)
+        measured.generated_tokens.inc(usage.completion_tokens)
         if usage.completion_tokens:
-            metrics.prompt_tokens.inc(usage.prompt_tokens)
-            metrics.cached_tokens.inc(usage.cached_tokens)
+            measured.prompt_tokens.inc(usage.prompt_tokens)
+            measured.cached_tokens.inc(usage.cached_tokens)
         if self._error is None and not self._is_background:
-            metrics.e2e.observe(now_s - self._settings.received_s)
+            measured.e2e.observe(now_s - self._settings.received_s)
         if self._works[0].terms.slo and not self._is_background:
             metrics.slo(self._works[0].terms.slo, self._outcome())
         for flight in self._flights:
@@ -308,16 +309,16 @@ class Answer:
             predicted = flight.plan.cost
             if predicted is not None and flight.first_token_s is not None and flight.attempt == 1:
                 actual_s = flight.first_token_s - flight.started_s
-                metrics.predicted_ttft.observe(predicted.first_token_s)
-                metrics.ttft_error.observe(abs(actual_s - predicted.first_token_s))
+                measured.predicted_ttft.observe(predicted.first_token_s)
+                measured.ttft_error.observe(abs(actual_s - predicted.first_token_s))
             if flight.handoff is not None:
-                metrics.handoff.observe(flight.handoff.overhead_s)
+                measured.handoff.observe(flight.handoff.overhead_s)
         last_s = max((one.last_s for one in self._choices if one.token_count > 1), default=0.0)
         if last_s and not self._is_background:
-            metrics.decode.observe(last_s - self._first_s)
+            measured.decode.observe(last_s - self._first_s)
 
     def _measure_phases(self, flight: Flight) -> None:
-        metrics, began_s = self._desk.metrics, flight.prefill_started_s
+        metrics, began_s = self._measured, flight.prefill_started_s
         if began_s is not None:
             metrics.queue.observe(began_s - flight.started_s)
             if flight.first_token_s is not None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tandem.core import metricnames as names
-from tandem.core.metricnames import Metric
+from tandem.core.metricnames import Kind, Metric
 from tandem.router.flights.moves import CAUSE as MOVED
 from tandem.router.flights.survival import Cause, Survival
+from tandem.router.metrics.vllm import VllmCollector
 from tandem.router.metrics.workers import WorkerCollector
 from tandem.router.planning.plan import Plan
 from tandem.router.workers.links import WorkerLink
@@ -28,27 +31,56 @@ _HANDOFF_S = (
 )  # fmt: skip
 
 
+_SHORT = frozenset({names.HANDOFF_OVERHEAD, names.TRANSFER})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Of requests for one model. Histograms are in seconds, counters in tokens."""
+
+    ttft: Histogram
+    predicted_ttft: Histogram
+    ttft_error: Histogram
+    second_token: Histogram
+    itl: Histogram
+    e2e: Histogram
+    queue: Histogram
+    prefill: Histogram
+    transfer: Histogram
+    decode: Histogram
+    handoff: Histogram
+    prompt_tokens: Counter
+    generated_tokens: Counter
+    cached_tokens: Counter
+
+
+_OF_REQUESTS = {
+    "ttft": names.TTFT,
+    "predicted_ttft": names.PREDICTED_TTFT,
+    "ttft_error": names.TTFT_ERROR,
+    "second_token": names.SECOND_TOKEN,
+    "itl": names.ITL,
+    "e2e": names.E2E,
+    "queue": names.QUEUE,
+    "prefill": names.PREFILL,
+    "transfer": names.TRANSFER,
+    "decode": names.DECODE,
+    "handoff": names.HANDOFF_OVERHEAD,
+    "prompt_tokens": names.PROMPT_TOKENS,
+    "generated_tokens": names.GENERATED_TOKENS,
+    "cached_tokens": names.CACHED_TOKENS,
+}
+
+
 class Metrics:
     """`links` gives the workers to report on at each scrape; `in_flight` the number of requests in this router."""
 
     def __init__(self, links: Callable[[], Iterable[WorkerLink]], in_flight: Callable[[], int]) -> None:
         self._registry = CollectorRegistry()
         self._links = links
+        self._models: dict[str, RequestMetrics] = {}
+        self._of_requests = {metric: self._measuring(metric) for metric in _OF_REQUESTS.values()}
         self._requests = self._counter(names.REQUESTS)
-        self.ttft = self._histogram(names.TTFT)
-        self.predicted_ttft = self._histogram(names.PREDICTED_TTFT)
-        self.ttft_error = self._histogram(names.TTFT_ERROR)
-        self.second_token = self._histogram(names.SECOND_TOKEN)
-        self.itl = self._histogram(names.ITL)
-        self.e2e = self._histogram(names.E2E)
-        self.queue = self._histogram(names.QUEUE)
-        self.prefill = self._histogram(names.PREFILL)
-        self.transfer = self._histogram(names.TRANSFER, _HANDOFF_S)
-        self.decode = self._histogram(names.DECODE)
-        self.handoff = self._histogram(names.HANDOFF_OVERHEAD, _HANDOFF_S)
-        self.prompt_tokens = self._counter(names.PROMPT_TOKENS)
-        self.generated_tokens = self._counter(names.GENERATED_TOKENS)
-        self.cached_tokens = self._counter(names.CACHED_TOKENS)
         self._predicted = self._counter(names.PREFIX_PREDICTED)
         self._found = self._counter(names.PREFIX_ACTUAL)
         self._mismatches = self._counter(names.PREFIX_MISMATCHES)
@@ -64,6 +96,7 @@ class Metrics:
         self._given_up = self._counter(names.GIVEN_UP)
         self._gauge(names.ROUTER_IN_FLIGHT, in_flight)
         self._registry.register(WorkerCollector(links))
+        self._registry.register(VllmCollector(links, self._of_requests))
         self._begin_at_zero()
 
     def _begin_at_zero(self) -> None:
@@ -77,6 +110,14 @@ class Metrics:
             self._not_admitted.labels(reason)
         for basis, found in itertools.product(("index", "speculation"), ("less", "more")):
             self._mismatches.labels(basis, found)
+
+    def of(self, model: str) -> RequestMetrics:
+        """What is measured of requests for a model of this router."""
+        found = self._models.get(model)
+        if found is None:
+            own: dict[str, Any] = {name: self._of_requests[one].labels(model) for name, one in _OF_REQUESTS.items()}
+            found = self._models[model] = RequestMetrics(**own)
+        return found
 
     def watch_batches(self, running: Callable[[], int]) -> None:
         """Report how many requests of batches run here."""
@@ -139,6 +180,11 @@ class Metrics:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+    def _measuring(self, metric: Metric) -> Counter | Histogram:
+        if metric.kind is Kind.COUNTER:
+            return self._counter(metric)
+        return self._histogram(metric, _HANDOFF_S if metric in _SHORT else _LATENCY_S)
 
     def _counter(self, metric: Metric) -> Counter:
         return Counter(metric, metric.text, metric.labels, registry=self._registry)

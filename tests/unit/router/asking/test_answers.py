@@ -181,7 +181,7 @@ async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
         while await answer.next() is not None:
             pass
     names = ("queue", "prefill", "transfer", "decode")
-    assert {name: sums(getattr(desk.metrics, name)) for name in names} == {
+    assert {name: sums(getattr(desk.metrics.of(""), name)) for name in names} == {
         "queue": (1, 1.0), "prefill": (1, 2.0), "transfer": (1, 0.5), "decode": (1, 7.0)
     }  # fmt: skip
 
@@ -195,7 +195,8 @@ async def test_a_request_of_a_batch_is_in_no_histogram_of_phases() -> None:
         stage.say("m1", chunk(0, 0, 10, 11, cached_tokens=0, finish=FinishReason.LENGTH))
         while await answer.next() is not None:
             pass
-    assert [sums(one)[0] for one in (desk.metrics.queue, desk.metrics.prefill, desk.metrics.decode)] == [0, 0, 0]
+    measured = desk.metrics.of("")
+    assert [sums(one)[0] for one in (measured.queue, measured.prefill, measured.decode)] == [0, 0, 0]
 
 
 @in_loop
