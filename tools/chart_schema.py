@@ -336,8 +336,8 @@ def metrics() -> Schema:
     return record(
         {
             "serviceMonitor": monitor,
-            "prometheusRule": record({"labels": named(TEXT), "groups": several(FREE)}),
-            "dashboards": record({"labels": named(TEXT), "files": named(TEXT, r"^[a-z0-9-]+\.json$")}),
+            "prometheusRule": record({"enabled": FLAG, "labels": named(TEXT), "groups": several(FREE)}),
+            "dashboards": record({"enabled": FLAG, "labels": named(TEXT), "files": named(TEXT, r"^[a-z0-9-]+\.json$")}),
         }
     )
 

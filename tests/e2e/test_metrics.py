@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.core import metricnames as names
 from tandem.core.metricnames import CATALOGUE, Kind
+from tests.e2e.queries import expressions, metrics_in
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
@@ -18,6 +19,17 @@ PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
 ENDS = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_count", "_sum")}
 FLAGS = ("--engine", "sim", "--prefill", "2", "--decode", "2", "--disaggregation", "always", "--model", str(MODEL))
 CONFIG = """
+[slo.fast]
+ttft_s = 10.0
+itl_s = 1.0
+
+[admission]
+default_slo = "fast"
+
+[planner]
+mode = "advise"
+interval_s = 0.5
+
 [price]
 prefill = 2.0
 decode = 1.0
@@ -84,3 +96,16 @@ def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
     assert wanted == {"prefill": 2, "decode": 2, "mixed": 0}
     wait_for(lambda: phases_with_a_cost(cluster) == {"prefill", "decode"}, 30)
     wait_for(lambda: names.KV_LINK_SPEED in families(cluster), 30, "workers told of their links")
+
+
+def test_every_panel_alert_and_autoscaler_finds_what_it_asks_for(cluster: Cluster) -> None:
+    wanted = {metric for expression in expressions().values() for metric in metrics_in(expression)}
+    assert len(wanted) > 40
+    if cluster.status()["router"].get("processes") is None:
+        wanted -= {names.ROUTER_PROCESS_UP}
+
+    def missing() -> set[str]:
+        phases_with_a_cost(cluster)
+        return wanted - {name for name, family in families(cluster).items() if family.samples}
+
+    assert wait_for(lambda: not missing() or None, 60, f"a sample of {sorted(missing())}")

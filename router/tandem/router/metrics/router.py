@@ -108,6 +108,8 @@ class Metrics:
             self._given_up.labels(reason)
         for reason in ("full", "late", "deadline", "budget"):
             self._not_admitted.labels(reason)
+        for reason in ("attempt", "choice", "duplicate", "unknown", "unwanted"):
+            self._dropped.labels(reason)
         for basis, found in itertools.product(("index", "speculation"), ("less", "more")):
             self._mismatches.labels(basis, found)
 
