@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tandem.core.boundedlabel import MAX_VALUES
 from tandem.core.metricnames import CATALOGUE, Metric, Source
 
 FILE: Final = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -32,8 +33,8 @@ for it: they report their counters to every router ten times a second, and each 
   or takes another role.
 - **A router of several processes** answers for all of them, on both ports: requests are sums, what workers reported and
   what is said of the index and the cluster counts once, and `tandem_router_process_up` says who answered.
-- **Labels are bounded.** Workers, roles, causes and reasons; never a request, a tenant or a prompt. `peer` takes 64
-  values a worker, all others are `other`. A counter that this release does not know is left out.
+- **Labels are bounded.** Workers, roles, causes and reasons; never a request, a tenant or a prompt. `peer` takes
+  {peers} values a worker, all others are `other`. A counter that this release does not know is left out.
 - **Beside each counter and histogram** stands a gauge `…_created`, when it began, which the tables leave out.
 
 The names of vLLM, at the end, are for autoscalers, endpoint pickers and dashboards that were made for it. They stand on
@@ -49,7 +50,7 @@ an unknown peak would be made up. How busy a worker is, is the rate of `tandem_s
 
 def text() -> str:
     """The page."""
-    return HEAD + "".join(_section(source) for source in Source if any(_of(source)))
+    return HEAD.replace("{peers}", str(MAX_VALUES)) + "".join(_section(source) for source in Source if any(_of(source)))
 
 
 def _of(source: Source) -> Iterator[Metric]:

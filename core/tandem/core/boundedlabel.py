@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-MAX_VALUES: Final = 64
+MAX_VALUES: Final = 32
+"""Of a worker's peers: each has counters in every load report."""
 OTHER: Final = "other"
 
 

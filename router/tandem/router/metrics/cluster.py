@@ -74,9 +74,12 @@ class ClusterWatch(Collector):
         self._cost = CostMeter()
 
     async def run(self) -> None:
-        """Look every EVERY_S, until cancelled. What does not answer is as it was."""
+        """Look every EVERY_S, until cancelled. What does not answer, or cannot be read, is as it was."""
         while True:
-            await self.look()
+            try:
+                await self.look()
+            except Exception:  # noqa: BLE001 - a supervisor: no answer depends on it, and it looks again
+                _log.exception("the cluster was not looked at")
             await asyncio.sleep(EVERY_S)
 
     async def look(self) -> None:

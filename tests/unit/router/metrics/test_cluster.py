@@ -15,6 +15,7 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import UnavailableError
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.lifecycle import RoleName
+from tandem.router.metrics import cluster
 from tandem.router.metrics.cluster import ClusterWatch, split_of
 from tandem.router.workers.wire import Load
 from tests.unit.router.stage import Stage, in_loop
@@ -109,6 +110,30 @@ def test_wanted_workers_by_role_and_what_the_planner_would_have() -> None:
         store.state, store.said = replace(store.state, is_stopped=True), None
         await watch.look()
         assert samples(watch, names.DESIRED_WORKERS) == samples(watch, names.PLANNED_WORKERS) == {}
+
+    asyncio.run(run())
+
+
+def test_a_look_that_goes_wrong_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "EVERY_S", 0.0)
+
+    class Broken(Store):
+        looks = 0
+
+        async def load(self) -> DesiredState | None:
+            self.looks += 1
+            if self.looks == 1:
+                raise ValueError("what stands there is nothing that can be read")
+            pool = Pool(name="p", model="m", role=RoleName.MIXED, count=self.looks)
+            return DesiredState(version=1, pools=(pool,))
+
+    async def run() -> None:
+        watch = watching(Broken())
+        task = asyncio.create_task(watch.run())
+        async with asyncio.timeout(10.0):
+            while samples(watch, names.DESIRED_WORKERS).get("mixed", 0) < 3:
+                await asyncio.sleep(0)
+        task.cancel()
 
     asyncio.run(run())
 
