@@ -1,15 +1,16 @@
 """What the requests of the last minutes would get from another split of the workers: they are played to it again.
 
 No step is played, only what steps amount to: a worker that computes a prompt is busy for its measured seconds, and all
-sequences of a decode worker get a token a step, whose length goes by how many they are. A mixed worker does both: every
-sequence gets a token for each chunk. KV leaves while its prompt is computed, over one wire a worker. They are played
-three times in a row, until all of the second time have ended, and those count: a cluster in service is not empty. Some
-50 µs a request and time. docs/planning.md says what is left out.
+sequences of a decode worker get a token a step, whose length goes by how many they are; who comes while a step runs
+waits for the next. A mixed worker does both: every sequence gets a token for each chunk. KV leaves while its prompt is
+computed, over one wire a worker. They are played three times in a row, until all of the second time have ended, and
+those count: a cluster in service is not empty. Some 50 µs a request and time. docs/planning.md says what is left out.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 
@@ -69,7 +70,8 @@ def _p90(values: Sequence[float]) -> float:
 
 
 class _Worker:
-    """`clock` counts the decode steps so far; a sequence that joins at 5 and makes 10 tokens ends at 15."""
+    """`clock` counts the decode steps so far; a sequence that joins at 5 and makes 10 tokens ends at 15. Who comes from
+    another worker while the sixth step runs, at 5.3, joins at 6."""
 
     __slots__ = (
         "arrives_s", "at_s", "chunk_s", "clock", "context", "ends", "is_full", "kv_tokens", "left_s", "out_free_s",
@@ -280,7 +282,10 @@ class _Replay:
     def _join(self, worker: _Worker, number: int, now_s: float) -> None:
         one = self._recent[number]
         worker.advance(now_s)
-        heapq.heappush(worker.ends, (worker.clock + one.output_tokens - 1, number))
+        begins = worker.clock if id(worker) in self._mixed else math.ceil(worker.clock - _EPSILON)
+        if not worker.ends:
+            worker.clock = begins
+        heapq.heappush(worker.ends, (begins + one.output_tokens - 1, number))
         worker.context += one.prompt_tokens + one.output_tokens / 2
         worker.kv_tokens += one.prompt_tokens + one.output_tokens
         self._schedule(worker)

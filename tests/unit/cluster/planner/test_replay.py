@@ -60,10 +60,22 @@ def test_sequences_slow_each_other_down_and_more_workers_make_them_faster() -> N
         queue=FIRST_COME,
     )  # fmt: skip
     together = [seen(0.0, 100, 101) for _ in range(10)]
-    one, two = (once(Split(1, count), together, rates, {"": SloSection(itl_s=0.0201)}) for count in (1, 2))
+    one, two = (once(Split(1, count), together, rates, {"": SloSection(itl_s=0.0205)}) for count in (1, 2))
     assert one.itl_p90_s == pytest.approx(0.03, rel=0.01)
     assert two.itl_p90_s == pytest.approx(0.02, rel=0.01)
     assert (one.attained, two.attained) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("tokens", "kept"), [(2, 0.5), (11, 1.0)])
+def test_who_comes_while_a_step_runs_waits_for_the_next(tokens: int, kept: float) -> None:
+    """KV is there half way through a step of 10 ms: a single token takes 15 ms, of ten tokens each takes 10.5."""
+    together = [seen(0.0, 500, 101), seen(0.1, 405, tokens)]
+    assert once(Split(2, 1), together, HAND, {"": SloSection(itl_s=0.012)}).attained == kept
+
+
+def test_who_comes_to_an_empty_worker_waits_for_nothing() -> None:
+    apart = [seen(0.0, 500, 2), seen(1.0, 405, 2)]
+    assert once(Split(1, 1), apart, HAND, {"": SloSection(itl_s=0.0101)}).attained == 1.0
 
 
 def test_a_mixed_worker_gives_a_token_a_chunk_while_it_computes() -> None:
