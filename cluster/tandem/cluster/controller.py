@@ -57,6 +57,13 @@ class DesiredSource(Protocol):
         """Write it if that version stands there; False = somebody was faster. Raises TandemError."""
 
 
+class Following(Protocol):
+    """For places where workers come and go by themselves: the record is made to follow them."""
+
+    async def followed(self, state: DesiredState) -> DesiredState:
+        """`state` with those members alone whose workers are there; nobody else is to be started."""
+
+
 class Controller:
     """Owns all workers of one cluster. `run` it in a task; it ends when the desired state says so."""
 
@@ -72,12 +79,13 @@ class Controller:
         steering: Steering | None = None,
         is_continued: bool = False,
         replace_silent_s: float = 0.0,
+        following: Following | None = None,
     ) -> None:
         """`is_continued`: another controller made this desired state come true before, as far as it could.
         `replace_silent_s`: who fell silent is started anew after so long; 0 = never."""
         self._launcher, self._desired, self._make_spec = launcher, desired, make_spec
         self._events, self._clock, self._on_report = events, clock, on_report
-        self._rolling = Rolling(desired.save, events)
+        self._rolling, self._following = Rolling(desired.save, events), following
         self._slots: dict[WorkerId, Slot] = {}
         self._state: DesiredState | None = None
         self._changed = asyncio.Event()
@@ -136,15 +144,17 @@ class Controller:
     # ---- seeing ----------------------------------------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
-        state = self._state
+        state = current = self._state
         if state is None or state.is_stopped:
             return
+        if self._following is not None:
+            state = await self._following.followed(state)
         running = {worker.worker_id: worker for worker in await self._launcher.running()}
         for worker in running.values():
             if worker.worker_id not in self._slots:
                 self._adopt(worker)
         await self._look(running)
-        if state is not self._state:
+        if current is not self._state:
             return  # there is a newer one, and `_changed` is set
         self._forget(state, running)
         seen = [self._seen(slot, running[name]) for name, slot in self._slots.items() if name in running]
@@ -153,7 +163,7 @@ class Controller:
         for action in made.actions:
             await self._do(action, state)
         self._note_waits(made.waits)
-        is_busy = await self._rolling.step(state, seen, held, self._broken())
+        is_busy = self._following is None and await self._rolling.step(state, seen, held, self._broken())
         is_busy = is_busy or bool(made.actions) or any(_is_under_way(one, one.worker_id in held) for one in seen)
         is_missed = any(slot.is_missed and slot.phase is Phase.READY for slot in self._slots.values())
         is_waiting = bool(made.waits) or is_missed
@@ -330,7 +340,7 @@ class Controller:
         if slot.step is not None:
             slot.step.cancel()
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None
-        if not is_wanted:
+        if not is_wanted or report.is_for_good:
             del self._slots[slot.worker_id]
         elif slot.phase is Phase.STOPPING:
             slot.phase, slot.start_at_s = Phase.WAITING, 0.0

@@ -75,12 +75,14 @@ class WorkerReady:
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
     """A worker is gone, with all its processes; `reason` is one line. `is_unplaced`: it never ran, for want of room.
-    `is_place_lost`: it did not end by itself, what it ran in did, as with its machine."""
+    `is_place_lost`: it did not end by itself, what it ran in did, as with its machine. `is_for_good`: nobody comes
+    back under this id."""
 
     worker_id: WorkerId
     reason: str
     is_unplaced: bool = False
     is_place_lost: bool = False
+    is_for_good: bool = False
 
 
 WorkerReport = WorkerProgress | WorkerReady | WorkerExited

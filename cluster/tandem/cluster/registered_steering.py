@@ -31,6 +31,12 @@ class RegisteredSteering:
 
         await self._watcher.run(note)
 
+    @property
+    def roles(self) -> dict[WorkerId, RoleName]:
+        """Everybody who is registered, with the role that they say to have."""
+        known = {role.value: role for role in RoleName}
+        return {worker: known[record.role] for worker, record in self._records.items() if record.role in known}
+
     async def look(self, worker: WorkerId) -> WorkerLook:
         return await self._control.look(self._record(worker))
 

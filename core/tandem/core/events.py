@@ -34,6 +34,7 @@ class EventKind(StrEnum):
     PREFIXES_SAVED = "prefixes_saved"
     STOPPING = "stopping"
     ROLLOUT = "rollout"
+    ADOPTED = "adopted"
     GAVE_UP = "gave_up"
     PLAN_ADVISED = "plan_advised"
     PLAN_ACTED = "plan_acted"

@@ -71,7 +71,7 @@ def test_a_watch_tells_what_comes_changes_and_goes(url: str, account: Path, clus
         async for change in api.watch_pods(SELECTOR, listed.version):
             seen.append(change)
             if len(seen) == 2:
-                await api.patch_pod(second, labels={pods.ROLE: "prefill"}, annotations={pods.MEMBER: "yes"})
+                await api.patch_pod(second, labels={pods.ROLE: "prefill"}, annotations={pods.MEMBER: "7"})
             if pods.read(change.pod).name == second:
                 return seen
         return seen
@@ -80,7 +80,7 @@ def test_a_watch_tells_what_comes_changes_and_goes(url: str, account: Path, clus
     assert [(pods.read(change.pod).name, change.is_gone) for change in seen[:2]] == [(first, False), (first, True)]
     assert pods.read(seen[0].pod).is_leaving
     marked = pods.read(seen[-1].pod)
-    assert (marked.name, marked.role, marked.was_member, marked.is_victim) == (second, "prefill", True, False)
+    assert (marked.name, marked.role, marked.member_since, marked.is_victim) == (second, "prefill", 7, False)
     assert seen[-1].pod["metadata"]["labels"]["app"] == "worker", "a patch leaves other labels alone"
 
 

@@ -14,7 +14,8 @@ ROLE: Final = "tandem/role"
 REVISION: Final = "tandem/revision"
 """Labels: of the chart, and the role is kept up by the controller."""
 MEMBER: Final = "tandem/member"
-"""Annotation: it was a member of the record once. One that no longer is leaves; one that never was is new."""
+"""Annotation: the version of the record in which it became a member. One that no longer is one leaves; one that never
+was is new."""
 COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 LOWEST_COST: Final = "-2147483647"
 """Annotation: of those that are ready, the ReplicaSet takes the one that costs least."""
@@ -25,6 +26,7 @@ class Pod:
     """A worker's pod. `pool`: the chart's, whose Deployment made it; `role` and `revision`: what its labels say.
 
     `is_leaving`: Kubernetes is ending it. `is_victim`: it is marked as the one that leaves when the scale is lowered.
+    `member_since`: a version of the record that it stood in; 0 = in none.
     """
 
     name: WorkerId
@@ -33,7 +35,11 @@ class Pod:
     revision: str
     is_leaving: bool = False
     is_victim: bool = False
-    was_member: bool = False
+    member_since: int = 0
+
+    def was_member(self, version: int) -> bool:
+        """Whether it is or was a member, to whom knows the record up to that version."""
+        return 0 < self.member_since <= version
 
 
 def read(pod: Mapping[str, Any]) -> Pod:
@@ -50,8 +56,13 @@ def read(pod: Mapping[str, Any]) -> Pod:
         revision=str(labels.get(REVISION, "")),
         is_leaving=about.get("deletionTimestamp") is not None or phase in ("Failed", "Succeeded"),
         is_victim=annotations.get(COST) == LOWEST_COST,
-        was_member=MEMBER in annotations,
+        member_since=_version(annotations.get(MEMBER)),
     )
+
+
+def _version(text: object) -> int:
+    """0 for what nobody here has written."""
+    return int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 18 else 0
 
 
 def staying(pods: Iterable[Pod]) -> list[Pod]:
