@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.clusterctl.changing.settling import restarting, state_of, unsettled
+from tandem.clusterctl.changing.settling import is_same_wish, restarting, state_of, unsettled
 
 
 def member(name: str, role: str, **more: Any) -> dict[str, Any]:
@@ -57,3 +57,20 @@ def test_states_in_one_word() -> None:
     assert state_of(None) == "absent"
     assert state_of(row("p", "prefill", is_connected=False, is_registered=False)) == "gone"
     assert state_of(row("p", "prefill")) == "ready"
+
+
+def test_a_wish_is_the_same_while_others_take_the_places_of_its_workers() -> None:
+    """On Kubernetes `decode-2` becomes a pod with a name of its own."""
+    pools = [{"name": "decode", "count": 2}]
+    members = [member("d", "decode", pool="a"), member("e", "decode", pool="a")]
+    first = {"version": 3, "pools": pools, "members": members}
+    later = {**first, "version": 4, "members": [member("d", "decode", pool="a"), member("pod-x", "decode", pool="a")]}
+    assert is_same_wish(first, {**first, "version": 5})
+    assert is_same_wish(first, later)
+    for other in (
+        {**later, "pools": [{"name": "decode", "count": 3}]},
+        {**later, "members": [*later["members"], member("f", "decode", pool="a")]},
+        {**later, "members": [member("d", "decode", pool="a"), member("pod-x", "prefill", pool="a")]},
+        {**later, "members": [member("d", "decode", pool="a", is_cordoned=True), member("pod-x", "decode", pool="a")]},
+    ):
+        assert not is_same_wish(first, other)

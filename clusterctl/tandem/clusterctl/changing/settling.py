@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,22 @@ def unsettled(desired: Row, workers: Sequence[Row], anew: Mapping[str, str]) -> 
     members = {str(member["worker_id"]): member for member in desired["members"]}
     missing = [line for name, member in members.items() if (line := _lacking(member, rows.get(name), anew.get(name)))]
     return missing + [f"{name} is still there" for name in rows if name not in members]
+
+
+def is_same_wish(wanted: Row, now: Row) -> bool:
+    """Whether a later record wants the same, with other workers in the places of some: on Kubernetes a pod takes the
+    place of the worker that was wished for, or of one whose pod is gone."""
+    frames = [
+        {key: value for key, value in state.items() if key not in ("version", "members")} for state in (wanted, now)
+    ]
+    if frames[0] != frames[1]:
+        return False
+    before, after = ({str(member["worker_id"]): member for member in state["members"]} for state in (wanted, now))
+    if any(before[name] != after[name] for name in before.keys() & after.keys()):
+        return False
+    gone, come = (Counter((mine[name]["pool"], mine[name]["role"]) for name in mine.keys() - others.keys())
+                  for mine, others in ((before, after), (after, before)))  # fmt: skip
+    return gone == come
 
 
 def state_of(row: Row | None) -> str:

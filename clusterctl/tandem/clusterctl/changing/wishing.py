@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tandem.clusterctl.changing.rollout_view import lines_of as rollout_lines
-from tandem.clusterctl.changing.settling import restarting, unsettled
+from tandem.clusterctl.changing.settling import is_same_wish, restarting, unsettled
 from tandem.clusterctl.consent import Consent
 from tandem.clusterctl.output import Output, Record, note
 from tandem.core.errors import ConfigError, ConflictError, DeadlineError, UnavailableError
@@ -102,17 +102,19 @@ def _wait(admin: AdminClient, found: Record, lives: Mapping[str, str], timeout_s
     ends_s, heard_s, told = time.monotonic() + timeout_s, time.monotonic(), ""
     while True:
         try:
-            version = admin.desired()["desired"]["version"]
+            now = admin.desired()["desired"]
+            is_same = is_same_wish(wanted, now)
+            wanted = now if is_same else wanted
             missing = unsettled(wanted, admin.status()["workers"], anew)
             heard_s = time.monotonic()
         except UnavailableError:
             if time.monotonic() - heard_s > _QUIET_S:
                 raise
-            version, missing = wanted["version"], ["the admin port does not answer"]
-        if version != wanted["version"]:
+            is_same, missing = True, ["the admin port does not answer"]
+        if not is_same:
             raise ConflictError(
                 "somebody else changed the desired state meanwhile",
-                why=f"version {wanted['version']} was written here, and there is version {version}",
+                why=f"version {wanted['version']} was written here, and there is version {now['version']}",
                 todo="look at `clusterctl events`",
             )
         if not missing:
