@@ -375,6 +375,8 @@ class RouterConfig:
     """Whether this is one of several processes that share ports, and has a parent that looks after them."""
     parent_admin: str = ""
     """URL of that parent's admin port."""
+    has_rollouts: bool = True
+    """Whether rollouts may be wished for: who starts workers elsewhere may replace them, too."""
     log_level: str = "INFO"
     settings: RouterSection = field(default_factory=RouterSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.integration.deploy.emulated import TOKEN
 from tests.integration.deploy.rendering import Container, Release
 
 FACTS = {"POD_NAME": "demo-tandem-pod-7d9f", "POD_IP": "127.0.0.1", "POD_CPUS": "3"}
@@ -41,10 +42,11 @@ class Mounted:
 
 def mounted(folder: Path, release: Release, facts: Mapping[str, str] = FACTS) -> Mounted:
     """The release's configuration and its secrets as they would be mounted."""
-    for name in ("etc/tandem/config", "etc/tandem/secrets", "run/tandem", "var/cache/tandem"):
+    for name in ("etc/tandem/config", "etc/tandem/secrets", "etc/tandem/kubernetes", "run/tandem", "var/cache/tandem"):
         (folder / name).mkdir(parents=True)
     for name, text in release.config().items():
         (folder / "etc/tandem/config" / name).write_text(text)
     for name in ("cluster-secret", "admin-key", "redis-password", "ray-token"):
         (folder / "etc/tandem/secrets" / name).write_text(f"{name} of thirty-two bytes!\n")
+    (folder / "etc/tandem/kubernetes/token").write_text(TOKEN)
     return Mounted(folder, facts)

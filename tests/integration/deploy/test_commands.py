@@ -126,13 +126,19 @@ def test_a_secret_that_is_none_is_named(broken: str, says: str, helm: Helm, tmp_
     assert says in done.stderr
 
 
-def test_a_controller_says_that_it_cannot_run_yet(helm: Helm, tmp_path: Path) -> None:
-    release = helm.render((CHART / "ci" / "controller.yaml").read_text())
-    place = mounted(tmp_path, release)
+def test_a_controller_knows_its_pools_and_whose_scale_is_not_its_own(helm: Helm) -> None:
+    release = helm.render((CHART / "ci" / "autoscaled.yaml").read_text())
     [controller] = [each for each in ours(release) if each.component == "controller"]
-    done = run(place.command(controller.command))
-    assert done.returncode == 2
-    assert "no controller can run in a pod yet" in done.stderr
+    wanted = parser().parse_args([Mounted(Path("/")).here(word) for word in controller.command[3:]])
+    assert dict(wanted.pool) == {"prefill": "prefill", "decode": "decode", "spare": "mixed"}
+    assert sorted(wanted.autoscaled) == ["decode", "prefill"]
+    names = {found["metadata"]["name"] for found in release.of("Deployment")}
+    assert names >= {f"{wanted.deployments}-{pool}" for pool, _ in wanted.pool}
+    labels = dict(part.split("=") for part in wanted.selector.split(","))
+    for pool, _ in wanted.pool:
+        template = release.one("Deployment", f"-worker-{pool}")["spec"]["template"]["metadata"]
+        assert labels.items() <= template["labels"].items()
+    assert wanted.namespace == release.one("Deployment", "-controller")["metadata"]["namespace"]
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:

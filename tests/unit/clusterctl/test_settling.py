@@ -64,12 +64,13 @@ def test_a_wish_is_the_same_while_others_take_the_places_of_its_workers() -> Non
     pools = [{"name": "decode", "count": 2}]
     members = [member("d", "decode", pool="a"), member("e", "decode", pool="a")]
     first = {"version": 3, "pools": pools, "members": members}
-    later = {**first, "version": 4, "members": [member("d", "decode", pool="a"), member("pod-x", "decode", pool="a")]}
+    others = [members[0], member("pod-x", "decode", pool="a")]
+    later = {**first, "version": 4, "members": others}
     assert is_same_wish(first, {**first, "version": 5})
     assert is_same_wish(first, later)
     for other in (
         {**later, "pools": [{"name": "decode", "count": 3}]},
-        {**later, "members": [*later["members"], member("f", "decode", pool="a")]},
+        {**later, "members": [*others, member("f", "decode", pool="a")]},
         {**later, "members": [member("d", "decode", pool="a"), member("pod-x", "prefill", pool="a")]},
         {**later, "members": [member("d", "decode", pool="a", is_cordoned=True), member("pod-x", "decode", pool="a")]},
     ):

@@ -52,7 +52,7 @@ def read(pod: Mapping[str, Any]) -> Pod:
     return Pod(
         name=WorkerId(str(about.get("name", ""))),
         pool=str(labels.get(POOL, "")),
-        role=RoleName(labels.get(ROLE)),
+        role=RoleName(str(labels.get(ROLE, ""))),
         revision=str(labels.get(REVISION, "")),
         is_leaving=about.get("deletionTimestamp") is not None or phase in ("Failed", "Succeeded"),
         is_victim=annotations.get(COST) == LOWEST_COST,

@@ -31,6 +31,7 @@ from tandem.cluster.pod.records import (
     up_config,
     worker_config,
 )
+from tandem.cluster.pod.site import Site, check_controller
 from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.state_dir import StateDir
 from tandem.core import config_loader, logs
@@ -68,7 +69,8 @@ def parser() -> argparse.ArgumentParser:
     """Every flag that the chart may set."""
     found = argparse.ArgumentParser(prog="python -m tandem.cluster.pod", description=__doc__)
     parts = found.add_subparsers(dest="part", required=True)
-    router, worker, up, _ = (_with_common(parts.add_parser(name)) for name in ("router", "worker", "up", "controller"))
+    names = ("router", "worker", "up", "controller")
+    router, worker, up, controller = (_with_common(parts.add_parser(name)) for name in names)
     for front in (router, up):
         front.add_argument("--admin-key", type=Path, help="file with the admin key; without it one is drawn")
     up.add_argument("--ray-address", required=True, help="host:port of Ray's head")
@@ -80,10 +82,26 @@ def parser() -> argparse.ArgumentParser:
     worker.add_argument("--port", type=int, default=WORKER_PORT)
     worker.add_argument("--cpus", type=int, default=0, help="what the container may use; 0 = all cores")
     worker.add_argument("--revision", default=INITIAL, help="only workers of one revision work together")
+    _add_site(controller)
     drained = parts.add_parser("drain")
     drained.add_argument("--folder", type=Path, required=True)
     drained.add_argument("--deadline", type=float, required=True, help="seconds until what still runs is handed back")
     return found
+
+
+def _add_site(part: argparse.ArgumentParser) -> None:
+    part.add_argument("--api", required=True, help="of Kubernetes, as a URL")
+    part.add_argument("--account", type=Path, required=True, help="folder with token and ca.crt of the service account")
+    part.add_argument("--namespace", required=True)
+    part.add_argument("--selector", required=True, help="labels of workers' pods")
+    part.add_argument("--deployments", required=True, help="what the names of the pools' Deployments begin with")
+    part.add_argument("--pool", action="append", required=True, type=_pool, help="NAME=ROLE; once for each")
+    part.add_argument("--autoscaled", action="append", default=[], help="a pool whose scale is somebody else's")
+
+
+def _pool(text: str) -> tuple[str, RoleName]:
+    name, _, role = text.partition("=")
+    return name, RoleName(role)
 
 
 def _with_common(part: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -104,11 +122,11 @@ def _run(wanted: argparse.Namespace) -> int:
         sys.stdout.write(f"{wanted.config} is right ({wanted.part})\n")
         return 0
     if wanted.part == "controller":
-        raise StartupError(
-            "no controller can run in a pod yet",
-            why="there is no launcher that starts workers on Kubernetes",
-            todo="Scale the Deployments of the pools; see docs/operate/kubernetes.md",
-        )
+        from tandem.cluster.pod.controlling import control  # its client for Kubernetes is nobody else's
+
+        logs.setup("controller", level=config.log_level)
+        asyncio.run(control(config, pod, _site(wanted)))
+        return 0
     _empty(pod.folder)
     if wanted.part == "router":
         router = router_config(config, pod, _admin_key(wanted.admin_key, pod.folder))
@@ -131,7 +149,9 @@ def _check(config: ClusterConfig, pod: Pod, wanted: argparse.Namespace) -> None:
     if wanted.part == "up":
         up_config(config, pod)
         wanted.ray_token_file.read_bytes()
-    if wanted.part != "controller" and wanted.admin_key is not None:
+    if wanted.part == "controller":
+        check_controller(config, _site(wanted))
+    elif wanted.admin_key is not None:
         _read_key(wanted.admin_key)
 
 
@@ -144,6 +164,18 @@ def _pod(wanted: argparse.Namespace) -> Pod:
             raise ConfigError(f"{wanted.redis_password} is empty", todo="Put the password of Redis there")
     folder = wanted.folder / wanted.part
     return Pod(name=wanted.name, folder=folder, secret_file=wanted.cluster_secret, redis_password=password)
+
+
+def _site(wanted: argparse.Namespace) -> Site:
+    return Site(
+        url=wanted.api,
+        account=wanted.account,
+        namespace=wanted.namespace,
+        selector=wanted.selector,
+        deployments=wanted.deployments,
+        pools=wanted.pool,
+        autoscaled=wanted.autoscaled,
+    )
 
 
 def _seat(wanted: argparse.Namespace) -> Seat:

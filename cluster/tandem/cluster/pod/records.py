@@ -67,7 +67,7 @@ def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> Rout
     """The router of this pod; raises StartupError. May fetch tokenizers from the hub, never weights."""
     check_router(config)
     without_weights = dataclasses.replace(config, worker=dataclasses.replace(config.worker, engine="sim"))
-    return router_process.router_config(
+    found = router_process.router_config(
         config,
         check(config),
         router_id=pod.name,
@@ -78,6 +78,7 @@ def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> Rout
         ready_file=pod.folder / "router.ready.json",
         store=config.store,
     )
+    return dataclasses.replace(found, has_rollouts=False)
 
 
 def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:

@@ -74,6 +74,18 @@
 {{- include "tandem.toml" (list "" $config) | trim -}}
 {{- end }}
 
+{{- /* Of the controller: one pool a role, with the numbers and what decides whether a worker can take another role. */ -}}
+{{- define "tandem.controllerConfig" -}}
+{{- $config := fromJson (include "tandem.frontConfig" .) -}}
+{{- $counts := dict "prefill" 0 "decode" 0 "mixed" 0 -}}
+{{- range $name, $pool := fromJson (include "tandem.pools" .) -}}
+{{- $_ := set $counts $pool.role (eq $pool.autoscaling.kind "none" | ternary $pool.replicas (max 1 (int $pool.autoscaling.minReplicas))) -}}
+{{- $_ := set $config $pool.role (dict "tp" $pool.tp "hardware" $pool.hardware) -}}
+{{- end -}}
+{{- $_ := set $config "pools" $counts -}}
+{{- include "tandem.toml" (list "" $config) | trim -}}
+{{- end }}
+
 {{- /* Of `up` beside Ray's head: one pool a role, with what its workers do differently. */ -}}
 {{- define "tandem.headConfig" -}}
 {{- $config := fromJson (include "tandem.frontConfig" .) -}}

@@ -20,14 +20,17 @@
 {{- if not (or (has "mixed" $roles) (and (has "prefill" $roles) (has "decode" $roles))) -}}
 {{- fail "pools: nobody could answer. Have one with role prefill and one with role decode, or one with role mixed" -}}
 {{- end -}}
-{{- if eq .Values.backend "kuberay" -}}
+{{- $isRay := eq .Values.backend "kuberay" -}}
+{{- if or $isRay .Values.controller.enabled -}}
 {{- range $role := list "prefill" "decode" "mixed" -}}
 {{- $many := 0 -}}
 {{- range $roles -}}{{- if eq . $role -}}{{- $many = add $many 1 -}}{{- end -}}{{- end -}}
 {{- if gt (int $many) 1 -}}
-{{- fail (printf "pools: two have the role %s, and with backend kuberay a role has one" $role) -}}
+{{- fail (printf "pools: two have the role %s, and with %s a role has one" $role ($isRay | ternary "backend kuberay" "controller.enabled")) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if $isRay -}}
 {{- range $name, $pool := $pools -}}
 {{- if and (not $pool.settings.threads) (not (regexMatch "^[0-9]+$" (toString $pool.resources.requests.cpu))) -}}
 {{- fail (printf "pools.%s.resources.requests.cpu is no whole number: give settings.threads, or such a one" $name) -}}

@@ -109,6 +109,7 @@ class ScalingDesk:
     loads: Loads
     planning: PlanningStore | None = None
     planner_mode: PlannerMode = PlannerMode.OFF
+    has_rollouts: bool = True
 
     async def desired(self) -> dict[str, Any]:
         """The record as it stands."""
@@ -166,6 +167,9 @@ class ScalingDesk:
 
     async def _wished(self, before: DesiredState, wish: Wish) -> DesiredState:
         if isinstance(wish, RolloutWish):
+            if not self.has_rollouts:
+                why = "workers of another revision are started from outside"
+                raise ConflictError("there are no rollouts here", why=why, todo="use `helm upgrade`")
             return _rolled(before, wish)
         if isinstance(wish, FlipWish):
             return flipped(before, wish.worker, RoleName(wish.role))

@@ -337,7 +337,12 @@ class Router:
         loads = functools.partial(loads_of, self.table, around.unique_blocks)
         mode = self.config.planner.mode
         return ScalingDesk(
-            store=around.desired, events=around.events, loads=loads, planning=around.planning, planner_mode=mode
+            store=around.desired,
+            events=around.events,
+            loads=loads,
+            planning=around.planning,
+            planner_mode=mode,
+            has_rollouts=self.config.has_rollouts,
         )
 
     def _build_admission(self, classes: Classes) -> Admission:

@@ -14,6 +14,10 @@ from tandem.cluster.pod.__main__ import main
 CONFIG = '[redis]\nurl = "redis://store:6379/0"\n'
 
 
+SITE = ["--api", "https://kubernetes", "--account", "/none", "--namespace", "n", "--selector", "a=b", "--deployments",
+        "w", "--pool", "d=decode", "--pool", "p=prefill"]  # fmt: skip
+
+
 def flags(folder: Path, config: str = CONFIG) -> list[str]:
     (folder / "cluster.toml").write_text(config)
     (folder / "secret").write_text("sixteen bytes or more")
@@ -24,9 +28,23 @@ def flags(folder: Path, config: str = CONFIG) -> list[str]:
 def test_what_is_right_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["router", *flags(tmp_path)]) == 0
     assert main(["worker", *flags(tmp_path), "--pool", "p", "--role", "prefill", "--host", "10.0.0.1"]) == 0
-    assert main(["controller", *flags(tmp_path)]) == 0
+    assert main(["controller", *flags(tmp_path), *SITE]) == 0
     assert capsys.readouterr().err == ""
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--pool", "other=decode"], "two pools have the role decode"),
+        (["--autoscaled", "x"], "there is no pool x"),
+    ],
+)
+def test_a_controller_has_a_pool_for_each_role(
+    more: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["controller", *flags(tmp_path), *SITE, *more]) == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -68,7 +86,7 @@ def test_it_can_be_stopped_at_whatever_it_is(tmp_path: Path) -> None:
 
 
 def test_images_of_routers_need_nothing_of_the_command_line() -> None:
-    """Nor torch, numpy or Ray, also where the model is looked for."""
+    """Nor torch, numpy or Ray, also where the model is looked for. A controller speaks to Kubernetes besides."""
     program = """
 import sys
 from pathlib import Path
@@ -77,9 +95,12 @@ from tandem.cluster.pod.records import Pod, router_config
 from tandem.core.config import ClusterConfig, RedisSection
 here = Path.cwd()
 pod = Pod(name="a", folder=here, secret_file=here / "secret")
-router_config(ClusterConfig(redis=RedisSection(url="redis://store:6379/0")), pod, here / "key")
+import tandem.cluster.pod.site
+assert not router_config(ClusterConfig(redis=RedisSection(url="redis://store:6379/0")), pod, here / "key").has_rollouts
 others = {"torch", "numpy", "safetensors", "ray", "typer", "rich", "httpx", "matplotlib", "yaml"}
 print(sorted(others & set(sys.modules)))
+import tandem.cluster.pod.controlling
+print(sorted((others - {"rich"}) & set(sys.modules)))  # which httpx imports where it is there
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.splitlines() == ["[]", "['httpx']"]
