@@ -180,11 +180,11 @@ def strike_ray(site: Site, name: str) -> None:
 
 
 def transports(cluster: Cluster, where: dict[str, str]) -> set[str]:
-    """Over what KV travels between machines."""
+    """Over what KV travels between machines; links that are only being made have nothing yet."""
     found = set()
     for link in cluster.admin("/admin/v1/net")["links"]:
         here, there = where.get(link["worker"]), where.get(link["peer"])
-        if here and there and here != there:
+        if here and there and here != there and link["transport"]:
             found.add(str(link["transport"]))
     return found
 
