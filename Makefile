@@ -10,7 +10,7 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 HALF_MADE = $(if $(wildcard $(VENV)/pyvenv.cfg),--clear)
-EXTRAS := router,worker,cluster,ray,dev
+EXTRAS := router,worker,cluster,ray,otel,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
 CHECKOV := checkov==3.3.30

@@ -18,6 +18,7 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.lifecycle import RoleName
 from tandem.engine.model_config import read_model_config
+from tandem.router.tracing.settings import check_endpoint
 
 _HIGHEST_PORT = 65535
 
@@ -158,6 +159,8 @@ def _check_settings(config: ClusterConfig) -> None:
         raise ConfigError(f"{name_of(place)} is {value}", todo=f"Use {bound}")
     check_models(config)
     check_workers(config)
+    if config.tracing.endpoint:
+        check_endpoint("tracing.endpoint", config.tracing.endpoint)
     if config.admission.default_slo and config.admission.default_slo not in config.slo:
         raise ConfigError(
             f"admission.default_slo is {config.admission.default_slo!r}",

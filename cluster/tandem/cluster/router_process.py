@@ -53,6 +53,7 @@ def router_config(
         store=store,
         planner=config.planner,
         price=config.price,
+        tracing=config.tracing,
     )
 
 

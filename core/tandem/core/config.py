@@ -296,6 +296,15 @@ class PriceSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracingSection:
+    """`[tracing]`: which requests routers trace, and where spans go, by OTLP over HTTP; `endpoint` "" = nowhere, unless
+    the environment says where. See docs/operate/tracing.md."""
+
+    endpoint: str = ""
+    sample_ratio: Share = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `max_ranks`:
     never more ranks of workers than that at once; 0 = no bound. `replace_silent_s`: a worker that fell silent is
@@ -323,6 +332,7 @@ class ClusterConfig:
     ray: RaySection = field(default_factory=RaySection)
     planner: PlannerSection = field(default_factory=PlannerSection)
     price: PriceSection = field(default_factory=PriceSection)
+    tracing: TracingSection = field(default_factory=TracingSection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,3 +395,4 @@ class RouterConfig:
     store: StoreSection = field(default_factory=StoreSection)
     planner: PlannerSection = field(default_factory=PlannerSection)
     price: PriceSection = field(default_factory=PriceSection)
+    tracing: TracingSection = field(default_factory=TracingSection)

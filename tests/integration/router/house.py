@@ -22,6 +22,7 @@ from tandem.core.config import (
     ServedModel,
     SloSection,
     StoreSection,
+    TracingSection,
 )
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
@@ -238,6 +239,7 @@ def builder(folder: Path) -> Iterator[Build]:
         slo: dict[str, SloSection] | None = None,
         budget: dict[str, BudgetSection] | None = None,
         models: tuple[ServedModel, ...] = (TINY,),
+        tracing: TracingSection | None = None,
         **settings: Any,
     ) -> House:
         secret = ClusterSecret.generate()
@@ -259,6 +261,7 @@ def builder(folder: Path) -> Iterator[Build]:
             admission=admission or AdmissionSection(),
             slo=slo or {},
             budget=budget or {},
+            tracing=tracing or TracingSection(),
         )
         fabric = Fabric()
         house = House(config, secret)

@@ -50,6 +50,7 @@ class Script:
     answer: Answerer = plain_answer
     step_s: float = 0.0005
     prefill_s: float = 0.0
+    transfer_s: float = 0.0
     is_held: bool = False
     """Compute no prompt for as long as this is so."""
     chunk_tokens: int = 3
@@ -242,17 +243,19 @@ class _Run:
         if submit.leg == w.LEG_PREFILL:
             await self._prefill()
             await self._send(0)
+            self._say_phase("transfer")
             handed_over.set()
         elif submit.leg == w.LEG_DECODE:
             await handed_over.wait()
+            await asyncio.sleep(self._script.transfer_s)
+            self._say_phase("decode")
             await self._decode(1)
         else:
             await self._prefill()
             await self._decode(0)
 
     async def _prefill(self) -> None:
-        phase = w.RequestPhase(request=self._submit.request, attempt=self._submit.attempt, phase="prefill")
-        self._outbox.put_nowait(w.WorkerMessage(phase=phase))
+        self._say_phase("prefill")
         while self._script.is_held:
             await asyncio.sleep(0.002)
         await asyncio.sleep(self._script.prefill_s)
@@ -260,6 +263,10 @@ class _Run:
             for first in range(1, len(self._submit.prompt), self._script.chunk_tokens):
                 prompts = [self._prompt_chunk(first)]
                 self._outbox.put_nowait(w.WorkerMessage(tokens=w.StepTokens(prompts=prompts)))
+
+    def _say_phase(self, name: str) -> None:
+        phase = w.RequestPhase(request=self._submit.request, attempt=self._submit.attempt, phase=name)
+        self._outbox.put_nowait(w.WorkerMessage(phase=phase))
 
     async def _decode(self, first: int) -> None:
         steps = max(len(answer) - self._starts[choice] for choice, answer in self._answers.items())

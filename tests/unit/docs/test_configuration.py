@@ -30,6 +30,7 @@ from tandem.core.config import (
     SimSection,
     SloSection,
     StoreSection,
+    TracingSection,
     WorkerSection,
 )
 
@@ -39,7 +40,7 @@ SECTIONS: dict[str, Any] = {
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
     "`[admission]`": AdmissionSection, "`[slo.<class>]`": SloSection, "`[redis]`": RedisSection,
     "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection, "`[[models]]`": FurtherModelSection,
-    "`[ray]`": RaySection, "`[planner]`": PlannerSection, "`[price]`": PriceSection,
+    "`[ray]`": RaySection, "`[planner]`": PlannerSection, "`[price]`": PriceSection, "`[tracing]`": TracingSection,
 }  # fmt: skip
 
 

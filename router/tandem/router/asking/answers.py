@@ -24,6 +24,7 @@ from tandem.router.tenants.budgets import Budgets
 from tandem.router.text.detokenizer import IncrementalDetokenizer, StopMatcher
 from tandem.router.text.echo import Echo
 from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.tracing.calls import AnswerEnd, Call
 
 LAST_WORDS_S = 2.0
 _LEAST_S = 0.001
@@ -57,15 +58,18 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSettings:
-    """`received_s` is when the API call arrived; `api` names it in metrics; `tokenizer` is the model's."""
+    """`received_s` is when the API call arrived; `api` names it in metrics; `tokenizer` is the model's, `model` is what
+    the client called that; `call` is ended with the answer."""
 
     api: str
+    model: str
     tokenizer: Tokenizer
     stop: tuple[str, ...]
     received_s: float
     backlog_bytes: int
     wants_offsets: bool = False
     includes_stop: bool = False
+    call: Call | None = None
 
 
 class AnswerDesk:
@@ -100,6 +104,7 @@ class Answer:
             for _ in range(work.sampling.n):
                 self._choices.append(_Choice(len(self._choices), settings, work))
         self._unfinished = len(self._choices)
+        self._read_s = desk.clock.now_s()
         self._first_s = self._second_s = 0.0
         self._sent_s = 0.0
         self._error: TandemError | None = None
@@ -107,9 +112,18 @@ class Answer:
         self._measured = desk.metrics.of(works[0].model)
 
     def __enter__(self) -> Answer:
+        try:
+            self._enter()
+        except BaseException as error:
+            self._error = _told(error)
+            self._end_call()
+            raise
+        return self
+
+    def _enter(self) -> None:
         if self._is_background:  # it fills gaps: nobody need make room for it, nor is it demand
             self._fly()
-            return self
+            return
         for slot, work in enumerate(self._works):
             self._desk.dispatcher.demand.came(self._request(slot), work, self._settings.received_s)
         admission = self._desk.admission
@@ -121,7 +135,6 @@ class Answer:
         if place is not None:
             self._place = place
             self._stack.callback(admission.leave, place)
-        return self
 
     def _fly(self) -> None:
         """Send everything off, with what is left of its time since it arrived."""
@@ -185,12 +198,34 @@ class Answer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._unfinished and self._error is None:
-            self._error = self._inbox.error or (error if isinstance(error, TandemError) else None)
-            self._error = self._error or CancelledError("the request was cancelled")
+            self._error = self._inbox.error or _told(error)
             self._inbox.fail(self._error, is_urgent=True)
         self._stack.close()
         self._settle(is_served=self._is_served)
         self._measure()
+        self._end_call()
+
+    def _end_call(self) -> None:
+        """Tell the trace of the call, if it has one, what became of it."""
+        if self._settings.call is None:
+            return
+        usage = self.usage
+        self._settings.call.end(
+            AnswerEnd(
+                id=self.id,
+                model=self._settings.model,
+                works=self._works,
+                traces=[flight.trace for flight in self._flights if flight.trace is not None],
+                read_s=self._read_s,
+                first_token_s=self._first_s,
+                ended_s=self._desk.clock.now_s(),
+                input_tokens=usage.prompt_tokens,
+                output_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                finish_reasons=[choice.finish.value for choice in self._choices if choice.finish is not None],
+                error=self._error,
+            )
+        )
 
     @property
     def choice_count(self) -> int:
@@ -369,6 +404,11 @@ class Answer:
                 "overhead_s": handoff.overhead_s,
             }
         return times
+
+
+def _told(error: BaseException | None) -> TandemError:
+    """What an answer that was left with `error` ended with."""
+    return error if isinstance(error, TandemError) else CancelledError("the request was cancelled")
 
 
 def cost_of(works: Sequence[Work]) -> int:

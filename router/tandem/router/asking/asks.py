@@ -16,6 +16,7 @@ from tandem.router.text.badwords import check_words, word_tokens
 from tandem.router.text.chat_template import DEFAULT_RENDERING, Rendering, check_variables
 from tandem.router.text.echo import echo_of
 from tandem.router.text.models import Model, Models
+from tandem.router.tracing.calls import Call
 from tandem.router.workers.table import WorkerTable
 
 Messages = Sequence[Mapping[str, Any]]
@@ -37,7 +38,7 @@ class Ask:
     `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors. With
     `echo` an answer begins with its prompt, and may be no longer. Of `sampling.n` choices the `kept` best are wanted.
     Requests of one `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same
-    workers where that costs little. `rendering` says how `messages` become a prompt.
+    workers where that costs little. `rendering` says how `messages` become a prompt. `call` None = it is not traced.
     """
 
     api: str
@@ -58,6 +59,7 @@ class Ask:
     rendering: Rendering = DEFAULT_RENDERING
     cache_salt: str | None = None
     cache_key: str | None = None
+    call: Call | None = None
 
     @property
     def is_echo_alone(self) -> bool:

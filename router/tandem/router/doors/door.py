@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tandem.core.clock import Clock
@@ -17,6 +17,7 @@ from tandem.router.flights.readiness import Readiness
 from tandem.router.metrics.router import Metrics
 from tandem.router.tenants.gate import Gate
 from tandem.router.text.models import Models
+from tandem.router.tracing.calls import Call, Tracing, context_of
 
 
 def stopping_error() -> TandemError:
@@ -40,6 +41,11 @@ class Door:
     started_s: int
     scrape: Callable[[], Awaitable[bytes]]
     """Metrics of the router, of all its processes; raises UnavailableError."""
+    tracing: Tracing | None = None
+
+    def begin(self, api: str, headers: Iterable[tuple[str, str]], received_s: float) -> Call | None:
+        """The trace of a call with these headers, or gRPC metadata; None = it has none."""
+        return None if self.tracing is None else self.tracing.begin(api, context_of(headers), received_s)
 
     async def read(self, ask: Ask, received_s: float) -> list[Work]:
         """Works of an ask that arrived at `received_s`; refuses everything while the router stops."""
@@ -63,17 +69,21 @@ class Door:
     def answer_settings(self, ask: Ask, received_s: float) -> AnswerSettings:
         return AnswerSettings(
             api=ask.api,
+            model=ask.model,
             stop=ask.stop,
             received_s=received_s,
             tokenizer=self.models.find(ask.model).tokenizer,
             backlog_bytes=self.settings.slow_reader_backlog_bytes,
             includes_stop=ask.includes_stop,
             wants_offsets=ask.api == "completions" and "logprobs" in ask.sampling,
+            call=ask.call,
         )
 
-    def refused(self, api: str, error: TandemError) -> None:
-        """Count a request that never became an answer."""
+    def refused(self, api: str, error: TandemError, call: Call | None = None) -> None:
+        """Count a request that never became an answer, and end its trace."""
         self.metrics.request_ended(api, error.code)
+        if call is not None:
+            call.refuse(error)
 
     @property
     def models(self) -> Models:

@@ -121,16 +121,19 @@ class _Inference(i_grpc.InferenceServicer):
 
     async def _generate(self, request: i.GenerateRequest, context: Any) -> None:
         door, received_s = self._door, self._door.clock.now_s()
+        call = door.begin("grpc", _texts(context), received_s)
+        if call is not None:
+            await context.send_initial_metadata(tuple(call.names.items()))
         try:
             caller = door.gate.admit(_authorization(context), Scope.INFER)
-            ask = replace(_ask(request), caller=caller, wish=_wish(request, context))
+            ask = replace(_ask(request), caller=caller, wish=_wish(request, context), call=call)
             works = await door.read(ask, received_s)
         except TandemError as error:
-            door.refused("grpc", error)
+            door.refused("grpc", error, call)
             await _abort(context, error)
             return
         except asyncio.CancelledError:  # the client left while its prompt was read
-            door.refused("grpc", CancelledError("the request was cancelled"))
+            door.refused("grpc", CancelledError("the request was cancelled"), call)
             raise
         failure: TandemError | None = None
         try:
@@ -364,8 +367,13 @@ def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:
 
 def _authorization(context: Any) -> str | None:
     """As over HTTP, in the metadata `authorization`."""
-    found = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
-    return found[0] if found and isinstance(found[0], str) else None
+    found = [value for key, value in _texts(context) if key == "authorization"]
+    return found[0] if found else None
+
+
+def _texts(context: Any) -> list[tuple[str, str]]:
+    """The call's metadata without what is binary."""
+    return [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
 
 
 async def _abort(context: Any, error: TandemError) -> None:

@@ -318,7 +318,7 @@ class Dispatcher:
         if is_news and flight.is_finished and not flight.is_probe:
             self._lengths.ended(flight.work.model, flight.output_tokens / len(flight.orders))
         if is_news and not flight.is_probe:
-            self.traces.keep(trace_of(flight, self._clock.now_s(), is_over=True))
+            flight.trace = self.traces.keep(trace_of(flight, self._clock.now_s(), is_over=True))
 
     # ---- moves -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.router.admission.terms import Terms
 from tandem.router.flights.breaker import Member
 from tandem.router.flights.survival import History
-from tandem.router.flights.traces import MAX_MOMENTS, Moment
+from tandem.router.flights.traces import MAX_MOMENTS, Moment, Trace
 from tandem.router.planning.plan import Job, Plan
 from tandem.router.text.echo import Echo
 from tandem.router.workers.links import WorkerLink
@@ -228,6 +228,8 @@ class Flight:
     """That, until the current attempt says what it found; "" = there was nothing yet to compute again."""
     moments: list[Moment] = field(default_factory=list)
     """What happened to it so far, for operators."""
+    trace: Trace | None = None
+    """All of it, once it is over."""
     orders: list[_Order] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt from its second token on; complete when the first output token comes."""

@@ -62,11 +62,12 @@ class TraceBook:
     def __len__(self) -> int:
         return len(self._traces)
 
-    def keep(self, trace: Trace) -> None:
+    def keep(self, trace: Trace) -> Trace:
         self._traces.pop(trace.request, None)
         self._traces[trace.request] = trace
         if len(self._traces) > self._limit:
             self._traces.popitem(last=False)
+        return trace
 
     def find(self, request: str) -> Trace | None:
         return self._traces.get(request)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count, groupby, takewhile
+from collections.abc import Callable
+from itertools import count, takewhile
 from typing import Any
 
 from tandem.core.clock import Clock
 from tandem.core.errors import NotFoundError
 from tandem.router.flights.dispatch import Dispatcher
-from tandem.router.flights.traces import MAX_TRACES, Moment, Trace, trace_of
+from tandem.router.flights.spans import Span, spans
+from tandem.router.flights.traces import MAX_TRACES, Moment, trace_of
 from tandem.router.quoting import shortened
 
 _DIGITS = 6
 _NAMES = 8
 """Of requests in an error."""
-Span = dict[str, Any]
 
 
 class TraceDesk:
@@ -47,7 +47,7 @@ class TraceDesk:
             "output_tokens": trace.output_tokens,
             "attempts": max((moment.attempt for moment in trace.moments), default=1),
             "handoff": dict(trace.handoff) if trace.handoff is not None else None,
-            "spans": [_rounded(span) for span in spans(trace, end_s)],
+            "spans": [_span(span, trace.arrived_s) for span in spans(trace, end_s)],
             "moments": [_moment(moment, trace.arrived_s) for moment in trace.moments],
         }
 
@@ -69,58 +69,6 @@ class TraceDesk:
         )
 
 
-def spans(trace: Trace, end_s: float) -> list[Span]:
-    """Where its time went, in order and without gaps: "wait" (in the router), "queue" (at a worker), "prefill",
-    "transfer", "decode"; seconds since it arrived."""
-    found: list[Span] = []
-    began_s = trace.arrived_s
-    attempts = [list(group) for _, group in groupby(trace.moments, key=lambda moment: moment.attempt)]
-    for number, moments in enumerate(attempts):
-        is_last = number == len(attempts) - 1
-        over_s = end_s if is_last else moments[-1].at_s
-        for name, worker, start_s, stop_s in _parts(moments, began_s, over_s):
-            if stop_s > start_s:
-                found.append(
-                    {
-                        "span": name,
-                        "worker": worker,
-                        "attempt": moments[0].attempt,
-                        "start_s": start_s - trace.arrived_s,
-                        "end_s": stop_s - trace.arrived_s,
-                    }
-                )
-        began_s = over_s
-    if not attempts:
-        found.append({"span": "wait", "worker": "", "attempt": 1, "start_s": 0.0, "end_s": end_s - trace.arrived_s})
-    return found
-
-
-def _parts(moments: Sequence[Moment], began_s: float, over_s: float) -> Iterator[tuple[str, str, float, float]]:
-    """(span, worker, start, end) of one attempt; what was not reached is not there, and the last ends with it."""
-    first: dict[str, Moment] = {}
-    for moment in moments:
-        first.setdefault(moment.what, moment)
-    sent = first.get("sent")
-    if sent is None:
-        yield "wait", "", began_s, over_s
-        return
-    computes = sent.prefill or sent.decode
-    marks: list[tuple[str, str, float]] = [("wait", "", began_s), ("queue", computes, sent.at_s)]
-    if "prefill" in first:
-        marks.append(("prefill", computes, first["prefill"].at_s))
-    computed = [first[what].at_s for what in ("transfer", "first_token") if what in first]
-    if sent.prefill and computed:
-        marks.append(("transfer", f"{sent.prefill} → {sent.decode}", min(computed)))
-    if "decode" in first:
-        marks.append(("decode", sent.decode, first["decode"].at_s))
-    elif not sent.prefill and "first_token" in first:
-        marks.append(("decode", sent.decode, first["first_token"].at_s))
-    for number, (name, worker, _) in enumerate(marks):  # news of two workers may come in either order
-        start_s = max(at_s for _, _, at_s in marks[: number + 1])
-        stop_s = max(start_s, marks[number + 1][2]) if number + 1 < len(marks) else over_s
-        yield name, worker, start_s, stop_s
-
-
 def _moment(moment: Moment, arrived_s: float) -> dict[str, Any]:
     return {
         "at_s": round(moment.at_s - arrived_s, _DIGITS),
@@ -132,5 +80,11 @@ def _moment(moment: Moment, arrived_s: float) -> dict[str, Any]:
     }
 
 
-def _rounded(span: Span) -> Span:
-    return span | {"start_s": round(span["start_s"], _DIGITS), "end_s": round(span["end_s"], _DIGITS)}
+def _span(span: Span, arrived_s: float) -> dict[str, Any]:
+    return {
+        "span": span.name,
+        "worker": span.worker,
+        "attempt": span.attempt,
+        "start_s": round(span.start_s - arrived_s, _DIGITS),
+        "end_s": round(span.end_s - arrived_s, _DIGITS),
+    }

@@ -85,6 +85,7 @@ from tandem.router.process.storage import Storage, open_storage
 from tandem.router.tenants.budgets import BudgetBooks, Budgets
 from tandem.router.tenants.gate import Gate, TenantSalts
 from tandem.router.text.models import Models
+from tandem.router.tracing.opening import open_tracing
 from tandem.router.workers.directory import RedisDirectory
 from tandem.router.workers.kvspeeds import LinkSpeedView
 from tandem.router.workers.links import Identity, WorkerLink
@@ -123,8 +124,7 @@ class Router:
 
     def __init__(self, config: RouterConfig, surroundings: Surroundings, incarnation: Incarnation) -> None:
         self.config = config
-        self._clock = MonotonicClock()
-        self._stopping = asyncio.Event()
+        self._clock, self._stopping = MonotonicClock(), asyncio.Event()
         self._ports: dict[str, int] = {}
         secret = ClusterSecret.load(Path(config.secret_file))
         admin_key = load_key(Path(config.admin_key_file))
@@ -162,6 +162,7 @@ class Router:
         reader = AskReader(
             models, self.table, config.settings.request_timeout_s, lambda: secrets.randbits(62), self._salts.of
         )
+        self._tracing = open_tracing(config, os.environ, self._clock)
         self.door = Door(
             reader=reader,
             desk=AnswerDesk(self.dispatcher, self.admission, self._budgets, self.metrics, self._clock),
@@ -174,6 +175,7 @@ class Router:
             wall_s=time.time,
             started_s=int(time.time()),
             scrape=self._scrape,
+            tracing=self._tracing,
         )
         self._page = StatusPage(
             config=config,
@@ -269,6 +271,8 @@ class Router:
             await asyncio.wait(servers, timeout=5.0)
             for task in (*tasks, *servers):
                 task.cancel()
+        if self._tracing is not None:
+            await self._tracing.close()
 
     async def close(self) -> None:
         """Give back what `start` took, if `serve` never ran."""

@@ -54,7 +54,7 @@ class Desk:
     def open(self, works: int = 1, received_s: float = 100.0, *, is_background: bool = False) -> Answer:
         tokenizer: Any = SimpleNamespace(decode=lambda tokens: "x" * len(tokens))
         settings = AnswerSettings(
-            api="chat", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
+            api="chat", model="m", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
         )
         sampling = SamplingParams(max_tokens=200)
         terms = Terms(is_background=is_background)

@@ -12,8 +12,9 @@ from tandem.core.errors import NotFoundError
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import WorkerState
 from tandem.router.flights.flight import Inbox
+from tandem.router.flights.spans import spans
 from tandem.router.flights.traces import Moment, Trace, TraceBook
-from tandem.router.operating.trace_desk import TraceDesk, spans
+from tandem.router.operating.trace_desk import TraceDesk
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage, chunk, in_loop, work
 
@@ -30,7 +31,7 @@ def trace(*moments: Moment, request: str = "r") -> Trace:
 
 
 def shown(*moments: Moment) -> list[tuple[str, str, float, float]]:
-    return [(s["span"], s["worker"], s["start_s"], s["end_s"]) for s in spans(trace(*moments), 104.0)]
+    return [(s.name, s.worker, s.start_s - 100.0, s.end_s - 100.0) for s in spans(trace(*moments), 104.0)]
 
 
 CROSSED = [
@@ -78,11 +79,10 @@ def test_one_that_was_never_sent_and_one_that_was_tried_again() -> None:
 @given(st.lists(st.tuples(st.sampled_from([what for what, _ in CROSSED]), st.floats(100.0, 104.0)), max_size=8))
 def test_news_in_any_order_gives_a_line_without_gaps(news: list[tuple[str, float]]) -> None:
     found = spans(trace(*(moment(what, at_s) for what, at_s in news)), 104.0)
-    assert found[0]["start_s"] == 0
-    assert found[-1]["end_s"] == pytest.approx(4.0)
+    assert (found[0].start_s, found[-1].end_s) == (100.0, 104.0)
     for span, after in itertools.pairwise(found):
-        assert span["end_s"] == after["start_s"]
-        assert span["start_s"] < span["end_s"]
+        assert span.end_s == after.start_s
+        assert span.start_s < span.end_s
 
 
 def test_the_book_forgets_the_oldest() -> None:

@@ -21,7 +21,7 @@ from tandem.router.doors.door import Door
 from tandem.router.doors.http import schemas
 from tandem.router.doors.http.absent import absent
 from tandem.router.doors.http.bodies import Frame
-from tandem.router.doors.http.callers import caller_of, wish_of
+from tandem.router.doors.http.callers import call_of, caller_of, wish_of
 from tandem.router.doors.http.endpoints import Endpoint, counted, guarded, json_response
 from tandem.router.doors.http.errors import error_response
 from tandem.router.doors.http.openapi import document
@@ -46,7 +46,9 @@ from tandem.router.version import version
 
 def create_app(door: Door) -> FastAPI:
     """The application; it holds no state of its own."""
-    app = _App(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    # The framework's own telemetry would send what clients wrote, if a variable of the environment said so.
+    silence = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+    app = _App(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=silence)
     app.add_exception_handler(HTTPException, _http_error)
     api = _Api(door)
     app.add_hot_route("/v1/chat/completions", counted(door, "chat", api.chat))
@@ -111,7 +113,8 @@ class _Api:
     async def _generate(self, request: Request, body: schemas.SamplingFields, ask: Ask, received_s: float) -> Response:
         door = self._door
         check_streaming(body)
-        ask = replace(ask, caller=caller_of(request), wish=wish_of(request, body.priority, body.timeout))
+        wish = wish_of(request, body.priority, body.timeout)
+        ask = replace(ask, caller=caller_of(request), wish=wish, call=call_of(request))
         async with present(request):
             works = await door.read(ask, received_s)
         is_chat = ask.api == "chat"

@@ -1,5 +1,5 @@
-"""Who a call comes from, as the layers around the endpoints left it in the ASGI scope, where no client can write; and
-what it asks for itself.
+"""Who a call comes from, and its trace, as the layers around the endpoints left it in the ASGI scope, where no client
+can write; and what it asks for itself.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from tandem.core.errors import InvalidRequestError
 from tandem.router.admission.terms import ANONYMOUS, Caller, Wish
 from tandem.router.quoting import quoted
 from tandem.router.tenants.scope import CALLER, TENANT
+from tandem.router.tracing.calls import Call
 
 SLO_HEADER = "X-SLO-Class"
 TIMEOUT_HEADER = "X-Request-Timeout"
+CALL = "tandem.call"
+"""Under which name the scope holds the call's trace."""
 
 
 def tenant_of(request: Request) -> str:
@@ -24,6 +27,12 @@ def caller_of(request: Request) -> Caller:
     """Whose request it is."""
     caller: Caller | None = request.scope.get(CALLER)
     return caller or Caller(tenant=tenant_of(request))
+
+
+def call_of(request: Request) -> Call | None:
+    """The call's trace; None = it has none."""
+    call: Call | None = request.scope.get(CALL)
+    return call
 
 
 def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:

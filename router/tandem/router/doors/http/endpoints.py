@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tandem.core.errors import InternalError, TandemError
 from tandem.router.doors.door import Door
+from tandem.router.doors.http.callers import CALL
 from tandem.router.doors.http.errors import error_response
 
 _log = logging.getLogger(__name__)
@@ -18,19 +19,23 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def counted(door: Door, api: str, endpoint: Endpoint) -> Endpoint:
-    """Errors before an answer exists become responses and are counted; afterwards the answer counts itself."""
+    """Errors before an answer exists become responses and are counted; afterwards the answer counts itself. So it is
+    with the call's trace."""
 
     async def run(request: Request) -> Response:
+        call = door.begin(api, request.headers.items(), door.clock.now_s())
+        request.scope[CALL] = call
+        names = {} if call is None else call.names
         try:
             return await endpoint(request)
         except TandemError as error:
-            door.refused(api, error)
-            headers = {"connection": "close"} if error.code == "request_too_large" else None
-            return error_response(error, headers=headers)
+            door.refused(api, error, call)
+            closing = {"connection": "close"} if error.code == "request_too_large" else {}
+            return error_response(error, headers={**closing, **names})
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error object
             failure = _bug(error)
-            door.refused(api, failure)
-            return error_response(failure)
+            door.refused(api, failure, call)
+            return error_response(failure, headers=names)
 
     return run
 

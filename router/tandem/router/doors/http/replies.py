@@ -110,10 +110,15 @@ class AnswerReply(Response):
         await response(scope, _no_message, send)
 
     def _head_of(self, answer: Answer) -> dict[str, str]:
-        headers = {"x-request-id": self._frame.id}
+        headers = self._names()
         if self._wants_route:
             headers[ROUTE_HEADER] = orjson.dumps(answer.decision()).decode()
         return headers
+
+    def _names(self) -> dict[str, str]:
+        """What the answer is called, and its trace."""
+        call = self._settings.call
+        return {"x-request-id": self._frame.id, **({} if call is None else call.names)}
 
     async def _start(self, answer: Answer, send: Send) -> None:
         if not self._has_started:
@@ -126,7 +131,7 @@ class AnswerReply(Response):
         if self._is_gone:
             return
         if not self._has_started:
-            response = error_response(error, headers={"x-request-id": self._frame.id})
+            response = error_response(error, headers=self._names())
             await response(scope, _no_message, send)
         elif self._is_stream:
             await send({"type": "http.response.body", "body": error_event(error), "more_body": False})

@@ -20,7 +20,7 @@ from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings, Cho
 from tandem.router.asking.asks import Ask
 from tandem.router.doors.door import Door
 from tandem.router.doors.http.bodies import Frame
-from tandem.router.doors.http.callers import caller_of, tenant_of, wish_of
+from tandem.router.doors.http.callers import call_of, caller_of, tenant_of, wish_of
 from tandem.router.doors.http.endpoints import counted, guarded, json_response
 from tandem.router.doors.http.paging import Page, page_of
 from tandem.router.doors.http.presence import present
@@ -59,7 +59,8 @@ class _Api:
         tenant = tenant_of(request)
         past = await self._conversations.past(tenant, body.previous_response_id)
         items = items_of(body.input)
-        ask = replace(_ask(body, past, items), caller=caller_of(request), wish=wish_of(request))
+        ask = _ask(body, past, items)
+        ask = replace(ask, caller=caller_of(request), wish=wish_of(request), call=call_of(request))
         async with present(request):
             works = await self._read(ask, received_s)
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)

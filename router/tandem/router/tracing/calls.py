@@ -1,0 +1,77 @@
+"""An API call as a trace sees it: begun when it arrives, and ended once, whatever becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tandem.core.errors import TandemError
+from tandem.core.ids import RequestId
+from tandem.router.flights.flight import Work
+from tandem.router.flights.traces import Trace
+
+RESPONSE_HEADER = "traceresponse"
+"""Under which name a client is told the trace of its call."""
+_PARENT, _STATE = "traceparent", "tracestate"
+Context = Mapping[str, Sequence[str]]
+"""What a client said of its own trace, by the names of W3C Trace Context."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerEnd:
+    """What is known of an answer once it is over. Times are the router's monotonic seconds.
+
+    `model`: as the client called it. `read_s`: from then on its prompts were known, in tokens. `first_token_s` 0 = it
+    had none. `error` None = it is complete. `traces`: of those of its requests that were sent off.
+    """
+
+    id: RequestId
+    model: str
+    works: Sequence[Work]
+    traces: Sequence[Trace]
+    read_s: float
+    first_token_s: float
+    ended_s: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    finish_reasons: Sequence[str]
+    error: TandemError | None
+
+
+class Call(Protocol):
+    """One API call. Exactly one of `refuse` and `end` is called, once."""
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What tells a client the call's trace, as a header."""
+
+    @property
+    def trace_id(self) -> str:
+        """For logs; "" = this call is not traced."""
+
+    def refuse(self, error: TandemError) -> None:
+        """It never became an answer."""
+
+    def end(self, answer: AnswerEnd) -> None:
+        """Its answer is over."""
+
+
+class Tracing(Protocol):
+    """Where calls begin."""
+
+    def begin(self, api: str, context: Context, received_s: float) -> Call | None:
+        """A call of `api` that arrived then; None = calls of this one are not traced."""
+
+    async def close(self) -> None:
+        """Send what is left, for a short while at most."""
+
+
+def context_of(headers: Iterable[tuple[str, str]]) -> Context:
+    """What headers (or gRPC metadata; names in lower case) say of the client's trace; {} = nothing that counts."""
+    found: dict[str, list[str]] = {}
+    for name, value in headers:
+        if name in (_PARENT, _STATE):
+            found.setdefault(name, []).append(value)
+    return found if len(found.get(_PARENT, ())) == 1 else {}

@@ -1,0 +1,74 @@
+"""A traced cluster: one tree a call over real workers, whose parts add up to what the client waited for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tools.otlp_receiver import Receiver, receiving
+from tools.running_cluster import Cluster, running
+
+PROMPT = [(7 * k) % 3000 + 600 for k in range(200)]
+SIM = """
+[worker.sim]
+prefill_tokens_per_s = 500.0
+decode_step_s = 0.02
+"""
+CASES = {
+    "sim, disaggregated": (
+        ("--engine", "sim", "--prefill", "1", "--decode", "1", "--disaggregation", "always"),
+        SIM,
+        40,
+    ),
+    "model, disaggregated": (("--prefill", "1", "--decode", "1", "--disaggregation", "always"), "", 400),
+}
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "50")
+        patch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
+        yield receiver
+
+
+@pytest.fixture(scope="module", params=CASES)
+def traced(
+    request: pytest.FixtureRequest, receiver: Receiver, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Cluster]]:
+    flags, text, _ = CASES[request.param]
+    path: Path = tmp_path_factory.mktemp("traced") / "cluster.toml"
+    path.write_text(f'[tracing]\nendpoint = "{receiver.url}"\n{text}')
+    with running("--config", str(path), *flags) as cluster:
+        yield request.param, cluster
+
+
+def test_one_trace_of_a_real_request_adds_up(traced: tuple[str, Cluster], receiver: Receiver) -> None:
+    case, cluster = traced
+    body = {
+        "model": "tandem-tiny",
+        "prompt": PROMPT,
+        "max_tokens": CASES[case][2],
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    with httpx.Client(base_url=cluster.api, timeout=60) as client:
+        client.post("/v1/completions", json={**body, "prompt": "Hello"}).raise_for_status()  # links are measured now
+        began_s = time.perf_counter()
+        answer = client.post("/v1/completions", json=body)
+        latency_s = time.perf_counter() - began_s
+    root = receiver.root(answer.headers["x-request-id"])
+    leaves = receiver.leaves(root)
+    told = f"{latency_s:.3f} s: " + ", ".join(f"{leaf.name} {leaf.took_s:.4f}" for leaf in leaves)
+    assert {"read", "queue", "prefill", "transfer", "decode"} <= {leaf.name for leaf in leaves}, told
+    assert sum(leaf.took_s for leaf in leaves) == pytest.approx(latency_s, rel=0.05), told
+    took_s = {leaf.name: leaf.took_s for leaf in leaves}
+    if case.startswith("sim"):
+        assert took_s["prefill"] == pytest.approx(len(PROMPT) / 500.0, rel=0.2), told
+        assert took_s["decode"] == pytest.approx(39 * 0.02, rel=0.3), told
+    assert receiver.resources[-1]["deployment.environment.name"] == "test"
+    assert receiver.resources[-1]["service.namespace"] == "tandem"
