@@ -150,9 +150,15 @@ class DecodeRole:
                 handoff = self._handoffs.pop(output.key, None)
                 if handoff is not None:
                     timings[output.key] = self._timing(*handoff, result.started_s)
+                    self._time_phase(output.key, *handoff, result.ended_s)
             for key in result.failed:
                 self._handoffs.pop(key, None)
         self._whole.after_step(result, timings)
+
+    def _time_phase(self, key: str, completed: Completed, verified: Verified, sampled_s: float) -> None:
+        tracked = self._shell.requests.get(key)
+        if tracked is not None:
+            tracked.phase_s = sampled_s - max(completed.received_s, verified.verified_at_s)
 
     def _timing(self, completed: Completed, verified: Verified, started_s: float) -> HandoffTiming:
         """The parts of the hand-off overhead. Clocks of two hosts cannot be compared: then count from `complete`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,18 @@ def test_blocks_that_the_receiver_has_are_not_sent(loopback: Loopback) -> None:
     assert loopback.d.shell.counters["kv_skipped_blocks"] == 6
     assert loopback.chunks["a"][0][0].cached_tokens == 0
     assert loopback.chunks["b"][0][0].cached_tokens == 96
+
+
+def test_each_worker_says_with_its_first_token_since_when_it_had_the_request(loopback: Loopback) -> None:
+    began_s = time.perf_counter()
+    loopback.submit("r", prompt_of(200), max_tokens=4, ignore_eos=True)
+    loopback.run_until_rest()
+    took_s = time.perf_counter() - began_s
+    chunks = [chunk for choice in loopback.chunks["r"].values() for chunk in choice]
+    (prefill,) = [chunk for chunk in chunks if chunk.HasField("cached_tokens")]
+    (decode,) = [chunk for chunk in chunks if chunk.HasField("handoff")]
+    assert 0 < decode.phase_s < prefill.phase_s < took_s, "four chunks take longer than a token"
+    assert not any(chunk.phase_s for chunk in chunks if chunk not in (prefill, decode))
 
 
 def test_a_prompt_that_is_all_there_sends_nothing(loopback: Loopback) -> None:

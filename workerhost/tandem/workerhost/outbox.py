@@ -53,9 +53,10 @@ class Outbox:
         """Add one token of a request to what its router gets at the next flush."""
         chunk = add_chunk(self._tokens_for(tracked.router).chunks, output, tracked.request, tracked.attempt)
         if cached_tokens is not None:
-            chunk.cached_tokens = cached_tokens
+            chunk.cached_tokens, chunk.phase_s = cached_tokens, tracked.phase_s
         if handoff is not None:
             chunk.handoff.CopyFrom(timing_to_wire(handoff))
+            chunk.phase_s = tracked.phase_s
 
     def prompt_logprobs(self, tracked: Tracked, scores: PromptLogprobs) -> None:
         """Add log-probabilities of a request's prompt to what its router gets at the next flush, ahead of tokens."""

@@ -21,6 +21,10 @@ class Tracked:
     salt: bytes = b""
     """The tenant's, for roots of blocks that came here in another form."""
     has_reported_cached: bool = False
+    computing_since_s: float = 0.0
+    """When the first step with a part of its prompt began; 0 = none has."""
+    phase_s: float = 0.0
+    """For how long it was in its phase when its first token here was sampled; 0 = that is not yet."""
     ended_choices: set[int] = field(default_factory=set)
     """Choices that nobody wants more of; see EndChoices."""
 

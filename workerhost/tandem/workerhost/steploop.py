@@ -344,7 +344,17 @@ class StepLoop:
             tracked = self._shell.requests.get(scores.key)
             if tracked is not None and scores.key not in result.failed:
                 self._shell.outbox.prompt_logprobs(tracked, scores)
+        self._time_prompts(result)
         self._role.after_step(result)
+
+    def _time_prompts(self, result: StepResult) -> None:
+        for part in result.prefilled:
+            tracked = self._shell.requests.get(part.key)
+            if tracked is None:
+                continue
+            tracked.computing_since_s = tracked.computing_since_s or result.started_s
+            if part.is_last:
+                tracked.phase_s = result.ended_s - tracked.computing_since_s
 
     def _has_lease(self) -> bool:
         return self._pulse.has_lease(self._shell.clock.now_s(), self._shell.incarnation)

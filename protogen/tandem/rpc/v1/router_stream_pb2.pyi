@@ -652,6 +652,7 @@ class TokenChunk(_message.Message):
     FINISH_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     HANDOFF_FIELD_NUMBER: _builtins.int
+    PHASE_S_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     attempt: _builtins.int
     choice: _builtins.int
@@ -660,6 +661,10 @@ class TokenChunk(_message.Message):
     finish: _generation_pb2.FinishReason.ValueType
     cached_tokens: _builtins.int
     """With the first chunk of a request from the worker that prefilled it."""
+    phase_s: _builtins.float
+    """When this was sampled, so many seconds had passed since the worker began to compute the prompt (with `cached_tokens`)
+    or had all KV (with `handoff`); 0 = not known.
+    """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -680,10 +685,11 @@ class TokenChunk(_message.Message):
         finish: _generation_pb2.FinishReason.ValueType = ...,
         cached_tokens: _builtins.int | None = ...,
         handoff: _generation_pb2.HandoffTiming | None = ...,
+        phase_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "cached_tokens", b"cached_tokens", "handoff", b"handoff"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice", b"choice", "finish", b"finish", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "request", b"request", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens", "attempt", b"attempt", "cached_tokens", b"cached_tokens", "choice", b"choice", "finish", b"finish", "handoff", b"handoff", "index", b"index", "logprobs", b"logprobs", "phase_s", b"phase_s", "request", b"request", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_tokens: _TypeAlias = _typing.Literal["cached_tokens"]  # noqa: Y015
     _WhichOneofArgType__cached_tokens: _TypeAlias = _typing.Literal["_cached_tokens", b"_cached_tokens"]  # noqa: Y015

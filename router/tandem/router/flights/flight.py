@@ -330,6 +330,18 @@ class Flight:
             self.recomputed[self.redoing] += len(self.work.prompt) + self.replayed_tokens - cached_tokens
             self.redoing = ""
 
+    def _began(self, phase: Phase, at_s: float) -> None:
+        """A worker says with its first token when it began: news of that by itself may be as late as the token."""
+        places = {moment.what: place for place, moment in enumerate(self.moments) if moment.attempt == self.attempt}
+        at_s = max(at_s, self.moments[places["sent"]].at_s if "sent" in places else self.started_s)
+        if phase in places:
+            moment = self.moments[places[phase]]
+            self.moments[places[phase]] = replace(moment, at_s=min(at_s, moment.at_s))
+        else:
+            self.mark(phase, at_s)
+        if phase is Phase.PREFILL and self.attempt == _FIRST:
+            self.prefill_started_s = at_s
+
     def begin_attempt(self, cause: str = "") -> None:
         """The attempt before is over: from now on nothing that it says is taken, so what `forced` gives stays true."""
         self.attempt = Attempt(self.attempt + 1)
@@ -358,6 +370,8 @@ class Flight:
             return "choice"
         if chunk.cached_tokens is not None:
             self._found(chunk.cached_tokens)
+        if chunk.phase_s > 0:
+            self._began(Phase.DECODE if chunk.handoff is not None else Phase.PREFILL, now_s - chunk.phase_s)
         if chunk.handoff is not None:
             self.handoff = chunk.handoff
         order = self.orders[chunk.choice]

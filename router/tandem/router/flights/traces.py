@@ -1,6 +1,7 @@
 """What happened to a request and when: kept for those that run and for the latest that ended, never what they said.
 
-Times are the router's monotonic seconds, and of a worker's news when it came here, up to a load report late.
+Times are the router's monotonic seconds, and of a worker's news when it came here, some 10 ms late; with its first
+token a worker says when it began, and then that counts.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ class TokenChunk:
     finish: FinishReason | None = None
     cached_tokens: int | None = None
     handoff: HandoffTiming | None = None
+    phase_s: float = 0.0
+    """Since its prompt was begun (with `cached_tokens`) or all its KV was there (with `handoff`); 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,6 +297,7 @@ def chunk_from_wire(chunk: w.TokenChunk) -> TokenChunk:
         finish=_FINISH.get(chunk.finish),
         cached_tokens=chunk.cached_tokens if chunk.HasField("cached_tokens") else None,
         handoff=_handoff_from_wire(chunk.handoff) if chunk.HasField("handoff") else None,
+        phase_s=chunk.phase_s,
     )
 
 

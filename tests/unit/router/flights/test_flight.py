@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.errors import CancelledError, WorkerLostError
-from tandem.core.handoff import TokenLogprob
+from tandem.core.handoff import HandoffTiming, TokenLogprob
 from tandem.core.ids import Attempt
 from tandem.core.lifecycle import FinishReason
 from tandem.router.flights.flight import Inbox
 from tests.unit.router.flying import chunk, flight, read
+
+HANDOFF = ("ticket_wait_s", "sample_to_step_s", "last_wire_s", "step_rest_s")
 
 
 def test_any_order_and_repetition_gives_the_same() -> None:
@@ -127,3 +129,26 @@ def test_a_further_attempt_counts_the_output_that_it_computes_again() -> None:
     one.begin_attempt()
     job = one.job(0.0)
     assert (job.prompt_tokens, job.max_tokens) == (1 + 3, 100 - 3), "the finished choice needs nothing"
+
+
+def test_with_its_first_token_a_worker_says_when_it_began() -> None:
+    one = flight(Inbox(1 << 20))
+    one.mark("sent", 10.0)
+    one.mark("prefill", 11.9)  # news that came with the token
+    one.accept(chunk(0, [5], phase_s=1.5, cached_tokens=0), 12.0)
+    one.accept(chunk(1, [6], phase_s=0.25, handoff=HandoffTiming(**dict.fromkeys(HANDOFF, 0.0))), 13.0)
+    assert {moment.what: moment.at_s for moment in one.moments} == {
+        "sent": 10.0, "prefill": 10.5, "first_token": 12.0, "decode": 12.75,
+    }  # fmt: skip
+    assert one.prefill_started_s == 10.5
+
+
+def test_nobody_began_before_the_request_was_sent_nor_after_it_said_so() -> None:
+    one = flight(Inbox(1 << 20))
+    one.mark("sent", 10.0)
+    one.accept(chunk(0, [5], phase_s=99.0, cached_tokens=0), 12.0)
+    one.mark("decode", 12.5)
+    one.accept(chunk(1, [6], phase_s=0.25, handoff=HandoffTiming(**dict.fromkeys(HANDOFF, 0.0))), 13.0)
+    assert {moment.what: moment.at_s for moment in one.moments if moment.what in ("prefill", "decode")} == {
+        "prefill": 10.0, "decode": 12.5,
+    }  # fmt: skip
