@@ -204,7 +204,7 @@ class DecodeRole:
         self._fail(reservation, TransferError("the hand-over cannot be used", why=error.message, todo="try again"))
 
     def _fail(self, reservation: Reservation, error: TandemError, *, is_peer_told: bool = False) -> None:
-        event(_log, "transfer failed", logging.WARNING, request=reservation.tracked.key, error=error.message)
+        event(_log, "transfer failed", logging.WARNING, **reservation.tracked.names, error=error.message)
         if not is_peer_told:
             self._tell_failed(reservation, error)
         self._forget(reservation.tracked, is_peer_told=True)

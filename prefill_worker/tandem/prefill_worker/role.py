@@ -285,7 +285,7 @@ class PrefillRole:
         self._shell.end(handover.tracked)
 
     def _fail(self, handover: Handover, error: TandemError, *, is_peer_told: bool = False) -> None:
-        event(_log, "handover failed", logging.WARNING, request=handover.tracked.key, error=error.message)
+        event(_log, "handover failed", logging.WARNING, **handover.tracked.names, error=error.message)
         if handover.ticket is not None:
             self._shell.count_unsent(WorkerId(handover.peer.worker))
         if is_peer_told:

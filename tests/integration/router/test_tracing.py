@@ -206,7 +206,9 @@ def test_who_is_not_sampled_is_told_so_and_sends_nothing(house: House, receiver:
     assert not any(one.trace == other for one in receiver.spans)
 
 
-def test_a_worker_dies_and_the_next_attempt_is_on_the_same_tree(build: Build, receiver: Receiver) -> None:
+def test_a_worker_dies_and_the_next_attempt_is_on_the_same_tree(
+    build: Build, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
     house = build(
         prefill=1, decode=2, mode=Disaggregation.ALWAYS, tracing=TracingSection(endpoint=receiver.url),
         script=Script(stall_at=3, transfer_s=0.03),
@@ -229,6 +231,10 @@ def test_a_worker_dies_and_the_next_attempt_is_on_the_same_tree(build: Build, re
     assert victim in attempts[0].attributes["tandem.attempt.why"]
     assert (root.is_error, root.attributes["gen_ai.usage.output_tokens"]) == (False, 8)
     assert [[part.name for part in receiver.below(one)] for one in attempts] == [PARTS, PARTS]
+    (said,) = [record for record in caplog.records if record.getMessage() == "attempt failed"]
+    names: dict[str, Any] = said.__dict__["fields"]
+    assert (names["request"], names["trace"]) == (answer.headers["x-request-id"], root.trace)
+    assert {submit.trace for worker in house.workers.values() for submit in worker.submitted} == {root.trace}
 
 
 def test_requests_of_a_batch_are_calls_of_their_own(

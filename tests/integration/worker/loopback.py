@@ -142,6 +142,7 @@ class Loopback:
         forced: Sequence[g.ChoiceState] = (),
         is_whole: bool = False,
         salt: bytes = b"",
+        trace: str = "",
         **sampling: Any,
     ) -> None:
         values = {"max_tokens": 8, "n": 1, "temperature": 0.0, "top_p": 1.0, "repetition_penalty": 1.0, **sampling}
@@ -153,6 +154,7 @@ class Loopback:
             "timeout_s": 60,
             "forced": forced,
             "salt": salt,
+            "trace": trace,
         }
         if is_whole:  # the decode worker prefills it itself
             self.d.from_router(submit=w.Submit(leg=w.LEG_FULL, **common))

@@ -184,3 +184,14 @@ def test_ticket_for_another_incarnation_is_refused(loopback: Loopback) -> None:
     loopback.run_until_rest()
     loopback.p.check_baseline()
     loopback.d.check_baseline()
+
+
+def test_logs_name_the_request_and_its_trace(loopback: Loopback, caplog: pytest.LogCaptureFixture) -> None:
+    loopback.d.shell.incarnation = loopback.d.shell.incarnation + 2  # type: ignore[assignment]
+    loopback.submit("r", prompt_of(40), trace="ab" * 16)
+    for _ in range(200):
+        loopback.turn()
+    said = [record.__dict__["fields"] for record in caplog.records if record.getMessage() == "handover failed"]
+    assert [(one["request"], one["trace"]) for one in said] == [("r#1", "ab" * 16)]
+    loopback.cancel("r")
+    loopback.run_until_rest()

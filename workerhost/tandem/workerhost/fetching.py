@@ -262,7 +262,7 @@ class Fetching:
         self._shell.count("kv_received_bytes", outcome.bytes)
         self._shell.count("kv_received_blocks", room.new_blocks)
         took_s = self._shell.clock.now_s() - fetch.began_s
-        event(_log, "prefix fetched", request=fetch.tracked.key, peer=fetch.peer, blocks=room.new_blocks, took_s=took_s)
+        event(_log, "prefix fetched", **fetch.tracked.names, peer=fetch.peer, blocks=room.new_blocks, took_s=took_s)
         self._go(fetch, root)
 
     # ---- ends ------------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Fetching:
 
     def _failed(self, fetch: Fetch, reason: str, why: str, *, is_peer_told: bool = False) -> None:
         """This try is over: the next source is asked, or the request computes."""
-        event(_log, "fetch failed", logging.WARNING, request=fetch.tracked.key, peer=fetch.peer, reason=reason, why=why)
+        event(_log, "fetch failed", logging.WARNING, **fetch.tracked.names, peer=fetch.peer, reason=reason, why=why)
         self._shell.count(names.counter_key(names.FETCHES_FAILED, reason=reason))
         self._stop(fetch, reason, why, is_peer_told=is_peer_told)
         if not fetch.sources:

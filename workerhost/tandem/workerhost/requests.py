@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.core.ids import Attempt, RequestId, RouterId
 from tandem.engine.request import EngineRequest
@@ -20,6 +21,8 @@ class Tracked:
     engine_request: EngineRequest
     salt: bytes = b""
     """The tenant's, for roots of blocks that came here in another form."""
+    trace: str = ""
+    """The trace that it is in, for logs; "" = none."""
     has_reported_cached: bool = False
     computing_since_s: float = 0.0
     """When the first step with a part of its prompt began; 0 = none has."""
@@ -31,6 +34,11 @@ class Tracked:
     @property
     def key(self) -> str:
         return self.engine_request.key
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What it is called in logs."""
+        return {"request": self.key, **({"trace": self.trace} if self.trace else {})}
 
     @property
     def received_s(self) -> float:

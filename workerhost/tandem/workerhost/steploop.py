@@ -33,6 +33,7 @@ CHECK_AFTER_S = 1.0
 """Of a pause, and all blocks are checked, once: 70 ms for 200,000 of them, and whoever comes then waits for it."""
 REPORT_EVERY_S = 0.1
 MAX_REQUEST_S = 3600.0
+TRACE_CHARS = 32
 """Of a request whose router names no deadline."""
 MAX_EVENTS = 10_000
 """Block events in one message to the host."""
@@ -225,6 +226,7 @@ class StepLoop:
             attempt=Attempt(message.attempt),
             deadline_s=deadline_s,
             salt=message.salt,
+            trace=message.trace[:TRACE_CHARS],
             engine_request=EngineRequest(
                 key=request_key(message.request, message.attempt),
                 prompt=prompt,

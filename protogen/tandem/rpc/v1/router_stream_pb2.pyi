@@ -217,6 +217,7 @@ class Submit(_message.Message):
     FORCED_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     PROMPT_IDS_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     request: _builtins.str
     attempt: _builtins.int
     leg: Global___Leg.ValueType
@@ -228,6 +229,8 @@ class Submit(_message.Message):
     """Seconds from now after which nobody waits for the answer any more."""
     prompt_ids: _builtins.bytes
     """In place of `prompt`: the same ids, four bytes each, the lowest first."""
+    trace: _builtins.str
+    """The trace that the request is in, 32 hexadecimal digits, for logs; empty = none."""
     @_builtins.property
     def peer(self) -> Global___WorkerRef: ...
     @_builtins.property
@@ -257,10 +260,11 @@ class Submit(_message.Message):
         forced: _abc.Iterable[_generation_pb2.ChoiceState] | None = ...,
         sources: _abc.Iterable[Global___PrefixSource] | None = ...,
         prompt_ids: _builtins.bytes = ...,
+        trace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "forced", b"forced", "last_block_hash", b"last_block_hash", "leg", b"leg", "peer", b"peer", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "request", b"request", "salt", b"salt", "sampling", b"sampling", "sources", b"sources", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "forced", b"forced", "last_block_hash", b"last_block_hash", "leg", b"leg", "peer", b"peer", "prompt", b"prompt", "prompt_ids", b"prompt_ids", "request", b"request", "salt", b"salt", "sampling", b"sampling", "sources", b"sources", "timeout_s", b"timeout_s", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

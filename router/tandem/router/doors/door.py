@@ -55,7 +55,11 @@ class Door:
         works = await self._in_time(self.reader.read(ask), received_s, terms.timeout_s)
         if not terms.is_background:
             await self.desk.budgets.spend(terms.tenant, cost_of(works))
-        return [replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s) for work in works]
+        trace_id = ask.call.trace_id if ask.call is not None else ""
+        return [
+            replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s, trace_id=trace_id)
+            for work in works
+        ]
 
     async def _in_time(self, reading: Awaitable[list[Work]], received_s: float, timeout_s: float) -> list[Work]:
         """DeadlineError if the prompt is not tokenised in the time that its whole answer has."""

@@ -275,7 +275,7 @@ class Dispatcher:
         flight.begin_attempt(failure.cause.value)
         self._legs.cancel(flight, old, "superseded by another attempt")
         event(
-            _log, "attempt failed", logging.WARNING, request=flight.id, attempt=old, cause=failure.cause.value,
+            _log, "attempt failed", logging.WARNING, **flight.names, attempt=old, cause=failure.cause.value,
             why=failure.error.message, legs=worker_count, tokens=flight.output_tokens,
         )  # fmt: skip
         denial = self._survival.denial(flight.history)
@@ -347,7 +347,7 @@ class Dispatcher:
         old = flight.attempt
         flight.begin_attempt(MOVED)
         self._legs.cancel(flight, old, MOVED_REASON)
-        event(_log, "request moved", request=flight.id, attempt=old, worker=link.worker, tokens=flight.output_tokens)
+        event(_log, "request moved", **flight.names, attempt=old, worker=link.worker, tokens=flight.output_tokens)
         self._meter.attempted_again(MOVED)
         flight.plan = plan
         try:

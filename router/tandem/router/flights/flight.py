@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from tandem.core.errors import CancelledError, TandemError
 from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
@@ -51,6 +52,8 @@ class Work:
     terms: Terms = field(default_factory=Terms)
     arrived_s: float | None = None
     """When its API call arrived; None = now."""
+    trace_id: str = ""
+    """Of the trace that its API call is in, for logs."""
     hashes: KeptHashes = field(default_factory=dict, compare=False, repr=False)
     """Of its prompt: computed once, however often it is planned."""
 
@@ -236,6 +239,11 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.orders = [_Order() for _ in range(self.work.sampling.n)]
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What it is called in logs."""
+        return {"request": self.id, **({"trace": self.work.trace_id} if self.work.trace_id else {})}
 
     @property
     def is_background(self) -> bool:

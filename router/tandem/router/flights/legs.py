@@ -90,6 +90,7 @@ class Legs:
             peer=peer.facts if peer is not None else None,
             sources=sources,
             forced=flight.forced(),
+            trace=work.trace_id,
         )
         try:
             link.send(wire.submit(order))

@@ -160,6 +160,7 @@ class LegOrder:
     """Who holds how many leading tokens of the prompt, best first."""
     forced: Sequence[ChoiceState] = ()
     """Output that the client has."""
+    trace: str = ""
 
 
 def hello(router: str, router_incarnation: int, worker_incarnation: int) -> w.RouterMessage:
@@ -205,6 +206,7 @@ def submit(order: LegOrder) -> w.RouterMessage:
         last_block_hash=order.last_block_hash,
         timeout_s=order.timeout_s,
         forced=[_choice_to_wire(state) for state in order.forced],
+        trace=order.trace,
     )
     if order.peer is not None:
         message.peer.CopyFrom(_ref(order.peer))
