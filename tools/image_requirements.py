@@ -80,8 +80,11 @@ def _write(name: str, lines: Iterable[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*IMAGES, "tools"], help="which ones; all, if none is named")
-    names = parser.parse_args().names or [*IMAGES, "tools"]
+    known = [*IMAGES, "tools"]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all, if none is named")
+    names = parser.parse_args().names or known
+    if unknown := sorted({*names} - {*known}):
+        parser.error(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
     if sys.version_info[:2] != (3, 11) or (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         raise SystemExit("the images have CPython 3.11 on x86-64 Linux: run it there")
     for name in names:
