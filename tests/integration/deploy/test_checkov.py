@@ -16,7 +16,6 @@ IS_SO: dict[str, Callable[[Container], bool]] = {
     "CKV_K8S_9": lambda each: "readinessProbe" not in each.spec,
     "CKV_K8S_11": lambda each: "cpu" not in each.spec["resources"]["limits"],
     "CKV_K8S_15": lambda each: each.spec["imagePullPolicy"] != "Always",
-    "CKV_K8S_38": lambda each: bool(each.pod["automountServiceAccountToken"]),
     "CKV_K8S_43": lambda each: "@sha256:" not in each.spec["image"],
 }
 """What each check looks at."""
