@@ -310,7 +310,8 @@ def test_a_receiver_s_new_incarnation_refuses_the_old_pushes(rig: Any) -> None:
     assert isinstance(target.event(), Failed)
     image = target.image()
     sender.push(ticket.transfer, G0, ids(range(1, 8)), ids(range(1, 8)), range(4))
-    assert source.event().reason == "the receiver refused: wrong_incarnation"
+    refusals = {"wrong_incarnation", "fenced"}  # the latter: its OPEN was on another socket, under judgement meanwhile
+    assert source.event().reason in {f"the receiver refused: {refusal}" for refusal in refusals}
     assert target.image() == image
 
 
