@@ -78,7 +78,7 @@ def _show(name: str, entry: dict[str, Any]) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> Load:
-    calibration = calibrations.read(arguments.calibration) if arguments.calibration else workers()
+    calibration = calibrations.read(arguments.calibration) if arguments.calibration else workers(arguments.slower)
     return Load(
         first_scale=arguments.scale[0], second_scale=arguments.scale[1], seconds=arguments.seconds,
         promise=SloSection(ttft_s=arguments.ttft, itl_s=arguments.itl), calibration=calibration,
@@ -105,6 +105,9 @@ def _arguments() -> argparse.Namespace:
         "--calibration", type=Path, help="a bench file; without it, Qwen3-32B on two A100 by arithmetic"
     )
     parser.add_argument("--scale", type=float, nargs=2, default=(3.0, 2.1), help="arrivals so many times as fast")
+    parser.add_argument(
+        "--slower", type=float, default=1.0, help="workers so many times as slow, without --calibration: fewer requests"
+    )
     parser.add_argument("--seconds", type=float, default=3600.0, help="of each half, at most")
     parser.add_argument("--ttft", type=float, default=5.0, help="seconds to the first token that are promised")
     parser.add_argument("--itl", type=float, default=0.028, help="seconds for each token after it")

@@ -24,6 +24,10 @@ START = Split(6, 2)
 PLANNER = "planner"
 FIXED = tuple(Split(prefill, WORKERS - prefill) for prefill in range(1, WORKERS))
 NAMES = (*map(str, FIXED), PLANNER)
+_TIMES = (
+    "prefill_step_s", "prefill_token_s", "prefill_context_s",
+    "decode_step_s", "decode_sequence_s", "decode_context_s", "max_step_s",
+)  # fmt: skip
 MOST_FLIPS = 6
 NEAR = 0.95
 """Of the best split's goodput, in each half."""
@@ -51,11 +55,15 @@ class Load:
         return second.scaled(self.second_scale).first(self.seconds)
 
 
-def workers() -> Calibration:
-    """What serves: Qwen3-32B's shapes on two A100 a worker, by arithmetic."""
+def workers(slower: float = 1.0) -> Calibration:
+    """What serves: Qwen3-32B's shapes on two A100 a worker, by arithmetic; `slower`: every step takes as many times as
+    long, so that fewer requests are as much work."""
     rates = hardware.rates(hardware.HARDWARE["a100"], hardware.MODELS["qwen3-32b"], 2)
     assert rates is not None
-    return calibration_of(rates, "Qwen3-32B shapes, two A100 a worker: by arithmetic, not measured")
+    how = "" if slower == 1.0 else f", {slower:g} times as slow"
+    name = f"Qwen3-32B shapes, two A100 a worker{how}: by arithmetic, not measured"
+    made = calibration_of(rates, name)
+    return dataclasses.replace(made, **{part: getattr(made, part) * slower for part in _TIMES})
 
 
 def setup(load: Load, name: str) -> Setup:
