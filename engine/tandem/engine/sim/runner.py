@@ -59,7 +59,7 @@ class SimRunner:
         return tuple(pool.num_blocks for pool in self.pools)
 
     def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
-        """Write, wait, read back, choose. Raises ValueError if the batch contradicts itself or leaves the context.
+        """Write, read back, wait, choose. Raises ValueError if the batch contradicts itself or leaves the context.
 
         A rank that fails after that aborts its group, for the others wait for its digests.
         """
@@ -93,8 +93,9 @@ class SimRunner:
             self._wait_until(started_s + prefill_s * last / self._layers)
             if on_layers is not None:
                 on_layers(first, last)
-        self._wait_until(started_s + prefill_s + decode_s)
-        return gather(self._digests(batch), self.group) if batch.logit_rows else []
+        digests = gather(self._digests(batch), self.group) if batch.logit_rows else []
+        self._wait_until(started_s + prefill_s + decode_s)  # after reading, which is not to make the step longer
+        return digests
 
     def _check(self, batch: StepBatch) -> None:
         tokens = sum(sequence.query_tokens for sequence in batch.sequences)
