@@ -2,7 +2,8 @@
 
 Everything runs `speed` times as fast as on virtual time, and prompts and answers are `shrink` times shorter, of tokens
 that take `shrink` times as long: the seconds of work stay, messages get fewer. The sim engine has no term for context,
-so that a step's and a prompt's share of it goes into their other rates, as a mean over both traces.
+so that a step's and a prompt's share of it goes into their other rates, as a mean over both traces. It reads the whole
+context back in every step, which must take less time than the step: so its model is one of few bytes a token.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import dataclasses
 import itertools
 import json
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from proof.planner.runs import FIXED, PLANNER, START, WORKERS, Load
+from tandem.cluster.bundled import bundled_model
 from tandem.cluster.simulator.traces import Trace
 from tandem.clusterctl.load.requests import Form, plan_of
 from tandem.clusterctl.load.results import Slo
@@ -30,8 +33,16 @@ from tools.running_cluster import Cluster, running
 
 PLAN_EVERY_S, WINDOW_S, COOL_DOWN_S, WORTH_S = 10.0, 60.0, 30.0, 10.0
 """Of the planner, on the traces' time."""
-LONGEST_PROMPT, LONGEST_ANSWER = 3000, 900
-"""What the bundled model's context holds, after shrinking."""
+LONGEST_PROMPT, LONGEST_ANSWER = 12000, 4000
+"""What the model's context holds, after shrinking."""
+SHAPE = {
+    "num_hidden_layers": 4, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8,
+    "max_position_embeddings": 16384,
+}  # fmt: skip
+"""Of the model that is simulated, else the bundled one."""
+TOKEN_BYTES = 4 * 2 * 8 * 2
+"""Of its KV: layers, keys and values, dimensions, bytes of bfloat16."""
+MODEL = "simulated"
 _ANSWER_S = 300.0
 _MANY = 500
 
@@ -64,7 +75,14 @@ def trace_of(load: Load, first: Trace, second: Trace, scale: Scale) -> tuple[Tra
     return dataclasses.replace(whole, requests=requests).scaled(scale.speed), change_s / scale.speed
 
 
-def settings(load: Load, name: str, first: Trace, second: Trace, scale: Scale) -> str:
+def write_model(folder: Path) -> None:
+    """The bundled model in SHAPE, without weights."""
+    shutil.copytree(bundled_model(), folder, ignore=shutil.ignore_patterns("*.safetensors", "*.png", "*.md"))
+    config = json.loads((folder / "config.json").read_text()) | SHAPE
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def settings(load: Load, name: str, first: Trace, second: Trace, scale: Scale, model: Path) -> str:
     """The cluster's configuration, as TOML."""
     is_planned = name == PLANNER
     split = START if is_planned else next(split for split in FIXED if str(split) == name)
@@ -78,13 +96,16 @@ def settings(load: Load, name: str, first: Trace, second: Trace, scale: Scale) -
     slower = scale.shrink / scale.speed
     return f"""
 max_ranks = {WORKERS}
+[model]
+path = {json.dumps(str(model))}
+served_names = [{json.dumps(MODEL)}]
 [pools]
 prefill = {split.prefill}
 decode = {split.decode}
 [worker]
 engine = "sim"
 threads = 1
-kv_memory_bytes = {64 << 20}
+kv_memory_bytes = {made.kv_tokens // scale.shrink * TOKEN_BYTES}
 [worker.sim]
 prefill_tokens_per_s = {1 / (prompt_token_s * slower)}
 decode_step_s = {made.decode_step_s * slower}
@@ -112,7 +133,9 @@ def play_live(load: Load, name: str, first: Trace, second: Trace, scale: Scale) 
     trace, change_s = trace_of(load, first, second, scale)
     with tempfile.TemporaryDirectory(prefix="td-plan-") as folder:
         file = Path(folder) / "cluster.toml"
-        file.write_text(settings(load, name, first, second, scale))
+        model = Path(folder) / MODEL
+        write_model(model)
+        file.write_text(settings(load, name, first, second, scale, model))
         with running("--config", str(file)) as cluster:
             began_s = time.time()
             answers = _send(cluster, trace)
@@ -150,7 +173,7 @@ def _send(cluster: Cluster, trace: Trace) -> list[Answer]:
         if (number := next(done)) % 1000 == 0:
             print(f"  {number} of {count} answered", flush=True)
 
-    plan = plan_of(trace, Form(model="tandem-tiny", headers={}), 1)
+    plan = plan_of(trace, Form(model=MODEL, headers={}), 1)
     return asyncio.run(send_all(Target.of(cluster.api, is_strict=True), plan, _ANSWER_S, heard))
 
 

@@ -6,12 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from proof.planner.real import Scale, most_workers, settings, trace_of
+from proof.planner.real import (
+    LONGEST_ANSWER,
+    LONGEST_PROMPT,
+    TOKEN_BYTES,
+    Scale,
+    most_workers,
+    settings,
+    trace_of,
+    write_model,
+)  # fmt: skip
 from proof.planner.runs import PLANNER, Load
 from tandem.cluster.simulator.calibration import Calibration
 from tandem.cluster.simulator.workloads import varied
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig, Disaggregation, PlannerMode, SloSection
+from tandem.engine.model_config import read_model_config
+from tandem.engine.pool_plan import kv_layout
 
 CODE = varied(requests=40, rate=3.0, prompt_tokens=2000, output_tokens=25, seed=1)
 CONVERSATION = varied(requests=60, rate=5.0, prompt_tokens=600, output_tokens=350, seed=2)
@@ -28,7 +39,7 @@ SCALE = Scale(speed=2.0, shrink=8)
 
 def config(name: str, folder: Path) -> ClusterConfig:
     file = folder / "cluster.toml"
-    file.write_text(settings(LOAD, name, CODE, CONVERSATION, SCALE))
+    file.write_text(settings(LOAD, name, CODE, CONVERSATION, SCALE, folder))
     return config_loader.load(file, ClusterConfig)
 
 
@@ -51,6 +62,14 @@ def test_seconds_of_work_stay_and_all_of_it_is_faster(tmp_path: Path) -> None:
 def test_a_fixed_split_has_no_planner(tmp_path: Path) -> None:
     made = config("2P:6D", tmp_path)
     assert (made.pools.prefill, made.pools.decode, made.planner.mode) == (2, 6, PlannerMode.OFF)
+
+
+def test_the_simulated_model_has_few_bytes_a_token(tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    model = read_model_config(tmp_path / "model")
+    layout = kv_layout(model, dtype="bfloat16", block_tokens=16, tp=1)
+    assert sum(spec.block_bytes(1) for spec in layout.groups) == 16 * TOKEN_BYTES
+    assert model.max_positions >= LONGEST_PROMPT + LONGEST_ANSWER
 
 
 def test_the_most_workers_are_those_of_any_moment() -> None:
