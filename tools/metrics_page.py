@@ -32,7 +32,8 @@ for it: they report their counters to every router ten times a second, and each 
   `sum(max by (worker, role) (rate(tandem_prefill_tokens_total[5m])))`. Counters of a worker begin at 0 when it starts
   or takes another role.
 - **A router of several processes** answers for all of them, on both ports: requests are sums, what workers reported and
-  what is said of the index and the cluster counts once, and `tandem_router_process_up` says who answered.
+  what is said of the index and the cluster counts once. A worker is up when every process is connected to it, a breaker
+  and the retry budget are those of the process that is worst off, and `tandem_router_process_up` says who answered.
 - **Labels are bounded.** Workers, roles, causes and reasons; never a request, a tenant or a prompt. `peer` takes
   {peers} values a worker, all others are `other`. A counter that this release does not know is left out.
 - **Beside each counter and histogram** stands a gauge `…_created`, when it began, which the tables leave out.

@@ -182,19 +182,24 @@ GIVEN_UP = _router(
     _COUNTER, "tandem_reattempts_denied_total",
     'Failures that reached the client by `reason`: "attempts", "budget", "no_worker".', "reason",
 )  # fmt: skip
-RETRY_BUDGET = _router(_GAUGE, "tandem_retry_budget_tokens", "Re-attempts that may be made now.")
+RETRY_BUDGET = _router(
+    _GAUGE, "tandem_retry_budget_tokens",
+    "Re-attempts that may be made now; of several processes, by the one that may make the fewest.",
+)  # fmt: skip
 DROPPED_CHUNKS = _router(
     _COUNTER, "tandem_router_dropped_chunks_total",
     'Token chunks that a fence kept from a client, by `reason`: "attempt", "choice", "duplicate", "unknown", '
     '"unwanted".', "reason",
 )  # fmt: skip
-WORKER_UP = _router(_GAUGE, "tandem_worker_up", "Whether the router is connected to the worker.", "worker")
+WORKER_UP = _router(
+    _GAUGE, "tandem_worker_up", "Whether the router, each of its processes, is connected to the worker.", "worker"
+)
 WORKER_REGISTERED = _router(
     _GAUGE, "tandem_worker_registered", "Whether the worker holds a lease, as the registry says.", "worker"
 )
 BREAKER = _router(
-    _GAUGE, "tandem_worker_breaker_state", "The router's breaker of the worker: 0 closed, 1 half-open, 2 open.",
-    "worker",
+    _GAUGE, "tandem_worker_breaker_state",
+    "The router's breaker of the worker, the highest of its processes: 0 closed, 1 half-open, 2 open.", "worker",
 )  # fmt: skip
 
 # ---- the prefix index ----

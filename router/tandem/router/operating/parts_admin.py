@@ -37,9 +37,12 @@ TOGETHER_S = 3.0
 _MAX_ANSWER_BYTES = 64 << 20
 _OF_WORKERS = "worker"
 """A metric with this label is what a worker reported: every process says the same of it."""
-_KNOWN_TO_ALL = frozenset(
-    {names.INDEX_BLOCKS, *(one for one in names.CATALOGUE.values() if one.source is names.Source.CLUSTER)}
+_LEAST = frozenset({names.WORKER_UP, names.RETRY_BUDGET})
+_MOST = frozenset(
+    {names.WORKER_REGISTERED, names.BREAKER, names.INDEX_BLOCKS}
+    | {one for one in names.CATALOGUE.values() if one.source is names.Source.CLUSTER}
 )
+"""What all processes know, and what each has of its own that no sum tells: the one that is worst off counts."""
 _TO_ALL = (POLICY_PATH, SLO_PATH)
 
 
@@ -247,7 +250,7 @@ def _metrics(told: _Told) -> bytes:
 
 def added_up(texts: Sequence[str]) -> list[Metric]:
     """Metrics of several processes as those of one: samples with equal names and labels are added, but for what workers
-    reported, which all processes know from the same reports, and what each of them knows of the same index."""
+    reported, which all processes know from the same reports, and what _LEAST and _MOST name."""
     families: dict[str, Metric] = {}
     values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for text in texts:
@@ -258,8 +261,10 @@ def added_up(texts: Sequence[str]) -> list[Metric]:
                 key = (sample.name, tuple(sorted(sample.labels.items())))
                 if key not in known:
                     known[key] = sample.value
-                elif sample.name in _KNOWN_TO_ALL:
+                elif sample.name in _MOST:
                     known[key] = max(known[key], sample.value)
+                elif sample.name in _LEAST:
+                    known[key] = min(known[key], sample.value)
                 elif _OF_WORKERS not in sample.labels and not sample.name.endswith("_created"):
                     known[key] += sample.value
     for name, family in families.items():

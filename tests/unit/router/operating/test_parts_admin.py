@@ -59,6 +59,33 @@ def test_what_every_process_knows_of_the_index_is_no_sum() -> None:
     assert [sample.value for sample in family.samples] == [72]
 
 
+@pytest.mark.parametrize(
+    ("metric", "labels", "of_each", "together"),
+    [
+        (names.WORKER_UP, '{worker="d0"}', (1, 0), 0),
+        (names.WORKER_UP, '{worker="d0"}', (0, 1), 0),
+        (names.WORKER_UP, '{worker="d0"}', (1, 1), 1),
+        (names.WORKER_REGISTERED, '{worker="d0"}', (0, 1), 1),
+        (names.BREAKER, '{worker="d0"}', (0, 2), 2),
+        (names.BREAKER, '{worker="d0"}', (2, 1), 2),
+        (names.RETRY_BUDGET, "", (20, 0.5), 0.5),
+    ],
+)
+def test_a_worker_is_as_the_process_has_it_that_is_worst_off(
+    metric: names.Metric, labels: str, of_each: tuple[float, ...], together: float
+) -> None:
+    (family,) = added_up([f"# TYPE {metric} gauge\n{metric}{labels} {value}\n" for value in of_each])
+    assert [sample.value for sample in family.samples] == [together]
+
+
+def test_every_gauge_of_routers_is_added_but_for_those() -> None:
+    """One that is new has to be looked at: does a sum of processes tell what it says?"""
+    gauges = {one for one in names.CATALOGUE.values() if one.source is names.Source.ROUTER and one.kind == "gauge"}
+    assert gauges - parts_admin._LEAST - parts_admin._MOST == {
+        names.ROUTER_IN_FLIGHT, names.ROUTER_PROCESS_UP, names.BATCH_RUNNING, names.WAITING, names.ADMISSION_WAITING,
+    }  # fmt: skip
+
+
 def status(in_flight: int) -> bytes:
     router = {"incarnation": "7", "in_flight": in_flight, "pid": 1}
     return orjson.dumps({"is_ready": True, "workers": [], "admission": {}, "router": router})
