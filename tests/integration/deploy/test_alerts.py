@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tandem.core.metricnames import CATALOGUE
 from tests.e2e import queries
 from tests.integration.deploy.rendering import Helm
 from tools import dashboards
@@ -60,6 +61,32 @@ def test_every_alert_is_tested_and_has_its_words_on_the_page() -> None:
         name for name in named if f'alertname="{name}"' not in tested and f"alertname: {name}\n" not in tested
     ] == []
     assert re.findall(r"^## (Tandem\w+)$", PAGE.read_text(), flags=re.MULTILINE) == named
+
+
+@pytest.mark.parametrize("name", [rule["alert"] for rule in queries.alerts()])
+def test_every_run_book_says_what_it_means_what_to_look_at_and_what_to_do(name: str) -> None:
+    text = PAGE.read_text().split(f"\n## {name}\n")[1].split("\n## ")[0]
+    paragraphs = [" ".join(one.split()) for one in text.strip().split("\n\n")]
+    assert len(paragraphs) == 3
+    meaning, look, do = paragraphs
+    assert not meaning.startswith("**"), "first what it means"
+    assert look.startswith("**Look at** ")
+    assert do.startswith(("**Do:** ", "**Do** "))
+    assert re.search(r"`(clusterctl|kubectl|tandem_)|\]\(#tandem", look), "a command, a metric or another run-book"
+    assert all(one.endswith(".") and len(one.split()) >= 4 for one in paragraphs)
+
+
+def test_run_books_lead_on_to_run_books() -> None:
+    named = {rule["alert"].lower() for rule in queries.alerts()}
+    linked = set(re.findall(r"\]\(#(\w+)\)", PAGE.read_text()))
+    assert linked
+    assert linked <= named
+
+
+def test_metrics_that_run_books_name_exist() -> None:
+    named = set(re.findall(r"`(tandem_\w+)`", PAGE.read_text()))
+    assert len(named) > 5
+    assert named <= {str(metric) for metric in CATALOGUE}
 
 
 def test_alerts_say_how_bad_it_is_and_what_is_wrong() -> None:
