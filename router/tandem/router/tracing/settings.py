@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -12,6 +13,8 @@ from tandem.core.errors import ConfigError
 _PATH = "/v1/traces"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_HEADERS = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+_HEADER = re.compile(r"[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-~]*")
 _PROTOCOL = "http/protobuf"
 _DEFAULT_ENDPOINT = "http://localhost:4318"
 
@@ -38,6 +41,8 @@ def tracing_settings(section: TracingSection, variables: Mapping[str, str]) -> T
     if exporter not in ("", "otlp"):
         raise ConfigError(f"OTEL_TRACES_EXPORTER is {exporter!r}", todo="use otlp or none")
     _check_protocol(variables)
+    for name in _HEADERS:
+        check_headers(name, variables.get(name, ""))
     ratio = None if variables.get("OTEL_TRACES_SAMPLER") else section.sample_ratio
     return TracingSettings(url=url, sample_ratio=ratio)
 
@@ -54,6 +59,15 @@ def check_endpoint(name: str, url: str) -> None:
     if parts.username is not None or parts.query:
         why = "it is shown in logs, and so would be the password or key in it"
         raise ConfigError(f"{name} holds more than an address", why=why, todo="put it into OTEL_EXPORTER_OTLP_HEADERS")
+
+
+def check_headers(name: str, text: str) -> None:
+    """ConfigError when what `name` holds are no headers, `name=value,…`. The SDK would log what it cannot read, and a
+    key with it."""
+    for number, part in enumerate(text.split(","), 1):
+        if part.strip() and not _HEADER.fullmatch(part.strip()):
+            todo = "write name=value,name=value, with values as in a URL (%20 for a space)"
+            raise ConfigError(f"{name} holds no headers", why=f"part {number} of it is none", todo=todo)
 
 
 def _url(section: TracingSection, variables: Mapping[str, str], *, is_wanted: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from opentelemetry.util.re import parse_env_headers
 
 from tandem.core.config import TracingSection
 from tandem.core.errors import ConfigError
@@ -57,6 +58,32 @@ def test_the_environment_s_sampler_wins() -> None:
 def test_what_cannot_be_done_is_said(variables: dict[str, str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         tracing_settings(ON, variables)
+
+
+@pytest.mark.parametrize(
+    "text", ["authorization Bearer planted", "a=b,planted", "a=plan;ted", "=planted", "a=b,,c d=planted", "ä=planted"]
+)
+@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])
+def test_headers_that_are_none_are_refused_and_not_repeated(name: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} holds no headers") as refused:
+        tracing_settings(ON, {name: text})
+    assert "plan" not in refused.value.message
+    assert tracing_settings(OFF, {name: text}) is None, "nobody reads them"
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", []),
+        ("a=b", ["a"]),
+        (" Authorization = Bearer key , x-b=%20==,", ["authorization", "x-b"]),
+        ("api-key=a:b/c?d", ["api-key"]),
+    ],
+)
+def test_headers_are_taken_that_the_sdk_takes(text: str, names: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    assert tracing_settings(ON, {"OTEL_EXPORTER_OTLP_HEADERS": text}) is not None
+    assert sorted(parse_env_headers(text, liberal=True)) == names
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(
