@@ -9,6 +9,8 @@ from pathlib import Path
 
 from tandem.core.errors import ConfigError
 
+LOG_FORMAT = "TANDEM_LOG_FORMAT"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:

@@ -8,6 +8,7 @@ FLAGS: Final = {
     "--name": "name",
     "--state-dir": "state_dir",
     "--log-level": "log_level",
+    "--log-format": "log_format",
     "--launcher": "launcher",
     "--model": "model.path",
     "--revision": "model.revision",

@@ -8,10 +8,11 @@ import logging
 import socket
 from dataclasses import dataclass
 
-from tandem.cluster.environment import Environment
+from tandem.cluster.environment import LOG_FORMAT, Environment
 from tandem.cluster.flag_names import name_of
 from tandem.cluster.models import ResolvedModel, check_models, resolve_models, total
 from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
+from tandem.core import logs
 from tandem.core.bounds import out_of_bounds
 from tandem.core.config import ClusterConfig, PlannerMode, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
@@ -60,7 +61,7 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     for model in models:
         check_fit(config, model.counts, read_model_config(model.source.path))
     resolved = ResolvedCluster(
-        config=config,
+        config=dataclasses.replace(config, log_format=log_format(config, environment)),
         models=models,
         router=router,
         workers=share_out(config, counts, environment.cores),
@@ -91,6 +92,7 @@ def _check_planner(resolved: ResolvedCluster) -> None:
 def check(config: ClusterConfig) -> RouterSection:
     """Everything that can be said of `config` by itself: raises ConfigError. The router's section with its ports."""
     check_level(config.log_level)
+    _check_format("--log-format", config.log_format)
     _check_settings(config)
     check_transports(config, total(config))
     return resolve_ports(config.router)
@@ -100,6 +102,19 @@ def check_level(level: str) -> None:
     """ConfigError for a level that no log has."""
     if level not in logging.getLevelNamesMapping():
         raise ConfigError(f"--log-level is {level!r}", todo="Use DEBUG, INFO, WARNING or ERROR")
+
+
+def log_format(config: ClusterConfig, environment: Environment) -> str:
+    """What `config` says, else the environment, else text. ConfigError for one that no log has."""
+    said = environment.variables.get(LOG_FORMAT, "")
+    _check_format("--log-format", config.log_format)
+    _check_format(LOG_FORMAT, said)
+    return config.log_format or said or logs.TEXT
+
+
+def _check_format(name: str, said: str) -> None:
+    if said and said not in logs.FORMATS:
+        raise ConfigError(f"{name} is {said!r}", todo=f"Use {' or '.join(logs.FORMATS)}")
 
 
 def resolve_ports(section: RouterSection) -> RouterSection:

@@ -46,6 +46,7 @@ def router_config(
         admin_key_file=str(admin_key_file),
         ready_file=str(ready_file),
         log_level=config.log_level,
+        log_format=config.log_format,
         settings=settings,
         admission=config.admission,
         slo=config.slo,

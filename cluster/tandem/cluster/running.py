@@ -252,6 +252,7 @@ class RunningCluster:
             secret_file=str(self._held.state.secret_file),
             runtime_dir=str(self._sockets),
             log_level=resolved.config.log_level,
+            log_format=resolved.config.log_format,
             settings=started.settings,
         )
         return WorkerSpec(

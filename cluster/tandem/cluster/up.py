@@ -18,7 +18,7 @@ from typing import Protocol
 from tandem.cluster.environment import Environment
 from tandem.cluster.local import WORKER_COMMAND
 from tandem.cluster.redis_server import open_redis
-from tandem.cluster.resolve import ResolvedCluster, check_level, check_ports, resolve, resolve_ports
+from tandem.cluster.resolve import ResolvedCluster, check_level, check_ports, log_format, resolve, resolve_ports
 from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.running import RunningCluster
 from tandem.cluster.signals import Signals
@@ -75,7 +75,7 @@ def _up(
     with state.hold() as held:
         held.rotate_logs()
         check_level(config.log_level)
-        with _logging_to(state.log_file("up"), config.log_level):
+        with _logging_to(state.log_file("up"), config.log_level, log_format(config, environment)):
             resolved = _check(config, environment, progress)
             held.write_config("cluster", config)
             secret = held.draw_secrets()
@@ -119,7 +119,7 @@ def _pool_text(pool: Pool, settings: WorkerSection) -> str:
 
 
 @contextlib.contextmanager
-def _logging_to(path: Path, level: str) -> Iterator[None]:
+def _logging_to(path: Path, level: str, form: str) -> Iterator[None]:
     """Our own log goes to a file; the terminal belongs to progress."""
     root = logging.getLogger()
     handlers, before = list(root.handlers), root.level
@@ -128,7 +128,7 @@ def _logging_to(path: Path, level: str) -> Iterator[None]:
     except OSError as error:
         raise StartupError(f"cannot write {path}", why=error.strerror or str(error)) from error
     try:
-        logs.setup("up", level=level, stream=stream)
+        logs.setup("up", level=level, as_json=form == logs.JSON, stream=stream)
         try:
             yield
         finally:

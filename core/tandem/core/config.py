@@ -306,13 +306,14 @@ class TracingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `max_ranks`:
-    never more ranks of workers than that at once; 0 = no bound. `replace_silent_s`: a worker that fell silent is
-    started anew after so long; 0 = never."""
+    """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `log_format`:
+    text or json; "" = as the environment says, else text. `max_ranks`: never more ranks of workers than that at once; 0
+    = no bound. `replace_silent_s`: a worker that fell silent is started anew after so long; 0 = never."""
 
     name: str = DEFAULT_CLUSTER
     state_dir: str = ""
     log_level: str = "INFO"
+    log_format: str = ""
     max_ranks: Count = 0
     replace_silent_s: Amount = 60.0
     launcher: LauncherName = LauncherName.LOCAL
@@ -356,6 +357,7 @@ class WorkerConfig:
     port: int = 0
     commit: str = ""
     log_level: str = "INFO"
+    log_format: str = "text"
     settings: WorkerSection = field(default_factory=WorkerSection)
 
 
@@ -388,6 +390,7 @@ class RouterConfig:
     has_rollouts: bool = True
     """Whether rollouts may be wished for: who starts workers elsewhere may replace them, too."""
     log_level: str = "INFO"
+    log_format: str = "text"
     settings: RouterSection = field(default_factory=RouterSection)
     admission: AdmissionSection = field(default_factory=AdmissionSection)
     slo: dict[str, SloSection] = field(default_factory=dict)

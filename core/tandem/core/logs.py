@@ -9,7 +9,12 @@ import json
 import logging
 import sys
 import time
-from typing import Any, TextIO
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
+
+TEXT, JSON = FORMATS = ("text", "json")
+_OWN: Final = ("time", "level", "component", "event", "traceback")
+"""Keys of a JSON line that are no field of an event."""
 
 
 def setup(component: str, *, level: str = "INFO", as_json: bool = False, stream: TextIO | None = None) -> None:
@@ -45,11 +50,30 @@ class _Formatter(logging.Formatter):
         traceback = self.formatException(record.exc_info) if record.exc_info else ""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         if self._as_json:
-            line = {"time": stamp, "level": record.levelname, "component": self._component, "event": text, **fields}
-            return json.dumps(line | ({"traceback": traceback} if traceback else {}), default=str)
-        pairs = "".join(f" {key}={_shown(value)}" for key, value in fields.items())
-        below = "".join(f"\n    {line}" for line in traceback.splitlines())
-        return f"{stamp} {record.levelname:<7} {self._component} {_one_line(text)}{pairs}{below}"
+            line = {"time": stamp, "level": record.levelname, "component": self._component, "event": text}
+            line |= {"traceback": traceback} if traceback else {}
+            return json.dumps(line | {f"{key}_" if key in _OWN else key: fields[key] for key in fields}, default=str)
+        return f"{stamp} {record.levelname:<7} {self._component} {shown(text, fields, traceback)}"
+
+
+def shown(text: str, fields: Mapping[str, Any], traceback: str = "") -> str:
+    """An event with its fields in pairs behind it, and the traceback below it, indented."""
+    pairs = "".join(f" {key}={_shown(value)}" for key, value in fields.items())
+    below = "".join(f"\n    {line}" for line in traceback.splitlines())
+    return f"{_one_line(text)}{pairs}{below}"
+
+
+def read(line: str) -> tuple[str, str, str] | None:
+    """Time, level and what a line of JSON says, as the other format would; None if it is no such line."""
+    if not line.startswith("{"):
+        return None
+    try:
+        found = json.loads(line)
+        time_, level, text = (str(found[key]) for key in ("time", "level", "event"))
+    except (ValueError, KeyError):
+        return None
+    fields = {key: value for key, value in found.items() if key not in _OWN}
+    return time_, level, shown(text, fields, str(found.get("traceback", "")))
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
-from tandem.cluster.resolve import check_ports, resolve, resolve_ports
+from tandem.cluster.resolve import check_ports, log_format, resolve, resolve_ports
 from tandem.cluster.worker_settings import share_out
 from tandem.core.config import (
     AdmissionSection,
@@ -324,3 +324,26 @@ def test_the_planner_is_refused_workers_that_it_cannot_plan_for(changes: dict[st
     resolve(advised, ENVIRONMENT)
     with pytest.raises(ConfigError, match=message):
         resolve(dataclasses.replace(advised, **changes), ENVIRONMENT)
+
+
+@pytest.mark.parametrize(
+    ("said", "variables", "found"),
+    [
+        ("", {}, "text"), ("json", {}, "json"), ("", {"TANDEM_LOG_FORMAT": "json"}, "json"),
+        ("text", {"TANDEM_LOG_FORMAT": "json"}, "text"), ("", {"TANDEM_LOG_FORMAT": ""}, "text"),
+    ],
+)  # fmt: skip
+def test_logs_are_as_the_configuration_says_or_the_environment(
+    said: str, variables: dict[str, str], found: str
+) -> None:
+    environment = dataclasses.replace(ENVIRONMENT, variables=variables)
+    config = ClusterConfig(log_format=said, worker=WorkerSection(engine="sim"))
+    assert log_format(config, environment) == found
+    assert resolve(config, environment).config.log_format == found
+
+
+@pytest.mark.parametrize(("said", "variable"), [("xml", ""), ("", "xml")])
+def test_a_format_that_no_log_has_is_refused(said: str, variable: str) -> None:
+    environment = dataclasses.replace(ENVIRONMENT, variables={"TANDEM_LOG_FORMAT": variable})
+    with pytest.raises(ConfigError, match="is 'xml'"):
+        log_format(ClusterConfig(log_format=said), environment)

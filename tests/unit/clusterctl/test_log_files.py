@@ -171,15 +171,30 @@ def test_moments() -> None:
         moment("10 minutes", 0.0)
 
 
-def test_what_logging_writes_is_read_as_it_was(folder: Path) -> None:
-    """The reader and the writer of `core/logs.py` agree."""
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_logging_writes_is_read_as_it_was(folder: Path, as_json: bool) -> None:
+    """The reader and the writer of `core/logs.py` agree, whatever the format; a tail reads the same."""
     import logging
 
     from tandem.core.logs import _Formatter
 
+    tail = Tail(folder / "made.log")
     record = logging.LogRecord("x", logging.WARNING, "", 0, "attempt failed", None, None)
     record.fields = {"request": "cmpl-7", "why": "a = b"}
-    (folder / "made.log").write_text(_Formatter("router", as_json=False).format(record) + "\n")
+    record.created, record.msecs = 1_763_632_800.25, 250.0
+    (folder / "made.log").write_text(_Formatter("router", as_json=as_json).format(record) + "\n")
     (found,) = log_files.records(folder, ["made"])
     assert (found.level, found.text) == ("WARNING", 'attempt failed request=cmpl-7 why="a = b"')
+    assert found.time == "2025-11-20T10:00:00.250Z"
     assert Wanted(request="cmpl-7").takes(found)
+    assert tail.read() == [found]
+
+
+def test_tracebacks_of_json_stand_below_their_record(folder: Path) -> None:
+    line = {"time": "2026-11-20T10:00:00.000Z", "level": "ERROR", "component": "router", "event": "it broke",
+            "traceback": "Traceback:\n  no"}  # fmt: skip
+    (folder / "made.log").write_text(json.dumps(line) + '\n{"ready": true}\n{no json\n')
+    found = list(log_files.records(folder, ["made"]))
+    assert [(one.level, one.text) for one in found] == [
+        ("ERROR", "it broke\n    Traceback:\n      no"), ("", '{"ready": true}'), ("", "{no json"),
+    ]  # fmt: skip

@@ -37,6 +37,16 @@ def test_fields_stand_beside_the_event(as_json: bool) -> None:
         assert line.endswith("INFO    part happened worker=w0 count=3\n")
 
 
+def test_no_field_takes_the_place_of_what_a_line_says_of_itself() -> None:
+    text = StringIO()
+    logs.setup("part", as_json=True, stream=text)
+    logs.event(LOG, "happened", time="never", component="other", event="another", request="cmpl-1")
+    said = json.loads(text.getvalue())
+    assert (said["component"], said["event"], said["request"]) == ("part", "happened", "cmpl-1")
+    assert said["time"].startswith("20")
+    assert (said["time_"], said["component_"], said["event_"]) == ("never", "other", "another")
+
+
 def test_a_full_disk_is_not_told_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     stream = Path("/dev/full").open("w")  # noqa: SIM115 - closing it fails as well
     logs.setup("part", stream=stream)

@@ -21,7 +21,7 @@ from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.garbage import keep_loaded
-from tandem.core.logs import setup
+from tandem.core.logs import JSON, setup
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.host import WorkerHost
 
@@ -36,7 +36,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         config = load(arguments.config, WorkerConfig)
-        setup(config.worker_id, level=config.log_level)
+        setup(config.worker_id, level=config.log_level, as_json=config.log_format == JSON)
         return asyncio.run(_serve(config, arguments.config))
     except (TandemError, BaseExceptionGroup) as raised:
         error = _first(raised)

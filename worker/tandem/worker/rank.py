@@ -16,7 +16,7 @@ from tandem.core.errors import InternalError, TandemError
 from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Rank
 from tandem.core.lifecycle import RoleName
-from tandem.core.logs import setup
+from tandem.core.logs import JSON, setup
 from tandem.core.parentdeath import die_with_parent
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.rpc.v1 import engine_pb2 as e
@@ -42,7 +42,7 @@ def main() -> int:
     arguments = _arguments()
     die_with_parent(arguments.parent)
     config = load(Path(arguments.config), WorkerConfig)
-    setup(f"{config.worker_id}/rank{arguments.rank}", level=config.log_level)
+    setup(f"{config.worker_id}/rank{arguments.rank}", level=config.log_level, as_json=config.log_format == JSON)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     writer = RingWriter(RingHandle.parse(arguments.outbox))

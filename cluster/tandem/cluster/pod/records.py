@@ -103,6 +103,7 @@ def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
         host=seat.host,
         port=seat.port,
         log_level=config.log_level,
+        log_format=config.log_format,
         settings=settings,
     )
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from heapq import merge
 from pathlib import Path
 
+from tandem.core import logs
+
 _RECORD = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (?P<level>[A-Z]+) +(?P<component>\S+) (?P<text>.*)", re.DOTALL
 )
@@ -111,10 +113,9 @@ def _parsed(member: str, lines: Iterable[str], time: str) -> Iterator[LogRecord]
         if last is not None:
             yield last
         match = _RECORD.fullmatch(line)
-        time = match["time"] if match else time
-        last = LogRecord(
-            member=member, time=time, level=match["level"] if match else "", text=match["text"] if match else line
-        )
+        found = (match["time"], match["level"], match["text"]) if match else logs.read(line)
+        time, level, text = found or (time, "", line)
+        last = LogRecord(member=member, time=time, level=level, text=text)
     if last is not None:
         yield last
 

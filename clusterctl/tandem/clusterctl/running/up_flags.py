@@ -116,6 +116,7 @@ class UpFlags:
     name: Annotated[str | None, typer.Option(help="Name of the cluster; several can run side by side.")] = None
     state_dir: Annotated[str | None, typer.Option(help="Where state is kept [env: TANDEM_STATE_DIR].")] = None
     log_level: Annotated[str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR.")] = None
+    log_format: Annotated[str | None, typer.Option(help="text, or json: one document a line.")] = None
     config: Annotated[Path | None, typer.Option(help="TOML file with these settings; flags win over it.")] = None
     as_configured: Annotated[
         bool, typer.Option("--as-configured", help="Drop what was scaled, flipped or rolled out before.")

@@ -247,7 +247,7 @@ class Dispatcher:
         except TandemError as error:
             self._give_up(flight, "no_worker", error)
         except Exception as error:  # noqa: BLE001 - it would wait for its deadline
-            _log.exception("request %s could not be sent off", flight.id)
+            _log.exception("request could not be sent off", extra={"fields": flight.names})
             self._fail(flight, InternalError("the router failed", why=type(error).__name__, todo="report this"))
 
     def _rouse(self) -> None:

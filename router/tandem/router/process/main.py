@@ -372,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path: Path = parser.parse_args(arguments).config
     try:
         config = load(path, RouterConfig)
-        logs.setup("router", level=config.log_level)
+        logs.setup("router", level=config.log_level, as_json=config.log_format == logs.JSON)
         is_parent = config.settings.processes != 1 and not config.is_part
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_processes(config) if is_parent else _run(config))

@@ -57,7 +57,7 @@ class AnswerReply(Response):
             self._desk.metrics.request_ended(self._settings.api, error.code)
             await self._fail(error, scope, send)
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
-            failure = _bug(error)
+            failure = _bug(error, self._frame.id)
             self._desk.metrics.request_ended(self._settings.api, failure.code)
             await self._fail(failure, scope, send)
 
@@ -67,7 +67,7 @@ class AnswerReply(Response):
         except TandemError as error:
             await self._fail(error, scope, send)
         except Exception as error:  # noqa: BLE001 - a bug must reach the client as an error, never as silence
-            failure = _bug(error)
+            failure = _bug(error, self._frame.id)
             answer.cancel(failure)
             await self._fail(failure, scope, send)
 
@@ -141,8 +141,8 @@ def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate], usage: Usage |
     return b"".join([writer.write(update, usage) for update in updates])
 
 
-def _bug(error: Exception) -> InternalError:
-    _log.exception("answer failed")
+def _bug(error: Exception, request: str) -> InternalError:
+    _log.exception("answer failed", extra={"fields": {"request": request}})
     return InternalError("the router failed", why=type(error).__name__, todo="report this")
 
 
