@@ -16,7 +16,7 @@ import typing
 from pathlib import Path
 from typing import Any, Final
 
-from tandem.core import config
+from tandem.core import config, logs
 from tandem.core.bounds import Bound
 from tandem.engine.model_config import DTYPES
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
@@ -38,6 +38,7 @@ QUANTITY: Final[Schema] = {
     "pattern": r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$",
 }
 OUR_LABELS: Final = r"^(tandem|app\.kubernetes\.io|helm\.sh)/"
+URLS: Final[Schema] = {"type": "string", "pattern": r"^(https?://[^\s/?#@]+(/[^\s?#@]*)?)?$"}
 CHOICES: Final = {
     "engine": list(config.ENGINES),
     "transport": [AUTO, *TRANSPORTS],
@@ -113,6 +114,8 @@ def _bounded(metadata: tuple[Any, ...]) -> Schema:
 def _chosen(name: str, found: Schema) -> Schema:
     if name == "transports":
         return several({"enum": list(TRANSPORTS)})
+    if name == "endpoint":
+        return URLS
     return {"enum": CHOICES[name]} if CHOICES.get(name) else found
 
 
@@ -125,11 +128,13 @@ def settings() -> Schema:
         "store": config.StoreSection,
         "planner": config.PlannerSection,
         "price": config.PriceSection,
+        "tracing": config.TracingSection,
     }
     found = {name: of_dataclass(kind, OF_THE_CHART.get(name, frozenset())) for name, kind in sections.items()}
     return record(
         {
             "log_level": LEVELS,
+            "log_format": {"enum": list(logs.FORMATS)},
             **found,
             "slo": named(of_dataclass(config.SloSection)),
             "budget": named(of_dataclass(config.BudgetSection)),
@@ -330,6 +335,12 @@ def model() -> Schema:
     )
 
 
+def network_policy() -> Schema:
+    collector = record({"peers": several(FREE), "ports": several(PORT)})
+    ports = several(PORT, minItems=1)
+    return record({"enabled": FLAG, "clients": several(FREE), "apiServerPorts": ports, "collector": collector})
+
+
 def metrics() -> Schema:
     monitor = record({"enabled": FLAG, "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m)$"},
                       "labels": named(TEXT), "token": reference()})  # fmt: skip
@@ -390,10 +401,9 @@ def values() -> Schema:
             "pools": {**named(pool(), "^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$"), "minProperties": 1},
             "kuberay": kuberay(),
             "redis": redis(),
-            "networkPolicy": record(
-                {"enabled": FLAG, "clients": several(FREE), "apiServerPorts": several(PORT, minItems=1)}
-            ),
+            "networkPolicy": network_policy(),
             "metrics": metrics(),
+            "tracing": record({"headers": reference(), "caSecret": reference()}),
             "global": {"type": "object", "$comment": "what a parent chart hands down; unused"},
         },
         ("auth", "clusterSecret", "model", "config", "router", "pools", "redis"),

@@ -26,11 +26,11 @@ FOLDER: Final = ROOT / "deploy" / "images" / "requirements"
 TOOLS: Final = ("hatchling", "cyclonedx-bom")
 """What builds the wheel, and what writes down what an image has."""
 IMAGES: Final[Mapping[str, tuple[str, ...]]] = {
-    "router": ("router",),
+    "router": ("router", "otel"),
     "worker-cuda": ("worker",),
     "worker-cpu": ("worker",),
     "clusterctl": ("router", "cluster"),
-    "ray": ("router", "worker", "cluster", "ray"),
+    "ray": ("router", "otel", "worker", "cluster", "ray"),
 }
 """The extras of each image."""
 WITHOUT_CUDA: Final = frozenset({"worker-cpu"})

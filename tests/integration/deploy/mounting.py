@@ -48,5 +48,18 @@ def mounted(folder: Path, release: Release, facts: Mapping[str, str] = FACTS) ->
         (folder / "etc/tandem/config" / name).write_text(text)
     for name in ("cluster-secret", "admin-key", "redis-password", "ray-token"):
         (folder / "etc/tandem/secrets" / name).write_text(f"{name} of thirty-two bytes!\n")
+    (folder / "etc/tandem/secrets/otlp-headers").write_text("authorization=Bearer%20key\n")
+    (folder / "etc/tandem/secrets/otlp-ca.crt").write_text("an authority\n")
     (folder / "etc/tandem/kubernetes/token").write_text(TOKEN)
     return Mounted(folder, facts)
+
+
+def secrets_of(each: Container) -> set[tuple[str, str]]:
+    """(Secret, key) of all that it mounts."""
+    found = set()
+    for volume in each.pod["volumes"]:
+        direct = [{"name": volume["secret"]["secretName"], **volume["secret"]}] if "secret" in volume else []
+        sources = volume.get("projected", {}).get("sources", ())
+        projected = [source["secret"] for source in sources if "secret" in source]
+        found |= {(one["name"], item["key"]) for one in direct + projected for item in one["items"]}
+    return found

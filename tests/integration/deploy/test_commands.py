@@ -49,6 +49,20 @@ def test_settings_arrive_as_they_were_given(helm: Helm, tmp_path: Path) -> None:
     assert (small["worker"]["kv_dtype"], large["worker"]["tp"], large["worker"]["device"]) == ("float16", 2, "cuda")
 
 
+def test_traces_are_the_router_s_alone(helm: Helm, tmp_path: Path) -> None:
+    values = (CHART / "ci" / "traced.yaml").read_text()
+    on_ray = "backend: kuberay\nkuberay: {token: {existingSecret: ray-token}}\n"
+    for text, front, file in ((values, "router", "router.toml"), (values + on_ray, "up", "up.toml")):
+        release = helm.render(text)
+        (tmp_path / file).write_text(release.config()[file])
+        tracing = load(tmp_path / file, ClusterConfig).tracing
+        assert (tracing.endpoint, tracing.sample_ratio) == ("https://collector.observability:4318", 0.1)
+        for each in ours(release):
+            given = {"--otlp-headers", "--otlp-ca"} & set(each.command)
+            assert given == ({"--otlp-headers", "--otlp-ca"} if each.name == front else set())
+        assert not [name for name, one in release.config().items() if name.startswith("pool-") and "tracing" in one]
+
+
 def test_every_flag_is_taken(release: Release) -> None:
     for each in ours(release):
         assert each.command[:3] == ["python", "-m", "tandem.cluster.pod"]
@@ -86,7 +100,10 @@ def test_every_variable_is_one_that_something_reads(release: Release) -> None:
             assert is_expanded or variable in {"HOME", *hub, *documented} or variable.startswith("NCCL_"), variable
 
 
-@pytest.mark.parametrize("values", ["minimal", "two-classes", "hub", "open", "external-redis", "controller", "ray"])
+_SAID = ["minimal", "two-classes", "hub", "open", "external-redis", "controller", "ray", "traced"]
+
+
+@pytest.mark.parametrize("values", _SAID)
 def test_every_command_says_that_its_configuration_is_right(values: str, helm: Helm, tmp_path: Path) -> None:
     release = helm.render((CHART / "ci" / f"{values}.yaml").read_text())
     place = mounted(tmp_path, release)

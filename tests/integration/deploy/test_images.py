@@ -176,7 +176,7 @@ def test_what_an_image_installs_is_enough_for_what_it_runs(target: str, part: st
     command = [str(python), *place.command(each.command)[1:], "--check-config"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    modules = {"router": "tandem.router.__main__", "worker": "tandem.worker.__main__"}[part]
+    modules = {"router": "tandem.router.__main__, tandem.router.tracing.otel", "worker": "tandem.worker.__main__"}[part]
     program = f"import {modules}, tandem.cluster.pod.draining, tandem.cluster.pod.probing"
     done = subprocess.run([str(python), "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,19 +7,10 @@ import shlex
 
 import yaml
 
-from tests.integration.deploy.rendering import ROOT, Container, Helm
+from tests.integration.deploy.mounting import secrets_of
+from tests.integration.deploy.rendering import ROOT, Helm
 
 PAGE = (ROOT / "docs" / "operate" / "kubernetes.md").read_text()
-
-
-def secrets_of(each: Container) -> set[tuple[str, str]]:
-    """(Secret, key) of all that it mounts."""
-    found = set()
-    for volume in each.pod["volumes"]:
-        direct = [{"name": volume["secret"]["secretName"], **volume["secret"]}] if "secret" in volume else []
-        projected = [source["secret"] for source in volume.get("projected", {}).get("sources", ())]
-        found |= {(one["name"], item["key"]) for one in direct + projected for item in one["items"]}
-    return found
 
 
 def test_the_first_values_take_the_secret_that_is_made_before(helm: Helm) -> None:
@@ -36,6 +27,18 @@ def test_the_first_values_take_the_secret_that_is_made_before(helm: Helm) -> Non
     name = made[made.index("generic") + 1]
     wanted = set().union(*(secrets_of(each) for each in release.containers()))
     assert wanted == {(name, key) for key in keys}
+
+
+def test_the_values_for_traces_are_taken(helm: Helm) -> None:
+    [first] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    [traces] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/operate/tracing.md").read_text(), re.DOTALL)
+    release = helm.render(first + traces)
+    assert release.lint == []
+    wanted = set().union(*(secrets_of(each) for each in release.containers() if each.name == "router"))
+    assert {("collector-key", "headers"), ("collector-ca", "ca.crt")} <= wanted
+    assert not {("collector-key", "headers")} & set().union(
+        *(secrets_of(each) for each in release.containers() if each.name == "worker")
+    )
 
 
 def test_what_is_printed_are_the_next_three_commands(helm: Helm) -> None:

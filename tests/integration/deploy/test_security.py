@@ -165,6 +165,40 @@ def test_named_clients_alone_reach_the_api(helm: Helm) -> None:
     assert {each["port"] for each in rule["ports"]} == {8000, 8001}, "never the admin port"
 
 
+def collectors(release: Release) -> dict[str, list[Object]]:
+    """Rules for what leaves, beyond pods of the release, Redis and names, by component."""
+    found = {}
+    for policy in release.of("NetworkPolicy"):
+        component = policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        rules = [rule for rule in policy["spec"].get("egress", ()) if "podSelector" not in str(rule)]
+        found[component] = [rule for rule in rules if rule["ports"][0]["port"] != 53]
+    return found
+
+
+def test_routers_alone_reach_the_collector(helm: Helm) -> None:
+    found = collectors(helm.render((CHART / "ci" / "traced.yaml").read_text()))
+    there = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "observability"}}}]
+    assert found.pop("router") == [{"ports": [{"port": 4318, "protocol": "TCP"}], "to": there}]
+    assert set(found) == {"worker", "redis"}
+    assert not any(found.values())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "more", "ports"),
+    [
+        ("http://collector:4318", "", [4318]), ("https://collector/otlp", "", [443]), ("http://collector", "", [80]),
+        ("http://[fd00::1]:4318", "", [4318]), ("http://collector", "networkPolicy: {collector: {ports: [4317, 9]}}",
+        [4317, 9]),
+    ],
+)  # fmt: skip
+def test_the_collector_s_port_is_the_endpoint_s(helm: Helm, endpoint: str, more: str, ports: list[int]) -> None:
+    values = (CHART / "ci" / "minimal.yaml").read_text()
+    release = helm.render(f'{values}config: {{tracing: {{endpoint: "{endpoint}"}}}}\n{more}\n')
+    [rule] = collectors(release)["router"]
+    assert [each["port"] for each in rule["ports"]] == ports
+    assert "to" not in rule
+
+
 # ---- rights --------------------------------------------------------------------------------------------------------
 
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import os
 import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 from tandem.cluster.environment import Environment
@@ -32,6 +34,7 @@ from tandem.cluster.pod.records import (
     worker_config,
 )
 from tandem.cluster.pod.site import Site, check_controller
+from tandem.cluster.resolve import log_format
 from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.state_dir import StateDir
 from tandem.core import config_loader, logs
@@ -42,6 +45,7 @@ from tandem.core.errors import ConfigError, StartupError
 from tandem.core.files import write_private
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.router.tracing.settings import check_headers
 
 UP_COMMAND = (sys.executable, "-m", "tandem.clusterctl", "up")
 EXIT_STARTUP = 2
@@ -73,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
     router, worker, up, controller = (_with_common(parts.add_parser(name)) for name in names)
     for front in (router, up):
         front.add_argument("--admin-key", type=Path, help="file with the admin key; without it one is drawn")
+        front.add_argument("--otlp-headers", type=Path, help="file with headers for the receiver of traces")
+        front.add_argument("--otlp-ca", type=Path, help="file with the certificate authority of the receiver of traces")
     up.add_argument("--ray-address", required=True, help="host:port of Ray's head")
     up.add_argument("--ray-token-file", type=Path, required=True, help="file with Ray's token")
     up.add_argument("--timeout", type=float, required=True, help="seconds until the cluster has to be ready")
@@ -116,6 +122,7 @@ def _with_common(part: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _run(wanted: argparse.Namespace) -> int:
     config = config_loader.load(wanted.config, ClusterConfig)
+    config = dataclasses.replace(config, log_format=log_format(config, Environment.read()))
     pod = _pod(wanted)
     _check(config, pod, wanted)
     if wanted.check_config:
@@ -124,20 +131,20 @@ def _run(wanted: argparse.Namespace) -> int:
     if wanted.part == "controller":
         from tandem.cluster.pod.controlling import control  # its client for Kubernetes is nobody else's
 
-        logs.setup("controller", level=config.log_level)
+        logs.setup("controller", level=config.log_level, as_json=config.log_format == logs.JSON)
         asyncio.run(control(config, pod, _site(wanted)))
         return 0
     _empty(pod.folder)
     if wanted.part == "router":
         router = router_config(config, pod, _admin_key(wanted.admin_key, pod.folder))
-        return _become(ROUTER_COMMAND, _keep(pod, router), threads=1)
+        return _become(ROUTER_COMMAND, _keep(pod, router), threads=1, more=_tracing(wanted))
     if wanted.part == "worker":
         worker = worker_config(config, pod, _seat(wanted))
         return _become(WORKER_COMMAND, _keep(pod, worker), threads=worker.settings.threads)
     _keep_secrets(pod, config.name, wanted.admin_key)
     flags = ["--state-dir", str(pod.folder), "--ray-address", wanted.ray_address]
     flags += ["--ray-token-file", str(wanted.ray_token_file), "--timeout", f"{wanted.timeout:g}"]
-    return _become([*UP_COMMAND, *flags], _keep(pod, up_config(config, pod)), threads=1)
+    return _become([*UP_COMMAND, *flags], _keep(pod, up_config(config, pod)), threads=1, more=_tracing(wanted))
 
 
 def _check(config: ClusterConfig, pod: Pod, wanted: argparse.Namespace) -> None:
@@ -151,7 +158,9 @@ def _check(config: ClusterConfig, pod: Pod, wanted: argparse.Namespace) -> None:
         wanted.ray_token_file.read_bytes()
     if wanted.part == "controller":
         check_controller(config, _site(wanted))
-    elif wanted.admin_key is not None:
+        return
+    _tracing(wanted)
+    if wanted.admin_key is not None:
         _read_key(wanted.admin_key)
 
 
@@ -210,6 +219,19 @@ def _read_key(path: Path) -> None:
         raise ConfigError(f"the admin key {path} is too short", why=f"at least {_MIN_KEY_BYTES} bytes are needed")
 
 
+def _tracing(wanted: argparse.Namespace) -> dict[str, str]:
+    """What OpenTelemetry reads in a router. Raises ConfigError or OSError."""
+    found = {}
+    if wanted.otlp_headers is not None:
+        text = wanted.otlp_headers.read_text(encoding="utf-8").strip()
+        check_headers(str(wanted.otlp_headers), text)
+        found["OTEL_EXPORTER_OTLP_HEADERS"] = text
+    if wanted.otlp_ca is not None:
+        wanted.otlp_ca.read_bytes()
+        found["OTEL_EXPORTER_OTLP_CERTIFICATE"] = str(wanted.otlp_ca)
+    return found
+
+
 def _keep_secrets(pod: Pod, cluster: str, admin_key: Path | None) -> None:
     """Where `up` looks for its own, so that it draws none."""
     state = StateDir(pod.folder, cluster)
@@ -229,9 +251,12 @@ def _keep(pod: Pod, config: RouterConfig | WorkerConfig | ClusterConfig) -> Path
     return path
 
 
-def _become(command: Sequence[str], config: Path, *, threads: int) -> NoReturn:
-    """The process that every launcher starts, in place of this one: it gets the pod's signals itself."""
-    variables = Environment.read().for_child(threads=threads)
+def _become(
+    command: Sequence[str], config: Path, *, threads: int, more: Mapping[str, str] = MappingProxyType({})
+) -> NoReturn:
+    """The process that every launcher starts, in place of this one: it gets the pod's signals itself. `more`: variables
+    besides those that this one has."""
+    variables = {**Environment.read().for_child(threads=threads), **more}
     os.execve(command[0], [*command, "--config", str(config)], variables)  # noqa: S606
 
 

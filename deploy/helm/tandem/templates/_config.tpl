@@ -26,6 +26,7 @@
 {{- dict
   "name" (include "tandem.clusterName" .)
   "log_level" .Values.config.log_level
+  "log_format" .Values.config.log_format
   "model" (dict
     "path" $model.path
     "revision" $model.revision
@@ -57,7 +58,7 @@
 {{- $_ := set $config "worker" (deepCopy .Values.config.worker) -}}
 {{- $_ := set $config "router" $router -}}
 {{- $_ := set $config "store" $store -}}
-{{- range $name := list "admission" "slo" "budget" "planner" "price" -}}
+{{- range $name := list "admission" "slo" "budget" "planner" "price" "tracing" -}}
 {{- $_ := set $config $name (get $.Values.config $name) -}}
 {{- end -}}
 {{- toJson $config -}}

@@ -102,6 +102,22 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{- /* Of a router, and of who starts one. */ -}}
+{{- define "tandem.frontArgs" -}}
+{{- if .root.Values.auth.existingSecret -}}
+- --admin-key
+- /etc/tandem/secrets/admin-key
+{{ end -}}
+{{- if .root.Values.tracing.headers.existingSecret -}}
+- --otlp-headers
+- /etc/tandem/secrets/otlp-headers
+{{ end -}}
+{{- if .root.Values.tracing.caSecret.existingSecret -}}
+- --otlp-ca
+- /etc/tandem/secrets/otlp-ca.crt
+{{ end -}}
+{{- end }}
+
 {{- define "tandem.env" -}}
 - name: POD_NAME
   valueFrom:
@@ -172,6 +188,17 @@ imagePullSecrets:
           items:
             - key: {{ $values.auth.key }}
               path: admin-key
+      {{- end }}
+      {{- if has .component (list "router" "head") }}
+      {{- range $path, $secret := dict "otlp-headers" $values.tracing.headers "otlp-ca.crt" $values.tracing.caSecret }}
+      {{- if $secret.existingSecret }}
+      - secret:
+          name: {{ $secret.existingSecret }}
+          items:
+            - key: {{ $secret.key }}
+              path: {{ $path }}
+      {{- end }}
+      {{- end }}
       {{- end }}
       {{- if eq .component "head" }}
       - secret:

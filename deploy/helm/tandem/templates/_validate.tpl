@@ -67,6 +67,11 @@
 {{- fail (printf "config.admission.default_slo is %q: there is no config.slo.%s" . .) -}}
 {{- end -}}
 {{- end -}}
+{{- range $name, $secret := .Values.tracing -}}
+{{- if and $secret.existingSecret (not $.Values.config.tracing.endpoint) -}}
+{{- fail (printf "tracing.%s.existingSecret: there is no config.tracing.endpoint to send traces to" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.metrics.serviceMonitor -}}
 {{- if and .enabled (not $.Values.auth.disabled) (not .token.existingSecret) -}}
 {{- fail "metrics.serviceMonitor.token.existingSecret: /metrics wants an API key of the scope metrics" -}}

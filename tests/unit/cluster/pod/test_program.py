@@ -54,6 +54,7 @@ def test_a_controller_has_a_pool_for_each_role(
         ("[router", "is not valid TOML"),
         (CONFIG + 'volatile_url = "redis://other"', "redis.volatile_url cannot be used yet"),
         ('log_level = "LOUD"\n' + CONFIG, "--log-level is 'LOUD'"),
+        ('log_format = "xml"\n' + CONFIG, "--log-format is 'xml'"),
         ("", "redis.url is empty"),
     ],
 )
@@ -67,7 +68,37 @@ def test_what_is_wrong_ends_with_2_and_one_line(
     assert says in told
 
 
-@pytest.mark.parametrize("missing", ["--cluster-secret", "--redis-password", "--admin-key"])
+@pytest.mark.parametrize(("text", "code"), [("authorization=Bearer%20planted\n", 0), ("authorization planted", 2)])
+def test_headers_for_the_receiver_of_traces_are_headers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int
+) -> None:
+    (tmp_path / "headers").write_text(text)
+    assert main(["router", *flags(tmp_path), "--otlp-headers", str(tmp_path / "headers")]) == code
+    told = capsys.readouterr()
+    assert ("holds no headers" in told.err) is bool(code)
+    assert "planted" not in told.out + told.err
+
+
+def test_a_router_gets_what_the_receiver_of_traces_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "execve", lambda _program, _words, variables: started.append(variables))
+    for name, text in (("headers", "authorization=Bearer%20key\n"), ("ca.crt", "an authority\n")):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "run").mkdir()
+    given = [word for word in flags(tmp_path) if word != "--check-config"]
+    more = ["--otlp-headers", str(tmp_path / "headers"), "--otlp-ca", str(tmp_path / "ca.crt")]
+    main(["router", *given, *more])
+    main(["router", *given])
+    names = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_CERTIFICATE")
+    first, second = ([variables.get(name) for name in names] for variables in started)
+    assert first == ["authorization=Bearer%20key", str(tmp_path / "ca.crt")]
+    assert second == [None, None]
+
+
+_FILES = ["--cluster-secret", "--redis-password", "--admin-key", "--otlp-headers", "--otlp-ca"]
+
+
+@pytest.mark.parametrize("missing", _FILES)
 def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str) -> None:
     assert main(["router", *flags(tmp_path), missing, str(tmp_path / "absent")]) == 2
     assert "absent" in capsys.readouterr().err
