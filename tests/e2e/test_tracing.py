@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from tools.otlp_receiver import Receiver, receiving
 from tools.running_cluster import Cluster, running
 
 PROMPT = [(7 * k) % 3000 + 600 for k in range(200)]
+WORDS = "What are the words of this language, and which of them are long? " * 9
 SIM = """
 [worker.sim]
 prefill_tokens_per_s = 500.0
@@ -28,6 +30,12 @@ CASES = {
     "model, disaggregated": (("--prefill", "1", "--decode", "1", "--disaggregation", "always"), "", 400),
     "model, mixed": (("--mixed", "1"), "", 400),
 }
+LENGTHS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": PROMPT, "max_tokens": 0, "ignore_eos": True},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": WORDS}], "max_tokens": 0, "ignore_eos": True},
+    "/v1/responses": {"input": f"List: {WORDS}", "max_output_tokens": 0},
+}
+"""What is asked on each path, but for how many tokens: 0 stands for that."""
 
 
 @pytest.fixture(scope="module")
@@ -49,29 +57,33 @@ def traced(
         yield request.param, cluster
 
 
-def test_one_trace_of_a_real_request_adds_up(traced: tuple[str, Cluster], receiver: Receiver) -> None:
+@pytest.mark.parametrize("path", LENGTHS)
+def test_one_trace_of_a_real_request_adds_up(traced: tuple[str, Cluster], receiver: Receiver, path: str) -> None:
     case, cluster = traced
-    body = {
-        "model": "tandem-tiny",
-        "prompt": PROMPT,
-        "max_tokens": CASES[case][2],
-        "temperature": 0,
-        "ignore_eos": True,
-    }
+    tokens = CASES[case][2]
+    body = {name: value or tokens for name, value in LENGTHS[path].items()}
+    body |= {"model": "tandem-tiny", "temperature": 0}
+    hello = {"model": "tandem-tiny", "prompt": "Hello", "max_tokens": tokens}
     with httpx.Client(base_url=cluster.api, timeout=60) as client:
-        client.post("/v1/completions", json={**body, "prompt": "Hello"}).raise_for_status()  # links are measured now
+        client.post("/v1/completions", json=hello).raise_for_status()  # links are measured now
         began_s = time.perf_counter()
-        answer = client.post("/v1/completions", json=body)
+        answer = client.post(path, json=body)
         latency_s = time.perf_counter() - began_s
+    assert answer.status_code == 200, answer.text
     root = receiver.root(answer.headers["x-request-id"])
+    assert (root.attributes["http.route"], root.attributes["gen_ai.usage.output_tokens"]) == (path, tokens)
     leaves = receiver.leaves(root)
     told = f"{latency_s:.3f} s: " + ", ".join(f"{leaf.name} {leaf.took_s:.4f}" for leaf in leaves)
     parts = {"read", "queue", "prefill", "decode"} | ({"transfer"} if case.endswith("disaggregated") else set())
     assert parts <= {leaf.name for leaf in leaves} <= parts | {"wait", "deliver"}, told
     assert sum(leaf.took_s for leaf in leaves) == pytest.approx(latency_s, rel=0.05), told
+    assert root.took_s == pytest.approx(latency_s, rel=0.05), told
     took_s = {leaf.name: leaf.took_s for leaf in leaves}
     if case.startswith("sim"):
-        assert took_s["prefill"] == pytest.approx(len(PROMPT) / 500.0, rel=0.1), told
+        asked = root.attributes["gen_ai.usage.input_tokens"]
+        computed = asked - root.attributes["gen_ai.usage.cache_read.input_tokens"]
+        assert computed > 100
+        assert took_s["prefill"] == pytest.approx(computed / 500.0, rel=0.1), told
         assert took_s["decode"] == pytest.approx(39 * 0.02, rel=0.3), told
     assert receiver.resources[-1]["deployment.environment.name"] == "test"
     assert receiver.resources[-1]["service.namespace"] == "tandem"
