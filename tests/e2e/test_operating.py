@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,18 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.pages import PAGES, lines
 from tools.running_cluster import Cluster, running
 
-PAGES = Path(__file__).resolve().parents[2] / "docs" / "operate"
 ELSEWHERE = {"helm", "kubectl", "make", "docker"}
 """What is tried by other tests, or needs what is not here."""
-
-
-def lines(page: str) -> list[list[str]]:
-    """Commands in blocks of bash."""
-    blocks = re.findall(r"```bash\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
-    joined = "\n".join(blocks).replace("\\\n", " ")
-    return [shlex.split(line, comments=True) for line in joined.splitlines() if line.strip()]
 
 
 def clusterctl(words: list[str], folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
