@@ -26,10 +26,14 @@ class HelmError(Exception):
 class Helm:
     """Helm in a process of its own; `close` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, variables: Mapping[str, str] | None = None) -> None:
         program = Path(__file__).with_name("helm_program.py")
         self._process = subprocess.Popen(
-            [sys.executable, str(program), str(CHART)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(program), str(CHART)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=variables,
         )
         self._known: dict[str, dict[str, Any]] = {}
 
@@ -42,6 +46,14 @@ class Helm:
             raise HelmError(answer["error"])
         return Release(answer["manifests"], answer["lint"])
 
+    def act(self, what: str, cluster: Mapping[str, str], *, values: str = "", name: str = NAME, **options: Any) -> Any:
+        """`helm install` and the like, to a cluster; what Helm says of it. Raises HelmError."""
+        request = {"do": what, "cluster": cluster, "values": values, "options": options}
+        answer = self._ask({**request, "name": name, "namespace": NAMESPACE})
+        if "error" in answer:
+            raise HelmError(answer["error"])
+        return answer["done"]
+
     def close(self) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -49,7 +61,7 @@ class Helm:
         self._process.wait(timeout=30)
         self._process.stdout.close()
 
-    def _ask(self, request: Mapping[str, str]) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(request) + "\n")

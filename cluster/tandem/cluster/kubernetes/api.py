@@ -19,6 +19,8 @@ import httpx
 
 from tandem.core.errors import ConfigError, ConflictError, NotFoundError, TandemError, UnavailableError
 
+NAME: Final = "tandem-controller"
+"""Whose the fields are that are changed here: Helm and kubectl tell it of a scale that they would overwrite."""
 TIMEOUT_S: Final = 5.0
 WATCH_S: Final = 30
 """After so long the server ends a watch, and pods are listed anew."""
@@ -74,6 +76,7 @@ class KubernetesApi:
             base_url=url,
             verify=_trust(account) if url.startswith("https:") else True,
             timeout=timeout_s,
+            headers={"User-Agent": NAME},
             trust_env=False,
         )
 
