@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
+from ray.scripts import scripts as rays
 
-from tandem.cluster.pod.__main__ import parser
+from tandem.cluster.pod.__main__ import main, parser
 from tandem.cluster.pod.records import WORKER_PORT
 from tandem.cluster.resolve import check
 from tandem.core.config import Anonymous, ClusterConfig
@@ -112,6 +113,35 @@ def test_every_command_says_that_its_configuration_is_right(values: str, helm: H
         assert (done.returncode, done.stderr) == (0, ""), each.label
         assert f"is right ({each.name})" in done.stdout
     assert list((tmp_path / "run/tandem").iterdir()) == [], "it only looks"
+
+
+def test_every_command_is_right_with_every_value_file(
+    release: Release, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others of the value files, without a process for each."""
+    place = mounted(tmp_path, release)
+    for each in ours(release):
+        assert main([*place.command(each.command)[3:], "--check-config"]) == 0, each.label
+        assert capsys.readouterr() == (f"{place.here(each.command[5])} is right ({each.name})\n", "")
+
+
+@pytest.mark.parametrize("values", ["ray", "ray-gpu"])
+def test_rays_own_containers_are_given_what_ray_takes(values: str, helm: Helm) -> None:
+    """KubeRay makes flags of `ray start` of the parameters; the probes are commands of `ray`, too."""
+    taken = {flag for option in rays.start.params for flag in option.opts}
+    asked = {flag for option in rays.cli.commands["health-check"].params for flag in option.opts}
+    release = helm.render((CHART / "ci" / f"{values}.yaml").read_text())
+    for each in (each for each in release.containers() if each.owner["kind"] == "RayGroup" and not each.is_ours):
+        assert "command" not in each.spec, "KubeRay gives it one"
+        given = each.owner["spec"]["rayStartParams"]
+        assert {f"--{name}" for name in given} <= taken
+        for probe in (each.spec[name] for name in ("startupProbe", "readinessProbe", "livenessProbe")):
+            if "tcpSocket" in probe:
+                assert str(probe["tcpSocket"]["port"]) == given["node-manager-port"]
+            else:
+                program, command, *flags = probe["exec"]["command"]
+                assert (program, command) == ("ray", "health-check")
+                assert {flag for flag in flags if flag.startswith("--")} <= asked
 
 
 def test_a_wrong_configuration_ends_with_2_and_one_line(helm: Helm, tmp_path: Path) -> None:
