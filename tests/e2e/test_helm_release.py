@@ -1,0 +1,191 @@
+"""A release of the chart from `helm install` to `helm uninstall`, under load through its Service: Helm's own code over
+an emulated API server, whose pods are the chart's commands as processes. Nothing that is done to it loses a request.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.integration.deploy.emulation.node import PREFIX, REDIS, ROUTER, Cluster, running
+from tests.integration.deploy.emulation.resources import ALL, DEPLOYMENTS
+from tests.integration.deploy.emulation.world import WAIT
+from tests.integration.deploy.rendering import CHART, NAMESPACE
+from tools.waiting import wait_for
+
+P, D = f"{PREFIX}-worker-prefill", f"{PREFIX}-worker-decode"
+PROMPTS = ("One two three", "Once upon a time there was", "To be or not to be, that is")
+TOKENS = 120
+
+
+def values(**worker: Any) -> str:
+    """Two workers of each role without a model, two routers, a controller, a Redis."""
+    found = yaml.safe_load((CHART / "ci" / "sim.yaml").read_text())
+    found["controller"] = {"enabled": True}
+    found["config"]["worker"].update(worker)
+    found["pools"] = {role: {"role": role, "replicas": 2} for role in ("prefill", "decode")}
+    return str(yaml.safe_dump(found))
+
+
+@dataclass
+class Load:
+    """Clients that ask all the while, each anew when it was answered. `failures`: whatever is not the right answer."""
+
+    url: str
+    key: str
+    over: threading.Event = field(default_factory=threading.Event)
+    answers: int = 0
+    failures: list[str] = field(default_factory=list)
+    _right: dict[str, Any] = field(default_factory=dict)
+    _clients: list[threading.Thread] = field(default_factory=list)
+
+    def begin(self) -> None:
+        self._right = {prompt: self._ask(prompt) for prompt in PROMPTS}
+        self._clients = [threading.Thread(target=self._run, args=(prompt,)) for prompt in PROMPTS]
+        for client in self._clients:
+            client.start()
+
+    def end(self) -> None:
+        self.over.set()
+        for client in self._clients:
+            client.join(90)
+
+    def goes_on(self) -> None:
+        """Wait until more answers have come."""
+        before = self.answers
+        wait_for(lambda: self.answers >= before + 2 * len(PROMPTS) or self.failures, what="answers come")
+
+    def _run(self, prompt: str) -> None:
+        while not self.over.is_set():
+            try:
+                answer = self._ask(prompt)
+            except OSError as error:
+                self.failures.append(f"{type(error).__name__}: {error}")
+                self.over.wait(0.2)
+                continue
+            self.answers += 1
+            if answer != self._right[prompt]:
+                self.failures.append(f"{prompt!r}: another answer")
+
+    def _ask(self, prompt: str) -> tuple[str, int]:
+        """Text and number of tokens; OSError for every other answer than a whole one."""
+        body = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "seed": 7}
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
+        request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            found = json.load(response)
+        return found["choices"][0]["text"], found["usage"]["completion_tokens"]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running(tmp_path) as found:
+        yield found
+
+
+def test_a_release_lives_through_everything_without_a_lost_request(cluster: Cluster) -> None:
+    said = cluster.world.act("install", values=values(), **WAIT)
+    assert said["status"] == "deployed"
+    wait_for(lambda: has(cluster, 2, 2), what=cluster.logs())
+    key = cluster.clusterctl("key", "create", "--tenant", "me")["key"]
+    load = Load(cluster.url, key)
+    load.begin()
+    try:
+        for scene in (scale_up, drain_and_uncordon, flip_there_and_back, scale_down, upgrade, roll_back):
+            scene(cluster)
+            load.goes_on()
+            assert load.failures == [], f"{scene.__name__}\n{cluster.logs()}"
+    finally:
+        load.end()
+    assert load.failures == [], cluster.logs()
+    assert cluster.kubelet.failures == [], "nobody ended unasked but who waited for Redis"
+    uninstall(cluster)
+
+
+def has(cluster: Cluster, prefill: int, decode: int) -> bool:
+    """So many serve, and these are the workers' pods."""
+    found = cluster.workers("prefill"), cluster.workers("decode")
+    pods = {*cluster.names(P), *cluster.names(D)}
+    return pods == found[0] | found[1] and tuple(map(len, found)) == (prefill, decode)
+
+
+def scale_up(cluster: Cluster) -> None:
+    cluster.clusterctl("scale", "--decode", "3", "--yes", "--timeout", "60")
+    found = cluster.world.store.get(DEPLOYMENTS, NAMESPACE, D)
+    assert found["spec"]["replicas"] == 3
+    owners = cluster.world.store.owners[found["metadata"]["uid"]].fields
+    assert owners["tandem-controller"] == {("spec", "replicas")}, "Helm can tell whose it is"
+    assert has(cluster, 2, 3)
+
+
+def drain_and_uncordon(cluster: Cluster) -> None:
+    worker = sorted(cluster.workers("decode"))[0]
+    cluster.clusterctl("drain", worker, "--yes", "--timeout", "60")
+    states = {row["worker"]: row["state"] for row in cluster.clusterctl("status")["workers"]}
+    assert states[worker] == "drained"
+    cluster.clusterctl("uncordon", worker, "--yes", "--timeout", "60")
+
+
+def flip_there_and_back(cluster: Cluster) -> None:
+    worker, pods = sorted(cluster.workers("decode"))[0], cluster.names()
+    for role, counts in (("prefill", (3, 2)), ("decode", (2, 3))):
+        cluster.clusterctl("flip", worker, "--to", role, "--yes", "--timeout", "60")
+        assert has(cluster, *counts)
+    assert cluster.names() == pods, "no pod was replaced"
+
+
+def scale_down(cluster: Cluster) -> None:
+    found = cluster.clusterctl("scale", "--decode", "2", "--yes", "--timeout", "60")
+    (victim,) = [row["worker_id"] for row in found["changes"]]
+    wait_for(lambda: victim in cluster.kubelet.ends)
+    assert cluster.workloads.ended[-1] == victim
+    assert has(cluster, 2, 2)
+
+
+def upgrade(cluster: Cluster) -> None:
+    """Workers of another revision, one after the other in each pool; routers and controller are replaced, too."""
+    replaced_by(cluster, lambda: cluster.world.act("upgrade", values=values(chunk_tokens=256), **WAIT))
+
+
+def roll_back(cluster: Cluster) -> None:
+    replaced_by(cluster, lambda: cluster.world.act("rollback", **WAIT))
+
+
+def replaced_by(cluster: Cluster, act: Any) -> None:
+    before = {*cluster.names(P), *cluster.names(D), *cluster.names(ROUTER)}
+    redis = cluster.names(REDIS)
+    cluster.workloads.fewest.update({P: 2, D: 2, ROUTER: 2})
+    act()
+    assert cluster.workloads.fewest == {P: 1, D: 1, ROUTER: 2}
+    wait_for(lambda: has(cluster, 2, 2), what=cluster.logs())
+    assert before.isdisjoint(cluster.names())
+    assert cluster.names(REDIS) == redis, "nothing of it has changed"
+    wait_for(lambda: before <= cluster.kubelet.ends.keys())
+
+
+def uninstall(cluster: Cluster) -> None:
+    processes = [psutil.Process(pod.process_id) for pod in cluster.kubelet.running.values()]
+    tree = [each for found in processes for each in (found, *found.children(recursive=True))]
+    assert len(tree) >= 8, "two routers, two of each role, a controller and a Redis"
+    cluster.world.act("uninstall", **WAIT)
+    wait_for(lambda: not cluster.kubelet.running, what=cluster.logs())
+    assert not [each for each in tree if each.is_running()]
+    unclean = {name: end for name, end in cluster.kubelet.ends.items() if (end.status, end.hook) != (0, 0)}
+    assert unclean == {}, "everybody has left by itself, in its grace"
+    left = [found for resource in ALL for found in cluster.world.store.all(resource) if is_helms(found)]
+    assert left == []
+    assert cluster.world.store.all(DEPLOYMENTS, NAMESPACE) == []
+
+
+def is_helms(found: dict[str, Any]) -> bool:
+    labels = found["metadata"].get("labels", {})
+    return bool(labels.get("app.kubernetes.io/managed-by") == "Helm")
