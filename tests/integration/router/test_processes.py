@@ -160,6 +160,7 @@ async def _shared(config: RouterConfig) -> None:
             assert {first["id"], second["id"]} == {"r1-0", "r1-1"}
             await _policy_goes_to_all(admin)
             await _slo_classes_go_to_all(admin, ready["http"])
+            await _the_page_shows_all(admin)
             await _one_dies(admin, ready["http"], first["pid"], second["pid"])
             pids = [row["pid"] for row in await admin.processes()]
     assert all(map(is_gone, pids)), "they end with their parent"
@@ -181,6 +182,31 @@ async def _slo_classes_go_to_all(admin: Admin, url: str) -> None:
     answers = [await complete(url, headers=headers) for _ in range(8)]
     assert {answer.status_code for answer in answers} == {200}, "whichever process it is"
     assert (await admin.http.get("/admin/v1/status")).json()["admission"]["waiting"] == 0
+
+
+async def _the_page_shows_all(admin: Admin) -> None:
+    """What processes have each for themselves is put together, and the chat reaches the ports that they share."""
+    assert (await admin.http.get("/ui/")).headers["content-security-policy"].startswith("default-src 'none'")
+    for path in ("/admin/v1/live", "/admin/v1/traces", "/admin/v1/figures"):
+        assert (await admin.http.get(path, headers={"authorization": "Bearer no"})).status_code == 401, path
+    said: dict[str, Any] = {}
+    async with admin.http.stream("GET", "/admin/v1/live") as stream:
+        name = ""
+        async for line in stream.aiter_lines():
+            field, _, value = line.partition(": ")
+            name = value if field == "event" else name
+            if field == "data":
+                said[name] = json.loads(value)
+            if len(said) == 7:
+                break
+    assert [row["id"] for row in said["status"]["router"]["processes"]] == ["r1-0", "r1-1"]
+    assert [row["worker"] for row in said["status"]["workers"]] == ["mixed-0"]
+    assert len(said["requests"]["requests"]) == 30
+    assert {row["router"] for row in said["requests"]["requests"]} == {"r1-0", "r1-1"}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "ignore_eos": True}
+    answer = await admin.http.post("/admin/v1/chat", json=body)
+    assert answer.json()["usage"]["completion_tokens"] == 4
+    assert (await admin.http.post("/admin/v1/chat", json=body, headers={"authorization": "x"})).status_code == 401
 
 
 async def _one_dies(admin: Admin, url: str, victim: int, other: int) -> None:
@@ -275,6 +301,10 @@ async def _tls(config: RouterConfig) -> None:
         assert answer.json()["usage"]["completion_tokens"] == 4
         with pytest.raises(httpx.HTTPError):
             await complete(ready["http"].replace("https", "http"))
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "ignore_eos": True}
+        async with Admin(ready["admin"]).http as admin:
+            chatted = await admin.post("/admin/v1/chat", json=body)
+        assert chatted.json()["usage"]["completion_tokens"] == 4, "the page's chat takes the router's own certificate"
         credentials = grpc.ssl_channel_credentials((TLS / "cert.pem").read_bytes())
         async with grpc.aio.secure_channel(ready["grpc"], credentials) as channel:
             call: Any = i_grpc.InferenceStub(channel).Generate(i.GenerateRequest(model="tiny", text="Hi"))

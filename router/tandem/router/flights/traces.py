@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -72,6 +73,10 @@ class TraceBook:
 
     def find(self, request: str) -> Trace | None:
         return self._traces.get(request)
+
+    def latest(self, count: int) -> list[Trace]:
+        """So many at most, the last that ended first."""
+        return list(islice(reversed(self._traces.values()), count))
 
 
 def trace_of(flight: Flight, now_s: float, *, is_over: bool) -> Trace:

@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from tandem.core import metricnames as names
 from tandem.core.metricnames import Kind, Metric
@@ -179,6 +180,14 @@ class Metrics:
 
     def dropped(self, reason: str) -> None:
         self._dropped.labels(reason).inc()
+
+    def samples(self) -> Iterator[Sample]:
+        """Of what requests were like; nothing of workers, who are many."""
+        wanted = (names.TTFT, names.ITL, names.PROMPT_TOKENS, names.CACHED_TOKENS, names.GENERATED_TOKENS)
+        of_requests = [self._of_requests[name] for name in wanted]
+        for metric in (*of_requests, self._predicted, self._found, self._slo, self._requests):
+            for family in metric.collect():
+                yield from family.samples
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

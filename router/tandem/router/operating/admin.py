@@ -24,6 +24,10 @@ from tandem.router.metrics.router import CONTENT_TYPE, Metrics
 from tandem.router.operating.audit import MAX_HOLDS, AuditDesk
 from tandem.router.operating.keyring import Keyring, NewKey
 from tandem.router.operating.kvlinks import net
+from tandem.router.operating.page.chat import CHAT_PATH, ApiRelay
+from tandem.router.operating.page.figures import Figures, curves
+from tandem.router.operating.page.live import LiveDesk, trimmed
+from tandem.router.operating.page.site import site_routes
 from tandem.router.operating.routing_desk import RoutingDesk
 from tandem.router.operating.scaling_desk import NewState, NewWish, ScalingDesk
 from tandem.router.operating.slo_desk import NewSlo, SloDesk
@@ -42,6 +46,7 @@ _EVENTS = 50
 TRACE_PATH = "/admin/v1/requests/"
 EXPLAIN_PATH, REPAIR_PATH = "/admin/v1/route/explain", "/admin/v1/kv/repair"
 DESIRED_PATH = "/admin/v1/desired"
+LIVE_PATH, TRACES_PATH, FIGURES_PATH = "/admin/v1/live", "/admin/v1/traces", "/admin/v1/figures"
 OnDown = Callable[[], Awaitable[None]]
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -101,6 +106,9 @@ def create_admin_app(
     keyring: Keyring,
     slo_desk: SloDesk,
     scaling: ScalingDesk,
+    live: LiveDesk,
+    figures: Figures,
+    api: ApiRelay,
 ) -> Starlette:
     """The application behind the admin port. `on_down` stores the wish that the cluster ends."""
     routes = [
@@ -109,6 +117,7 @@ def create_admin_app(
         *_routing_routes(lock, routing, page.config.settings.max_body_bytes),
         *_tenant_routes(lock, keyring, slo_desk),
         *_scaling_routes(lock, scaling),
+        *_page_routes(lock, live, figures, api),
         Route("/metrics", _scraping(metrics), methods=["GET"]),
     ]
     return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
@@ -126,6 +135,9 @@ def _state_routes(lock: AdminLock, page: StatusPage, on_down: OnDown, table: Wor
     async def trace(request: Request) -> Response:
         return _json(traces.find(request.path_params["request"]))
 
+    async def latest(request: Request) -> Response:
+        return _json(traces.latest())
+
     async def down(request: Request) -> Response:
         await on_down()
         return _json({"is_stopping": True}, 202)
@@ -137,6 +149,7 @@ def _state_routes(lock: AdminLock, page: StatusPage, on_down: OnDown, table: Wor
         Route("/admin/v1/status", _keyed(lock, status), methods=["GET"]),
         Route("/admin/v1/requests", _keyed(lock, requests), methods=["GET"]),
         Route(TRACE_PATH + "{request}", _keyed(lock, trace), methods=["GET"]),
+        Route(TRACES_PATH, _keyed(lock, latest), methods=["GET"]),
         Route("/admin/v1/down", _keyed(lock, down), methods=["POST"]),
         Route("/admin/v1/net", _keyed(lock, links), methods=["GET"]),
     ]
@@ -225,6 +238,52 @@ def _scaling_routes(lock: AdminLock, scaling: ScalingDesk) -> list[Route]:
         Route(f"{DESIRED_PATH}/propose", _keyed(lock, propose), methods=["POST"]),
         Route("/admin/v1/plan", _keyed(lock, plan), methods=["GET"]),
         Route("/admin/v1/events", _keyed(lock, events), methods=["GET"]),
+    ]
+
+
+def live_desk(page: StatusPage, table: WorkerTable, scaling: ScalingDesk, figures: Figures) -> LiveDesk:
+    """What the page of this router shows, besides its files."""
+    traces = TraceDesk(page.config.router_id, page.dispatcher, page.clock, time.time)
+
+    async def status() -> object:
+        return trimmed(page.status())
+
+    async def links() -> object:
+        return net(table)
+
+    async def requests() -> object:
+        return traces.latest()
+
+    async def slots() -> object:
+        return curves(figures.raw())
+
+    async def events() -> object:
+        return await scaling.happened("", _EVENTS)
+
+    sections = {
+        "status": status,
+        "links": links,
+        "desired": scaling.desired,
+        "plan": scaling.planned,
+        "events": events,
+        "requests": requests,
+        "figures": slots,
+    }
+    return LiveDesk(sections, page.clock)
+
+
+def _page_routes(lock: AdminLock, live: LiveDesk, figures: Figures, api: ApiRelay) -> list[Route]:
+    async def stream(request: Request) -> Response:
+        return live.open()
+
+    async def slots(request: Request) -> Response:
+        return _json(figures.raw())
+
+    return [
+        *site_routes(),
+        Route(LIVE_PATH, _keyed(lock, stream), methods=["GET"]),
+        Route(FIGURES_PATH, _keyed(lock, slots), methods=["GET"]),
+        Route(CHAT_PATH, _keyed(lock, api.chat), methods=["POST"]),
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,12 +24,26 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tandem.core import metricnames as names
+from tandem.core.clock import MonotonicClock
 from tandem.core.errors import StartupError, TandemError, UnavailableError
 from tandem.router.admission import view
 from tandem.router.doors.http.errors import error_response
 from tandem.router.doors.http.reading import read_body
-from tandem.router.operating.admin import TRACE_PATH, body_limit, check_form
+from tandem.router.operating.admin import (
+    DESIRED_PATH,
+    FIGURES_PATH,
+    LIVE_PATH,
+    TRACE_PATH,
+    TRACES_PATH,
+    body_limit,
+    check_form,
+)
 from tandem.router.operating.orders import POLICY_PATH, SLO_PATH, Orders
+from tandem.router.operating.page import figures
+from tandem.router.operating.page.chat import CHAT_PATH, ApiRelay
+from tandem.router.operating.page.live import LiveDesk, Read, trimmed
+from tandem.router.operating.page.site import site_routes
+from tandem.router.operating.trace_desk import MAX_SHOWN
 
 ANSWER_S = 10.0
 TOGETHER_S = 3.0
@@ -97,9 +111,11 @@ def create_parts_admin(
     *,
     admin_key: bytes,
     max_body_bytes: int,
+    api: ApiRelay | None = None,
 ) -> Starlette:
     """The application; `parts` are the processes that can be asked now, `orders` keeps what is told to all. Whoever
-    has no key is not read to the end."""
+    has no key is not read to the end. `api` None = no chat. Its `state.live` is the desk of the page's streams."""
+    live = LiveDesk(_sections(router, port, parts, admin_key), MonotonicClock(), read_s=TOGETHER_S + 1)
 
     async def run(request: Request) -> Response:
         try:
@@ -114,7 +130,29 @@ def create_parts_admin(
         except TandemError as error:
             return error_response(error)
 
-    return Starlette(routes=[Route("/{path:path}", run, methods=["GET", "POST", "DELETE"])])
+    def admitting(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def run(request: Request) -> Response:
+            try:  # a process knows who may
+                question = _Question("GET", POLICY_PATH, {"authorization": request.headers.get("authorization", "")})
+                admitted = await _fetch(_some_of(parts())[0], question)
+                return await endpoint(request) if admitted.is_good else admitted.response()
+            except TandemError as error:
+                return error_response(error)
+
+        return run
+
+    async def stream(request: Request) -> Response:
+        return live.open()
+
+    routes = [
+        *site_routes(),
+        Route(LIVE_PATH, admitting(stream), methods=["GET"]),
+        *([Route(CHAT_PATH, admitting(api.chat), methods=["POST"])] if api is not None else []),
+        Route("/{path:path}", run, methods=["GET", "POST", "DELETE"]),
+    ]
+    app = Starlette(routes=routes)
+    app.state.live = live
+    return app
 
 
 async def replay(orders: Orders, part: Part, key: bytes) -> None:
@@ -153,7 +191,7 @@ async def _tell_all(question: _Question, path: str, parts: Callable[[], Sequence
 
 
 async def _ask(question: _Question, path: str, router: str, port: int, parts: Sequence[Part]) -> Response:
-    together = {"/metrics": _metrics, "/admin/v1/requests": _requests, "/admin/v1/status": _status}.get(path)
+    together = _TOGETHER.get(path)
     if together is None and not path.startswith(TRACE_PATH):
         return (await _fetch(parts[0], question)).response()
     told = await asyncio.gather(*(_fetch(part, question, TOGETHER_S) for part in parts), return_exceptions=True)
@@ -175,6 +213,36 @@ async def _ask(question: _Question, path: str, router: str, port: int, parts: Se
         return bad.response()
     kind = next(iter(answers.values())).kind
     return Response(together(_Told(router, port, answers, silent)), headers={"content-type": kind})
+
+
+def _sections(router: str, port: int, parts: Callable[[], Sequence[Part]], key: bytes) -> dict[str, Read]:
+    """What the page shows, as all processes together say it; asked with the admin key."""
+
+    def asking(path: str) -> Read:
+        async def read() -> Any:
+            headers = {"authorization": f"Bearer {key.decode()}"}
+            answer = await _ask(_Question("GET", path, headers), path, router, port, _some_of(parts()))
+            body = orjson.loads(answer.body)
+            if answer.status_code != 200:
+                raise UnavailableError(str(body["error"]["message"]))
+            return body
+
+        return read
+
+    async def status() -> Any:
+        return trimmed(await asking("/admin/v1/status")())
+
+    async def slots() -> Any:
+        return figures.curves(await asking(FIGURES_PATH)())
+
+    paths = {
+        "links": "/admin/v1/net",
+        "desired": DESIRED_PATH,
+        "plan": "/admin/v1/plan",
+        "events": "/admin/v1/events",
+        "requests": TRACES_PATH,
+    }
+    return {"status": status, "figures": slots, **{name: asking(path) for name, path in paths.items()}}
 
 
 def _some_of(parts: Sequence[Part]) -> Sequence[Part]:
@@ -199,6 +267,15 @@ def _headers(request: Request) -> dict[str, str]:
 def _requests(told: _Told) -> bytes:
     rows = [row for answer in told.answers.values() for row in orjson.loads(answer.body)["requests"]]
     return orjson.dumps({"requests": sorted(rows, key=lambda row: -row["age_s"])})
+
+
+def _traces(told: _Told) -> bytes:
+    rows = [row for answer in told.answers.values() for row in orjson.loads(answer.body)["requests"]]
+    return orjson.dumps({"requests": sorted(rows, key=lambda row: -row["began_at_s"])[:MAX_SHOWN]})
+
+
+def _figures(told: _Told) -> bytes:
+    return orjson.dumps(figures.added_up([orjson.loads(answer.body) for answer in told.answers.values()]))
 
 
 def _status(told: _Told) -> bytes:
@@ -246,6 +323,15 @@ def _metrics(told: _Told) -> bytes:
             return added
 
     return generate_latest(Added())
+
+
+_TOGETHER: Mapping[str, Callable[[_Told], bytes]] = {
+    "/metrics": _metrics,
+    "/admin/v1/requests": _requests,
+    "/admin/v1/status": _status,
+    TRACES_PATH: _traces,
+    FIGURES_PATH: _figures,
+}
 
 
 def added_up(texts: Sequence[str]) -> list[Metric]:

@@ -10,9 +10,10 @@ from tandem.core.clock import Clock
 from tandem.core.errors import NotFoundError
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.spans import Span, spans
-from tandem.router.flights.traces import MAX_TRACES, Moment, trace_of
+from tandem.router.flights.traces import MAX_TRACES, Moment, Trace, trace_of
 from tandem.router.quoting import shortened
 
+MAX_RUNNING, MAX_SHOWN = 20, 30
 _DIGITS = 6
 _NAMES = 8
 """Of requests in an error."""
@@ -31,6 +32,19 @@ class TraceDesk:
         trace = self._dispatcher.traces.find(request) if flight is None else trace_of(flight, now_s, is_over=False)
         if trace is None:
             raise self._unknown(request)
+        return {**self._shown(trace, now_s), "moments": [_moment(moment, trace.arrived_s) for moment in trace.moments]}
+
+    def latest(self) -> dict[str, Any]:
+        """Requests that run, the newest MAX_RUNNING of them, and the last that ended: MAX_SHOWN in all, those that
+        arrived last first, as plain values."""
+        now_s = self._clock.now_s()
+        flying = [flight for flight in self._dispatcher.flights if not flight.is_probe][-MAX_RUNNING:]
+        traces = [trace_of(flight, now_s, is_over=False) for flight in flying]
+        traces += self._dispatcher.traces.latest(MAX_SHOWN - len(traces))
+        traces.sort(key=lambda trace: -trace.arrived_s)
+        return {"requests": [self._shown(trace, now_s) for trace in traces]}
+
+    def _shown(self, trace: Trace, now_s: float) -> dict[str, Any]:
         end_s = now_s if trace.ended_s is None else trace.ended_s
         return {
             "request": trace.request,
@@ -48,7 +62,6 @@ class TraceDesk:
             "attempts": max((moment.attempt for moment in trace.moments), default=1),
             "handoff": dict(trace.handoff) if trace.handoff is not None else None,
             "spans": [_span(span, trace.arrived_s) for span in spans(trace, end_s)],
-            "moments": [_moment(moment, trace.arrived_s) for moment in trace.moments],
         }
 
     def _unknown(self, request: str) -> NotFoundError:

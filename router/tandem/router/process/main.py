@@ -66,10 +66,12 @@ from tandem.router.kept.batches.runner import BatchRunner
 from tandem.router.metrics.cluster import ClusterWatch
 from tandem.router.metrics.index import IndexCollector
 from tandem.router.metrics.router import Metrics
-from tandem.router.operating.admin import AdminLock, OnDown, create_admin_app, load_key
+from tandem.router.operating.admin import AdminLock, OnDown, create_admin_app, live_desk, load_key
 from tandem.router.operating.audit import AuditDesk
 from tandem.router.operating.demand import DemandDesk
 from tandem.router.operating.keyring import Keyring, KeyStore
+from tandem.router.operating.page.chat import ApiRelay
+from tandem.router.operating.page.figures import Figures
 from tandem.router.operating.parts_admin import whole_scrape
 from tandem.router.operating.routing_desk import RoutingDesk
 from tandem.router.operating.scaling_desk import ScalingDesk, UniqueBlocks, loads_of
@@ -177,17 +179,7 @@ class Router:
             scrape=self._scrape,
             tracing=self._tracing,
         )
-        self._page = StatusPage(
-            config=config,
-            incarnation=incarnation,
-            table=self.table,
-            dispatcher=self.dispatcher,
-            readiness=self.readiness,
-            clock=self._clock,
-            addresses=lambda: {**self._ports, "host": config.settings.host, "pid": os.getpid()},
-            policy=lambda: self.policy.name.value,
-            admission=lambda: view(self.admission, self.metrics.refusals, self._clock.now_s()),
-        )
+        self._page = self._build_page(incarnation)
         self._audits = AuditDesk(
             router=config.router_id,
             table=self.table,
@@ -197,6 +189,8 @@ class Router:
         )
         self._routing = RoutingDesk(reader, self.dispatcher, self.policy)
         self._scaling, self.demand = self._build_scaling(surroundings), self._build_demand(surroundings, classes)
+        self._figures = Figures(self.metrics, time.time)
+        self.live = live_desk(self._page, self.table, self._scaling, self._figures)
         self._on_down, self._storage = surroundings.on_down, surroundings.storage
         self._is_part = config.is_part
         self._tls = TlsFiles.of(config.settings.tls_cert, config.settings.tls_key)
@@ -221,6 +215,7 @@ class Router:
         self._stopping.set()
 
     async def serve(self, on_listening: Callable[[], None]) -> None:
+        wants = self.config.settings
         app = create_app(self.door)
         runner = self._add_storage(app)
         guarded = Guard(app, self.gate, self._turned_away)
@@ -237,6 +232,9 @@ class Router:
             self._keyring,
             self._slo,
             self._scaling,
+            self.live,
+            self._figures,
+            ApiRelay(wants.host, lambda: self._ports["http"], self._tls, wants.request_timeout_s),
         )
         admin = HttpServer(admin_app, self._listeners[1])
         async with asyncio.TaskGroup() as group:
@@ -248,6 +246,7 @@ class Router:
                 group.create_task(self.dispatcher.run()),
                 group.create_task(self._watch.run()),
                 group.create_task(self._carrying.run()),
+                group.create_task(self._figures.run()),
                 group.create_task(self._grpc.run()),
             ]
             async with asyncio.timeout(10.0):
@@ -262,9 +261,10 @@ class Router:
             http.end_connections()
             await self._grpc.end_health()
             busy = (lambda: http.busy - parting.refusing, lambda: self._grpc.busy)
-            await Drain(self.dispatcher, self.admission, busy, self._clock).run(self.config.settings.drain_s)
+            await Drain(self.dispatcher, self.admission, busy, self._clock).run(wants.drain_s)
             await http.hear_the_last()
             parting.hear_no_more()
+            self.live.end()
             for server in (http, admin):
                 server.stop()
             await self._grpc.stop(grace_s=0.5)
@@ -347,6 +347,19 @@ class Router:
             planning=around.planning,
             planner_mode=mode,
             has_rollouts=self.config.has_rollouts,
+        )
+
+    def _build_page(self, incarnation: Incarnation) -> StatusPage:
+        return StatusPage(
+            config=self.config,
+            incarnation=incarnation,
+            table=self.table,
+            dispatcher=self.dispatcher,
+            readiness=self.readiness,
+            clock=self._clock,
+            addresses=lambda: {**self._ports, "host": self.config.settings.host, "pid": os.getpid()},
+            policy=lambda: self.policy.name.value,
+            admission=lambda: view(self.admission, self.metrics.refusals, self._clock.now_s()),
         )
 
     def _build_admission(self, classes: Classes) -> Admission:

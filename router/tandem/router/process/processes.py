@@ -24,9 +24,10 @@ from tandem.core.files import write_private
 from tandem.core.logs import event
 from tandem.core.parentdeath import tied
 from tandem.core.restarts import RestartBackoff
-from tandem.router.doors.servers import HttpServer, bind, port_after, port_of, reserve
+from tandem.router.doors.servers import HttpServer, TlsFiles, bind, port_after, port_of, reserve
 from tandem.router.operating.admin import load_key
 from tandem.router.operating.orders import Orders
+from tandem.router.operating.page.chat import ApiRelay
 from tandem.router.operating.parts_admin import Part, create_parts_admin, replay
 from tandem.router.process.ready import Ready, write_ready
 from tandem.router.process.stopping import AFTER_DRAIN_S, on_signal
@@ -73,7 +74,8 @@ async def run_processes(config: RouterConfig) -> int:
             await asyncio.gather(*(process.start() for process in every[1:]))
         except _RefusedError as error:
             return error.code
-        await _serve(config, every, orders, listener, parent, stopping)
+        api = ApiRelay(wants.host, lambda: http, TlsFiles.of(wants.tls_cert, wants.tls_key), wants.request_timeout_s)
+        await _serve(config, every, orders, listener, parent, stopping, api)
     return 0
 
 
@@ -84,13 +86,14 @@ async def _serve(
     listener: socket.socket,
     parent: str,
     stopping: asyncio.Event,
+    api: ApiRelay,
 ) -> None:
     def parts() -> list[Part]:
         return [process.part for process in every if process.part is not None]
 
     app = create_parts_admin(
         config.router_id, port_of(listener), parts, orders,
-        admin_key=load_key(Path(config.admin_key_file)), max_body_bytes=config.settings.max_body_bytes,
+        admin_key=load_key(Path(config.admin_key_file)), max_body_bytes=config.settings.max_body_bytes, api=api,
     )  # fmt: skip
     admin = HttpServer(app, listener)
     async with asyncio.TaskGroup() as group:
@@ -105,6 +108,7 @@ async def _serve(
         for task in tasks[1:]:
             task.cancel()
         await _stop(every)
+        app.state.live.end()
         admin.stop()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.errors import NotFoundError
-from tandem.core.ids import RequestId
+from tandem.core.ids import RequestId, WorkerId
 from tandem.core.lifecycle import WorkerState
 from tandem.router.flights.flight import Inbox
 from tandem.router.flights.spans import spans
 from tandem.router.flights.traces import Moment, Trace, TraceBook
+from tandem.router.operating import trace_desk
 from tandem.router.operating.trace_desk import TraceDesk
+from tandem.router.planning.plan import Plan
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage, chunk, in_loop, work
 
@@ -120,6 +123,29 @@ async def test_what_was_decoded_before_a_move_is_shown_as_such() -> None:
     ]
     (moved,) = [moment for moment in found["moments"] if moment["what"] == "moved"]
     assert (moved["attempt"], moved["decode"], moved["why"]) == (1, first, "the worker drains")
+
+
+@in_loop
+async def test_the_latest_are_those_that_run_and_the_last_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace_desk, "MAX_RUNNING", 2)
+    monkeypatch.setattr(trace_desk, "MAX_SHOWN", 4)
+    stage = Stage("p1", "d1")
+    for number in range(3):
+        stage.clock.advance(1.0)
+        with stage.dispatcher.fly(RequestId(f"ended-{number}"), 0, work(), Inbox(1 << 20)):
+            pass
+    with contextlib.ExitStack() as stack:
+        for number in range(3):
+            stage.clock.advance(1.0)
+            stack.enter_context(stage.dispatcher.fly(RequestId(f"runs-{number}"), number, work(), Inbox(1 << 20)))
+        probe = Plan(decode=WorkerId("d1"), prefill=WorkerId("p1"), reason="probe")
+        stack.enter_context(stage.dispatcher.fly(RequestId("probe"), 9, work(), Inbox(1 << 20), probe))
+        stage.clock.advance(0.5)
+        rows = desk(stage).latest()["requests"]
+    assert [row["request"] for row in rows] == ["runs-2", "runs-1", "ended-2", "ended-1"]
+    assert [row["is_over"] for row in rows] == [False, False, True, True]
+    assert [span["span"] for span in rows[0]["spans"]] == ["queue"]
+    assert (rows[0]["duration_s"], rows[0]["began_at_s"]) == (0.5, -0.5)
 
 
 @in_loop
