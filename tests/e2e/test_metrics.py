@@ -86,7 +86,11 @@ def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
     assert count(names.CACHED_TOKENS) > 0
     for counter in (names.KV_LINK_BYTES, names.KV_LINK_SECONDS, names.KV_LINK_TRANSFERS, names.HANDOVERS, names.STEPS):
         wait_for(lambda counter=counter: counter in families(cluster) and count(counter) > 0)  # type: ignore[misc]
-    assert sum(sample.value for sample in families(cluster)[names.WORKER_UP].samples) == 4
+
+    def connected() -> float:
+        return sum(sample.value for sample in families(cluster)[names.WORKER_UP].samples)
+
+    wait_for(lambda: connected() == 4, 30, "every process is connected to every worker")
     assert count(names.VLLM_TTFT, "_count") == 4
     assert count(names.VLLM_GENERATION_TOKENS) == 4 * 20
     assert {s.labels["model_name"] for s in families(cluster)[names.VLLM_RUNNING].samples} == {"tandem-tiny"}
