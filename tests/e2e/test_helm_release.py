@@ -17,14 +17,15 @@ import pytest
 import yaml
 
 from tests.integration.deploy.emulation.node import PREFIX, REDIS, ROUTER, Cluster, running
-from tests.integration.deploy.emulation.resources import ALL, DEPLOYMENTS
+from tests.integration.deploy.emulation.resources import ALL, DEPLOYMENTS, PODS
 from tests.integration.deploy.emulation.world import WAIT
 from tests.integration.deploy.rendering import CHART, NAMESPACE
 from tools.waiting import wait_for
 
 P, D = f"{PREFIX}-worker-prefill", f"{PREFIX}-worker-decode"
-PROMPTS = ("One two three", "Once upon a time there was", "To be or not to be, that is")
-TOKENS = 120
+PROMPTS = {"One two three": 40, "Once upon a time there was": 120, "To be or not to be, that is": 600}
+"""With as many tokens to answer, 5 ms and more each: some end at once, some last longer than a pod takes to leave."""
+LONG = max(PROMPTS, key=lambda prompt: PROMPTS[prompt])
 
 
 def values(**worker: Any) -> str:
@@ -64,6 +65,12 @@ class Load:
         before = self.answers
         wait_for(lambda: self.answers >= before + 2 * len(PROMPTS) or self.failures, what="answers come")
 
+    def last(self) -> None:
+        """Ask once more, for what takes longest."""
+        self.over.clear()
+        self._clients = [threading.Thread(target=self._run, args=(LONG,))]
+        self._clients[0].start()
+
     def _run(self, prompt: str) -> None:
         while not self.over.is_set():
             try:
@@ -78,7 +85,7 @@ class Load:
 
     def _ask(self, prompt: str) -> tuple[str, int]:
         """Text and number of tokens; OSError for every other answer than a whole one."""
-        body = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "seed": 7}
+        body = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": PROMPTS[prompt], "ignore_eos": True, "seed": 7}
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.key}"}
         request = urllib.request.Request(f"{self.url}/v1/completions", json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -100,15 +107,15 @@ def test_a_release_lives_through_everything_without_a_lost_request(cluster: Clus
     load = Load(cluster.url, key)
     load.begin()
     try:
-        for scene in (scale_up, drain_and_uncordon, flip_there_and_back, scale_down, upgrade, roll_back):
+        for scene in SCENES:
             scene(cluster)
             load.goes_on()
             assert load.failures == [], f"{scene.__name__}\n{cluster.logs()}"
     finally:
         load.end()
     assert load.failures == [], cluster.logs()
-    assert cluster.kubelet.failures == [], "nobody ended unasked but who waited for Redis"
-    uninstall(cluster)
+    assert cluster.kubelet.failures == [], "nobody ended unasked"
+    uninstall(cluster, load)
 
 
 def has(cluster: Cluster, prefill: int, decode: int) -> bool:
@@ -116,6 +123,10 @@ def has(cluster: Cluster, prefill: int, decode: int) -> bool:
     found = cluster.workers("prefill"), cluster.workers("decode")
     pods = {*cluster.names(P), *cluster.names(D)}
     return pods == found[0] | found[1] and tuple(map(len, found)) == (prefill, decode)
+
+
+def rows(cluster: Cluster) -> list[dict[str, Any]]:
+    return list(cluster.clusterctl("status")["workers"])
 
 
 def scale_up(cluster: Cluster) -> None:
@@ -130,8 +141,7 @@ def scale_up(cluster: Cluster) -> None:
 def drain_and_uncordon(cluster: Cluster) -> None:
     worker = sorted(cluster.workers("decode"))[0]
     cluster.clusterctl("drain", worker, "--yes", "--timeout", "60")
-    states = {row["worker"]: row["state"] for row in cluster.clusterctl("status")["workers"]}
-    assert states[worker] == "drained"
+    assert [row["state"] for row in rows(cluster) if row["worker"] == worker] == ["drained"]
     cluster.clusterctl("uncordon", worker, "--yes", "--timeout", "60")
 
 
@@ -140,15 +150,34 @@ def flip_there_and_back(cluster: Cluster) -> None:
     for role, counts in (("prefill", (3, 2)), ("decode", (2, 3))):
         cluster.clusterctl("flip", worker, "--to", role, "--yes", "--timeout", "60")
         assert has(cluster, *counts)
+        label_becomes(cluster, worker, role)
     assert cluster.names() == pods, "no pod was replaced"
 
 
+def label_becomes(cluster: Cluster, worker: str, role: str) -> None:
+    store = cluster.world.store
+    wait_for(lambda: store.get(PODS, NAMESPACE, worker)["metadata"]["labels"]["tandem/role"] == role)
+
+
 def scale_down(cluster: Cluster) -> None:
-    found = cluster.clusterctl("scale", "--decode", "2", "--yes", "--timeout", "60")
+    """While the API does not answer who is to leave is drained, and nobody is taken away."""
+    pods = cluster.names(D)
+    cluster.world.api.is_away = True
+    found = cluster.clusterctl("scale", "--decode", "2", "--yes", "--no-wait")
     (victim,) = [row["worker_id"] for row in found["changes"]]
+    wait_for(lambda: victim in {row["worker"] for row in rows(cluster) if row["state"] == "drained"})
+    assert cluster.names(D) == pods
+    cluster.world.api.is_away = False
     wait_for(lambda: victim in cluster.kubelet.ends)
-    assert cluster.workloads.ended[-1] == victim
-    assert has(cluster, 2, 2)
+    assert cluster.workloads.ended == [victim], "it and nobody else"
+    wait_for(lambda: has(cluster, 2, 2), what=cluster.logs())
+
+
+def is_deleted_by_somebody(cluster: Cluster) -> None:
+    victim = cluster.names(D)[0]
+    cluster.delete_pod(victim)
+    wait_for(lambda: victim in cluster.kubelet.ends)
+    wait_for(lambda: has(cluster, 2, 2), what="another one comes in its place")
 
 
 def upgrade(cluster: Cluster) -> None:
@@ -172,11 +201,21 @@ def replaced_by(cluster: Cluster, act: Any) -> None:
     wait_for(lambda: before <= cluster.kubelet.ends.keys())
 
 
-def uninstall(cluster: Cluster) -> None:
+SCENES = (scale_up, drain_and_uncordon, flip_there_and_back, scale_down, is_deleted_by_somebody, upgrade, roll_back)
+
+
+def uninstall(cluster: Cluster, load: Load) -> None:
     processes = [psutil.Process(pod.process_id) for pod in cluster.kubelet.running.values()]
     tree = [each for found in processes for each in (found, *found.children(recursive=True))]
     assert len(tree) >= 8, "two routers, two of each role, a controller and a Redis"
+    before = load.answers
+    load.last()
+    wait_for(lambda: sum(row["router_in_flight"] for row in rows(cluster)))
+    load.over.set()
     cluster.world.act("uninstall", **WAIT)
+    load.end()
+    assert load.failures == [], cluster.logs()
+    assert load.answers > before, "it was answered to its end"
     wait_for(lambda: not cluster.kubelet.running, what=cluster.logs())
     assert not [each for each in tree if each.is_running()]
     unclean = {name: end for name, end in cluster.kubelet.ends.items() if (end.status, end.hook) != (0, 0)}
