@@ -54,6 +54,8 @@ class Cluster:
     release: Release
     redis: PrivateRedis
     pods: dict[str, Pod] = field(default_factory=dict)
+    kubernetes: str = ""
+    """The address of its API."""
 
     def start(self, name: str, component: str, number: int = 0, pool: str = "") -> Pod:
         """A pod as a Deployment would have made it. Each has an address of its own."""
@@ -66,12 +68,20 @@ class Cluster:
         place = mounted(self.folder / name, self.release, facts)
         for path in (place.folder / "etc/tandem/config").iterdir():
             path.write_text(self.moved(path.read_text()))
-        with (place.folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                place.command(each.command), env=place.variables(each), stdout=log, stderr=log, cwd=place.folder
-            )
-        pod = self.pods[name] = Pod(each, place, process)
+        pod = self.pods[name] = Pod(each, place, self._run(each, place))
         return pod
+
+    def restart(self, name: str) -> None:
+        """Its container once more, in the same pod."""
+        pod = self.pods[name]
+        pod.process = self._run(pod.each, pod.place)
+
+    def _run(self, each: Container, place: Mounted) -> subprocess.Popen[bytes]:
+        command = [word.replace("https://kubernetes.default.svc", self.kubernetes) for word in each.command]
+        with (place.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                place.command(command), env=place.variables(each), stdout=log, stderr=log, cwd=place.folder
+            )
 
     def moved(self, text: str) -> str:
         """A configuration for this machine: another Redis, and free ports where a pod has all for itself."""
