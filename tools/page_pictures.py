@@ -64,6 +64,7 @@ def _take(browser: Browser, cluster: Cluster, out: Path) -> None:
         for name, width, is_dark in (("light", 1280, False), ("dark", 1280, True), ("narrow", 360, False)):
             browser.set_size(width, 1000 if width > 1000 else 1600)
             browser.set_dark(is_dark)
+            browser.driver.execute_script("document.activeElement.blur(); window.scrollTo(0, 0);")
             shown = browser.driver.execute_cdp_cmd(
                 "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": width > 1000}
             )

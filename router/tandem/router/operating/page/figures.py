@@ -17,15 +17,15 @@ from tandem.router.metrics.router import Metrics
 SLOT_S = 5.0
 SLOTS = 180
 """A quarter of an hour."""
-_BUCKETS = {f"{names.TTFT}_bucket": "ttft", f"{names.ITL}_bucket": "itl"}
-_COUNTS = {
+_BUCKETS: dict[str, str] = {f"{names.TTFT}_bucket": "ttft", f"{names.ITL}_bucket": "itl"}
+_COUNTS: dict[str, str] = {
     names.PROMPT_TOKENS: "prompt_tokens",
     names.CACHED_TOKENS: "cached_tokens",
     names.GENERATED_TOKENS: "output_tokens",
     names.PREFIX_PREDICTED: "predicted_tokens",
     names.PREFIX_ACTUAL: "found_tokens",
 }
-_BY_OUTCOME = {names.SLO_REQUESTS: "slo", names.REQUESTS: "requests"}
+_BY_OUTCOME: dict[str, str] = {names.SLO_REQUESTS: "slo", names.REQUESTS: "requests"}
 _DIGITS = 5
 Slot = dict[str, Any]
 """{"slot", "ttft": {bound: count}, "itl": …, "counts": {name: count}}: what was added in that slot."""
