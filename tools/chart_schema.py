@@ -275,6 +275,7 @@ def kuberay() -> Schema:
             "rayVersion": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
             "token": record({"existingSecret": NAME}),
             "placeTimeoutSeconds": {**POSITIVE, "maximum": 240},
+            "scaling": record({"enabled": FLAG, "maxReplicas": POSITIVE}),
             "head": record({"resources": resources()}),
         }
     )

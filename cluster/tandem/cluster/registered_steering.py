@@ -37,6 +37,11 @@ class RegisteredSteering:
         known = {role.value: role for role in RoleName}
         return {worker: known[record.role] for worker, record in self._records.items() if record.role in known}
 
+    @property
+    def hosts(self) -> dict[WorkerId, str]:
+        """Everybody who is registered, with the address of their machine."""
+        return {worker: record.address.rpartition(":")[0] for worker, record in self._records.items()}
+
     async def look(self, worker: WorkerId) -> WorkerLook:
         return await self._control.look(self._record(worker))
 

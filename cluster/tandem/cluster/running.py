@@ -17,10 +17,12 @@ from tandem.cluster.beginning import Beginning, begin
 from tandem.cluster.controller import Controller
 from tandem.cluster.environment import Environment
 from tandem.cluster.event_log import EventLog
-from tandem.cluster.launcher import WorkerProgress, WorkerReport, WorkerSpec
+from tandem.cluster.kuberay.sizer import RayClusterSizer
+from tandem.cluster.launcher import Launcher, WorkerProgress, WorkerReport, WorkerSpec
 from tandem.cluster.launching import opened
 from tandem.cluster.live_planner import LivePlanner, planner_of
 from tandem.cluster.program import called
+from tandem.cluster.ray.launcher import RayLauncher
 from tandem.cluster.redis_server import ClusterRedis
 from tandem.cluster.registered_steering import RegisteredSteering
 from tandem.cluster.resolve import ResolvedCluster
@@ -152,6 +154,7 @@ class RunningCluster:
             try:
                 steered = functools.partial(steering.run, controller.look_again)
                 beside: list[Run] = [events.run, steered, *([planner.run] if planner is not None else [])]
+                beside += self._sizing(launcher, store, steering)
                 await self._serve(controller, router, events, beside, ready_timeout_s)
             finally:
                 events.record(EventKind.CLUSTER_STOPPING, self._name, "`up` ends")
@@ -160,6 +163,21 @@ class RunningCluster:
                 finally:
                     await controller.shutdown()
                     await events.flush()
+
+    def _sizing(self, launcher: Launcher, store: DesiredStateStore, steering: RegisteredSteering) -> list[Run]:
+        """What keeps the RayCluster as large as it has to be, where there is one that is ours to resize."""
+        section = self._resolved.config.ray.raycluster
+        if not section.name or not isinstance(launcher, RayLauncher):
+            return []
+        sizer = RayClusterSizer(
+            section,
+            load=store.load,
+            started=lambda: launcher.nodes,
+            hosts=lambda: steering.hosts,
+            clock=MonotonicClock(),
+            say=self._say,
+        )
+        return [sizer.run]
 
     async def _serve(
         self,

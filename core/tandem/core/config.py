@@ -246,6 +246,23 @@ class StoreSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RayClusterSection:
+    """`[ray.raycluster]`: KubeRay's RayCluster that `up` runs in and may resize; `name` "" = none.
+
+    `account`: folder with token and ca.crt of a service account. `prefill`, `decode`, `mixed`: the group with nodes for
+    workers of that role, "" = none.
+    """
+
+    name: str = ""
+    namespace: str = ""
+    api: str = "https://kubernetes.default.svc"
+    account: str = ""
+    prefill: str = ""
+    decode: str = ""
+    mixed: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaySection:
     """`[ray]`: for `launcher = "ray"`. `address` "" = a head is started, at `head_port` (0 = any free one).
 
@@ -259,6 +276,7 @@ class RaySection:
     cpus: Count = 0
     hardware: str = "any"
     place_timeout_s: Annotated[float, Bound(1, 240)] = 120.0
+    raycluster: RayClusterSection = field(default_factory=RayClusterSection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""A small Kubernetes: the API for pods and scales, and what makes and picks pods as a ReplicaSet would. Pods run
-nothing here; a kubelet is who gives them a start and an end.
+"""A small Kubernetes: the API for pods, scales and RayClusters, and what makes and picks pods as a ReplicaSet would.
+Pods run nothing here; a kubelet is who gives them a start and an end.
 
 It is strict where the real one is: versions, conflicts, watches that have expired, tokens, content types.
 """
@@ -27,8 +27,10 @@ from tools.waiting import wait_for
 TOKEN = "token-of-the-controller"
 COST = "controller.kubernetes.io/pod-deletion-cost"
 MERGE = "application/merge-patch+json"
+JSON_PATCH = "application/json-patch+json"
 PODS = "/api/v1/namespaces/{namespace}/pods"
 SCALE = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
+RAYCLUSTER = "/apis/ray.io/v1/namespaces/{namespace}/rayclusters/{name}"
 Object = dict[str, Any]
 
 
@@ -45,6 +47,7 @@ class Cluster:
         self.namespace = namespace
         self.pods: dict[str, Object] = {}
         self.deployments: dict[str, Object] = {}
+        self.rayclusters: dict[str, Object] = {}
         self.changed = threading.Condition()
         self.is_away = False
         """The API answers nobody."""
@@ -75,6 +78,20 @@ class Cluster:
         with self.changed:
             if "deletionTimestamp" not in self.pods[name]["metadata"]:
                 self.touch(name, lambda pod: pod["metadata"].update(deletionTimestamp="2026-01-01T00:00:00Z"))
+
+    def put_raycluster(self, raycluster: Object) -> None:
+        """As its operator or a person writes it: as a whole, another version."""
+        with self.changed:
+            found = copy.deepcopy(raycluster)
+            found["metadata"]["resourceVersion"] = str(self._next())
+            self.rayclusters[found["metadata"]["name"]] = found
+
+    def add_pod(self, name: str, labels: Object, status: Object) -> None:
+        """As an operator makes one."""
+        with self.changed:
+            about = {"name": name, "labels": labels, "resourceVersion": str(self._next())}
+            self.pods[name] = {"metadata": about, "status": status, "owner": ""}
+            self._note("ADDED", self.pods[name])
 
     def touch(self, name: str, change: Callable[[Object], None]) -> None:
         """Change a pod, as its kubelet or a controller does."""
@@ -177,6 +194,15 @@ class Cluster:
             spec = {"replicas": found["replicas"]} if found["replicas"] else {}
             return {"kind": "Scale", "metadata": about, "spec": spec, "status": {"replicas": len(self.live(name))}}
 
+    def raycluster(self, name: str, operations: list[Object] | None) -> Object:
+        with self.changed:
+            if name not in self.rayclusters:
+                raise RefusedError(404, f'rayclusters.ray.io "{name}" not found')
+            if operations is not None:
+                self.put_raycluster(_json_patched(self.rayclusters[name], operations))
+                self.writes.append((name, json.dumps(operations)))
+            return copy.deepcopy(self.rayclusters[name])
+
     def _make(self, deployment: str, template: Object) -> None:
         name = f"{deployment}-7d9f-{next(self._names):05d}"
         about = {**copy.deepcopy(template), "name": name, "resourceVersion": str(self._next())}
@@ -218,6 +244,23 @@ def _merge(target: Object, patch: Mapping[str, Any]) -> None:
             target[key] = value
 
 
+def _json_patched(target: Object, operations: list[Object]) -> Object:
+    """Tests, and what is set in objects; any other operation is none that is used here."""
+    found = copy.deepcopy(target)
+    for operation in operations:
+        *path, last = operation["path"].lstrip("/").split("/")
+        at: Any = found
+        for step in path:
+            at = at[int(step)] if isinstance(at, list) else at[step]
+        if operation["op"] == "test":
+            if at.get(last) != operation["value"]:
+                raise RefusedError(422, f"the test of {operation['path']} failed")
+        else:
+            assert operation["op"] == "add", operation
+            at[last] = operation["value"]
+    return found
+
+
 class Api:
     """The HTTP side of a cluster, on a port of its own."""
 
@@ -227,6 +270,7 @@ class Api:
             Route(PODS, self._list),
             Route(f"{PODS}/{{name}}", self._patch, methods=["PATCH"]),
             Route(SCALE, self._scale, methods=["GET", "PATCH"]),
+            Route(RAYCLUSTER, self._raycluster, methods=["GET", "PATCH"]),
         ]
         config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", lifespan="off", ws="none")
         self._server = uvicorn.Server(config)
@@ -287,7 +331,14 @@ class Api:
 
         return await self._answered(request, scaled)
 
-    async def _answered(self, request: Request, answer: Callable[[Request], Any]) -> Response:
+    async def _raycluster(self, request: Request) -> Response:
+        async def answered(request: Request) -> Response:
+            patch = await request.json() if request.method == "PATCH" else None
+            return JSONResponse(self._cluster.raycluster(request.path_params["name"], patch))
+
+        return await self._answered(request, answered, patch=JSON_PATCH)
+
+    async def _answered(self, request: Request, answer: Callable[[Request], Any], *, patch: str = MERGE) -> Response:
         """As the real one refuses: while it is away, without its token, for another namespace or another patch."""
         try:
             if self._cluster.is_away:
@@ -296,7 +347,7 @@ class Api:
                 raise RefusedError(401, "Unauthorized")
             if request.path_params["namespace"] != self._cluster.namespace:
                 raise RefusedError(403, "forbidden")
-            if request.method == "PATCH" and request.headers.get("content-type") != MERGE:
+            if request.method == "PATCH" and request.headers.get("content-type") != patch:
                 raise RefusedError(415, "the body of the request was in an unknown format")
             found = await answer(request)
             assert isinstance(found, Response)

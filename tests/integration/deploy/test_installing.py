@@ -16,7 +16,7 @@ import pytest
 
 from tests.integration.deploy.emulation import access
 from tests.integration.deploy.emulation.fields import leaves
-from tests.integration.deploy.emulation.resources import ALL, DEPLOYMENTS, SECRETS
+from tests.integration.deploy.emulation.resources import ALL, DEPLOYMENTS, RAYCLUSTERS, SECRETS
 from tests.integration.deploy.emulation.server import CERTIFICATE
 from tests.integration.deploy.emulation.world import World, serving
 from tests.integration.deploy.rendering import CHART, NAMESPACE, Helm, HelmError, Release
@@ -116,6 +116,45 @@ def test_a_rollback_does_not_undo_a_scale_unasked(world: World) -> None:
     assert replicas(world) == 6
     assert world.act("upgrade", values=VALUES)["status"] == "deployed"
     assert replicas(world) == 6
+
+
+def test_an_upgrade_keeps_the_nodes_that_up_has_asked_for_and_those_that_it_has_named(world: World) -> None:
+    """Kubernetes takes all groups as one field, so what else changes in them has to be forced; the numbers stay."""
+    values = (CHART / "ci" / "ray-scaled.yaml").read_text()
+    world.act("install", values=values)
+    name, strategy = "demo-tandem-ray", {"workersToDelete": ["demo-tandem-ray-short-1"]}
+
+    def resized(live: dict[str, Any]) -> dict[str, Any]:
+        long, short = live["spec"]["workerGroupSpecs"]
+        assert (long["replicas"], short["replicas"]) == (2, 3)
+        groups = [{**long, "replicas": 4}, {**short, "replicas": 2, "scaleStrategy": strategy}]
+        return {**live, "spec": {**live["spec"], "workerGroupSpecs": groups}}
+
+    found = world.store.get(RAYCLUSTERS, NAMESPACE, name)
+    world.store.change(RAYCLUSTERS, found, resized, "tandem-controller")
+    world.act("upgrade", values=values)
+    more = values.replace("maxReplicas: 8", "maxReplicas: 9")
+    with pytest.raises(HelmError, match=r'conflict with "tandem-controller": \.spec\.workerGroupSpecs'):
+        world.act("upgrade", values=more)
+    world.store.owners[found["metadata"]["uid"]].fields["tandem-controller"].clear()  # as --force-conflicts has it
+    world.act("upgrade", values=more)
+    long, short = world.store.get(RAYCLUSTERS, NAMESPACE, name)["spec"]["workerGroupSpecs"]
+    assert (long["replicas"], short["replicas"], short["scaleStrategy"]) == (4, 2, strategy)
+    assert long["maxReplicas"] == 9
+
+
+def test_ups_account_may_resize_its_raycluster_and_nothing_else(world: World) -> None:
+    world.act("install", values=(CHART / "ci" / "ray-scaled.yaml").read_text())
+    head, pods = "demo-tandem-head", f"/api/v1/namespaces/{NAMESPACE}/pods"
+    rayclusters = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayclusters"
+    assert asked(world, "GET", pods, account=head) == 200
+    assert asked(world, "GET", f"{rayclusters}/demo-tandem-ray", account=head) == 200
+    assert asked(world, "PATCH", f"{rayclusters}/demo-tandem-ray", {"metadata": {}}, account=head) == 200
+    assert asked(world, "GET", f"{rayclusters}/other", account=head) == 403
+    assert asked(world, "DELETE", f"{rayclusters}/demo-tandem-ray", account=head) == 403
+    assert asked(world, "PATCH", f"{pods}/some", {"metadata": {}}, account=head) == 403
+    assert asked(world, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets", account=head) == 403
+    assert asked(world, "GET", pods, account="demo-tandem-worker") == 403
 
 
 def test_the_controllers_account_may_do_what_it_needs_and_nothing_else(world: World) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from tandem.cluster.kuberay.raycluster import CLUSTER, GROUP, NODE_TYPE
 from tandem.cluster.ray.head import usable_port
 from tandem.cluster.ray.node import NodeConfig
 from tandem.core import config_loader
 from tandem.prefixindex.private_redis import PrivateRedis
+from tests.integration.deploy import emulated
 from tests.integration.deploy.mounting import Mounted, mounted
 from tests.integration.deploy.rendering import CHART, Container, Helm, Release
 from tools.waiting import wait_for
@@ -29,7 +31,7 @@ poolDefaults: {startupSeconds: 60, resources: {requests: {cpu: "1", memory: 1Gi}
 @pytest.fixture
 def release(helm: Helm) -> Release:
     values = (CHART / "ci" / "ray.yaml").read_text()
-    kept = values[: values.index("config:")]
+    kept = values[: values.index("config:")].replace("ray-token}}", "ray-token}, scaling: {enabled: true}}")
     return helm.render(kept + SIM)
 
 
@@ -56,11 +58,24 @@ def head(tmp_path: Path) -> Iterator[tuple[str, Path]]:
         assert process.wait(60) == 0
 
 
-def moved(place: Mounted, redis: PrivateRedis, release: Release) -> None:
-    """The configuration for this machine: another Redis, and free ports."""
+def made(release: Release, address: str) -> emulated.Cluster:
+    """Its RayCluster on an emulated Kubernetes, with two nodes; Ray knows one of them, with room for all workers."""
+    world = emulated.Cluster()
+    [cluster] = release.of("RayCluster")
+    world.put_raycluster(cluster)
+    for group, ip in (("prefill", address), ("decode", "192.0.2.7")):
+        labels = {CLUSTER: cluster["metadata"]["name"], GROUP: group, NODE_TYPE: "worker"}
+        world.add_pod(f"ray-{group}-1", labels, {"phase": "Running", "podIP": ip})
+    return world
+
+
+def moved(place: Mounted, redis: PrivateRedis, release: Release, kubernetes: str) -> None:
+    """The configuration for this machine: another Redis, another Kubernetes, and free ports."""
     path = place.folder / "etc/tandem/config/up.toml"
     text = path.read_text().replace(f"{release.prefix}-redis.serving.svc:6379", f"127.0.0.1:{redis.port}")
     text = text.replace('host = "0.0.0.0"', 'host = "127.0.0.1"')
+    account = "/etc/tandem/kubernetes"
+    text = text.replace(f'account = "{account}"', f'account = "{place.here(account)}"\napi = "{kubernetes}"')
     for port in (8000, 8001, 8002):
         text = text.replace(f"port = {port}\n", "port = 0\n")
     path.write_text(text)
@@ -73,28 +88,46 @@ def clusterctl(*words: str) -> dict[str, Any]:
     return dict(json.loads(done.stdout))
 
 
-def test_up_places_workers_and_scales_them(release: Release, head: tuple[str, Path], tmp_path: Path) -> None:
+def test_up_places_workers_scales_them_and_names_the_node_that_nobody_is_on(
+    release: Release, head: tuple[str, Path], tmp_path: Path
+) -> None:
     address, token = head
     [each] = [found for found in release.containers() if found.name == "up"]
     place = mounted(tmp_path / "pod", release, {"POD_NAME": "head-a", "POD_IP": address.partition(":")[0]})
     (place.folder / "etc/tandem/secrets/ray-token").write_bytes(token.read_bytes())
     command = [word.replace(":6379", f":{address.rpartition(':')[2]}") for word in place.command(each.command)]
-    with PrivateRedis.start(tmp_path / "redis", PASSWORD) as redis:
-        moved(place, redis, release)
+    world = made(release, address.partition(":")[0])
+    with PrivateRedis.start(tmp_path / "redis", PASSWORD) as redis, emulated.serving(world) as kubernetes:
+        moved(place, redis, release, kubernetes)
         log = place.folder / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(command, env=place.variables(each), stdout=output, stderr=output)
         try:
-            _serves_and_scales(each, place, process, log)
+            _serves(place, process, log)
+            _names_the_node_that_nobody_is_on(world, log)
+            _scales(each, place, process, log)
         finally:
             process.kill()
             process.wait(30)
 
 
-def _serves_and_scales(each: Container, place: Mounted, process: subprocess.Popen[bytes], log: Path) -> None:
-    state = place.folder / "run/tandem/up/demo"
+def _serves(place: Mounted, process: subprocess.Popen[bytes], log: Path) -> None:
     wait_for(lambda: "API    http" in log.read_text() or process.poll() is not None, 180, "it serves")
     assert process.poll() is None, log.read_text()
+
+
+def _names_the_node_that_nobody_is_on(world: emulated.Cluster, log: Path) -> None:
+    wait_for(lambda: world.writes, 60, log.read_text())
+    name, patch = world.writes[0]
+    assert name == world.rayclusters[name]["metadata"]["name"]
+    values = {operation["path"].rpartition("/")[2]: operation["value"] for operation in json.loads(patch)}
+    strategy = {"workersToDelete": ["ray-decode-1"]}
+    assert (values["groupName"], values["scaleStrategy"]) == ("decode", strategy)
+    wait_for(lambda: "without ray-decode-1" in log.read_text())
+
+
+def _scales(each: Container, place: Mounted, process: subprocess.Popen[bytes], log: Path) -> None:
+    state = place.folder / "run/tandem/up/demo"
     secrets = place.folder / "etc/tandem/secrets"
     assert (state / "secret").read_bytes() == (secrets / "cluster-secret").read_bytes(), "none of its own"
     context = json.loads((state / "context.json").read_text())

@@ -71,7 +71,7 @@ def closed(schema: Any) -> Any:
 
 def test_kuberay_takes_its_cluster(helm: Helm) -> None:
     takes = jsonschema_rs.validator_for(closed(RAY_SCHEMA))
-    for name in ("ray", "ray-gpu"):
+    for name in ("ray", "ray-gpu", "ray-scaled"):
         [cluster] = helm.render((CHART / "ci" / f"{name}.yaml").read_text()).of("RayCluster")
         takes.validate(cluster)
         cluster["spec"]["workerGroupSpecs"][0]["replicaz"] = 3
@@ -93,6 +93,22 @@ def test_a_node_of_ray_has_room_for_one_worker(helm: Helm) -> None:
         assert group["labels"] == {HARDWARE_LABEL: config[role]["hardware"]}
     assert cluster["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0", "no worker beside the router"
     assert config["launcher"] == "ray"
+
+
+def test_up_is_told_which_raycluster_it_resizes_and_which_group_is_whose(helm: Helm) -> None:
+    release = helm.render((CHART / "ci" / "ray-scaled.yaml").read_text())
+    [cluster] = release.of("RayCluster")
+    section = tomllib.loads(release.config()["up.toml"])["ray"]["raycluster"]
+    assert (section["name"], section["namespace"]) == (cluster["metadata"]["name"], NAMESPACE)
+    assert (section["prefill"], section["decode"]) == ("long", "short")
+    [up] = [each for each in release.containers() if each.name == "up"]
+    assert section["account"] in {mount["mountPath"] for mount in up.spec["volumeMounts"]}
+    bounds = {
+        group["groupName"]: (group["minReplicas"], group["replicas"], group["maxReplicas"])
+        for group in cluster["spec"]["workerGroupSpecs"]
+    }
+    assert bounds == {"long": (0, 2, 8), "short": (0, 3, 8)}
+    assert "raycluster" not in helm.render((CHART / "ci" / "ray.yaml").read_text()).config()["up.toml"]
 
 
 def test_a_wrong_object_is_found(helm: Helm) -> None:

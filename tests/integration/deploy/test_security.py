@@ -28,7 +28,10 @@ def test_pods_are_nobody_and_share_nothing(release: Release) -> None:
         assert not {"hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"} & set(pod)
         assert pod["automountServiceAccountToken"] is False
         tokens = [volume["name"] for volume in pod["volumes"] if "serviceAccountToken" in str(volume)]
-        assert tokens == (["account"] if each.component == "controller" else [])
+        is_resizing = each.component == "head" and bool(release.of("Role"))
+        assert tokens == (["account"] if each.component == "controller" or is_resizing else [])
+        mounts = [mount["name"] for mount in each.spec["volumeMounts"]]
+        assert ("account" in mounts) is (bool(tokens) and each.is_ours), "Ray's own container has no token"
         assert pod["enableServiceLinks"] is False
 
 
@@ -212,3 +215,18 @@ def test_only_the_controller_has_rights_and_few(helm: Helm) -> None:
     assert (pods["resources"], set(pods["verbs"])) == (["pods"], {"list", "watch", "patch"})
     assert (scales["resources"], set(scales["verbs"])) == (["deployments/scale"], {"get", "patch"})
     assert scales["resourceNames"] == [f"{release.prefix}-worker-spare"], "not what an autoscaler owns"
+
+
+def test_beside_rays_head_up_may_resize_its_raycluster_where_that_is_wanted(helm: Helm) -> None:
+    assert helm.render((CHART / "ci" / "ray.yaml").read_text()).of("Role") == []
+    release = helm.render((CHART / "ci" / "ray-scaled.yaml").read_text())
+    [role], [binding], [cluster] = release.of("Role"), release.of("RoleBinding"), release.of("RayCluster")
+    assert [subject["name"] for subject in binding["subjects"]] == [f"{release.prefix}-head"]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    pods, resizing = role["rules"]
+    assert (pods["resources"], pods["verbs"]) == (["pods"], ["list"])
+    assert (resizing["apiGroups"], resizing["resources"]) == (["ray.io"], ["rayclusters"])
+    assert (resizing["resourceNames"], set(resizing["verbs"])) == ([cluster["metadata"]["name"]], {"get", "patch"})
+    egress = str(release.one("NetworkPolicy", "-head")["spec"]["egress"])
+    assert "6443" in egress
+    assert "6443" not in str(helm.render((CHART / "ci" / "ray.yaml").read_text()).of("NetworkPolicy"))

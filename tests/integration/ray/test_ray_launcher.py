@@ -102,6 +102,7 @@ def test_a_worker_is_placed_with_its_secret_and_its_own_gpus_and_ended_in_order(
     async def run() -> None:
         async with scene.launcher() as launcher:
             await launcher.start_worker(spec(tp=2, device="cuda", hardware="small"))
+            assert launcher.nodes in (None, {P: ""}), "no place yet"
             placed = await _next(launcher)
             assert isinstance(placed, WorkerProgress)
             assert "it has a place on " in placed.text
@@ -115,6 +116,7 @@ def test_a_worker_is_placed_with_its_secret_and_its_own_gpus_and_ended_in_order(
             assert details["ray"] == []
             assert details["threads"] == "1"
             assert details["host"] in placed.text
+            assert launcher.nodes == {P: details["host"]}
             assert os.getpgid(details["pid"]) == details["agent"] == os.getpgid(details["child"])
             await launcher.stop(P, grace_s=20)
             exited = await _next(launcher)

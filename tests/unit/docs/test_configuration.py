@@ -23,6 +23,7 @@ from tandem.core.config import (
     PlannerSection,
     PoolSection,
     PriceSection,
+    RayClusterSection,
     RaySection,
     RedisSection,
     RoleSection,
@@ -40,7 +41,8 @@ SECTIONS: dict[str, Any] = {
     "`[worker.sim]`": SimSection, "`[prefill]`, `[decode]`, `[mixed]`": RoleSection, "`[router]`": RouterSection,
     "`[admission]`": AdmissionSection, "`[slo.<class>]`": SloSection, "`[redis]`": RedisSection,
     "`[store]`": StoreSection, "`[budget.<tenant>]`": BudgetSection, "`[[models]]`": FurtherModelSection,
-    "`[ray]`": RaySection, "`[planner]`": PlannerSection, "`[price]`": PriceSection, "`[tracing]`": TracingSection,
+    "`[ray]`": RaySection, "`[ray.raycluster]`": RayClusterSection, "`[planner]`": PlannerSection,
+    "`[price]`": PriceSection, "`[tracing]`": TracingSection,
 }  # fmt: skip
 
 

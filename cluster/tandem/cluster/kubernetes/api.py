@@ -1,6 +1,7 @@
-"""The few calls of the Kubernetes API that a controller needs: pods are listed, watched and marked, scales are set.
+"""The few calls of the Kubernetes API that a controller needs: pods are listed, watched and marked, scales are set, and
+a RayCluster is read and changed.
 
-Plain HTTP: it is five calls, and the controller's image is the router's. Every answer is bounded in size and time. The
+Plain HTTP: it is seven calls, and the controller's image is the router's. Every answer is bounded in size and time. The
 token is read anew for every call, as the kubelet replaces it.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,8 @@ PAGE_PODS: Final = 250
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
 MAX_LINE_BYTES: Final = 4 * 1024 * 1024
 """Of one object in a watch; the API itself takes no object above 1.5 MiB."""
-_MERGE: Final = {"Content-Type": "application/merge-patch+json"}
+_MERGE: Final = "application/merge-patch+json"
+_JSON_PATCH: Final = "application/json-patch+json"
 Object = Mapping[str, Any]
 
 
@@ -72,6 +74,7 @@ class KubernetesApi:
         self._account, self._timeout_s = account, timeout_s
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._deployments = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+        self._rayclusters = f"/apis/ray.io/v1/namespaces/{namespace}/rayclusters"
         self._client = httpx.AsyncClient(
             base_url=url,
             verify=_trust(account) if url.startswith("https:") else True,
@@ -135,11 +138,25 @@ class KubernetesApi:
         wanted = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         return _scale(await self._ask("PATCH", f"{self._deployments}/{deployment}/scale", body=wanted))
 
+    async def raycluster(self, name: str) -> Object:
+        """The RayCluster of that name, as it is."""
+        return await self._ask("GET", f"{self._rayclusters}/{name}")
+
+    async def patch_raycluster(self, name: str, operations: Sequence[Object]) -> Object:
+        """Change it by a JSON patch, all of it or nothing; ConflictError where one of its tests fails, too."""
+        return await self._ask("PATCH", f"{self._rayclusters}/{name}", body=operations, media=_JSON_PATCH)
+
     async def _ask(
-        self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: Object | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: Object | Sequence[Object] | None = None,
+        media: str = _MERGE,
     ) -> dict[str, Any]:
         content = None if body is None else json.dumps(body).encode()
-        async with self._answer(method, path, params=params, content=content) as response:
+        async with self._answer(method, path, params=params, content=content, media=media) as response:
             text = bytearray()
             async for part in _parts(response):
                 text += part
@@ -155,10 +172,12 @@ class KubernetesApi:
         *,
         params: Mapping[str, str] | None = None,
         content: bytes | None = None,
+        media: str = _MERGE,
         patience: httpx.Timeout | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """A good answer whose body is still to be read."""
-        headers = {"Authorization": f"Bearer {self._token()}", **(_MERGE if content is not None else {})}
+        kind = {"Content-Type": media} if content is not None else {}
+        headers = {"Authorization": f"Bearer {self._token()}", **kind}
         request = self._client.build_request(
             method, path, params=params, content=content, headers=headers, timeout=patience or self._timeout_s
         )
@@ -232,6 +251,8 @@ def _check(status: int, message: str) -> None:
         raise NotFoundError("Kubernetes does not know it", why=why)
     if status == httpx.codes.CONFLICT:
         raise ConflictError("somebody else changed it first", why=why)
+    if status == httpx.codes.UNPROCESSABLE_ENTITY:
+        raise ConflictError("it is no longer what the change was made for, or may not be so", why=why)
     if status in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         todo = "see that the controller's Role and RoleBinding are there"
         raise UnavailableError("the Kubernetes API refuses the controller", why=why, todo=todo)

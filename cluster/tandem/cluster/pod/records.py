@@ -113,6 +113,9 @@ def up_config(config: ClusterConfig, pod: Pod) -> ClusterConfig:
     check_router(config)
     if config.launcher is not LauncherName.RAY:
         raise ConfigError(f"launcher is {config.launcher}", why="workers of a pod would have to fit into it")
+    raycluster = config.ray.raycluster
+    if raycluster.name and not (raycluster.namespace and raycluster.account):
+        raise ConfigError("ray.raycluster is incomplete", why="it has to say the namespace and the account, too")
     url = with_password(config.redis.url, pod.redis_password)
     return dataclasses.replace(config, redis=dataclasses.replace(config.redis, url=url))
 

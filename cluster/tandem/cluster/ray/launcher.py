@@ -54,12 +54,14 @@ def check_installed() -> None:
 
 @dataclass(slots=True)
 class _Worker:
-    """One worker that was ordered. `heard`: how many of its reports have come; `grace_s`: that it has to end."""
+    """One worker that was ordered. `heard`: how many of its reports have come; `grace_s`: that it has to end; `node`:
+    the address where it got a place, "" = not heard."""
 
     running: RunningWorker
     path: str
     gone: asyncio.Event
     heard: int = 0
+    node: str = ""
     grace_s: float | None = None
 
 
@@ -158,6 +160,12 @@ class RayLauncher:
         while True:
             yield await self._reports.get()
 
+    @property
+    def nodes(self) -> dict[WorkerId, str] | None:
+        """The address of each worker's node; "" = it waits for a place, or got one from a controller before this one.
+        None: no driver speaks to Ray now."""
+        return {name: worker.node for name, worker in self._workers.items()} if self._is_attached else None
+
     # ---- the driver ------------------------------------------------------------------------------------------------
 
     async def _keep_driver(self) -> None:
@@ -241,7 +249,7 @@ class RayLauncher:
             self._note_exit(worker_id, str(said["exited"]), **flags)
         elif "place" in said:
             ip, *gpus = said["place"]
-            worker.heard = 0
+            worker.heard, worker.node = 0, str(ip)
             on = f"on {ip}" + (f", GPU {', '.join(gpus)}" if gpus else "")
             self._reports.put_nowait(WorkerProgress(worker_id, f"it has a place {on}"))
         elif "progress" in said:

@@ -102,7 +102,18 @@
 {{- end -}}
 {{- $_ := set $config "pools" $counts -}}
 {{- $_ := set $config "launcher" "ray" -}}
-{{- $_ := set $config "ray" (dict "place_timeout_s" .Values.kuberay.placeTimeoutSeconds) -}}
+{{- $ray := dict "place_timeout_s" .Values.kuberay.placeTimeoutSeconds -}}
+{{- if .Values.kuberay.scaling.enabled -}}
+{{- $raycluster := dict
+  "name" (printf "%s-ray" (include "tandem.fullname" .))
+  "namespace" .Release.Namespace
+  "account" "/etc/tandem/kubernetes" -}}
+{{- range $name, $pool := fromJson (include "tandem.pools" .) -}}
+{{- $_ := set $raycluster $pool.role $name -}}
+{{- end -}}
+{{- $_ := set $ray "raycluster" $raycluster -}}
+{{- end -}}
+{{- $_ := set $config "ray" $ray -}}
 {{- include "tandem.toml" (list "" $config) | trim -}}
 {{- end }}
 

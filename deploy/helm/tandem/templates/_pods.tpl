@@ -257,6 +257,19 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{- /* Token and authority of the pod's account, where its own command looks for them and no other container. */ -}}
+{{- define "tandem.accountVolume" -}}
+- name: account
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3600}
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - {key: ca.crt, path: ca.crt}
+{{- end }}
+
 {{- /* Of Ray's own containers. */ -}}
 {{- define "tandem.rayMounts" -}}
 - name: tmp

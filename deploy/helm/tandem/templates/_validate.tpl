@@ -32,6 +32,11 @@
 {{- end -}}
 {{- if $isRay -}}
 {{- range $name, $pool := $pools -}}
+{{- with $.Values.kuberay.scaling -}}
+{{- if and .enabled (gt (int $pool.replicas) (int .maxReplicas)) -}}
+{{- fail (printf "pools.%s.replicas is above kuberay.scaling.maxReplicas" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (not $pool.settings.threads) (not (regexMatch "^[0-9]+$" (toString $pool.resources.requests.cpu))) -}}
 {{- fail (printf "pools.%s.resources.requests.cpu is no whole number: give settings.threads, or such a one" $name) -}}
 {{- end -}}

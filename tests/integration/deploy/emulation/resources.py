@@ -61,13 +61,14 @@ REPLICA_SETS = Resource("apps", "v1", "replicasets", "ReplicaSet")
 STATEFUL_SETS = Resource("apps", "v1", "statefulsets", "StatefulSet")
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "roles", "Role")
 ROLE_BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "rolebindings", "RoleBinding")
+RAYCLUSTERS = Resource("ray.io", "v1", "rayclusters", "RayCluster")
 ALL = (
     NAMESPACES, PODS, SERVICES, SECRETS, CONFIG_MAPS, SERVICE_ACCOUNTS, DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS, ROLES,
-    ROLE_BINDINGS,
+    ROLE_BINDINGS, RAYCLUSTERS,
     Resource("policy", "v1", "poddisruptionbudgets", "PodDisruptionBudget"),
     Resource("networking.k8s.io", "v1", "networkpolicies", "NetworkPolicy"),
     Resource("autoscaling", "v2", "horizontalpodautoscalers", "HorizontalPodAutoscaler"),
 )  # fmt: skip
-"""Definitions of others, as of KEDA and Prometheus, are not installed."""
+"""Definitions of others, as of KEDA and Prometheus, are not installed. Of a RayCluster nothing is checked."""
 SCALED = (DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS)
 BY_PATH = {(each.prefix, each.plural): each for each in ALL}
