@@ -28,6 +28,8 @@ class Probe:
     """One of a container's probes. `is_good`: what its answers came to; None = nothing yet."""
 
     spec: Object
+    losing_pace: float = PACE
+    """How much of its period passes between looks at somebody who was good and is not."""
     is_good: bool | None = None
     _next_s: float = 0.0
     _successes: int = 0
@@ -38,7 +40,8 @@ class Probe:
         if time.monotonic() < self._next_s:
             return
         answer = answers(self.spec, container)
-        self._next_s = time.monotonic() + PACE * self.spec.get("periodSeconds", 10)
+        pace = self.losing_pace if self.is_good and not answer else PACE
+        self._next_s = time.monotonic() + pace * self.spec.get("periodSeconds", 10)
         self._successes, self._failures = (self._successes + 1, 0) if answer else (0, self._failures + 1)
         if self._successes >= self.spec.get("successThreshold", 1):
             self.is_good = True
@@ -57,8 +60,11 @@ class Probes:
 
     def __post_init__(self) -> None:
         spec = self.container.spec
-        found = (Probe(spec[kind]) if kind in spec else None for kind in _KINDS)
-        self.startup, self.readiness, self.liveness = found
+        startup, readiness, liveness = (spec.get(kind) for kind in _KINDS)
+        self.startup = Probe(startup) if startup else None
+        # Whole periods, as processes start no faster than in a cluster: what waits for them may not be ready so long.
+        self.readiness = Probe(readiness, losing_pace=1.0) if readiness else None
+        self.liveness = Probe(liveness) if liveness else None
 
     def look(self) -> None:
         """The first one alone until it has succeeded."""
