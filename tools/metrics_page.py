@@ -44,8 +44,29 @@ routers, not at workers. Requests that no worker has yet wait in routers, so a r
 
     sum(max by (worker) (vllm:num_requests_waiting{role!="decode"})) + sum(tandem_admission_waiting_requests)
 
-MFU and MBU are not here: an engine knows what its accelerator reaches, not what its data sheet promises, and a share of
-an unknown peak would be made up. How busy a worker is, is the rate of `tandem_step_seconds_total`.
+How busy a worker is, is the rate of `tandem_step_seconds_total`.
+
+## MFU and MBU
+
+The share of an accelerator's peak that a model makes use of: of its FLOPs (MFU), which is what prefill is bound by, and
+of its memory's bytes a second (MBU), which is what decode is bound by. Workers count what they did by arithmetic of the
+model's shape, and routers divide nothing: a share of an unknown peak would be made up. Say the peak, of one rank and by
+the data sheet, in [`[worker]`](configuration.md#worker) or for one role, and ask for
+
+    avg by (role) (max by (worker, role) (rate(tandem_model_flops_total[5m]))
+    / max by (worker, role) (tandem_worker_peak_flops_per_second))
+    avg by (role) (max by (worker, role) (rate(tandem_model_read_bytes_total[5m]))
+    / max by (worker, role) (tandem_worker_peak_bytes_per_second))
+
+A worker whose peak nobody said is in neither. Time without work counts; divide by the rate of
+`tandem_step_seconds_total` for the share while it computes. What is counted, in `engine/tandem/engine/model_work.py`:
+
+- **FLOPs**: 2 for each number of the matrices that a token passes, and 4 · layers · heads · head_dim for each token
+  that it attends to. The head, and what is behind the last attention, count only for tokens whose logits were wanted.
+- **Bytes**: those matrices once a step, and the KV of each sequence's context once a step.
+- **Not counted**: norms, biases, activations, lookups of embeddings, what is written, and what a kernel reads twice.
+  What ranks hold several times counts once. KV that sequences share counts for each of them, for each reads it.
+- Tokens that are computed again count again; a simulated engine (`engine = "sim"`) computes no model and says nothing.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.core import Metric as Family
@@ -33,7 +34,16 @@ interval_s = 0.5
 [price]
 prefill = 2.0
 decode = 1.0
+
+[worker]
+peak_flops_per_s = 2e12
+peak_bytes_per_s = 3e10
+
+[decode]
+peak_flops_per_s = 1e12
 """
+OF_A_MODEL = {names.MODEL_FLOPS, names.MODEL_READ_BYTES, names.PEAK_FLOPS, names.PEAK_BYTES}
+"""Nothing of a simulated engine."""
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two processes"])
@@ -107,9 +117,50 @@ def test_every_panel_alert_and_autoscaler_finds_what_it_asks_for(cluster: Cluste
     assert len(wanted) > 40
     if cluster.status()["router"].get("processes") is None:
         wanted -= {names.ROUTER_PROCESS_UP}
+    assert wanted >= OF_A_MODEL
+    assert not OF_A_MODEL & set(families(cluster))
+    wanted -= OF_A_MODEL
 
     def missing() -> set[str]:
         phases_with_a_cost(cluster)
         return wanted - {name for name, family in families(cluster).items() if family.samples}
 
     assert wait_for(lambda: not missing() or None, 60, f"a sample of {sorted(missing())}")
+
+
+def test_the_work_of_a_model_is_counted_and_peaks_are_as_configured(tmp_path: Path) -> None:
+    """By hand: 5 layers of 131,072 numbers before attention and 655,360 behind it, and a head of 1,048,576; the last
+    layer's part behind attention and the head for logit rows alone. Heads have 256 numbers together, KV 2,560 bytes."""
+    token, row, pair, numbers = 2 * 3_276_800, 2 * 1_703_936, 4 * 5 * 256, 3_276_800 + 1_703_936
+    config = tmp_path / "cluster.toml"
+    config.write_text(CONFIG)
+    flags = ("--prefill", "1", "--decode", "1", "--disaggregation", "always", "--model", str(MODEL))
+    with running(*flags, "--dtype", "bfloat16", "--config", str(config)) as cluster:
+
+        def by_role(name: str) -> dict[str, float]:
+            family = families(cluster).get(name)
+            return {} if family is None else {sample.labels["role"]: sample.value for sample in family.samples}
+
+        def counted(prompts: int, answers: int) -> dict[str, dict[str, float]]:
+            def is_told() -> bool:
+                computed, answered = by_role(names.PREFILL_TOKENS), by_role(names.DECODE_TOKENS)
+                return computed.get("prefill", 0) >= prompts and answered.get("decode", 0) >= answers
+
+            wait_for(is_told, 20, "the last load reports")
+            return {name: by_role(name) for name in OF_A_MODEL}
+
+        before = counted(2, 1)  # of the request by which the router proved that the two can answer
+        body = {"model": "tandem-tiny", "prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+        assert cluster.post("/v1/completions", body)[0] == 200
+        contexts = range(len(PROMPT) + 1, len(PROMPT) + 20)  # of the 19 steps after the first token
+        found = counted(2 + len(PROMPT), 1 + len(contexts))
+
+        def grown(name: str, role: str) -> float:
+            return found[name][role] - before[name][role]
+
+        assert grown(names.MODEL_FLOPS, "prefill") == len(PROMPT) * token + sum(range(len(PROMPT) + 1)) * pair + row
+        assert grown(names.MODEL_FLOPS, "decode") == len(contexts) * (token + row) + sum(contexts) * pair
+        assert grown(names.MODEL_READ_BYTES, "decode") == len(contexts) * 2 * numbers + sum(contexts) * 2_560
+        assert grown(names.MODEL_READ_BYTES, "prefill") >= 2 * numbers + len(PROMPT) * 2_560
+        assert found[names.PEAK_FLOPS] == {"prefill": 2e12, "decode": 1e12}
+        assert found[names.PEAK_BYTES] == {"prefill": 3e10, "decode": 3e10}

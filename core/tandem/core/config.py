@@ -127,6 +127,8 @@ class RoleSection:
     threads: Count | None = None
     device: str | None = None
     transport: str | None = None
+    peak_flops_per_s: Amount | None = None
+    peak_bytes_per_s: Amount | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,8 @@ class WorkerSection:
     `engine`: "model" computes, "sim" writes, moves and reads back KV by arithmetic, without weights. `kv_dtype` "auto"
     = the compute dtype. `wire_codec` ("int8", "fp8", "" = none) compresses KV on links that were measured below
     `wire_codec_below_bytes_per_s`. `transports` is what a worker listens on; empty = all that work here. `hardware` is
-    the class of nodes that it may be placed on; "any" = all.
+    the class of nodes that it may be placed on; "any" = all. `peak_flops_per_s` and `peak_bytes_per_s` (of memory) are
+    what the data sheet of one rank's accelerator promises; 0 = unknown.
     """
 
     engine: str = "model"
@@ -161,6 +164,8 @@ class WorkerSection:
     layer_group: Count = 0
     transport: str = "auto"
     step_watchdog_s: Annotated[float, Bound(1)] = 60.0
+    peak_flops_per_s: Amount = 0.0
+    peak_bytes_per_s: Amount = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

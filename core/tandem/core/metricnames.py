@@ -272,6 +272,23 @@ PREFILL_STEP_SECONDS = _worker(
 )
 PREFILL_TOKENS = _worker(_COUNTER, "tandem_prefill_tokens_total", "Prompt tokens computed.")
 DECODE_TOKENS = _worker(_COUNTER, "tandem_decode_tokens_total", "Output tokens computed, first ones not counted.")
+MODEL_FLOPS = _worker(
+    _COUNTER, "tandem_model_flops_total",
+    "Floating-point operations of the model, by arithmetic of its shape, not measured; see MFU and MBU. Nothing of a "
+    "simulated engine.",
+)  # fmt: skip
+MODEL_READ_BYTES = _worker(
+    _COUNTER, "tandem_model_read_bytes_total",
+    "Bytes of weights and KV that its steps had to read at least, by the same arithmetic.",
+)  # fmt: skip
+PEAK_FLOPS = _worker(
+    _GAUGE, "tandem_worker_peak_flops_per_second",
+    "What its accelerators promise, all ranks together, where `[worker] peak_flops_per_s` says it.",
+)  # fmt: skip
+PEAK_BYTES = _worker(
+    _GAUGE, "tandem_worker_peak_bytes_per_second",
+    "The same of their memory, where `[worker] peak_bytes_per_s` says it.",
+)  # fmt: skip
 PREEMPTIONS = _worker(_COUNTER, "tandem_preemptions_total", "Requests that gave their blocks to an older one.")
 PREEMPTED_FOR_TICKETS = _worker(
     _COUNTER, "tandem_preempted_for_tickets_total", "Of these, to a request whose KV was to come from elsewhere."

@@ -244,8 +244,10 @@ class Engine:
         return StepResult(
             outputs=tuple(outputs), prefilled=slices, preempted=tuple(plan.preempted),
             recomputed_tokens=plan.recomputed_tokens,
-            prefill_tokens=plan.prefill_tokens, decode_tokens=plan.decode_tokens, started_s=started_s,
-            ended_s=ended_s, failed=failed, admitted=plan.admitted, prompt_logprobs=tuple(scores),
+            prefill_tokens=plan.prefill_tokens, decode_tokens=plan.decode_tokens, logit_rows=plan.logit_rows,
+            context_tokens=plan.context_tokens, attended=plan.prefill_attended + plan.decode_attended,
+            started_s=started_s, ended_s=ended_s, failed=failed, admitted=plan.admitted,
+            prompt_logprobs=tuple(scores),
         )  # fmt: skip
 
     def forget_pace(self) -> None:
@@ -296,6 +298,7 @@ class Engine:
         for group, pairs in copies.items():
             self._runner.copy_blocks(group, pairs)
         batch, rows = _batch(plan.items)
+        plan.logit_rows = len(batch.logit_rows)
         hook: Callable[[int, int], None] | None = None
         if on_layers is not None and slices:
             tell = on_layers

@@ -94,6 +94,12 @@ class StepResult:
     """Of requests that returned: what they had when they were preempted, and did not find cached."""
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    logit_rows: int = 0
+    """Tokens of the step whose logits were computed."""
+    context_tokens: int = 0
+    """Stored tokens of the sequences that it computed, those of the step with them."""
+    attended: float = 0.0
+    """Of all its tokens (tandem.core.prefill_queue.attended)."""
     started_s: float = 0.0
     ended_s: float = 0.0
     failed: dict[str, Exception] = field(default_factory=dict)

@@ -50,6 +50,9 @@ class StepPlan:
     prefill_tokens: int = 0
     prefill_attended: float = 0.0
     scored_tokens: int = 0
+    context_tokens: int = 0
+    decode_attended: float = 0.0
+    logit_rows: int = 0
 
 
 class Scheduler:
@@ -194,6 +197,8 @@ class Scheduler:
             if state.place is Place.RUNNING:
                 plan.items += items
         plan.decode_tokens = len(plan.items)
+        plan.context_tokens = sum(item.end for item in plan.items)
+        plan.decode_attended = plan.context_tokens - plan.decode_tokens / 2
         return [state for state in prefilling if state.place is Place.RUNNING]
 
     def _plan_prefills(self, plan: StepPlan, prefilling: list[RequestState], now_s: float) -> None:
@@ -291,6 +296,7 @@ class Scheduler:
             plan.items.append(StepItem(state, sequence, start, end, state.takers(sequence, end), copies))
             used += end - start
             plan.prefill_attended += attended(start, end)
+            plan.context_tokens += end
             plan.scored_tokens += len(state.scoring(sequence, start, end))
         plan.prefill_tokens += used
         return used

@@ -417,6 +417,25 @@ def test_results_count_tokens_and_time() -> None:
     assert (empty.outputs, empty.prefill_tokens, empty.decode_tokens) == ((), 0, 0)
 
 
+def test_results_count_what_a_step_attends_to() -> None:
+    bench = Bench(max_step_tokens=8)
+    bench.add("a", tokens(6), max_tokens=3)
+    bench.add("b", tokens(7, 1), max_tokens=2, n=2)
+
+    def counts() -> tuple[int, int, int, float]:
+        step = bench.step()
+        computed = step.prefill_tokens + step.decode_tokens
+        return computed, step.logit_rows, step.context_tokens, step.attended + computed / 2
+
+    # Positions 0 to 5 of a, which attend to 1 to 6 tokens: its budget's whole blocks leave 2 tokens, less than a block.
+    assert counts() == (6, 1, 6, 21)
+    # a's position 6, all of b: one row for both choices.
+    assert counts() == (8, 2, 7 + 7, 7 + 28)
+    # a's position 7, and 7 of either choice of b; then nobody is left.
+    assert counts() == (3, 3, 3 * 8, 3 * 8)
+    assert counts() == (0, 0, 0, 0)
+
+
 def test_the_youngest_make_way_for_an_older_ticket_and_still_answer() -> None:
     bench = Bench(24, max_step_tokens=64)
     for number in range(4):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.engine.model_work import ModelWork
 from tandem.engine.request import StepResult
 from tandem.router.planning.computing import COMPUTING_SECONDS
 from tandem.workerhost.load_meter import DecodePace, LoadMeter
@@ -45,9 +46,24 @@ def test_noise_that_says_more_sequences_are_faster_is_no_knowledge() -> None:
 
 def test_seconds_of_steps_that_computed_prompts_are_counted_by_themselves() -> None:
     counters = Counter[str]()
-    shell: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}))
+    shell: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}), work=None)
     meter = LoadMeter(shell)
     meter.measure(StepResult(prefill_tokens=512, decode_tokens=3, started_s=1.0, ended_s=1.25))
     meter.measure(StepResult(decode_tokens=3, started_s=2.0, ended_s=2.5))
     assert (counters["prefill_step_seconds"], counters["step_seconds"]) == (0.25, 0.75)
     assert COMPUTING_SECONDS in counters, "the name under which routers look for it"
+    assert not {"model_flops", "model_read_bytes"} & set(counters), "no model is computed"
+
+
+def test_work_of_a_model_is_counted_by_its_shape() -> None:
+    counters = Counter[str]()
+    work = ModelWork(
+        token_flops=10, row_flops=100, pair_flops=1, token_weight_bytes=1000, row_weight_bytes=500, kv_token_bytes=2
+    )
+    shell: Any = SimpleNamespace(count=lambda name, by=1: counters.update({name: by}), work=work)
+    meter = LoadMeter(shell)
+    meter.measure(StepResult(prefill_tokens=4, context_tokens=4, attended=8.0))  # a chunk: nobody asks for logits
+    meter.measure(StepResult(decode_tokens=2, context_tokens=7, attended=6.0, logit_rows=2))
+    meter.measure(StepResult())
+    assert counters["model_flops"] == (40 + 10) + (20 + 200 + 7)
+    assert counters["model_read_bytes"] == (1000 + 8) + (1500 + 14)

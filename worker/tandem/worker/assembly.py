@@ -7,8 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.core import metricnames as names
 from tandem.core.clock import MonotonicClock
-from tandem.core.config import WorkerConfig
+from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.kvlayout import KVLayout
 from tandem.core.liveness import TOMBSTONE_S
@@ -108,6 +109,8 @@ def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outb
         outbox=outbox,
         clock=MonotonicClock(),
         speeds=speeds,
+        work=loaded_rank.work,
+        peaks=_peaks(config.settings) if loaded_rank.work is not None else {},
     )
     return Leader(shell, _info(config, shell), followers)
 
@@ -124,6 +127,12 @@ def assemble_follower(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Followe
     receiver, sender = loading.open_transfer_ends(config, loaded, reporter.event, seat.rank, speeds=speeds)
     reporter.say(Hello(receiver.endpoints()))
     return Follower(loaded.runner, receiver, sender, RingReader(pair.commands), reporter, pulse, MonotonicClock())
+
+
+def _peaks(settings: WorkerSection) -> dict[str, float]:
+    """Of all ranks, as far as somebody said."""
+    said = {names.PEAK_FLOPS: settings.peak_flops_per_s, names.PEAK_BYTES: settings.peak_bytes_per_s}
+    return {names.counter_key(name): settings.tp * peak for name, peak in said.items() if peak}
 
 
 def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:

@@ -22,6 +22,7 @@ from tandem.core.prefill_queue import QueueRules
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
 from tandem.engine.engine import Engine
+from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner_protocol import Runner
@@ -45,11 +46,13 @@ Pools = Mapping[GroupId, PoolAccess]
 
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
-    """One rank's part of a model, its pools as bytes, and the model's fingerprint."""
+    """One rank's part of a model, its pools as bytes, and the model's fingerprint. `work`: what the whole model costs
+    to compute; None = none is computed."""
 
     runner: Runner
     pools: dict[GroupId, PoolAccess]
     fingerprint: Fingerprint
+    work: ModelWork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ def load_rank(config: WorkerConfig, group: TensorGroup | None = None) -> LoadedR
     if config.settings.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.settings.engine!r}", todo=f"use one of {', '.join(ENGINES)}")
     runner: Runner
+    work = None
     if config.settings.engine == "sim":
         from tandem.worker.sim_loading import load_sim
 
@@ -101,10 +105,11 @@ def load_rank(config: WorkerConfig, group: TensorGroup | None = None) -> LoadedR
     else:
         from tandem.worker.model_loading import load_model
 
-        runner, pools, identity = load_model(config, group)
+        model, pools, identity = load_model(config, group)
+        runner, work = model, model_work(model.config, dtype=model.dtype, layout=model.layout)
     for spec in runner.layout.groups:
         _check_frames(spec)
-    return LoadedRank(runner, pools, identity)
+    return LoadedRank(runner, pools, identity, work)
 
 
 def load_engine(config: WorkerConfig) -> Loaded:

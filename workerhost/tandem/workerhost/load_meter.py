@@ -67,6 +67,9 @@ class LoadMeter:
             self._shell.count("prefill_step_seconds", took_s)
         self._shell.count("prefill_tokens", result.prefill_tokens)
         self._shell.count("decode_tokens", result.decode_tokens)
+        if self._shell.work is not None:
+            self._shell.count("model_flops", self._shell.work.flops(result))
+            self._shell.count("model_read_bytes", self._shell.work.bytes_read(result))
         self._shell.count("preemptions", len(result.preempted))
         if result.recomputed_tokens:
             self._shell.count(names.counter_key(names.WORKER_RECOMPUTED, cause="preempted"), result.recomputed_tokens)
@@ -79,6 +82,7 @@ class LoadMeter:
         for name, value in shell.receiver.counters().items():
             shell.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
         shell.counters[names.counter_key(names.LEASES)] = float(len(shell.leases))
+        shell.counters.update(shell.peaks)
         return w.LoadReport(
             queued_requests=load.queued_requests,
             running_requests=load.running_requests,

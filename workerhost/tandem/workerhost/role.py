@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import KVProfile, offers_for
 from tandem.engine.engine import Engine
+from tandem.engine.model_work import ModelWork
 from tandem.engine.request import LayerHook, StepResult
 from tandem.kvtransfer.leases import TransferLeases
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
@@ -29,7 +30,8 @@ from tandem.workerhost.transfer_ends import ReceivingEnd, SendingEnd
 class Shell:
     """What rank 0 of a worker gives to its role. `counters` are cumulative in this incarnation.
 
-    `speeds`: what is known of links from this host; None = nobody measures.
+    `speeds`: what is known of links from this host; None = nobody measures. `work`: what its model costs to compute;
+    None = none is computed. `peaks`: gauges of what its accelerators promise, all ranks together, as far as said.
     """
 
     worker: WorkerId
@@ -44,6 +46,8 @@ class Shell:
     clock: Clock
     leases: TransferLeases = field(default_factory=TransferLeases)
     speeds: LinkSpeeds | None = None
+    work: ModelWork | None = None
+    peaks: Mapping[str, float] = field(default_factory=dict)
     counters: dict[str, float] = field(default_factory=dict)
     peers: BoundedLabel = field(default_factory=BoundedLabel)
     """Whom counters name of those that it sends KV to."""
