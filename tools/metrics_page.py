@@ -53,10 +53,8 @@ of its memory's bytes a second (MBU), which is what decode is bound by. Workers 
 model's shape, and routers divide nothing: a share of an unknown peak would be made up. Say the peak, of one rank and by
 the data sheet, in [`[worker]`](configuration.md#worker) or for one role, and ask for
 
-    avg by (role) (max by (worker, role) (rate(tandem_model_flops_total[5m]))
-    / max by (worker, role) (tandem_worker_peak_flops_per_second))
-    avg by (role) (max by (worker, role) (rate(tandem_model_read_bytes_total[5m]))
-    / max by (worker, role) (tandem_worker_peak_bytes_per_second))
+    max by (worker) (rate(tandem_model_flops_total[5m])) / max by (worker) (tandem_worker_peak_flops_per_second)
+    max by (worker) (rate(tandem_model_read_bytes_total[5m])) / max by (worker) (tandem_worker_peak_bytes_per_second)
 
 A worker whose peak nobody said is in neither. Time without work counts; divide by the rate of
 `tandem_step_seconds_total` for the share while it computes. What is counted, in `engine/tandem/engine/model_work.py`:
