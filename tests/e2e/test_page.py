@@ -196,7 +196,7 @@ def test_a_flip_shows_what_it_does_asks_and_is_done(page: Browser, cluster: Clus
     page.wait(
         f"{STATES}.some((row) => row[0] === 'decode-2' && row[1] === 'prefill' && row[2] === 'ok')", what="flipped"
     )
-    roles = {row["worker"]: row["role"] for row in cluster.status()["workers"]}
+    roles = {row["worker"]: row.get("role") for row in cluster.status()["workers"]}
     assert sorted(roles.values()) == ["decode"] * 2 + ["prefill"] * 3
     assert roles["decode-2"] == "prefill"
     page.wait("document.querySelector('#topology').innerText.includes('Prefill (3)')")

@@ -60,7 +60,7 @@ class Stage:
     def workers(self, role: str) -> set[str]:
         """Who serves as that, as `clusterctl status` says."""
         rows = self.clusterctl("status")["workers"]
-        return {row["worker"] for row in rows if row["role"] == role and row["is_connected"]}
+        return {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}
 
     def has(self, prefill: int, decode: int) -> bool:
         live = set(self.world.live())

@@ -103,8 +103,9 @@ def _wait(admin: AdminClient, found: Record, lives: Mapping[str, str], timeout_s
     while True:
         try:
             now = admin.desired()["desired"]
-            is_same = is_same_wish(wanted, now)
-            wanted = now if is_same else wanted
+            is_same = now["version"] == wanted["version"]
+            if not is_same and is_same_wish(wanted, now):
+                wanted, is_same = now, True
             missing = unsettled(wanted, admin.status()["workers"], anew)
             heard_s = time.monotonic()
         except UnavailableError:

@@ -65,7 +65,7 @@ class Cluster:
     def workers(self, role: str) -> set[str]:
         """Who serves as that, as `clusterctl status` says."""
         rows = self.clusterctl("status")["workers"]
-        return {row["worker"] for row in rows if row["role"] == role and row["is_connected"]}
+        return {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}
 
     def logs(self) -> str:
         """What everybody says at last, and who ended unasked."""
