@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.integration.deploy.threaded_server import ThreadedServer
 from tools.waiting import wait_for
 
 TOKEN = "token-of-the-controller"
@@ -261,7 +262,7 @@ def _json_patched(target: Object, operations: list[Object]) -> Object:
     return found
 
 
-class Api:
+class Api(ThreadedServer):
     """The HTTP side of a cluster, on a port of its own."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -273,22 +274,7 @@ class Api:
             Route(RAYCLUSTER, self._raycluster, methods=["GET", "PATCH"]),
         ]
         config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="error", lifespan="off", ws="none")
-        self._server = uvicorn.Server(config)
-
-    @property
-    def url(self) -> str:
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
-
-    def run(self) -> None:
-        asyncio.run(self._server.serve())
-
-    @property
-    def is_started(self) -> bool:
-        return self._server.started
-
-    def stop(self) -> None:
-        self._server.should_exit = True
+        super().__init__(config)
 
     async def _list(self, request: Request) -> Response:
         return await self._answered(request, self._listed)

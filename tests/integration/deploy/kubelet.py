@@ -9,13 +9,18 @@ from __future__ import annotations
 import itertools
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from tandem.prefixindex.private_redis import PrivateRedis
 from tests.integration.deploy import emulated
-from tests.integration.deploy.release_pods import Cluster, Pod
+from tests.integration.deploy.release_pods import PASSWORD, Cluster, Pod
+from tests.integration.deploy.rendering import Release
 
 _LOOK_S = 0.1
 
@@ -63,6 +68,32 @@ class Kubelet:
             pod.process.kill()
             self.exits[name] = pod.process.wait(30)
         self.world.remove_pod(name)
+
+
+@contextmanager
+def kept(release: Release, folder: Path) -> Iterator[Kubelet]:
+    """A release on an emulated cluster, with a router and a controller, while the block runs."""
+    world = emulated.Cluster()
+    with PrivateRedis.start(folder / "redis", PASSWORD) as redis, emulated.serving(world) as url:
+        pods = Cluster(folder, release, redis, kubernetes=url)
+        kubelet = Kubelet(world, pods)
+        keeping = threading.Thread(target=kubelet.run)
+        try:
+            for pool in ("prefill", "decode"):
+                found = release.one("Deployment", f"-worker-{pool}")
+                labels = found["spec"]["template"]["metadata"]["labels"]
+                world.add_deployment(found["metadata"]["name"], found["spec"]["replicas"], {"labels": labels})
+            keeping.start()
+            pods.start("router-a", "router")
+            pods.start("controller-a", "controller")
+            yield kubelet
+        finally:
+            kubelet.stopping.set()
+            if keeping.ident is not None:
+                keeping.join(90)
+            for pod in pods.pods.values():
+                pod.process.kill()
+                pod.process.wait(30)
 
 
 def _serves(pod: Pod) -> bool:

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from tandem.prefixindex.private_redis import PrivateRedis
 from tests.integration.deploy import emulated
-from tests.integration.deploy.kubelet import Kubelet
-from tests.integration.deploy.release_pods import PASSWORD, Cluster, ask, clusterctl, get, new_key
+from tests.integration.deploy.kubelet import Kubelet, kept
+from tests.integration.deploy.release_pods import Cluster, ask, clusterctl, get, new_key
 from tests.integration.deploy.rendering import CHART, Helm
 from tools.waiting import wait_for
 
@@ -75,29 +74,8 @@ class Stage:
 @pytest.fixture
 def stage(helm: Helm, tmp_path: Path) -> Iterator[Stage]:
     release = helm.render((CHART / "ci" / "sim.yaml").read_text() + VALUES)
-    world = emulated.Cluster()
-    with PrivateRedis.start(tmp_path / "redis", PASSWORD) as redis, emulated.serving(world) as url:
-        pods = Cluster(tmp_path, release, redis, kubernetes=url)
-        kubelet = Kubelet(world, pods)
-        keeping = threading.Thread(target=kubelet.run)
-        try:
-            for name in ("prefill", "decode"):
-                found = release.one("Deployment", f"-worker-{name}")["spec"]
-                world.add_deployment(
-                    f"{release.prefix}-worker-{name}",
-                    found["replicas"],
-                    {"labels": found["template"]["metadata"]["labels"]},
-                )
-            keeping.start()
-            pods.start("router-a", "router")
-            pods.start("controller-a", "controller")
-            yield Stage(pods, world, kubelet)
-        finally:
-            kubelet.stopping.set()
-            keeping.join(90)
-            for pod in pods.pods.values():
-                pod.process.kill()
-                pod.process.wait(30)
+    with kept(release, tmp_path) as kubelet:
+        yield Stage(kubelet.pods, kubelet.world, kubelet)
 
 
 def test_scale_flip_drain_and_what_others_do_lose_no_request(stage: Stage) -> None:

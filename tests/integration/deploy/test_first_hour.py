@@ -8,19 +8,16 @@ import re
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tandem.prefixindex.private_redis import PrivateRedis
 from tests.e2e.pages import PAGES, commands
-from tests.integration.deploy import emulated
-from tests.integration.deploy.kubelet import Kubelet
+from tests.integration.deploy.kubelet import kept
 from tests.integration.deploy.mounting import secrets_of
-from tests.integration.deploy.release_pods import PASSWORD, Cluster, get
+from tests.integration.deploy.release_pods import Cluster, get
 from tests.integration.deploy.rendering import ROOT, Helm, Release
 from tools.waiting import wait_for
 
@@ -66,26 +63,8 @@ def test_what_comes_after_the_install_is_what_helm_prints(release: Release) -> N
 @pytest.fixture
 def pods(release: Release, tmp_path: Path) -> Iterator[Cluster]:
     """The release, on an emulated cluster."""
-    world = emulated.Cluster()
-    with PrivateRedis.start(tmp_path / "redis", PASSWORD) as redis, emulated.serving(world) as url:
-        pods = Cluster(tmp_path, release, redis, kubernetes=url)
-        kubelet = Kubelet(world, pods)
-        keeping = threading.Thread(target=kubelet.run)
-        try:
-            for pool in ("prefill", "decode"):
-                found = release.one("Deployment", f"-worker-{pool}")
-                labels = found["spec"]["template"]["metadata"]["labels"]
-                world.add_deployment(found["metadata"]["name"], found["spec"]["replicas"], {"labels": labels})
-            keeping.start()
-            pods.start("router-a", "router")
-            pods.start("controller-a", "controller")
-            yield pods
-        finally:
-            kubelet.stopping.set()
-            keeping.join(90)
-            for pod in pods.pods.values():
-                pod.process.kill()
-                pod.process.wait(30)
+    with kept(release, tmp_path) as kubelet:
+        yield kubelet.pods
 
 
 def test_its_commands_scale_the_release(pods: Cluster, tmp_path: Path) -> None:

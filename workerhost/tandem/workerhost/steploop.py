@@ -33,8 +33,9 @@ CHECK_AFTER_S = 1.0
 """Of a pause, and all blocks are checked, once: 70 ms for 200,000 of them, and whoever comes then waits for it."""
 REPORT_EVERY_S = 0.1
 MAX_REQUEST_S = 3600.0
-TRACE_CHARS = 32
 """Of a request whose router names no deadline."""
+TRACE_CHARS = 32
+"""Of a trace's id, at most: it stands in logs."""
 MAX_EVENTS = 10_000
 """Block events in one message to the host."""
 

@@ -37,6 +37,7 @@ from tests.integration.deploy.emulation.resources import (
     missing,
 )
 from tests.integration.deploy.emulation.store import Store, fits, parsed
+from tests.integration.deploy.threaded_server import ThreadedServer
 
 CERTIFICATE = Path(__file__).parents[2] / "router" / "tls" / "cert.pem"
 """Of 127.0.0.1, and its own authority: Helm sends its token to nobody without."""
@@ -69,7 +70,7 @@ class Target:
         return Target(resource, namespace, *[*rest[1:], "", ""][:2])
 
 
-class Api:
+class Api(ThreadedServer):
     """A server over a store, on a port of its own. While `is_away` it answers nobody."""
 
     def __init__(self, store: Store) -> None:
@@ -84,22 +85,7 @@ class Api:
             ssl_certfile=CERTIFICATE,
             ssl_keyfile=CERTIFICATE.with_name("key.pem"),
         )
-        self._server = uvicorn.Server(config)
-
-    @property
-    def url(self) -> str:
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        return f"https://127.0.0.1:{port}"
-
-    def run(self) -> None:
-        asyncio.run(self._server.serve())
-
-    @property
-    def is_started(self) -> bool:
-        return self._server.started
-
-    def stop(self) -> None:
-        self._server.should_exit = True
+        super().__init__(config)
 
     async def _answer(self, request: Request) -> Response:
         try:
