@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import time
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -20,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
+from tandem.core.logs import event
 from tandem.core.urls import redacted
 
 OUTAGE: Final = (RedisError, OSError, TimeoutError)
@@ -28,6 +31,12 @@ SOCKET_TIMEOUT_S: Final = 5.0
 OLDEST_VERSION: Final = (6, 2)
 _CONNECTIONS: Final = 64
 """Whoever wants one more waits: a burst of requests is no outage."""
+_SAY_EVERY_S: Final = 10.0
+_log = logging.getLogger(__name__)
+
+
+class NoRedisError(StartupError):
+    """Nobody answers there, which time may change."""
 
 
 class Backoff:
@@ -72,6 +81,28 @@ async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
         await client.aclose()
         raise
     return client
+
+
+async def wait_for_redis(url: str, *, within_s: float) -> None:
+    """Return once `connect(url)` succeeds; a line of the log says now and then that it is waited for.
+
+    Raises as `connect` does: at once what no wait changes, and after `within_s` that Redis cannot be reached.
+    """
+    backoff = Backoff()
+    began_s = time.monotonic()
+    say_s = 0.0
+    while True:
+        try:
+            await (await connect(url)).aclose()
+            return
+        except NoRedisError as error:
+            waited_s = time.monotonic() - began_s
+            if waited_s >= within_s:
+                raise
+            if waited_s >= say_s:
+                say_s = waited_s + _SAY_EVERY_S
+                event(_log, "waiting for Redis", logging.WARNING, why=error.message, seconds=round(waited_s, 1))
+        await backoff.pause()
 
 
 def no_answer(error: BaseException) -> UnavailableError:
@@ -145,7 +176,7 @@ def _explained(error: BaseException, place: str, timeout_s: float) -> StartupErr
             todo="put the right one into the URL: redis://:password@host:port/0",
         )
     why = f"no answer within {timeout_s:g} s" if isinstance(error, TimeoutError) else _one_line(error)
-    return StartupError(f"cannot reach Redis at {place}", why=why, todo="start it, or correct its URL")
+    return NoRedisError(f"cannot reach Redis at {place}", why=why, todo="start it, or correct its URL")
 
 
 def _one_line(error: BaseException) -> str:

@@ -16,9 +16,9 @@ import pytest
 
 from tandem.core.errors import ConfigError, StartupError
 from tandem.prefixindex import private_redis
-from tandem.prefixindex.connection import connect
+from tandem.prefixindex.connection import connect, wait_for_redis
 from tandem.prefixindex.private_redis import PrivateRedis, find_server
-from tools.waiting import wait_for
+from tools.waiting import wait_for, wait_for_async
 
 PARENT = """
 import sys, time
@@ -177,3 +177,30 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None
         port = deaf.getsockname()[1]
         with pytest.raises(StartupError, match="no answer within"):
             asyncio.run(connect(f"redis://127.0.0.1:{port}/0", timeout_s=0.3))
+
+
+def test_a_server_that_comes_later_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        port = held.getsockname()[1]
+    url = f"redis://127.0.0.1:{port}/0"
+
+    async def scenario() -> None:
+        waiting = asyncio.create_task(wait_for_redis(url, within_s=60.0))
+        await wait_for_async(lambda: bool(caplog.records))
+        words = ["--port", str(port), "--save", "", "--dir", str(tmp_path)]
+        process = await asyncio.create_subprocess_exec(find_server(), *words)
+        try:
+            await asyncio.wait_for(waiting, 30)
+        finally:
+            process.kill()
+            await process.wait()
+
+    asyncio.run(scenario())
+    assert [said.message for said in caplog.records] == ["waiting for Redis"]
+    with pytest.raises(StartupError, match="cannot reach Redis"):
+        asyncio.run(wait_for_redis(url, within_s=0.2))
+
+
+def test_what_no_wait_changes_is_not_waited_for(tmp_path: Path) -> None:
+    with PrivateRedis.start(tmp_path, "right") as server, pytest.raises(StartupError, match="refuses this password"):
+        asyncio.run(wait_for_redis(server.url.replace("right", "wrong"), within_s=60.0))

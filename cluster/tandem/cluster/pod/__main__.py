@@ -31,6 +31,7 @@ from tandem.cluster.pod.records import (
     check_worker,
     router_config,
     up_config,
+    with_password,
     worker_config,
 )
 from tandem.cluster.pod.site import Site, check_controller
@@ -45,12 +46,15 @@ from tandem.core.errors import ConfigError, StartupError
 from tandem.core.files import write_private
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.connection import wait_for_redis
 from tandem.router.tracing.settings import check_headers
 
 UP_COMMAND = (sys.executable, "-m", "tandem.clusterctl", "up")
 EXIT_STARTUP = 2
 EXIT_TERMINATED = 128 + signal.SIGTERM
 _MIN_KEY_BYTES = 16
+_REDIS_WITHIN_S = 120.0
+"""All pods of a release start at once, that of Redis among them. Who looks in vain ends, and is started again."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,10 +132,12 @@ def _run(wanted: argparse.Namespace) -> int:
     if wanted.check_config:
         sys.stdout.write(f"{wanted.config} is right ({wanted.part})\n")
         return 0
+    logs.setup(wanted.part, level=config.log_level, as_json=config.log_format == logs.JSON)
+    redis_url = with_password(config.redis.url, pod.redis_password)
+    asyncio.run(wait_for_redis(redis_url, within_s=_REDIS_WITHIN_S))
     if wanted.part == "controller":
         from tandem.cluster.pod.controlling import control  # its client for Kubernetes is nobody else's
 
-        logs.setup("controller", level=config.log_level, as_json=config.log_format == logs.JSON)
         asyncio.run(control(config, pod, _site(wanted)))
         return 0
     _empty(pod.folder)

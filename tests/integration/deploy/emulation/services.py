@@ -79,6 +79,8 @@ class Forwarders:
             self._tasks.add(task)
             try:
                 await self._forward(service, target, reader, writer)
+            except asyncio.CancelledError:
+                return  # asyncio would log it as a failure
             finally:
                 self._tasks.discard(task)
                 writer.close()

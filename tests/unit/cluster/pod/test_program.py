@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tandem.cluster.pod import __main__ as program
 from tandem.cluster.pod.__main__ import main
 
 CONFIG = '[redis]\nurl = "redis://store:6379/0"\n'
@@ -81,6 +82,12 @@ def test_headers_for_the_receiver_of_traces_are_headers(
 
 def test_a_router_gets_what_the_receiver_of_traces_wants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[dict[str, str]] = []
+    waited: list[str] = []
+
+    async def wait_for_redis(url: str, *, within_s: float) -> None:
+        waited.append(url)
+
+    monkeypatch.setattr(program, "wait_for_redis", wait_for_redis)
     monkeypatch.setattr(os, "execve", lambda _program, _words, variables: started.append(variables))
     for name, text in (("headers", "authorization=Bearer%20key\n"), ("ca.crt", "an authority\n")):
         (tmp_path / name).write_text(text)
@@ -93,6 +100,7 @@ def test_a_router_gets_what_the_receiver_of_traces_wants(tmp_path: Path, monkeyp
     first, second = ([variables.get(name) for name in names] for variables in started)
     assert first == ["authorization=Bearer%20key", str(tmp_path / "ca.crt")]
     assert second == [None, None]
+    assert waited == ["redis://store:6379/0"] * 2
 
 
 _FILES = ["--cluster-secret", "--redis-password", "--admin-key", "--otlp-headers", "--otlp-ca"]
