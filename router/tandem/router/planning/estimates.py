@@ -40,7 +40,7 @@ ASSUMED_SEQUENCES = 64
 MAX_SOURCES = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # like Cost
 class Prefill:
     """Computing the prompt at one worker. `others_s`: what prompts behind it, and sequences that decode there, lose.
     `broken_s`: promises for its first token, and for each token of those sequences. `reuse_s`, not above 0: what of
@@ -55,6 +55,18 @@ class Prefill:
     @property
     def total_s(self) -> float:
         return self.queue_s + self.compute_s + self.others_s + self.broken_s + self.reuse_s
+
+
+@dataclass(slots=True)
+class _Decoding:
+    """What decoding at one worker costs whoever computes the prompt: read once, and used for each of its pairs.
+    `room_s`: if it holds `held` tokens of the prompt."""
+
+    held: int
+    room_s: float
+    slower_s: float
+    interrupted_s: float
+    seat_s: float
 
 
 class Estimates:
@@ -87,6 +99,7 @@ class Estimates:
         """Of making a copy of a prefix, what this request pays: those that come spread over all, and use it too."""
         # By identity: candidates outlive this object, and a router keeps one object of equal profiles.
         self._token_bytes: dict[int, float] = {}
+        self._decoding: dict[WorkerId, _Decoding] = {}
         self._decode_s: dict[WorkerId, float] = {}
         self._computing_s: dict[tuple[int, float, float], float] = {}
         self._fits: dict[tuple[int, int], bool] = {}
@@ -199,12 +212,24 @@ class Estimates:
         """What decoding there costs, whoever computes the prompt."""
         found = self._decode_s.get(worker.worker)
         if found is None:
-            room_s = self._room_s(worker, worker.held_tokens, worker.decode_step_s or ASSUMED_STEP_S)
-            batch_s = (1 + self._job.choices) * self._slower_s(worker)
-            found = room_s + batch_s + self._interrupted_s(worker) + self._seat_s(worker)
+            parts = self._decoding_at(worker)
+            batch_s = (1 + self._job.choices) * parts.slower_s
+            found = parts.room_s + batch_s + parts.interrupted_s + parts.seat_s
             if self._worth_s:
                 found += self._broken_by_decode_s(worker, 0.0)
             self._decode_s[worker.worker] = found
+        return found
+
+    def _decoding_at(self, worker: Candidate) -> _Decoding:
+        found = self._decoding.get(worker.worker)
+        if found is None:
+            found = self._decoding[worker.worker] = _Decoding(
+                held=worker.held_tokens,
+                room_s=self._room_s(worker, worker.held_tokens),
+                slower_s=self._slower_s(worker),
+                interrupted_s=self._interrupted_s(worker),
+                seat_s=self._seat_s(worker),
+            )
         return found
 
     def _slower_s(self, worker: Candidate) -> float:
@@ -237,21 +262,19 @@ class Estimates:
             return 0.0
         step_s = decode.decode_step_s or self._step_s
         slowed = self._promise.slowed(step_s)
-        paused = self._promise.paused(move_s + self._interrupted_s(decode), step_s)
+        paused = self._promise.paused(move_s + self._decoding_at(decode).interrupted_s, step_s)
         return self._worth_s * (slowed + (1 - slowed) * paused)
 
     def _with_decode(self, decode: Candidate, done: Prefill, move_s: float, held: int) -> Cost:
-        job = self._job
-        step_s = decode.decode_step_s or ASSUMED_STEP_S
-        slower_s = self._slower_s(decode)
+        parts = self._decoding_at(decode)
         return Cost(
             queue_s=done.queue_s,
             compute_s=done.compute_s,
             move_s=move_s,
-            room_s=self._room_s(decode, held, step_s),
-            decode_s=slower_s + self._interrupted_s(decode),
-            others_s=done.others_s + job.choices * slower_s + self._seat_s(decode),
-            broken_s=done.broken_s + self._broken_by_decode_s(decode, move_s),
+            room_s=parts.room_s if held == parts.held else self._room_s(decode, held),
+            decode_s=parts.slower_s + parts.interrupted_s,
+            others_s=done.others_s + self._job.choices * parts.slower_s + parts.seat_s,
+            broken_s=done.broken_s + self._broken_by_decode_s(decode, move_s) if self._worth_s else done.broken_s,
             reuse_s=done.reuse_s,
         )
 
@@ -267,13 +290,14 @@ class Estimates:
         ahead_s = max(0.0, max(prefill.crossing_tokens, decode.crossing_tokens) * token_s - done.queue_s)
         return HANDOFF_S + max(ahead_s + wire_s - done.compute_s, wire_s * min(1.0, CHUNK_TOKENS / tokens))
 
-    def _room_s(self, decode: Candidate, held: int, step_s: float) -> float:
+    def _room_s(self, decode: Candidate, held: int) -> float:
         """Until running answers have given back what is missing: a full pool turns over with an answer's length."""
         if decode.total_blocks <= 0:
             return 0.0
         size = max(1, _block_tokens(decode))
         need = -(-max(0, self._job.prompt_tokens - held) // size) + self._job.choices
         short = max(0, need - decode.free_blocks)
+        step_s = decode.decode_step_s or ASSUMED_STEP_S
         return short / decode.total_blocks * (self._job.answer_tokens or ANSWER_TOKENS) * step_s
 
     def _saved_s(self, worker: Candidate, other: Candidate) -> float:

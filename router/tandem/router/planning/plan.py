@@ -108,7 +108,7 @@ class Source:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # never changed, but frozen it would take four times as long to make
 class Cost:
     """Seconds that a choice costs, by part; see docs/routing.md.
 
@@ -139,7 +139,7 @@ class Cost:
         return self.queue_s + self.compute_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # like Cost, by dozens for each plan
 class Option:
     """One way to serve a request. `score`: smaller is better, in the policy's unit; `cost` where that is seconds."""
 

@@ -17,6 +17,8 @@ from tandem.router.planning.plan import Candidate, Job, Plan, Source
 
 def with_sources(plan: Plan, job: Job, candidates: Sequence[Candidate]) -> Plan:
     """The plan, with the workers whose blocks come sooner than they are computed, the one that saves most first."""
+    if not any(one.held_tokens for one in candidates):
+        return plan
     wanted = plan.decode if plan.prefill is None else plan.prefill
     chosen = next((one for one in candidates if one.worker == wanted), None)
     if chosen is None:

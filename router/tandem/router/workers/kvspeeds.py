@@ -30,6 +30,8 @@ class LinkSpeedView:
     def __init__(self) -> None:
         self._speeds: dict[Route, LinkSpeed] = {}
         self._rows: list[LinkSpeed] = []
+        self._found: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], float | None] = {}
+        """What `_speeds` say of a pair of hosts and of what either can; plans ask for every pair of workers."""
 
     @property
     def rows(self) -> Sequence[LinkSpeed]:
@@ -40,17 +42,18 @@ class LinkSpeedView:
         """The complete list, read anew."""
         self._rows = list(rows)
         self._speeds = {row.route: row for row in self._rows if not row.failure}
+        self._found = {}
 
     def bytes_per_s(self, prefill: LinkEnd | None, decode: LinkEnd | None) -> float | None:
         """Measured from one worker to the other: of the slowest link of rank 0 in use; else of the fastest transport
         that both have, between their hosts. None = nobody measured it."""
         if prefill is None or decode is None or prefill.facts is None or decode.facts is None:
             return None
-        peer = decode.facts.worker
-        links = [link for link in prefill.used_links if link.peer == peer and link.rank == 0]
-        used = [link.bytes_per_s for link in links if link.bytes_per_s > 0]
-        if used:
-            return min(used)
+        if links := prefill.used_links:
+            peer = decode.facts.worker
+            used = [link.bytes_per_s for link in links if link.peer == peer and link.rank == 0 and link.bytes_per_s > 0]
+            if used:
+                return min(used)
         return self._between_hosts(prefill.facts, decode.facts)
 
     def median(self, senders: Sequence[LinkEnd], receivers: Sequence[LinkEnd]) -> float:
@@ -71,7 +74,8 @@ class LinkSpeedView:
         return statistics.median(found) if found else 0.0
 
     def _between_hosts(self, sender: WorkerFacts, receiver: WorkerFacts) -> float | None:
-        hosts = (sender.host, receiver.host)
-        shared = [name for name in sender.transports if name in receiver.transports]
-        found = [self._speeds[(*hosts, name)].bytes_per_s for name in shared if (*hosts, name) in self._speeds]
-        return max(found, default=None)
+        key = (sender.host, receiver.host, sender.transports, receiver.transports)
+        if key not in self._found:
+            speeds = (self._speeds.get((*key[:2], name)) for name in sender.transports if name in receiver.transports)
+            self._found[key] = max((row.bytes_per_s for row in speeds if row is not None), default=None)
+        return self._found[key]
