@@ -14,6 +14,9 @@ from tandem.router.planning.computing import COMPUTING_SECONDS
 from tandem.workerhost.load_meter import DecodePace, LoadMeter
 
 
+SHELL: Any = SimpleNamespace(count=lambda name, by=1: None, work=None)
+
+
 def test_nothing_is_known_at_first() -> None:
     assert (DecodePace().step_s, DecodePace().sequence_s) == (0.0, 0.0)
 
@@ -53,6 +56,18 @@ def test_seconds_of_steps_that_computed_prompts_are_counted_by_themselves() -> N
     assert (counters["prefill_step_seconds"], counters["step_seconds"]) == (0.25, 0.75)
     assert COMPUTING_SECONDS in counters, "the name under which routers look for it"
     assert not {"model_flops", "model_read_bytes"} & set(counters), "no model is computed"
+
+
+def test_a_decode_step_is_as_long_as_tokens_are_apart() -> None:
+    meter = LoadMeter(SHELL)
+    for step in range(3):  # a loop that needs 2 ms between steps of 20 ms
+        meter.measure(StepResult(decode_tokens=3, started_s=0.022 * step, ended_s=0.022 * step + 0.02))
+    assert meter.decode_step_s == pytest.approx(0.022)
+    meter.rest()
+    for step in range(10):  # each after a pause, which no token waited for
+        meter.measure(StepResult(decode_tokens=3, started_s=10.0 + step, ended_s=10.02 + step))
+        meter.rest()
+    assert meter.decode_step_s == pytest.approx(0.02)
 
 
 def test_work_of_a_model_is_counted_by_its_shape() -> None:

@@ -17,7 +17,8 @@ _FADE = 0.99
 
 
 class DecodePace:
-    """How long decode steps take: the median of the latest, and what each further sequence adds (least squares)."""
+    """How long decode steps take, with what passes until the next one: tokens come no faster. The median of the
+    latest, and what each further sequence adds (least squares)."""
 
     def __init__(self) -> None:
         self._latest_s: deque[float] = deque(maxlen=_STEPS)
@@ -55,12 +56,19 @@ class LoadMeter:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._decoding = DecodePace()
+        self._since_s: float | None = None
+
+    def rest(self) -> None:
+        """The loop waits: the next step does not follow at once."""
+        self._since_s = None
 
     def measure(self, result: StepResult) -> None:
         """Learn from a step, and count it."""
         took_s = result.ended_s - result.started_s
         if result.decode_tokens and not result.prefill_tokens:
-            self._decoding.observe(result.decode_tokens, took_s)
+            since_s = result.started_s if self._since_s is None else self._since_s
+            self._decoding.observe(result.decode_tokens, result.ended_s - since_s)
+        self._since_s = result.ended_s
         self._shell.count("steps")
         self._shell.count("step_seconds", took_s)
         if result.prefill_tokens:
@@ -73,6 +81,11 @@ class LoadMeter:
         self._shell.count("preemptions", len(result.preempted))
         if result.recomputed_tokens:
             self._shell.count(names.counter_key(names.WORKER_RECOMPUTED, cause="preempted"), result.recomputed_tokens)
+
+    @property
+    def decode_step_s(self) -> float:
+        """From one token of a sequence to its next; 0 = there was none yet."""
+        return self._decoding.step_s
 
     def report(self) -> w.LoadReport:
         """Everything but the links."""
@@ -90,7 +103,7 @@ class LoadMeter:
             blocks=self._blocks(),
             prefill_rate=speed.tokens_per_s,
             prefill_context_s=speed.context_s,
-            decode_step_s=self._decoding.step_s,
+            decode_step_s=self.decode_step_s,
             decode_sequence_s=self._decoding.sequence_s,
             counters=shell.counters,
             in_flight=len(shell.requests),

@@ -77,9 +77,12 @@ class StepLoop:
         return, or for the message that makes this another incarnation; the loss of a thread or a rank ends it at once.
         """
         if not self._has_lease():
+            self._meter.rest()
             self._stand_still(max_wait_s)
             return
         wait_s = 0.0 if self._deferred else min(self._wait_s, max_wait_s)
+        if wait_s:
+            self._meter.rest()
         items = [*self._deferred.take(), *self._inbox.take(wait_s)]
         for item in items:
             self._handle(item)
