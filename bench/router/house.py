@@ -18,7 +18,7 @@ from typing import Any
 
 from bench.report import ROOT
 from tandem.core import config_loader
-from tandem.core.config import RouterConfig, RouterSection, ServedModel
+from tandem.core.config import Disaggregation, RouterConfig, RouterSection, ServedModel
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 
@@ -102,7 +102,7 @@ def running(workers: int, step_ms: float) -> Iterator[House]:
         config = RouterConfig(
             cluster=CLUSTER, router_id="router", models=(model,),
             redis_url=redis.url, secret_file=str(folder / "secret"),
-            admin_key_file=str(folder / "key"), ready_file=str(folder / "ready"), settings=RouterSection(port=0),
+            admin_key_file=str(folder / "key"), ready_file=str(folder / "ready"), settings=RouterSection(port=0, disaggregation=Disaggregation.ALWAYS),
         )  # fmt: skip
         (folder / "config.json").write_bytes(config_loader.dump(config))
         scripted = _scripted(stack, workers, step_ms, redis.url, folder / "secret")
