@@ -99,10 +99,11 @@ def running(workers: int, step_ms: float) -> Iterator[House]:
         (folder / "key").write_text("k" * 32)
         redis = stack.enter_context(PrivateRedis.start(folder / "redis", "a secret"))
         model = ServedModel(name="tandem-tiny", model_dir=str(_model(folder)), served_names=("tandem-tiny",))
+        settings = RouterSection(port=0, disaggregation=Disaggregation.ALWAYS)
         config = RouterConfig(
             cluster=CLUSTER, router_id="router", models=(model,),
             redis_url=redis.url, secret_file=str(folder / "secret"),
-            admin_key_file=str(folder / "key"), ready_file=str(folder / "ready"), settings=RouterSection(port=0, disaggregation=Disaggregation.ALWAYS),
+            admin_key_file=str(folder / "key"), ready_file=str(folder / "ready"), settings=settings,
         )  # fmt: skip
         (folder / "config.json").write_bytes(config_loader.dump(config))
         scripted = _scripted(stack, workers, step_ms, redis.url, folder / "secret")

@@ -43,6 +43,11 @@ class Door:
     """Metrics of the router, of all its processes; raises UnavailableError."""
     tracing: Tracing | None = None
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether anybody reads what clients say of their traces."""
+        return self.tracing is not None
+
     def begin(self, api: str, headers: Iterable[tuple[str, str]], received_s: float) -> Call | None:
         """The trace of a call with these headers, or gRPC metadata; None = it has none."""
         return None if self.tracing is None else self.tracing.begin(api, context_of(headers), received_s)

@@ -12,7 +12,7 @@ from tandem.router.flights.flight import Flight, Work
 from tandem.router.flights.traces import TraceBook
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Came:
     arrived_s: float
     prompt_tokens: int

@@ -91,7 +91,8 @@ class Inbox:
             return
         self._arrivals.append(arrival)
         self._bytes += len(arrival.tokens) * _TOKEN_BYTES
-        self._bytes += sum(len(logprob.top) for logprob in arrival.logprobs) * _ALTERNATIVE_BYTES
+        if arrival.logprobs:
+            self._bytes += sum(len(logprob.top) for logprob in arrival.logprobs) * _ALTERNATIVE_BYTES
         if self._bytes > self._limit_bytes:
             why = f"more than {self._limit_bytes} bytes wait for it"
             self.fail(CancelledError("the client reads too slowly", why=why), is_urgent=True)
@@ -252,7 +253,7 @@ class Flight:
 
     @property
     def is_finished(self) -> bool:
-        return all(order.is_done for order in self.orders)
+        return all([order.is_done for order in self.orders])  # noqa: C419 - at every token: a generator takes longer
 
     @property
     def has_first_tokens(self) -> bool:
@@ -292,7 +293,9 @@ class Flight:
     def sampling(self) -> SamplingParams:
         """For the current attempt: the prompt's log-probabilities are complete once there is output."""
         wanted = self.work.sampling
-        return replace(wanted, prompt_logprobs=None) if self.output_tokens else wanted
+        if wanted.prompt_logprobs is None or not self.output_tokens:
+            return wanted
+        return replace(wanted, prompt_logprobs=None)
 
     @property
     def replayed_tokens(self) -> int:

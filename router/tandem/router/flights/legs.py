@@ -8,7 +8,7 @@ from tandem.core.lifecycle import WorkerState
 from tandem.router.flights.flight import Flight
 from tandem.router.planning.hot_prefixes import HotPrefixes
 from tandem.router.planning.outstanding import Sent, sent
-from tandem.router.planning.plan import Plan
+from tandem.router.planning.plan import Job, Plan
 from tandem.router.workers import wire
 from tandem.router.workers.links import WorkerLink
 from tandem.router.workers.prefix import PrefixFinder, PrefixView
@@ -41,13 +41,13 @@ class Legs:
         decode = self._connected(plan.decode)
         prefill = None if plan.prefill is None else self._connected(plan.prefill)
         flight.pair = ()
-        sampling = wire.sampling_to_wire(flight.sampling)
+        sampling, job = wire.sampling_to_wire(flight.sampling), flight.job(now_s)
         if prefill is None:
-            self._send_leg(flight, decode, None, w.LEG_FULL, sampling, view, now_s)
+            self._send_leg(flight, decode, None, w.LEG_FULL, sampling, view, now_s, job)
             return
         # The announcement first: the prefill worker may ask for its ticket at once.
-        self._send_leg(flight, decode, prefill, w.LEG_DECODE, sampling, view, now_s)
-        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, sampling, view, now_s)
+        self._send_leg(flight, decode, prefill, w.LEG_DECODE, sampling, view, now_s, job)
+        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, sampling, view, now_s, job)
 
     def release(self, flight: Flight, link: WorkerLink) -> None:
         """Nothing more is expected from there."""
@@ -75,6 +75,7 @@ class Legs:
         sampling: g.SamplingParams,
         view: PrefixView,
         now_s: float,
+        job: Job,
     ) -> None:
         work = flight.work
         sources = self._sources(flight.plan) if leg != w.LEG_DECODE else []
@@ -107,16 +108,16 @@ class Legs:
                     view.shared, work.prompt, view.shared_tokens, order.salt, link.facts.model, view.followers
                 )
             flight.predict(known, link.facts.block_tokens, is_hoped=view.expected_tokens.get(link.worker, 0) > 0)
-        link.outstanding.add(flight.id, self._sent(flight, link, leg, view, now_s))
+        link.outstanding.add(flight.id, self._sent(flight, link, leg, view, job))
         self._table.note_use(link)
 
-    def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, now_s: float) -> Sent:
+    def _sent(self, flight: Flight, link: WorkerLink, leg: w.Leg.ValueType, view: PrefixView, job: Job) -> Sent:
         """What this leg adds to the worker's load, until its load reports say so."""
         known = max([view.reusable_tokens.get(link.worker, 0), *(s.tokens for s in flight.plan.sources[:1])])
         # What a decode worker pins in place of reserving is in the form in which this pair moves blocks.
         held = flight.plan.decode_hit_tokens if leg == w.LEG_DECODE else view.held_tokens.get(link.worker, 0)
         return sent(
-            flight.job(now_s),
+            job,
             held_tokens=held,
             known_tokens=None if leg == w.LEG_DECODE else known,
             block_tokens=link.facts.block_tokens if link.facts is not None else 1,

@@ -40,7 +40,7 @@ ASSUMED_SEQUENCES = 64
 MAX_SOURCES = 3
 
 
-@dataclass(slots=True)  # like Cost
+@dataclass(slots=True)  # as Cost: never changed, and made anew by each plan
 class Prefill:
     """Computing the prompt at one worker. `others_s`: what prompts behind it, and sequences that decode there, lose.
     `broken_s`: promises for its first token, and for each token of those sequences. `reuse_s`, not above 0: what of

@@ -27,7 +27,8 @@ def _unmeasured(_: WorkerId) -> None:
     return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# What each plan makes anew is never changed, but not frozen either: it would take four times as long to make.
+@dataclass(slots=True, kw_only=True)
 class Candidate:
     """One worker that can take work now, as the policy sees it. 0 of a measurement = not yet known.
 
@@ -71,7 +72,7 @@ class Candidate:
     link_speed: Callable[[WorkerId], float | None] = field(default=_unmeasured, compare=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Job:
     """What the policy needs to know of a request. `deadline_s`: when nobody waits for it any more, as `now_s`.
 
@@ -108,7 +109,7 @@ class Source:
     tokens: int
 
 
-@dataclass(slots=True, kw_only=True)  # never changed, but frozen it would take four times as long to make
+@dataclass(slots=True, kw_only=True)
 class Cost:
     """Seconds that a choice costs, by part; see docs/routing.md.
 
@@ -139,7 +140,7 @@ class Cost:
         return self.queue_s + self.compute_s
 
 
-@dataclass(slots=True, kw_only=True)  # like Cost, by dozens for each plan
+@dataclass(slots=True, kw_only=True)
 class Option:
     """One way to serve a request. `score`: smaller is better, in the policy's unit; `cost` where that is seconds."""
 

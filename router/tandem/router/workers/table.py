@@ -201,7 +201,7 @@ class WorkerTable:
             self._kept.pop(link.worker, None)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Kept:
     """A candidate and what it was made of."""
 

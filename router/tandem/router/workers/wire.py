@@ -143,7 +143,7 @@ class Load:
         return min((b.total for b in self.blocks), default=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LegOrder:
     """One request for one worker."""
 

@@ -24,6 +24,7 @@ from tandem.router.doors.http.bodies import Frame
 from tandem.router.doors.http.callers import call_of, caller_of, wish_of
 from tandem.router.doors.http.endpoints import Endpoint, counted, guarded, json_response
 from tandem.router.doors.http.errors import error_response
+from tandem.router.doors.http.headers import header
 from tandem.router.doors.http.openapi import document
 from tandem.router.doors.http.presence import present
 from tandem.router.doors.http.reading import (
@@ -138,8 +139,8 @@ class _Api:
             frame,
             door.answer_settings(ask, received_s),
             is_stream=bool(body.stream),
-            wants_timing=request.headers.get(TIMING_HEADER) == "1",
-            wants_route=request.headers.get(ROUTE_HEADER) == "1",
+            wants_timing=header(request, TIMING_HEADER) == "1",
+            wants_route=header(request, ROUTE_HEADER) == "1",
         )
 
     async def tokenize(self, request: Request) -> Response:

@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from tandem.core.errors import InvalidRequestError
 from tandem.router.admission.terms import ANONYMOUS, Caller, Wish
+from tandem.router.doors.http.headers import header
 from tandem.router.quoting import quoted
 from tandem.router.tenants.scope import CALLER, TENANT
 from tandem.router.tracing.calls import Call
@@ -37,13 +38,13 @@ def call_of(request: Request) -> Call | None:
 
 def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:
     """What the request asks for itself, in its headers and, as given, in its body, which wins."""
-    slo, header = request.headers.get(SLO_HEADER), request.headers.get(TIMEOUT_HEADER)
-    if timeout_s is not None or header is None:
+    slo, given = header(request, SLO_HEADER.lower()), header(request, TIMEOUT_HEADER.lower())
+    if timeout_s is not None or given is None:
         return Wish(slo=slo, priority=priority, timeout_s=timeout_s)
     try:
-        timeout_s = float(header)
+        timeout_s = float(given)
     except ValueError:
         raise InvalidRequestError(
-            f"{TIMEOUT_HEADER} is {quoted(header)}", why="it must be a number of seconds", param=TIMEOUT_HEADER
+            f"{TIMEOUT_HEADER} is {quoted(given)}", why="it must be a number of seconds", param=TIMEOUT_HEADER
         ) from None
     return Wish(slo=slo, priority=priority, timeout_s=timeout_s, timeout_param=TIMEOUT_HEADER)

@@ -23,7 +23,7 @@ def counted(door: Door, api: str, endpoint: Endpoint) -> Endpoint:
     with the call's trace."""
 
     async def run(request: Request) -> Response:
-        call = door.begin(api, request.headers.items(), door.clock.now_s())
+        call = door.begin(api, request.headers.items() if door.is_traced else (), door.clock.now_s())
         request.scope[CALL] = call
         names = {} if call is None else call.names
         try:

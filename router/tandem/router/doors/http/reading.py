@@ -21,6 +21,7 @@ from tandem.core.errors import (
 from tandem.core.sampling import MAX_LOGPROBS
 from tandem.router.asking.asks import Ask, kept_choices
 from tandem.router.doors.http.errors import from_validation
+from tandem.router.doors.http.headers import header
 from tandem.router.doors.http.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -50,9 +51,9 @@ Simplify = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The body, at most `limit_bytes` of it ever in memory; RequestTooLargeError beyond."""
-    declared = request.headers.get("content-length", "")
+    declared = header(request, "content-length") or ""
     if declared.isdigit() and int(declared) > limit_bytes:
-        if int(declared) <= _DRAIN_FACTOR * limit_bytes and "expect" not in request.headers:
+        if int(declared) <= _DRAIN_FACTOR * limit_bytes and header(request, "expect") is None:
             await _drain(request, limit_bytes)
         raise _too_large(limit_bytes)
     body = bytearray()
@@ -219,13 +220,15 @@ def check_tokenizing(body: TokenizeRequest) -> None:
 def _check_media_type(request: Request) -> None:
     """JSON in UTF-8 and plain, if the client says at all what it sends. Web pages elsewhere have to say so, which they
     cannot unasked."""
-    given = request.headers.get("content-type", "" if is_foreign(request) else "application/json")
+    given = header(request, "content-type")
+    if given is None:
+        given = "" if is_foreign(request) else "application/json"
     kind, _, options = given.lower().partition(";")
     charset = options.partition("charset=")[2].strip(" \"'") or "utf-8"
     if kind.strip() != "application/json" or charset not in ("utf-8", "utf8"):
         raise MediaTypeError(f"the Content-Type is {quoted(given)}", todo="send application/json", param="content-type")
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
+    encoding = header(request, "content-encoding")
+    if encoding is not None and encoding.lower() != "identity":
         raise MediaTypeError(
             f"the Content-Encoding is {quoted(encoding)}", todo="send the body as it is", param="content-encoding"
         )
@@ -233,10 +236,10 @@ def _check_media_type(request: Request) -> None:
 
 def is_foreign(request: Request) -> bool:
     """Whether a browser says that a page of another origin has it send this. Clients that are no browsers do not."""
-    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    site, origin = header(request, "sec-fetch-site"), header(request, "origin")
     if site is not None:
         return site not in ("same-origin", "none")
-    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+    return origin is not None and origin.partition("://")[2] != header(request, "host")
 
 
 def _sampling(body: SamplingFields) -> dict[str, Any]:

@@ -86,7 +86,8 @@ class AnswerReply(Response):
             else:
                 events = _events(writer, updates, usage)
             if events:
-                await self._start(answer, send)
+                if not self._has_started:
+                    await self._start(answer, send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
         await self._start(answer, send)
         end = writer.usage(answer.usage) if self._frame.wants_usage else b""

@@ -22,6 +22,7 @@ from tandem.router.doors.door import Door
 from tandem.router.doors.http.bodies import Frame
 from tandem.router.doors.http.callers import call_of, caller_of, tenant_of, wish_of
 from tandem.router.doors.http.endpoints import counted, guarded, json_response
+from tandem.router.doors.http.headers import header
 from tandem.router.doors.http.paging import Page, page_of
 from tandem.router.doors.http.presence import present
 from tandem.router.doors.http.reading import read_json
@@ -85,8 +86,8 @@ class _Api:
             door.answer_settings(ask, received_s),
             keep if body.store is not False else _keep_nothing,
             is_stream=bool(body.stream),
-            wants_timing=request.headers.get(TIMING_HEADER) == "1",
-            wants_route=request.headers.get(ROUTE_HEADER) == "1",
+            wants_timing=header(request, TIMING_HEADER) == "1",
+            wants_route=header(request, ROUTE_HEADER) == "1",
             wall_s=door.wall_s,
         )
 
