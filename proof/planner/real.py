@@ -1,9 +1,9 @@
 """The planner's proof on real processes: Redis, a router, eight workers with the sim engine, the planner in `act`.
 
 Everything runs `speed` times as fast as on virtual time, and prompts and answers are `shrink` times shorter, of tokens
-that take `shrink` times as long: the seconds of work stay, messages get fewer. The sim engine has no term for context,
-so that a step's and a prompt's share of it goes into their other rates, as a mean over both traces. It reads the whole
-context back in every step, which must take less time than the step: so its model is one of few bytes a token.
+that take `shrink` times as long, and what context adds `shrink` times that: the seconds of work stay, messages get
+fewer. The sim engine reads the whole context back in every step, which must take less time than the step: so its model
+is one of few bytes a token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from tandem.clusterctl.load.results import Slo
 from tandem.clusterctl.load.sending import Answer, Target, send_all
 from tandem.core.config import SloSection
 from tandem.core.events import EventKind
-from tandem.core.prefill_queue import attended
 from tools.running_cluster import Cluster, running
 
 PLAN_EVERY_S, WINDOW_S, COOL_DOWN_S, WORTH_S = 10.0, 60.0, 30.0, 10.0
@@ -82,18 +81,12 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
-def settings(load: Load, name: str, first: Trace, second: Trace, scale: Scale, model: Path) -> str:
+def settings(load: Load, name: str, scale: Scale, model: Path) -> str:
     """The cluster's configuration, as TOML."""
     is_planned = name == PLANNER
     split = START if is_planned else next(split for split in FIXED if str(split) == name)
     promise, made = scale.promise(load), load.calibration
-    whole, _ = load.trace(first, second)
-    tokens = sum(one.prompt_tokens for one in whole.requests)
-    pairs = sum(attended(0, one.prompt_tokens) for one in whole.requests)
-    prompt_token_s = made.prefill_token_s + made.prefill_context_s * pairs / tokens
-    context = sum(one.prompt_tokens + one.output_tokens / 2 for one in whole.requests) / len(whole.requests)
-    sequence_s = made.decode_sequence_s + made.decode_context_s * context
-    slower = scale.shrink / scale.speed
+    slower, context_slower = scale.shrink / scale.speed, scale.shrink**2 / scale.speed
     return f"""
 max_ranks = {WORKERS}
 [model]
@@ -105,11 +98,18 @@ decode = {split.decode}
 [worker]
 engine = "sim"
 threads = 1
+chunk_tokens = {made.chunk_tokens // scale.shrink}
+max_step_tokens = {made.max_step_tokens // scale.shrink}
+max_step_s = {made.max_step_s / scale.speed}
+max_sequences = {made.max_sequences}
 kv_memory_bytes = {made.kv_tokens // scale.shrink * TOKEN_BYTES}
 [worker.sim]
-prefill_tokens_per_s = {1 / (prompt_token_s * slower)}
+prefill_tokens_per_s = {1 / (made.prefill_token_s * slower)}
+prefill_step_s = {made.prefill_step_s / scale.speed}
+prefill_context_s = {made.prefill_context_s * context_slower}
 decode_step_s = {made.decode_step_s * slower}
-decode_sequence_s = {sequence_s * slower}
+decode_sequence_s = {made.decode_sequence_s * slower}
+decode_context_s = {made.decode_context_s * context_slower}
 [router]
 disaggregation = {json.dumps(load.disaggregation.value)}
 [slo.proof]
@@ -135,7 +135,7 @@ def play_live(load: Load, name: str, first: Trace, second: Trace, scale: Scale) 
         file = Path(folder) / "cluster.toml"
         model = Path(folder) / MODEL
         write_model(model)
-        file.write_text(settings(load, name, first, second, scale, model))
+        file.write_text(settings(load, name, scale, model))
         with running("--config", str(file)) as cluster:
             began_s = time.time()
             answers = _send(cluster, trace)

@@ -110,9 +110,15 @@ class SimSection:
     """`[worker.sim]`: how long the simulated engine takes. 0 = as fast as it can."""
 
     prefill_tokens_per_s: Amount = 0.0
+    prefill_step_s: Amount = 0.0
+    """Added to a step that computes any part of a prompt."""
+    prefill_context_s: Amount = 0.0
+    """Added for every pair of a prompt's token and one before it."""
     decode_step_s: Amount = 0.0
     decode_sequence_s: Amount = 0.0
     """Added to a decode step for every sequence in it."""
+    decode_context_s: Amount = 0.0
+    """Added to a decode step for every token of context of the sequences in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from proof.planner.real import (
     write_model,
 )  # fmt: skip
 from proof.planner.runs import PLANNER, Load
-from tandem.cluster.simulator.calibration import Calibration
+from tandem.cluster.simulator.calibration import Calibration, of_sim_engine
 from tandem.cluster.simulator.workloads import varied
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig, Disaggregation, PlannerMode, SloSection
@@ -27,8 +27,8 @@ from tandem.engine.pool_plan import kv_layout
 CODE = varied(requests=40, rate=3.0, prompt_tokens=2000, output_tokens=25, seed=1)
 CONVERSATION = varied(requests=60, rate=5.0, prompt_tokens=600, output_tokens=350, seed=2)
 CALIBRATION = Calibration(
-    prefill_step_s=0.0, prefill_token_s=5e-4, prefill_context_s=0.0, decode_step_s=0.02, decode_sequence_s=0.001,
-    decode_context_s=0.0,
+    prefill_step_s=0.01, prefill_token_s=5e-4, prefill_context_s=1e-7, decode_step_s=0.02, decode_sequence_s=0.001,
+    decode_context_s=1e-6, chunk_tokens=1024,
 )  # fmt: skip
 LOAD = Load(
     first_scale=1.0, second_scale=1.0, seconds=80.0, promise=SloSection(ttft_s=3.0, itl_s=0.05),
@@ -39,7 +39,7 @@ SCALE = Scale(speed=2.0, shrink=8)
 
 def config(name: str, folder: Path) -> ClusterConfig:
     file = folder / "cluster.toml"
-    file.write_text(settings(LOAD, name, CODE, CONVERSATION, SCALE, folder))
+    file.write_text(settings(LOAD, name, SCALE, folder))
     return config_loader.load(file, ClusterConfig)
 
 
@@ -54,6 +54,10 @@ def test_seconds_of_work_stay_and_all_of_it_is_faster(tmp_path: Path) -> None:
     assert prompt_s == pytest.approx(sum(one.prompt_tokens for one in whole.requests) * 5e-4 / 2, rel=0.01)
     answer_s = sum(one.output_tokens for one in trace.requests) * made.worker.sim.decode_step_s
     assert answer_s == pytest.approx(sum(one.output_tokens for one in whole.requests) * 0.02 / 2, rel=0.05)
+    live = of_sim_engine(made.worker, kv_token_bytes=1, link_bytes_per_s=1.0, rpc_s=0.0)
+    assert live.step_s([(128, 256)], 0, 0) == pytest.approx(CALIBRATION.step_s([(1024, 2048)], 0, 0) / 2)
+    assert live.step_s([], 10, 1000) == pytest.approx(CALIBRATION.step_s([], 10, 8000) * 8 / 2)
+    assert made.worker.chunk_tokens == CALIBRATION.chunk_tokens // 8
     assert made.slo["proof"] == SloSection(ttft_s=1.5, itl_s=0.2)
     assert (made.planner.mode, made.planner.window_s, made.planner.budget) == (PlannerMode.ACT, 30.0, 8)
     assert (made.pools.prefill, made.pools.decode) == (6, 2)

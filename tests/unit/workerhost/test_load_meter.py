@@ -13,7 +13,6 @@ from tandem.engine.request import StepResult
 from tandem.router.planning.computing import COMPUTING_SECONDS
 from tandem.workerhost.load_meter import DecodePace, LoadMeter
 
-
 SHELL: Any = SimpleNamespace(count=lambda name, by=1: None, work=None)
 
 

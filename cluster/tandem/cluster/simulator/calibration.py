@@ -113,12 +113,12 @@ def of_sim_engine(worker: WorkerSection, *, kv_token_bytes: int, link_bytes_per_
     sim = worker.sim
     return Calibration(
         name="the sim engine's [worker.sim] settings",
-        prefill_step_s=0.0,
+        prefill_step_s=sim.prefill_step_s,
         prefill_token_s=1 / sim.prefill_tokens_per_s if sim.prefill_tokens_per_s else 0.0,
-        prefill_context_s=0.0,
+        prefill_context_s=sim.prefill_context_s,
         decode_step_s=sim.decode_step_s,
         decode_sequence_s=sim.decode_sequence_s,
-        decode_context_s=0.0,
+        decode_context_s=sim.decode_context_s,
         kv_token_bytes=kv_token_bytes,
         kv_tokens=worker.kv_memory_bytes // (kv_token_bytes * worker.block_tokens) * worker.block_tokens,
         block_tokens=worker.block_tokens,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
 from tandem.core.kvlayout import KVLayout
+from tandem.core.prefill_queue import attended
 from tandem.engine.runner_protocol import LayersStored
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
@@ -24,8 +25,8 @@ class SimRunner:
     """One rank of a simulated model. Implements `Runner`; imports torch only with a `group` of several ranks.
 
     `num_blocks` has one number a KV group; `layer_group` is how many layers pass between two calls of `on_layers`,
-    0 = all. `timing` is how long steps take at least; `prefill_tokens_per_s` is spread evenly over the layers. The
-    ranks of a group are driven with the same steps in the same order; followers pass no `rows` and get no tokens.
+    0 = all. `timing` is how long steps take at least, for prompts spread evenly over the layers. The ranks of a group
+    are driven with the same steps in the same order; followers pass no `rows` and get no tokens.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class SimRunner:
 
     def _run(self, batch: StepBatch, started_s: float, on_layers: LayersStored | None) -> list[int]:
         """The digest of every logit row, over all ranks; empty on followers."""
-        prefill_s, decode_s = self._durations(batch)
+        prefill_s, decode_s = durations(self._timing, batch.sequences)
         hashes = self._chain(batch)
         for first in range(0, self._layers, self._layer_group):
             last = min(first + self._layer_group, self._layers)
@@ -151,14 +152,23 @@ class SimRunner:
         )  # fmt: skip
         return Sampled(token, report_logprob(token, params, self._vocab_size))
 
-    def _durations(self, batch: StepBatch) -> tuple[float, float]:
-        """Seconds for the chunks and for the decodes (sequences of one token) of a step."""
-        timing = self._timing
-        decodes = sum(sequence.query_tokens == 1 for sequence in batch.sequences)
-        chunk_tokens = len(batch.token_ids) - decodes
-        prefill_s = chunk_tokens / timing.prefill_tokens_per_s if timing.prefill_tokens_per_s else 0.0
-        return prefill_s, (timing.decode_step_s + decodes * timing.decode_sequence_s) if decodes else 0.0
-
     def _wait_until(self, when_s: float) -> None:
         while (left_s := when_s - self._clock.now_s()) > 0:
             self._pause.wait(left_s)
+
+
+def durations(timing: SimSection, sequences: Sequence[SeqSlice]) -> tuple[float, float]:
+    """Seconds for the chunks of a step, and for its decodes (sequences of one token)."""
+    chunks = [one for one in sequences if one.query_tokens > 1]
+    decodes = [one for one in sequences if one.query_tokens == 1]
+    prefill_s = decode_s = 0.0
+    if chunks:
+        tokens = sum(one.query_tokens for one in chunks)
+        pairs = sum(attended(one.context_tokens - one.query_tokens, one.context_tokens) for one in chunks)
+        prefill_s = timing.prefill_step_s + timing.prefill_context_s * pairs
+        prefill_s += tokens / timing.prefill_tokens_per_s if timing.prefill_tokens_per_s else 0.0
+    if decodes:
+        context = sum(one.context_tokens for one in decodes)
+        decode_s = timing.decode_step_s + timing.decode_sequence_s * len(decodes)
+        decode_s += timing.decode_context_s * context
+    return prefill_s, decode_s

@@ -13,6 +13,8 @@ from tandem.cluster.simulator.fit import NotEnoughRowsError, fit
 from tandem.cluster.simulator.measured import Moves
 from tandem.core.config import SimSection, WorkerSection
 from tandem.core.errors import ConfigError
+from tandem.engine.sim.runner import durations
+from tandem.engine.step_batch import SeqSlice
 
 
 def test_a_fit_finds_the_coefficients_that_made_the_rows() -> None:
@@ -129,6 +131,20 @@ def test_the_sim_engines_settings_are_taken_over() -> None:
     assert found.prefill_step_s + found.chunk_s(512, 1024) == pytest.approx(512 / 4000)
     assert found.decode_s(8, 100_000) == pytest.approx(0.028)
     assert (found.blocks, found.scheduler.chunk_tokens) == (64, 256)
+
+
+def test_the_sim_engine_takes_as_long_as_its_calibration_says() -> None:
+    timing = SimSection(
+        prefill_tokens_per_s=4000.0, prefill_step_s=0.003, prefill_context_s=1e-5, decode_step_s=0.02,
+        decode_sequence_s=0.001, decode_context_s=1e-4,
+    )  # fmt: skip
+    found = calibration.of_sim_engine(WorkerSection(sim=timing), kv_token_bytes=1024, link_bytes_per_s=1e9, rpc_s=0.001)
+    sequences = [SeqSlice(1, 17, ()), SeqSlice(40, 60, ()), SeqSlice(1, 9, ()), SeqSlice(8, 8, ())]
+    chunks = [(20, 60), (0, 8)]
+    assert sum(durations(timing, sequences)) == pytest.approx(found.step_s(chunks, 2, 26))
+    assert durations(timing, sequences[::2]) == pytest.approx((0.0, found.step_s([], 2, 26)))
+    assert durations(timing, sequences[1::2]) == pytest.approx((found.step_s(chunks, 0, 0), 0.0))
+    assert durations(SimSection(), sequences) == (0.0, 0.0)
 
 
 def test_the_layout_has_the_tokens_bytes() -> None:
