@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -141,9 +141,8 @@ class Answer:
         now_s = self._sent_s = self._desk.clock.now_s()
         with ExitStack() as stack:
             for slot, work in enumerate(self._works):
-                left_s = self._settings.received_s + work.timeout_s - now_s
-                work = replace(work, timeout_s=max(_LEAST_S, left_s))
-                flight = self._desk.dispatcher.fly(self._request(slot), slot, work, self._inbox)
+                left_s = max(_LEAST_S, self._settings.received_s + work.timeout_s - now_s)
+                flight = self._desk.dispatcher.fly(self._request(slot), slot, work, self._inbox, left_s=left_s)
                 self._flights.append(stack.enter_context(flight))
             self._stack.enter_context(stack.pop_all())
 

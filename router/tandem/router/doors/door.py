@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
@@ -61,10 +61,10 @@ class Door:
         if not terms.is_background:
             await self.desk.budgets.spend(terms.tenant, cost_of(works))
         trace_id = ask.call.trace_id if ask.call is not None else ""
-        return [
-            replace(work, terms=terms, timeout_s=terms.timeout_s, arrived_s=received_s, trace_id=trace_id)
-            for work in works
-        ]
+        for work in works:
+            work.terms, work.timeout_s = terms, terms.timeout_s
+            work.arrived_s, work.trace_id = received_s, trace_id
+        return works
 
     async def _in_time(self, reading: Awaitable[list[Work]], received_s: float, timeout_s: float) -> list[Work]:
         """DeadlineError if the prompt is not tokenised in the time that its whole answer has."""

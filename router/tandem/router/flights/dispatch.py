@@ -43,6 +43,8 @@ from tandem.router.workers.wire import PromptChunk, TokenChunk
 
 _log = logging.getLogger(__name__)
 SWEEP_S = 1.0
+_PHASES = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
+_ORDER: dict[str, int] = {phase.value: place for place, phase in enumerate(_PHASES)}
 SPACING_S = 0.002
 """Between attempts of requests that one worker lost, or that waited for one: planning all of them at once would stop
 the event loop."""
@@ -123,16 +125,17 @@ class Dispatcher:
 
     @contextmanager
     def fly(
-        self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None = None
-    ) -> Iterator[Flight]:
+        self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None = None, *,
+        left_s: float | None = None,
+    ) -> Iterator[Flight]:  # fmt: skip
         """Send `work` off; its tokens, or its failure, arrive in `inbox`. Leaving cancels what is still running.
 
-        With a `plan` it is tried once, there, and no client waits for it.
+        `left_s`: of its time; None = all of it. With a `plan` it is tried once, there, and no client waits for it.
         """
         loop = asyncio.get_running_loop()
         error = DeadlineError(f"no complete answer within {work.timeout_s:g} s", todo="ask for less or try later")
-        deadline = loop.call_later(work.timeout_s, inbox.fail, error)
-        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s())
+        deadline = loop.call_later(work.timeout_s if left_s is None else left_s, inbox.fail, error)
+        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s(), left_s=left_s)
         if plan is not None:
             flight.plan, flight.is_probe = plan, True
         self._flights[request] = flight
@@ -449,14 +452,14 @@ class Dispatcher:
         flight = self._flights.get(RequestId(request))
         if flight is None or attempt != flight.attempt or link.worker not in flight.legs:
             return
-        flight.mark(phase, self._clock.now_s())
+        now_s = self._clock.now_s()
+        flight.mark(phase, now_s)
         if phase == Phase.QUEUED:
             link.outstanding.acknowledge(request)
         if phase == Phase.PREFILL and flight.prefill_started_s is None:
-            flight.prefill_started_s = self._clock.now_s()
-        order = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
-        if phase in order and flight.phase in order and order.index(flight.phase) < order.index(Phase(phase)):
-            flight.phase, flight.progress_s = Phase(phase), self._clock.now_s()
+            flight.prefill_started_s = now_s
+        if _ORDER.get(flight.phase, len(_ORDER)) < _ORDER.get(phase, -1):
+            flight.phase, flight.progress_s = Phase(phase), now_s
 
     def on_up(self, link: WorkerLink) -> None:
         self._table.note_up(link)

@@ -32,9 +32,9 @@ _ALTERNATIVE_BYTES = 96
 """What a token and a reported alternative take in a stream, about; for the bound on unread backlog."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Work:
-    """A validated request: one prompt, `sampling.n` choices.
+    """A validated request: one prompt, `sampling.n` choices. Whoever reads it fills it in; then it is never changed.
 
     `model` is what its workers must compute; empty = any. `salt` is in the root of its block hashes; empty = that
     of requests that belong to no tenant. Works of one `cache_key` like to meet again.
@@ -223,6 +223,8 @@ class Flight:
     """Whether the latter had a part in it: the blocks were expected there, not published."""
     handoff: HandoffTiming | None = None
     prefill_started_s: float | None = None
+    left_s: float | None = None
+    """Of its time, when it was sent off; None = all of it."""
     first_token_s: float | None = None
     progress_s: float = 0.0
     """When its workers last showed that they go on with it."""
@@ -240,6 +242,11 @@ class Flight:
 
     def __post_init__(self) -> None:
         self.orders = [_Order() for _ in range(self.work.sampling.n)]
+
+    @property
+    def deadline_s(self) -> float:
+        """When nobody waits for it any more."""
+        return self.started_s + (self.work.timeout_s if self.left_s is None else self.left_s)
 
     @property
     def names(self) -> dict[str, Any]:
@@ -316,7 +323,7 @@ class Flight:
             max_tokens=self.longest_rest_tokens,
             choices=self.work.sampling.n,
             now_s=now_s,
-            deadline_s=self.started_s + self.work.timeout_s,
+            deadline_s=self.deadline_s,
             is_computed_whole=self.sampling.prompt_logprobs is not None,
             is_kept_together=bool(self.work.cache_key),
             followers=followers,
@@ -347,7 +354,7 @@ class Flight:
         at_s = max(at_s, self.moments[places["sent"]].at_s if "sent" in places else self.started_s)
         if phase in places:
             moment = self.moments[places[phase]]
-            self.moments[places[phase]] = replace(moment, at_s=min(at_s, moment.at_s))
+            moment.at_s = min(at_s, moment.at_s)
         else:
             self.mark(phase, at_s)
         if phase is Phase.PREFILL and self.attempt == _FIRST:

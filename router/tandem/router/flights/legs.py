@@ -87,7 +87,7 @@ class Legs:
             sampling=sampling,
             salt=work.salt or self._prefixes.salt,
             last_block_hash=view.last_hashes.get(link.worker, b""),
-            timeout_s=max(0.001, flight.started_s + work.timeout_s - now_s),
+            timeout_s=max(0.001, flight.deadline_s - now_s),
             peer=peer.facts if peer is not None else None,
             sources=sources,
             forced=flight.forced(),

@@ -20,7 +20,7 @@ MAX_MOMENTS = 64
 """Of one request: attempts are few, so that this is for requests that something is wrong with."""
 
 
-@dataclass(slots=True)  # never changed, but frozen it would take four times as long to make
+@dataclass(slots=True)
 class Moment:
     """Something that happened to an attempt: it was "sent", a worker said a phase, the "first_token" came, it "failed",
     or "moved" to another worker.
@@ -36,7 +36,7 @@ class Moment:
     why: str
 
 
-@dataclass(slots=True, kw_only=True)  # like Moment
+@dataclass(slots=True, kw_only=True)  # never changed, but frozen it would take four times as long to make
 class Trace:
     """A request's moments. `ended_s` None = it runs. `error` is what its client was told, `reason` the last plan's."""
 

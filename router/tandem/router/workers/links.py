@@ -134,7 +134,7 @@ class WorkerLink:
     @property
     def takes_work(self) -> bool:
         """Whether it may be planned for."""
-        return self.is_up and self.is_registered and self.state is WorkerState.READY
+        return self.facts is not None and self.is_registered and self.state is WorkerState.READY
 
     def send(self, message: w.RouterMessage) -> None:
         """Queue a message; raises WorkerLostError if the worker is not connected, CapacityError if it does not read."""
