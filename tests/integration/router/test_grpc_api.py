@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -12,6 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tandem.core.errors import STATUS
+from tandem.router.asking.answers import Answer, AnswerDesk
+from tandem.router.doors import grpc_api
 from tandem.router.doors.grpc_api import SERVICE
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
@@ -142,6 +145,38 @@ def test_worker_lost_and_cancel(build: Build) -> None:
         decode.script = Script()
         house.restart_worker("decode-0")
         wait_for(lambda: status() == serving)
+
+
+@pytest.mark.parametrize("where", ["opened", "answered"])
+def test_a_bug_is_logged_with_the_requests_id(
+    shared: House, where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids: list[str] = []
+
+    def opened(desk: AnswerDesk, request: str, *rest: Any) -> Answer:
+        ids.append(request)
+        raise ZeroDivisionError
+
+    async def answered(answer: Answer, shown: Any) -> AsyncIterator[i.GenerateResponse]:
+        ids.append(answer.id)
+        raise ZeroDivisionError
+        yield i.GenerateResponse()
+
+    if where == "opened":
+        monkeypatch.setattr(AnswerDesk, "open", opened)
+    else:
+        monkeypatch.setattr(grpc_api, "_responses", answered)
+    with pytest.raises(grpc.RpcError) as caught:
+        generate(shared, i.GenerateRequest(model="tiny", text="Hello"))
+    error: Any = caught.value
+    assert (error.code(), error.details()) == (
+        grpc.StatusCode.INTERNAL,
+        "the router failed: ZeroDivisionError. Report this.",
+    )
+    (said,) = [record for record in caplog.records if record.getMessage() == "answer failed"]
+    assert said.__dict__["fields"] == {"request": ids[0]}
+    assert ids[0].startswith("gen-")
+    shared.wait(lambda: not shared.router.dispatcher.flights)
 
 
 def test_models_and_tokens(shared: House) -> None:

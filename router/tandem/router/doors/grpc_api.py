@@ -136,8 +136,9 @@ class _Inference(i_grpc.InferenceServicer):
             door.refused("grpc", CancelledError("the request was cancelled"), call)
             raise
         failure: TandemError | None = None
+        request_id = new_request_id("gen")
         try:
-            answer = door.desk.open(new_request_id("gen"), works, door.answer_settings(ask, received_s))
+            answer = door.desk.open(request_id, works, door.answer_settings(ask, received_s))
             with answer:
                 outcome: list[TandemError] = []
                 await attend(answer, _deliver(answer, _Shown(request, ask, works), context, outcome))
@@ -146,7 +147,7 @@ class _Inference(i_grpc.InferenceServicer):
             door.refused("grpc", error)
             failure = error
         except Exception as error:  # noqa: BLE001 - RPC boundary
-            failure = _bug(error)
+            failure = _bug(error, request_id)
             door.refused("grpc", failure)
         if failure is not None:
             await _abort(context, failure)
@@ -219,13 +220,14 @@ async def _deliver(answer: Answer, shown: _Shown, context: Any, outcome: list[Ta
     except TandemError as error:
         outcome.append(error)
     except Exception as error:  # noqa: BLE001 - RPC boundary
-        failure = _bug(error)
+        failure = _bug(error, answer.id)
         answer.cancel(failure)
         outcome.append(failure)
 
 
-def _bug(error: Exception) -> InternalError:
-    _log.exception("answer failed")
+def _bug(error: Exception, request: str | None = None) -> InternalError:
+    """`request`: its id; None for calls that have none."""
+    _log.exception("answer failed", extra={"fields": {} if request is None else {"request": request}})
     return InternalError("the router failed", why=type(error).__name__, todo="report this")
 
 
