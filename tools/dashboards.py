@@ -42,6 +42,12 @@ def of_workers(metric: str, by: str, where: str = "", *, how: str = "sum", is_co
     return f"{how} by ({by}) (max by ({once}) ({inner}))"
 
 
+def of_peak(counter: str, what: str) -> str:
+    """How fast a worker's counter grows, as a share of the peak of its accelerators."""
+    peak = of_workers(f"tandem_worker_peak_{what}_per_second", "worker, role", is_counter=False)
+    return f"{of_workers(counter, 'worker, role')} / {peak}"
+
+
 def quantiles(metric: str, *shares: float) -> tuple[tuple[str, str], ...]:
     """Of a histogram, by model."""
     rates = f"sum by (model, le) (rate({metric}_bucket[$__rate_interval]))"
@@ -126,6 +132,14 @@ DASHBOARDS: Final[dict[str, tuple[str, tuple[Panel, ...]]]] = {
             Panel(
                 "States of workers", "short",
                 ((of_workers("tandem_worker_state", "state", is_counter=False), "{{state}}"),),
+            ),
+            Panel(
+                "MFU", "percentunit", ((of_peak("tandem_model_flops_total", "flops"), "{{worker}}, {{role}}"),),
+                "Of workers with [worker] peak_flops_per_s; time without work counts.",
+            ),
+            Panel(
+                "MBU", "percentunit", ((of_peak("tandem_model_read_bytes_total", "bytes"), "{{worker}}, {{role}}"),),
+                "Of workers with [worker] peak_bytes_per_s; time without work counts.",
             ),
         ),
     ),
