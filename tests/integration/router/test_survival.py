@@ -267,3 +267,5 @@ def test_a_breaker_keeps_requests_from_who_keeps_failing(build: Build) -> None:
     assert len(bad.submitted) == 1
     assert house.metric('tandem_worker_breaker_state{worker="decode-0"}') == 2
     assert house.metric('tandem_worker_breaker_state{worker="decode-1"}') == 0
+    states = {row["worker"]: row["breaker"] for row in house.status()["workers"]}
+    assert states == {"prefill-0": "closed", "decode-0": "open", "decode-1": "closed"}

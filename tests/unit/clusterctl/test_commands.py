@@ -265,6 +265,15 @@ def test_a_cluster_is_well_degraded_or_down() -> None:
     found = overview({"is_ready": True, "workers": [full]}, scrape)
     assert found["health"] == "degraded"
     assert [warning["what"] for warning in found["warnings"]] == ["d has 99% of its KV in use"]
+    failing = {"worker": "d", "is_registered": True, "is_connected": True, "state": "ready", "breaker": "open"}
+    shunned = overview({"is_ready": True, "workers": [failing]}, scrape)
+    assert shunned["health"] == "degraded"
+    assert [warning["what"] for warning in shunned["warnings"]] == [
+        "d gets no requests for a while, for they failed there"
+    ]
+    assert [status_view.state(failing | {"breaker": name}) for name in ("open", "half_open", "closed")] == [
+        "breaker open", "up", "up",
+    ]  # fmt: skip
     pair = {"prefill": "p", "decode": "d", "why": "revision differs: initial and r2"}
     workers = [{"worker": "p", "revision": "initial"}, {"worker": "d", "revision": "r2"}]
     rolling = overview({"is_ready": True, "workers": workers, "refused_pairs": [pair] * 4}, scrape)

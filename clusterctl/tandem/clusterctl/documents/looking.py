@@ -83,6 +83,7 @@ class WorkerStatus(TypedDict):
     version: str
     clock_skew_s: float | None
     state: str
+    breaker: NotRequired[Literal["closed", "half_open", "open"]]
     role: NotRequired[str]
     model: NotRequired[str]
     fingerprint: NotRequired[str]

@@ -102,6 +102,9 @@ def _warnings(status: Record) -> Iterator[dict[str, str]]:
             yield _warning(f"{name}: {worker['trouble']}", f"`{called()} logs {name} --level WARNING`")
         elif not worker.get("is_registered", True):
             yield _warning(f"{name} has lost its lease", f"it comes back by itself, or see `{called()} logs {name}`")
+        if worker.get("breaker") == "open":
+            what = f"{name} gets no requests for a while, for they failed there"
+            yield _warning(what, f"`{called()} logs {name} --level WARNING`")
         share = kv_share([worker])
         if share is not None and share > _FULL:
             yield _warning(f"{name} has {share:.0%} of its KV in use", "give it more --kv-memory, or more workers")

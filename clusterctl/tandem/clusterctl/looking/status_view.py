@@ -204,6 +204,8 @@ def state(worker: Record) -> str:
         return "lapsed"
     if worker.get("state", "ready") != "ready":
         return str(worker["state"])
+    if worker.get("breaker") == "open" and worker.get("is_connected", True):
+        return "breaker open"
     return "up" if worker.get("is_connected", True) else "connecting"
 
 

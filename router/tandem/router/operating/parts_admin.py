@@ -43,6 +43,7 @@ from tandem.router.operating.page import figures
 from tandem.router.operating.page.chat import CHAT_PATH, ApiRelay
 from tandem.router.operating.page.live import LiveDesk, Read, trimmed
 from tandem.router.operating.page.site import site_routes
+from tandem.router.operating.parts_status import workers_of
 from tandem.router.operating.trace_desk import MAX_SHOWN
 
 ANSWER_S = 10.0
@@ -282,12 +283,7 @@ def _status(told: _Told) -> bytes:
     said: dict[Part, dict[str, Any]] = {part: orjson.loads(answer.body) for part, answer in told.answers.items()}
     pages = list(said.values())
     status = next((page for page in pages if not page["is_ready"]), pages[0])
-    counts: dict[str, int] = {}
-    for page in pages:
-        for worker in page["workers"]:
-            counts[worker["worker"]] = counts.get(worker["worker"], 0) + worker["router_in_flight"]
-    for worker in status["workers"]:
-        worker["router_in_flight"] = counts[worker["worker"]]
+    status["workers"] = workers_of(pages)
     status["admission"] = view.added_up([page["admission"] for page in pages])
     processes = [
         {"id": part.name, "is_ready": page["is_ready"], **_some(page["router"], "incarnation", "in_flight", "pid")}

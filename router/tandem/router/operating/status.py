@@ -8,6 +8,7 @@ from typing import Any
 
 from tandem.core.clock import Clock
 from tandem.core.config import RouterConfig
+from tandem.router.flights.breaker import Breakers
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.flight import Flight
 from tandem.router.flights.readiness import Readiness
@@ -24,6 +25,7 @@ class StatusPage:
     incarnation: int
     table: WorkerTable
     dispatcher: Dispatcher
+    breakers: Breakers
     readiness: Readiness
     clock: Clock
     addresses: Callable[[], dict[str, Any]]
@@ -50,7 +52,7 @@ class StatusPage:
                 **self.addresses(),
             },
             "admission": self.admission(),
-            "workers": [_worker(link) for link in sorted(self.table.links, key=lambda link: link.worker)],
+            "workers": [self._worker(link) for link in sorted(self.table.links, key=lambda link: link.worker)],
             "pairs": [
                 {"prefill": prefill, "decode": decode, "form": how}
                 for prefill, decode, how in sorted(self.table.paired())
@@ -66,12 +68,14 @@ class StatusPage:
         flights = sorted(self.dispatcher.flights, key=lambda flight: flight.started_s)
         return {"requests": [_request(flight, now_s) for flight in flights]}
 
+    def _worker(self, link: WorkerLink) -> dict[str, Any]:
+        breaker = self.breakers.state((link.worker, link.where.incarnation))
+        return {**_worker(link), "breaker": breaker.name.lower()}
 
-def _state(link: WorkerLink) -> str:
-    """Nothing that a worker said is true of one that is not connected."""
-    if link.is_up:
-        return link.state.value
-    return "unreachable" if link.is_registered else "gone"
+
+def absent_state(*, is_registered: bool) -> str:
+    """Of a worker that is not connected: nothing that it said is true any more."""
+    return "unreachable" if is_registered else "gone"
 
 
 def _worker(link: WorkerLink) -> dict[str, Any]:
@@ -83,7 +87,7 @@ def _worker(link: WorkerLink) -> dict[str, Any]:
         "incarnation": str(link.where.incarnation),
         "is_connected": link.is_up,
         "is_registered": link.is_registered,
-        "state": _state(link),
+        "state": link.state.value if link.is_up else absent_state(is_registered=link.is_registered),
         "trouble": link.trouble,
         "router_in_flight": len(link.requests),
         "version": link.version,

@@ -57,6 +57,7 @@ from tandem.router.doors.http.app import create_app
 from tandem.router.doors.http.guard import Guard
 from tandem.router.doors.http.parting import Parting
 from tandem.router.doors.servers import HttpServer, TlsFiles, bind, port_after, port_of
+from tandem.router.flights.breaker import Breakers
 from tandem.router.flights.carrying import Carrying
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.readiness import Readiness
@@ -179,7 +180,7 @@ class Router:
             scrape=self._scrape,
             tracing=self._tracing,
         )
-        self._page = self._build_page(incarnation)
+        self._page = self._build_page(incarnation, survival.breakers)
         self._audits = AuditDesk(
             router=config.router_id,
             table=self.table,
@@ -349,12 +350,13 @@ class Router:
             has_rollouts=self.config.has_rollouts,
         )
 
-    def _build_page(self, incarnation: Incarnation) -> StatusPage:
+    def _build_page(self, incarnation: Incarnation, breakers: Breakers) -> StatusPage:
         return StatusPage(
             config=self.config,
             incarnation=incarnation,
             table=self.table,
             dispatcher=self.dispatcher,
+            breakers=breakers,
             readiness=self.readiness,
             clock=self._clock,
             addresses=lambda: {**self._ports, "host": self.config.settings.host, "pid": os.getpid()},

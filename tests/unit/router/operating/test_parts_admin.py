@@ -86,9 +86,9 @@ def test_every_gauge_of_routers_is_added_but_for_those() -> None:
     }  # fmt: skip
 
 
-def status(in_flight: int) -> bytes:
+def status(in_flight: int, *workers: dict[str, Any]) -> bytes:
     router = {"incarnation": "7", "in_flight": in_flight, "pid": 1}
-    return orjson.dumps({"is_ready": True, "workers": [], "admission": {}, "router": router})
+    return orjson.dumps({"is_ready": True, "workers": workers, "admission": {}, "router": router})
 
 
 CUT_OFF = (b"", b"HTTP/1.1", b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{")
@@ -157,6 +157,21 @@ def test_a_process_that_hangs_is_named_and_the_others_are_heard(monkeypatch: pyt
         assert f'{names.ROUTER_PROCESS_UP}{{process="r-1"}} 0.0' in lines
         async with asking(None, None) as (client, _):
             assert (await client.get("/metrics")).status_code == 503
+
+    asyncio.run(run())
+
+
+def test_the_status_of_workers_is_not_that_of_the_first_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "added_up", lambda pages: {})
+    fine = {"worker": "d0", "is_connected": True, "is_registered": True, "state": "ready", "trouble": ""}
+    first, second = ({**fine, "breaker": name, "router_in_flight": n} for name, n in (("closed", 2), ("open", 3)))
+
+    async def run() -> None:
+        async with asking(status(2, first), status(3, second, {**second, "worker": "d1"})) as (client, _):
+            rows = (await client.get("/admin/v1/status")).json()["workers"]
+        assert [(row["worker"], row["router_in_flight"], row["breaker"]) for row in rows] == [
+            ("d0", 5, "open"), ("d1", 3, "open"),
+        ]  # fmt: skip
 
     asyncio.run(run())
 
