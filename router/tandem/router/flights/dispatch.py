@@ -43,8 +43,7 @@ from tandem.router.workers.wire import PromptChunk, TokenChunk
 
 _log = logging.getLogger(__name__)
 SWEEP_S = 1.0
-_PHASES = (Phase.QUEUED, Phase.PREFILL, Phase.TRANSFER, Phase.DECODE)
-_ORDER: dict[str, int] = {phase.value: place for place, phase in enumerate(_PHASES)}
+_ORDER: dict[str, int] = {Phase.QUEUED: 0, Phase.PREFILL: 1, Phase.TRANSFER: 2, Phase.DECODE: 3}
 SPACING_S = 0.002
 """Between attempts of requests that one worker lost, or that waited for one: planning all of them at once would stop
 the event loop."""

@@ -120,11 +120,11 @@ async def test_a_second_prompt_that_nobody_takes_costs_nothing(monkeypatch: pyte
     desk, fly = Desk(stage), stage.dispatcher.fly
     flown: list[Any] = []
 
-    def once(*arguments: Any) -> Any:
+    def once(*arguments: Any, **more: Any) -> Any:
         if flown:
             raise UnavailableError("no worker")
         flown.append(arguments)
-        return fly(*arguments)
+        return fly(*arguments, **more)
 
     monkeypatch.setattr(stage.dispatcher, "fly", once)
     with pytest.raises(UnavailableError), desk.open(works=2):
