@@ -88,6 +88,7 @@ def test_a_router_gets_what_the_receiver_of_traces_wants(tmp_path: Path, monkeyp
         waited.append(url)
 
     monkeypatch.setattr(program, "wait_for_redis", wait_for_redis)
+    monkeypatch.setattr("tandem.core.logs.setup", lambda *_, **__: None)
     monkeypatch.setattr(os, "execve", lambda _program, _words, variables: started.append(variables))
     for name, text in (("headers", "authorization=Bearer%20key\n"), ("ca.crt", "an authority\n")):
         (tmp_path / name).write_text(text)
