@@ -260,7 +260,7 @@ class Flight:
 
     @property
     def is_finished(self) -> bool:
-        return all([order.is_done for order in self.orders])  # noqa: C419 - at every token: a generator takes longer
+        return all(order.is_done for order in self.orders)
 
     @property
     def has_first_tokens(self) -> bool:

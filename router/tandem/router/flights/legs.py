@@ -43,11 +43,11 @@ class Legs:
         flight.pair = ()
         sampling, job = wire.sampling_to_wire(flight.sampling), flight.job(now_s)
         if prefill is None:
-            self._send_leg(flight, decode, None, w.LEG_FULL, sampling, view, now_s, job)
+            self._send_leg(flight, decode, None, w.LEG_FULL, sampling, view, job)
             return
         # The announcement first: the prefill worker may ask for its ticket at once.
-        self._send_leg(flight, decode, prefill, w.LEG_DECODE, sampling, view, now_s, job)
-        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, sampling, view, now_s, job)
+        self._send_leg(flight, decode, prefill, w.LEG_DECODE, sampling, view, job)
+        self._send_leg(flight, prefill, decode, w.LEG_PREFILL, sampling, view, job)
 
     def release(self, flight: Flight, link: WorkerLink) -> None:
         """Nothing more is expected from there."""
@@ -74,7 +74,6 @@ class Legs:
         leg: w.Leg.ValueType,
         sampling: g.SamplingParams,
         view: PrefixView,
-        now_s: float,
         job: Job,
     ) -> None:
         work = flight.work
@@ -87,7 +86,7 @@ class Legs:
             sampling=sampling,
             salt=work.salt or self._prefixes.salt,
             last_block_hash=view.last_hashes.get(link.worker, b""),
-            timeout_s=max(0.001, flight.deadline_s - now_s),
+            timeout_s=max(0.001, flight.deadline_s - job.now_s),
             peer=peer.facts if peer is not None else None,
             sources=sources,
             forced=flight.forced(),
