@@ -64,6 +64,7 @@ A worker whose peak nobody said is in neither. Time without work counts; divide 
 - **Bytes**: those matrices once a step, and the KV of each sequence's context once a step.
 - **Not counted**: norms, biases, activations, lookups of embeddings, what is written, and what a kernel reads twice.
   What ranks hold several times counts once. KV that sequences share counts for each of them, for each reads it.
+- Sliding windows count as if tokens attended to the whole context, so the shares of such models are too high.
 - Tokens that are computed again count again; a simulated engine (`engine = "sim"`) computes no model and says nothing.
 """
 

@@ -22,12 +22,18 @@ from safetensors.torch import save_file
 from tandem.kernels.dtypes import TORCH_DTYPES
 
 BUNDLED = Path(__file__).resolve().parent.parent / "models" / "tandem-tiny"
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomModel:
-    """The shape to make; `head_dim` 0 means hidden / heads, `intermediate` 0 means three times hidden."""
+    """The shape to make; `head_dim` 0 means hidden / heads, `intermediate` 0 means three times hidden.
+
+    `window`: tokens of the sliding window in families that have one, 0 for none.
+    """
 
     family: str
     hidden: int = 64
@@ -42,6 +48,7 @@ class RandomModel:
     dtype: str = "float32"
     std: float = 0.08
     is_tied: bool = False
+    window: int = 40
 
 
 def make_random_model(model: RandomModel, folder: Path) -> None:
@@ -74,7 +81,9 @@ def _config(model: RandomModel) -> dict[str, Any]:
         "eos_token_id": 1,
         "torch_dtype": model.dtype,
     }
-    if model.family != "llama":
+    if model.family == "mistral":
+        config["sliding_window"] = model.window or None
+    if model.family in ("qwen2", "qwen3"):
         config |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": model.layers}
     return config
 
@@ -154,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="folder to write")
     for name, value in (("hidden", 64), ("intermediate", 0), ("layers", 2), ("heads", 4), ("kv-heads", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    for name, value in (("head-dim", 0), ("vocab", 512), ("max-positions", 2048), ("seed", 0)):
+    for name, value in (("head-dim", 0), ("vocab", 512), ("max-positions", 2048), ("seed", 0), ("window", 40)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", choices=sorted(TORCH_DTYPES), default="float32")
     parser.add_argument("--std", type=float, default=0.08, help="standard deviation of the weights")

@@ -73,7 +73,7 @@ def fingerprint(source: ModelSource, config: ModelConfig, *, compute_dtype: str)
         index = _present(source.path, (INDEX_NAME,))
         revision = _digest(source.path, ["config.json", *index, *weight_files(source.path)], tokenizer)
     return Fingerprint(
-        model=source.name, revision=revision, rope=config.rope.describe(), adapter="", weight_quantisation="none",
+        model=source.name, revision=revision, rope=config.describe_rope(), adapter="", weight_quantisation="none",
         compute_dtype=compute_dtype, tokenizer=tokenizer,
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def sim_fingerprint(source: ModelSource, config: ModelConfig) -> Fingerprint:
     """
     tokenizer = tokenizer_digest(source.path)
     return Fingerprint(
-        model=source.name, revision=_digest(source.path, ["config.json"], tokenizer), rope=config.rope.describe(),
+        model=source.name, revision=_digest(source.path, ["config.json"], tokenizer), rope=config.describe_rope(),
         adapter="", weight_quantisation="none", compute_dtype="sim", tokenizer=tokenizer,
     )  # fmt: skip
 

@@ -4,8 +4,9 @@
     bytes    the matrices once a step, and the KV of every sequence's context once
 
 Behind the last attention only tokens whose logits are wanted go on (models/decoder.py), so the last layer's output
-projection and MLP, and the head, count by logit rows. Left out: embeddings, which are looked up, norms and biases (less
-than a thousandth of the matrices), activations, and everything that is written.
+projection and MLP, and the head, count by logit rows. Sliding windows count as the whole context. Left out: embeddings,
+which are looked up, norms and biases (less than a thousandth of the matrices), activations, and everything that is
+written.
 """
 
 from __future__ import annotations

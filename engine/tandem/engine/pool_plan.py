@@ -15,7 +15,7 @@ from tandem.engine.model_config import ModelConfig
 
 
 def kv_layout(config: ModelConfig, *, dtype: str, block_tokens: int, tp: int = 1) -> KVLayout:
-    """The KV groups of a model: one for the dense families."""
+    """The KV groups of a model: one for the dense families, whose windows keep what left them."""
     group = KVGroupSpec(
         group=GroupId(0), layers=tuple(range(config.layers)), planes=2, heads=config.kv_heads, width=config.head_dim,
         block_tokens=block_tokens, dtype=dtype,
@@ -38,10 +38,11 @@ def context_length(wanted: int, config: ModelConfig) -> int:
     """Tokens of the longest context: `wanted`, 0 = what the model allows. Raises ConfigError or ModelError."""
     if wanted < 0:
         raise ConfigError(f"max_model_len is {wanted}", todo="use 0 for the model's own limit")
-    if wanted > config.max_positions:
+    longest = config.longest_context
+    if wanted > longest:
         raise ModelError(
-            f"max_model_len {wanted} is beyond the model", why=f"it has {config.max_positions} positions",
-            todo=f"use {config.max_positions} or less",
+            f"max_model_len {wanted} is beyond the model", why=f"it has {longest} positions",
+            todo=f"use {longest} or less",
         )  # fmt: skip
     return wanted or config.max_positions
 

@@ -61,6 +61,7 @@ class ModelRunner:
         self.device = _device(device)
         self.dtype = _dtype(dtype, self.config, self.device, is_deterministic=is_deterministic)
         self.max_model_len = context_length(max_model_len, self.config)
+        self.config = self.config.for_context(self.max_model_len)
         self.layer_group, self.is_deterministic = layer_group, is_deterministic
         if is_deterministic and KEY_TILE % block_tokens:
             raise ConfigError(
@@ -80,7 +81,7 @@ class ModelRunner:
         self.pools = KVPools(self.layout, counts, self.device)
         self.group.barrier()  # a rank without the memory is missed here, not in the first request
         self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
-        self._windows = tuple(self.layout.groups[group].window for group in self.pools.group_of_layer)
+        self._windows = tuple(self.config.window_of(layer) for layer in range(self.config.layers))
         self._scale = self.config.head_dim**-0.5
 
     @property

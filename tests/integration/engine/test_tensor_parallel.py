@@ -100,6 +100,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "replicated": {"family": "qwen2", "heads": 8, "kv_heads": 2, "is_tied": True, "vocab": 512},
     "odd vocabulary": {"family": "llama", "heads": 8, "kv_heads": 4, "head_dim": 16, "vocab": 509},
     "all heads": {"family": "qwen3", "heads": 8, "kv_heads": 8, "head_dim": 16, "vocab": 511},
+    "window": {"family": "mistral", "heads": 8, "kv_heads": 4, "vocab": 512, "window": 20},
     "biases": {"family": "llama", "heads": 8, "kv_heads": 1, "vocab": 9, "seed": 6},
 }
 

@@ -20,7 +20,6 @@ from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 ROOT = Path(__file__).resolve().parents[4]
-FAMILIES = ("llama", "qwen2", "qwen3")
 
 
 def _load_tool() -> Any:
@@ -90,11 +89,11 @@ class Reference:
 
 
 def compute_reference(folder: Path, tokens: list[int], dtype: torch.dtype = torch.float32) -> Reference:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-    with torch.no_grad():
-        output = model(torch.tensor([tokens]), use_cache=True)
+    with torch.no_grad():  # a cache that knows no config keeps what left a window, too
+        output = model(torch.tensor([tokens]), past_key_values=DynamicCache(), use_cache=True)
     kv = [(layer.keys[0], layer.values[0]) for layer in output.past_key_values.layers]
     return Reference(folder, tokens, output.logits[0].float(), kv)
 

@@ -14,7 +14,9 @@ LENGTH = 150
 
 
 @pytest.fixture(
-    scope="module", params=[("bundled", "auto"), ("qwen3", "auto"), ("qwen3", "bfloat16"), ("bundled", "float16")],
+    scope="module", params=[
+        ("bundled", "auto"), ("mistral", "auto"), ("qwen3", "auto"), ("qwen3", "bfloat16"), ("bundled", "float16"),
+    ],
     ids="-".join,
 )  # fmt: skip
 def runner(request: pytest.FixtureRequest, model_folder: Any) -> ModelRunner:

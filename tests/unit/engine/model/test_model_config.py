@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import ModelError
-from tandem.engine.model_config import RopeConfig, read_model_config
+from tandem.engine.families import ANSWER_FIELDS, FAMILIES
+from tandem.engine.model_config import read_model_config
+from tandem.engine.rope_config import RopeConfig
 
 
 def test_old_and_new_spelling_read_the_same(raw_config: dict[str, Any], write_config: Any) -> None:
@@ -28,7 +30,12 @@ def test_the_bundled_model(model_folder: Any) -> None:
 
 @pytest.mark.parametrize(
     ("family", "biases", "has_qk_norm"),
-    [("llama", (False, False), False), ("qwen2", (True, False), False), ("qwen3", (False, False), True)],
+    [
+        ("llama", (False, False), False),
+        ("mistral", (False, False), False),
+        ("qwen2", (True, False), False),
+        ("qwen3", (False, False), True),
+    ],
 )
 def test_families_differ_where_they_should(
     family: str, biases: tuple[bool, bool], has_qk_norm: bool, model_folder: Any
@@ -66,10 +73,12 @@ def test_a_window_that_is_switched_off_is_no_window(raw_config: dict[str, Any], 
     [
         ({"architectures": ["MambaForCausalLM"]}, "unsupported architecture MambaForCausalLM.*LlamaForCausalLM"),
         ({"architectures": None}, "unsupported architecture none named"),
-        ({"use_sliding_window": True, "sliding_window": 64}, "sliding-window attention is not supported"),
+        ({"use_sliding_window": True, "sliding_window": 64}, "use_sliding_window True is not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer type sliding_attention"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope type yarn is not supported"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic is not supported"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "layer type chunked_attention"),
+        ({"layer_types": ["full_attention"]}, "layer_types is .* a list of 2 kinds"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope type longrope is not supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "speed": 3}}, "rope parameter speed is not supported"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "each layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
@@ -96,6 +105,79 @@ def test_what_cannot_be_served_is_named(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+@pytest.mark.parametrize("name", sorted(ANSWER_FIELDS))
+def test_a_field_that_changes_answers_is_computed_or_named(
+    architecture: str, name: str, raw_config: dict[str, Any], write_config: Any
+) -> None:
+    changes = {
+        "architectures": [architecture],
+        "head_dim": 8,
+        name: ANSWER_FIELDS[name][0] if ANSWER_FIELDS[name] else None,
+    }
+    assert read_model_config(write_config(raw_config | changes)).architecture == architecture
+    if name not in FAMILIES[architecture].reads:
+        with pytest.raises(ModelError, match=f"{name} 7.5 is not supported"):
+            read_model_config(write_config(raw_config | changes | {name: 7.5}))
+
+
+WINDOW = {"sliding_window": 24}
+ALTERNATING = ["full_attention", "sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "windows"),
+    [
+        ("LlamaForCausalLM", WINDOW, (None, None, None)),
+        ("MistralForCausalLM", WINDOW, (24, 24, 24)),
+        ("MistralForCausalLM", {}, (4096, 4096, 4096)),
+        ("MistralForCausalLM", {"sliding_window": None}, (None, None, None)),
+        ("MistralForCausalLM", WINDOW | {"layer_types": ["sliding_attention"] * 3}, (24, 24, 24)),
+        ("Qwen2ForCausalLM", WINDOW, (None, None, None)),
+        ("Qwen2ForCausalLM", WINDOW | {"use_sliding_window": True}, (None, None, None)),
+        ("Qwen2ForCausalLM", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}, (None, 24, 24)),
+        ("Qwen3ForCausalLM", WINDOW | {"use_sliding_window": True, "max_window_layers": 0}, (24, 24, 24)),
+        (
+            "Qwen3ForCausalLM",
+            WINDOW | {"use_sliding_window": True, "layer_types": ALTERNATING},
+            (None, 24, None),
+        ),
+    ],
+)  # fmt: skip
+def test_which_layers_have_a_window(
+    architecture: str, changes: dict[str, Any], windows: tuple[int | None, ...], raw_config: dict[str, Any],
+    write_config: Any,
+) -> None:  # fmt: skip
+    raw = raw_config | {"architectures": [architecture], "num_hidden_layers": 3} | changes
+    config = read_model_config(write_config(raw))
+    assert tuple(config.window_of(layer) for layer in range(3)) == windows
+
+
+def test_layer_types_that_contradict_the_family_are_refused(raw_config: dict[str, Any], write_config: Any) -> None:
+    mistral = raw_config | WINDOW | {"architectures": ["MistralForCausalLM"]}
+    kinds = {"layer_types": ["full_attention", "sliding_attention"]}
+    with pytest.raises(ModelError, match="layer_types is not supported"):
+        read_model_config(write_config(mistral | kinds))
+    with pytest.raises(ModelError, match="sliding_attention needs a window"):
+        read_model_config(write_config(mistral | kinds | {"sliding_window": None}))
+
+
+def test_what_positions_take_from_elsewhere(raw_config: dict[str, Any], write_config: Any) -> None:
+    def rope(scaling: dict[str, Any], **changes: Any) -> RopeConfig:
+        return read_model_config(write_config(raw_config | {"rope_scaling": scaling} | changes)).rope
+
+    assert rope({"type": "yarn", "original_max_position_embeddings": 32}).factor == 4.0, "128 positions of 32"
+    assert rope({"type": "yarn", "factor": 2.0}, original_max_position_embeddings=16).original_max_positions == 16
+    assert rope({"type": "yarn", "factor": 2.0, "attention_factor": 0.5}).attention_factor == 0.5
+    assert rope({"type": "yarn", "factor": 1.0}).attention_factor == 1.0
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert rope(llama3).original_max_positions == 128
+    dynamic = rope({"type": "dynamic", "factor": 3.0})
+    assert dynamic.longest_context(128) == 384
+    assert dynamic.for_context(100, 8) == RopeConfig(theta=5000.0)
+    assert dynamic.for_context(256, 8).theta == pytest.approx(5000.0 * 4 ** (8 / 6))
+
+
 @pytest.mark.parametrize(("text", "complaint"), [("{", "is not JSON"), ("[]", "not a JSON object")])
 def test_a_damaged_config_is_named(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
@@ -110,5 +192,7 @@ def test_a_missing_config_is_named(tmp_path: Path) -> None:
 
 def test_the_description_of_positions_tells_rotations_apart() -> None:
     kinds = [RopeConfig(), RopeConfig(theta=1e6), RopeConfig(kind="linear", factor=2.0), RopeConfig(kind="llama3")]
+    kinds += [RopeConfig(kind="yarn", factor=2.0), RopeConfig(kind="yarn", factor=2.0, is_truncated=False)]
+    kinds += [RopeConfig(kind="yarn", factor=2.0, attention_factor=2.0), RopeConfig(kind="dynamic", factor=2.0)]
     assert len({rope.describe() for rope in kinds}) == len(kinds)
     assert RopeConfig(factor=3.0).describe() == RopeConfig().describe()

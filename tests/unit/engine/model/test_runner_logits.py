@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.core.errors import ModelError
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
-MODELS = ("bundled", "llama", "qwen2", "qwen3")
+MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3")
+WINDOWED = ("mistral",)
 TOLERANCE = 1e-4
 
 
@@ -44,6 +46,16 @@ def test_chunks_have_the_logits_and_the_kv_of_the_whole(
         stored_k, stored_v = driver.stored_kv("a", layer)
         close(stored_k, k)
         close(stored_v, v)
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_a_window_slides_by_tokens_whatever_the_chunks(
+    name: str, chunk: int, reference: Any, fp32_runner: Any, driver_of: Any
+) -> None:
+    want, runner = reference(name), fp32_runner(name)
+    assert any(runner.config.window_of(layer) == 40 for layer in range(runner.config.layers))
+    close(driver_of(runner).chunked("a", want.tokens[:150], chunk), want.logits[:150])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -140,6 +152,14 @@ def test_bf16_stays_near_transformers_in_bf16(
 
 ROPES: dict[str, dict[str, Any]] = {
     "linear": {"rope_theta": 20000.0, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    "dynamic": {"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 4.0}},
+    "yarn": {"max_position_embeddings": 64, "rope_theta": 50000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}},
+    "yarn, all of it": {
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 20000.0, "factor": 8.0, "original_max_position_embeddings": 32,
+            "beta_fast": 20, "beta_slow": 2, "mscale": 1.2, "mscale_all_dim": 0.8, "truncate": False,
+        }
+    },
     "llama3": {
         "rope_parameters": {
             "rope_type": "llama3", "rope_theta": 50000.0, "factor": 8.0, "low_freq_factor": 1.0,
@@ -157,9 +177,47 @@ def test_scaled_positions_are_those_of_transformers(
     del config["rope_theta"]
     (tmp_path / "config.json").write_text(json.dumps(config | ROPES[kind]))
     (tmp_path / "model.safetensors").write_bytes((model_folder("llama") / "model.safetensors").read_bytes())
-    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=256)
     tokens = tokens_of(200, 512)
-    close(driver_of(runner).step({"a": tokens})["a"], reference_of(tmp_path, tokens).logits)
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=200)
+    close(driver_of(runner).chunked("a", tokens, 64), reference_of(tmp_path, tokens).logits)
+
+
+def test_dynamic_positions_are_the_plain_ones_as_long_as_the_context_is(
+    model_folder: Any, reference: Any, driver_of: Any, tmp_path: Path
+) -> None:
+    config = json.loads((model_folder("llama") / "config.json").read_text())
+    config |= {"max_position_embeddings": 64, "rope_scaling": {"type": "dynamic", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((model_folder("llama") / "model.safetensors").read_bytes())
+    want = reference("llama")
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20)
+    assert runner.max_model_len == 64
+    close(driver_of(runner).step({"a": want.tokens[:64]})["a"], want.logits[:64])
+    with pytest.raises(ModelError, match="256 or less"):
+        ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=257)
+
+
+def test_a_window_that_is_null_is_none(
+    model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any, random_model_tool: Any, tmp_path: Path
+) -> None:
+    random_model_tool.make_random_model(random_model_tool.RandomModel(family="mistral", window=0), tmp_path)
+    tokens = tokens_of(100, 512)
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
+    close(driver_of(runner).chunked("a", tokens, 16), reference_of(tmp_path, tokens).logits)
+
+
+@pytest.mark.parametrize("layers", [{"max_window_layers": 1}, {"layer_types": ["sliding_attention", "full_attention"]}])
+def test_the_windows_of_some_layers(
+    layers: dict[str, Any], model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
+) -> None:
+    config = json.loads((model_folder("qwen3") / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 23, **layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((model_folder("qwen3") / "model.safetensors").read_bytes())
+    tokens = tokens_of(100, 512)
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
+    assert runner.config.windowed_layers == ({1} if "max_window_layers" in layers else {0})
+    close(driver_of(runner).chunked("a", tokens, 16), reference_of(tmp_path, tokens).logits)
 
 
 @pytest.mark.parametrize("variant", ["biases", "head_dim", "tied"])
