@@ -24,8 +24,11 @@ from tandem.kernels.dtypes import TORCH_DTYPES
 BUNDLED = Path(__file__).resolve().parent.parent / "models" / "tandem-tiny"
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
 }  # fmt: skip
+
+
+GEMMAS = ("gemma2", "gemma3")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +67,7 @@ def make_random_model(model: RandomModel, folder: Path) -> None:
 def _config(model: RandomModel) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [ARCHITECTURES[model.family]],
-        "model_type": model.family,
+        "model_type": "gemma3_text" if model.family == "gemma3" else model.family,
         "vocab_size": model.vocab,
         "hidden_size": model.hidden,
         "intermediate_size": model.intermediate or 3 * model.hidden,
@@ -83,6 +86,15 @@ def _config(model: RandomModel) -> dict[str, Any]:
     }
     if model.family == "mistral":
         config["sliding_window"] = model.window or None
+    if model.family in GEMMAS:
+        config |= {
+            "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "sliding_window": model.window,
+            "attn_logit_softcapping": None, "final_logit_softcapping": None,
+        }  # fmt: skip
+    if model.family == "gemma2":  # caps low enough to be felt by weights like these
+        config |= {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+    if model.family == "gemma3":
+        config |= {"sliding_window_pattern": 2, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}
     if model.family in ("qwen2", "qwen3"):
         config |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": model.layers}
     return config
@@ -99,6 +111,8 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
         values = torch.randn(shape, generator=generator) * model.std + around
         made[name] = values.to(TORCH_DTYPES[model.dtype])
 
+    is_gemma = model.family in GEMMAS
+    norm = 0.0 if is_gemma else 1.0  # Gemma's norms multiply by 1 + weight
     draw("model.embed_tokens.weight", model.vocab, model.hidden)
     for index in range(model.layers):
         layer = f"model.layers.{index}"
@@ -106,16 +120,17 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
             draw(f"{layer}.self_attn.{name}.weight", rows, model.hidden)
             if model.family == "qwen2":
                 draw(f"{layer}.self_attn.{name}.bias", rows)
-        if model.family == "qwen3":
-            draw(f"{layer}.self_attn.q_norm.weight", head_dim, around=1.0)
-            draw(f"{layer}.self_attn.k_norm.weight", head_dim, around=1.0)
+        if model.family in ("qwen3", "gemma3"):
+            draw(f"{layer}.self_attn.q_norm.weight", head_dim, around=norm)
+            draw(f"{layer}.self_attn.k_norm.weight", head_dim, around=norm)
         draw(f"{layer}.self_attn.o_proj.weight", model.hidden, wide)
         draw(f"{layer}.mlp.gate_proj.weight", intermediate, model.hidden)
         draw(f"{layer}.mlp.up_proj.weight", intermediate, model.hidden)
         draw(f"{layer}.mlp.down_proj.weight", model.hidden, intermediate)
-        draw(f"{layer}.input_layernorm.weight", model.hidden, around=1.0)
-        draw(f"{layer}.post_attention_layernorm.weight", model.hidden, around=1.0)
-    draw("model.norm.weight", model.hidden, around=1.0)
+        norms = ["input_layernorm", "post_attention_layernorm"]
+        for name in norms + ["pre_feedforward_layernorm", "post_feedforward_layernorm"] * is_gemma:
+            draw(f"{layer}.{name}.weight", model.hidden, around=norm)
+    draw("model.norm.weight", model.hidden, around=norm)
     if not model.is_tied:
         draw("lm_head.weight", model.vocab, model.hidden)
     return made

@@ -21,6 +21,7 @@ class Reference:
         key = (*prompt, *output)
         if key not in self._kept:
             with torch.inference_mode():
-                hidden = self._model.model(torch.tensor([[*prompt, *output[:-1]]]))[0][0, len(prompt) - 1 :]
-                self._kept[key] = self._model.lm_head(hidden).float().log_softmax(-1)
+                text = torch.tensor([[*prompt, *output[:-1]]])
+                logits = self._model(text, logits_to_keep=len(output)).logits[0]
+                self._kept[key] = logits.float().log_softmax(-1)
         return self._kept[key]

@@ -26,36 +26,72 @@ def late_layers(raw: Fields, layers: int) -> Iterable[int]:
     return range(0 if first == 0 else raw.positive("max_window_layers"), layers)
 
 
+def all_but_each_nth(raw: Fields, layers: int) -> Iterable[int]:
+    """Gemma: every layer but each `sliding_window_pattern`-th."""
+    pattern = raw.positive("sliding_window_pattern")
+    return (layer for layer in range(layers) if (layer + 1) % pattern)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
     """How one architecture differs from plain Llama.
 
-    `qkv_bias` None: the config's `attention_bias` decides. `windowed` says which layers the sliding window is of, where
-    the config has one and its `layer_types` do not say so. `has_window_switch`: only if `use_sliding_window` is true.
-    `defaults` are what transformers takes for fields that config.json leaves out; `reads` names fields that change
-    answers and that this family computes with (see `ANSWER_FIELDS`), and `layer_types` where layers may be of two.
+    qkv_bias                None: the config's `attention_bias` decides
+    windowed                the layers with the sliding window, where the config has one and no `layer_types`
+    has_window_switch       the window is one only if `use_sliding_window` is true
+    has_local_rope          layers with a window have a rotation of their own
+    has_unit_offset_norms   norms multiply by 1 + weight
+    has_output_norms        attention and MLP have norms behind them, too
+    scales_embedding        embeddings are multiplied by the root of the hidden size
+    defaults                what transformers takes for fields that config.json leaves out
+    reads                   fields among `ANSWER_FIELDS` that are computed, and `layer_types` where those may differ
     """
 
     qkv_bias: bool | None = None
     has_qk_norm: bool = False
     windowed: Callable[[Fields, int], Iterable[int]] = no_layer
     has_window_switch: bool = False
+    has_local_rope: bool = False
+    has_unit_offset_norms: bool = False
+    has_output_norms: bool = False
+    scales_embedding: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reads: frozenset[str] = frozenset()
 
 
 _QWEN_WINDOW: dict[str, Any] = {"sliding_window": 4096, "max_window_layers": 28}
+_QWEN_READS = frozenset({"attention_bias", "layer_types", "use_sliding_window"})
+_GEMMA: dict[str, Any] = {
+    "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 256, "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_GEMMA_READS = frozenset({
+    "attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "layer_types",
+    "query_pre_attn_scalar",
+})  # fmt: skip
 
 FAMILIES: dict[str, FamilySpec] = {
     "LlamaForCausalLM": FamilySpec(reads=frozenset({"attention_bias", "mlp_bias"})),
     "MistralForCausalLM": FamilySpec(qkv_bias=False, windowed=every_layer, defaults={"sliding_window": 4096}),
     "Qwen2ForCausalLM": FamilySpec(
         qkv_bias=True, windowed=late_layers, has_window_switch=True, defaults=_QWEN_WINDOW,
-        reads=frozenset({"attention_bias", "layer_types", "use_sliding_window"}),
+        reads=_QWEN_READS,
     ),
     "Qwen3ForCausalLM": FamilySpec(
         has_qk_norm=True, windowed=late_layers, has_window_switch=True, defaults=_QWEN_WINDOW | {"head_dim": 128},
-        reads=frozenset({"attention_bias", "layer_types", "use_sliding_window"}),
+        reads=_QWEN_READS,
+    ),
+    "Gemma2ForCausalLM": FamilySpec(
+        windowed=all_but_each_nth, has_unit_offset_norms=True, has_output_norms=True, scales_embedding=True,
+        defaults=_GEMMA | {
+            "sliding_window_pattern": 2, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+        reads=_GEMMA_READS,
+    ),
+    "Gemma3ForCausalLM": FamilySpec(
+        has_qk_norm=True, windowed=all_but_each_nth, has_local_rope=True, has_unit_offset_norms=True,
+        has_output_norms=True, scales_embedding=True, defaults=_GEMMA | {"sliding_window_pattern": 6},
+        reads=_GEMMA_READS,
     ),
 }  # fmt: skip
 """Every architecture that is computed."""

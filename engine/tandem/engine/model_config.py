@@ -11,16 +11,20 @@ from pathlib import Path
 from tandem.core.kvlayout import DTYPE_BYTES
 from tandem.engine.config_fields import Fields, read_fields
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES, FamilySpec, no_layer
-from tandem.engine.rope_config import RopeConfig, read_rope
+from tandem.engine.rope_config import RopeConfig, read_rope, read_ropes_by_layer_type
 
 DTYPES = tuple(DTYPE_BYTES)
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""Names in config.json, and which of the decoder's activations they mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """The shape of a dense decoder. Sizes are of the whole model, not of one rank; `dtype` is the checkpoint's.
 
-    A token of the layers `windowed_layers` attends to the last `window` tokens, itself among them.
+    A token of the layers `windowed_layers` attends to the last `window` tokens, itself among them; their rotation is
+    `local_rope` where there is one. Scores are q·k / root of `query_scalar` (None: of `head_dim`). A cap c makes of a
+    score or logit s c·tanh(s / c). `has_output_norms`: attention and MLP have a norm behind them, too.
     """
 
     architecture: str
@@ -43,18 +47,35 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     window: int | None = None
     windowed_layers: frozenset[int] = frozenset()
+    local_rope: RopeConfig | None = None
+    activation: str = "silu"
+    has_unit_offset_norms: bool = False
+    has_output_norms: bool = False
+    embedding_scale: float = 1.0
+    query_scalar: float | None = None
+    attention_softcap: float | None = None
+    final_softcap: float | None = None
+
+    @property
+    def attention_scale(self) -> float:
+        """What q·k is multiplied by."""
+        return float((self.query_scalar or self.head_dim) ** -0.5)
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a token of `layer` attends to; None for all before it."""
         return self.window if layer in self.windowed_layers else None
 
+    def rope_of(self, layer: int) -> RopeConfig:
+        return self.rope if self.local_rope is None or layer not in self.windowed_layers else self.local_rope
+
     def describe_rope(self) -> str:
         """One line for the fingerprint: equal exactly when the rotations of all layers are equal."""
-        return self.rope.describe()
+        return self.rope.describe() + ("" if self.local_rope is None else f"|{self.local_rope.describe()}")
 
     def for_context(self, tokens: int) -> ModelConfig:
         """The same model for contexts of up to `tokens` tokens: rotations that depend on it are settled."""
-        return replace(self, rope=self.rope.for_context(tokens, self.head_dim))
+        local = None if self.local_rope is None else self.local_rope.for_context(tokens, self.head_dim)
+        return replace(self, rope=self.rope.for_context(tokens, self.head_dim), local_rope=local)
 
     @property
     def longest_context(self) -> int:
@@ -72,6 +93,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     hidden = raw.positive("hidden_size")
     has_bias = raw.flag("attention_bias", default=False)
     window, windowed_layers = _windows(raw, family, layers)
+    rope, local_rope = read_ropes_by_layer_type(raw) if family.has_local_rope else (read_rope(raw), None)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=raw.positive("vocab_size"),
@@ -82,7 +104,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         kv_heads=raw.positive("num_key_value_heads", default=heads),
         head_dim=raw.positive("head_dim", default=hidden // heads),
         norm_eps=raw.number("rms_norm_eps", default=1e-6),
-        rope=read_rope(raw),
+        rope=rope,
         max_positions=raw.positive("max_position_embeddings"),
         is_tied=raw.flag("tie_word_embeddings", default=False),
         has_qkv_bias=has_bias if family.qkv_bias is None else family.qkv_bias,
@@ -93,6 +115,14 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         eos_token_ids=_eos_token_ids(raw, model_dir, raw.positive("vocab_size")),
         window=window,
         windowed_layers=windowed_layers,
+        local_rope=local_rope,
+        activation=_activation(raw, family),
+        has_unit_offset_norms=family.has_unit_offset_norms,
+        has_output_norms=family.has_output_norms,
+        embedding_scale=hidden**0.5 if family.scales_embedding else 1.0,
+        query_scalar=raw.optional("query_pre_attn_scalar"),
+        attention_softcap=raw.optional("attn_logit_softcapping"),
+        final_softcap=raw.optional("final_logit_softcapping"),
     )
     _check_shape(raw, config)
     return config
@@ -119,9 +149,14 @@ def _refuse_unsupported(raw: Fields, architecture: str, family: FamilySpec) -> N
         value = raw.get(name)
         if name not in family.reads and value is not None and value not in neutral:
             raise raw.error(f"{name} {value} is not supported", why=f"{architecture} is computed without it")
-    activation = raw.get("hidden_act") or "silu"
-    if activation not in ("silu", "swish"):
-        raise raw.error(f"hidden_act {activation} is not supported", why="the decoder computes silu")
+
+
+def _activation(raw: Fields, family: FamilySpec) -> str:
+    name = "hidden_activation" if "hidden_activation" in family.reads else "hidden_act"
+    value = raw.get(name) or "silu"
+    if value not in ACTIVATIONS:
+        raise raw.error(f"{name} {value} is not supported", why=f"the decoder computes {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[value]
 
 
 def _windows(raw: Fields, family: FamilySpec, layers: int) -> tuple[int | None, frozenset[int]]:

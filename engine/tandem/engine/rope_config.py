@@ -1,7 +1,12 @@
 """Which rotary positions a `config.json` asks for, in either spelling. Imports no torch.
 
-new   "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-old   "rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}
+    new   "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    old   "rope_theta": 10000.0, "rope_scaling": {"type": "linear", "factor": 2.0}
+
+Gemma 3 has one rotation for each type of layer:
+
+    new   "rope_parameters": {"full_attention": {…}, "sliding_attention": {…}}
+    old   "rope_theta", "rope_scaling" for full attention, "rope_local_base_freq" for sliding attention
 """
 
 from __future__ import annotations
@@ -79,6 +84,20 @@ def read_rope(raw: Fields) -> RopeConfig:
     if not isinstance(scaling, dict) or any(isinstance(value, dict) for value in scaling.values()):
         raise raw.error("rope parameters for each layer type are not supported", why="this family has one for all")
     return _rope(raw, scaling, raw.number("rope_theta", default=10000.0))
+
+
+def read_ropes_by_layer_type(raw: Fields) -> tuple[RopeConfig, RopeConfig]:
+    """The rotations of layers with full and with sliding attention. Raises ModelError as `read_rope` does."""
+    theta, local_theta = raw.number("rope_theta", default=1e6), raw.number("rope_local_base_freq", default=1e4)
+    nested = raw.get("rope_parameters")
+    if nested is None:
+        nested = {"full_attention": raw.get("rope_scaling")}
+    if not isinstance(nested, dict) or set(nested) - {"full_attention", "sliding_attention"}:
+        raise raw.error(f"rope_parameters is {nested!r}", why="it must name full_attention and sliding_attention")
+    whole, local = nested.get("full_attention") or {}, nested.get("sliding_attention") or {}
+    if not isinstance(whole, dict) or not isinstance(local, dict):
+        raise raw.error(f"rope_parameters is {nested!r}", why="each type of layer needs an object")
+    return _rope(raw, whole, theta), _rope(raw, local, local_theta)
 
 
 def _rope(raw: Fields, scaling: dict[str, object], theta: float) -> RopeConfig:

@@ -82,7 +82,7 @@ class ModelRunner:
         self.group.barrier()  # a rank without the memory is missed here, not in the first request
         self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
         self._windows = tuple(self.config.window_of(layer) for layer in range(self.config.layers))
-        self._scale = self.config.head_dim**-0.5
+        self._scale, self._softcap = self.config.attention_scale, self.config.attention_softcap
 
     @property
     def vocab_size(self) -> int:
@@ -157,12 +157,13 @@ class ModelRunner:
     def _attend_part(
         self, part: SequenceTensors, layer: int, group: int, view: Tensor, q: Tensor, *, is_decode: bool
     ) -> Tensor:
-        table, lens, scale, window = part.block_tables[group], part.context_lens, self._scale, self._windows[layer]
+        table, lens, starts = part.block_tables[group], part.context_lens, part.cu_seqlens
+        scale, window, cap = self._scale, self._windows[layer], self._softcap
         if self.is_deterministic:
-            return paged_attention_deterministic(q, view, part.cu_seqlens, table, lens, scale=scale, window=window)
+            return paged_attention_deterministic(q, view, starts, table, lens, scale=scale, window=window, softcap=cap)
         if is_decode:
-            return paged_decode(q, view, table, lens, scale=scale, window=window)
-        return extend_attention(q, view, part.cu_seqlens, table, lens, scale=scale, window=window)
+            return paged_decode(q, view, table, lens, scale=scale, window=window, softcap=cap)
+        return extend_attention(q, view, starts, table, lens, scale=scale, window=window, softcap=cap)
 
 
 def _device(name: str) -> torch.device:

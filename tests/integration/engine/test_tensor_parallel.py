@@ -101,6 +101,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "odd vocabulary": {"family": "llama", "heads": 8, "kv_heads": 4, "head_dim": 16, "vocab": 509},
     "all heads": {"family": "qwen3", "heads": 8, "kv_heads": 8, "head_dim": 16, "vocab": 511},
     "window": {"family": "mistral", "heads": 8, "kv_heads": 4, "vocab": 512, "window": 20},
+    "alternating windows": {"family": "gemma2", "heads": 8, "kv_heads": 2, "vocab": 511, "window": 20},
+    "two rotations": {"family": "gemma3", "heads": 8, "kv_heads": 8, "head_dim": 16, "vocab": 512, "window": 20},
     "biases": {"family": "llama", "heads": 8, "kv_heads": 1, "vocab": 9, "seed": 6},
 }
 

@@ -63,6 +63,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (32, 8, 128, torch.bfloat16, torch.bfloat16, {}),
         (6, 2, 80, torch.float16, torch.float16, {"window": 1024, "softcap": 30.0}),
+        (8, 4, 256, torch.bfloat16, torch.bfloat16, {"window": 4096, "softcap": 50.0}),
         (14, 2, 64, torch.float32, torch.float32, {}),
         (32, 8, 128, torch.bfloat16, torch.float32, {}),
         (32, 8, 128, torch.float32, torch.bfloat16, {}),

@@ -1,4 +1,4 @@
-"""The dense decoder: one forward graph for Llama, Qwen2 and Qwen3, driven by `ModelConfig`.
+"""The dense decoder: one forward graph for all families of `engine/families.py`, driven by `ModelConfig`.
 
 Owns weights and arithmetic of a token's way through the layers. It knows no blocks, no batching and no cache: keys,
 values and queries go to the `attend` function that the caller passes in. Inference only.
@@ -9,6 +9,7 @@ the residual stream is whole on every rank; ranks add up behind the embedding, o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,10 @@ _ELEMENTWISE_GRAIN = 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParameters:
-    """The tensors of one layer; fused: qkv is q, k, v on top of each other, gate_up is gate and up."""
+    """The tensors of one layer; fused: qkv is q, k, v on top of each other, gate_up is gate and up.
+
+    `input_norm` and `mlp_norm` stand before attention and MLP, the `…_out_norm`s of some families behind them.
+    """
 
     input_norm: Parameter
     qkv: Parameter
@@ -46,11 +50,13 @@ class LayerParameters:
     k_norm: Parameter | None
     o: Parameter
     o_bias: Parameter | None
-    post_norm: Parameter
+    attention_out_norm: Parameter | None
+    mlp_norm: Parameter
     gate_up: Parameter
     gate_up_bias: Parameter | None
     down: Parameter
     down_bias: Parameter | None
+    mlp_out_norm: Parameter | None
 
 
 class Decoder:
@@ -93,10 +99,15 @@ class Decoder:
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored,
             )  # fmt: skip
-            table = rotation_table(self.config.rope, self.config.head_dim, self.max_positions, self.dtype)
-            self._rotations = table.to(device)
+            self._ropes = list(dict.fromkeys(self.config.rope_of(layer) for layer in range(self.config.layers)))
+            tables = [
+                rotation_table(rope, self.config.head_dim, self.max_positions, self.dtype) for rope in self._ropes
+            ]
+            self._rotations = [table.to(device) for table in tables]
             self._embed, self._final_norm = self.embedding.tensor, self._norm(self.norm)
-            self._steps = [self._prepare(layer) for layer in self.layers]
+            # In the model's dtype, as transformers has it: in bf16 that is another number.
+            self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
+            self._steps = [self._prepare(index, layer) for index, layer in enumerate(self.layers)]
             self._to_logits = self._linear(self.head, None)
 
     def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
@@ -112,21 +123,21 @@ class Decoder:
             x = self._hidden(token_ids, positions, rows, attend)
         # Outside inference mode, or a sampler could not write over the logits.
         if self._tp_size == 1:
-            return self._to_logits(self._final_norm(x)).float()
+            return self._capped(self._to_logits(self._final_norm(x)).float())
         if not len(x):
             return torch.empty((0, self.config.vocab_size), device=x.device)
         logits = self._group.gather_columns(self._to_logits(self._final_norm(x)))
-        return logits[:, : self.config.vocab_size].float()
+        return self._capped(logits[:, : self.config.vocab_size].float())
 
     def _hidden(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
         """The residual stream behind the last layer, [len(rows), hidden]."""
         x = self._embedded(token_ids)
-        cos, sin = self._rotations.index_select(0, positions).unsqueeze(1).unbind(2)
-        shape = (*cos.shape[:2], 2, -1)
-        cos, sin = cos.view(shape), sin.view(shape)
+        if self._embedding_scale != 1.0:
+            x.mul_(self._embedding_scale)
+        turns = [_turns_of(table, positions) for table in self._rotations]
         last = len(self._steps) - 1
         for index, layer in enumerate(self._steps):
-            q, k, v = layer.project(x, cos, sin)
+            q, k, v = layer.project(x, *turns[layer.rope])
             mixed = attend(index, q, k, v)
             if index == last and rows is not None:
                 # Behind the last attention nothing looks at other tokens: only the wanted rows go on.
@@ -135,6 +146,11 @@ class Decoder:
                 x, mixed = x.index_select(0, rows), mixed.index_select(0, rows)
             x = layer.finish(x, mixed)
         return x
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        """The soft cap on logits, which are written over, where the family has one."""
+        cap = self.config.final_softcap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def _embedded(self, token_ids: Tensor) -> Tensor:
         """Embeddings [T, hidden]; every rank looks up the tokens of its slice of the vocabulary."""
@@ -159,6 +175,7 @@ class Decoder:
 
     def _layer_parameters(self, name: str) -> LayerParameters:
         c = self.config
+        mlp_norm = "pre_feedforward_layernorm" if c.has_output_norms else "post_attention_layernorm"
         attention, mlp = f"{name}.self_attn", f"{name}.mlp"
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
         qkv = ((f"{attention}.q_proj", wide), (f"{attention}.k_proj", narrow), (f"{attention}.v_proj", narrow))
@@ -173,26 +190,29 @@ class Decoder:
             k_norm=make((f"{attention}.k_norm", c.head_dim)) if c.has_qk_norm else None,
             o=make((f"{attention}.o_proj", c.hidden), columns=wide, split=columns),
             o_bias=make((f"{attention}.o_proj", c.hidden), kind="bias") if c.has_o_bias else None,
-            post_norm=make((f"{name}.post_attention_layernorm", c.hidden)),
+            attention_out_norm=make((f"{name}.post_attention_layernorm", c.hidden)) if c.has_output_norms else None,
+            mlp_norm=make((f"{name}.{mlp_norm}", c.hidden)),
             gate_up=make(*gate_up, columns=c.hidden, split=rows),
             gate_up_bias=make(*gate_up, split=rows, kind="bias") if c.has_mlp_bias else None,
             down=make((f"{mlp}.down_proj", c.hidden), columns=c.intermediate, split=columns),
             down_bias=make((f"{mlp}.down_proj", c.hidden), kind="bias") if c.has_mlp_bias else None,
+            mlp_out_norm=make((f"{name}.post_feedforward_layernorm", c.hidden)) if c.has_output_norms else None,
         )
 
-    def _prepare(self, layer: LayerParameters) -> _Layer:
+    def _prepare(self, index: int, layer: LayerParameters) -> _Layer:
         c = self.config
         heads, kv_heads = c.heads // self._tp_size, max(1, c.kv_heads // self._tp_size)
         qk_norm = None
         if layer.q_norm is not None and layer.k_norm is not None:
             tables = (layer.q_norm.tensor.expand(heads, -1), layer.k_norm.tensor.expand(kv_heads, -1))
-            qk_norm = _HeadNorm(torch.cat(tables), c.norm_eps)
+            qk_norm = _HeadNorm(torch.cat(tables), c.norm_eps, has_unit_offset=c.has_unit_offset_norms)
         return _Layer(
-            heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
+            rope=self._ropes.index(c.rope_of(index)), heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
             input_norm=self._norm(layer.input_norm), qkv=self._linear(layer.qkv, layer.qkv_bias), qk_norm=qk_norm,
-            o=self._summed(layer.o, layer.o_bias), post_norm=self._norm(layer.post_norm),
-            gate_up=self._linear(layer.gate_up, layer.gate_up_bias), down=self._summed(layer.down, layer.down_bias),
-            activate=_activate_by_grains if self._is_deterministic else _activate,
+            o=self._normed(self._summed(layer.o, layer.o_bias), layer.attention_out_norm),
+            mlp_norm=self._norm(layer.mlp_norm), gate_up=self._linear(layer.gate_up, layer.gate_up_bias),
+            down=self._normed(self._summed(layer.down, layer.down_bias), layer.mlp_out_norm),
+            activate=(_REPEATABLE if self._is_deterministic else _ACTIVATE)[c.activation],
         )  # fmt: skip
 
     def _summed(self, weight: Parameter, bias: Parameter | None) -> Linear:
@@ -203,8 +223,15 @@ class Decoder:
         add_up = self._group.all_reduce_
         return lambda x: add_up(partial(x))
 
+    def _normed(self, linear: Linear, weight: Parameter | None) -> Linear:
+        """`linear` and the norm behind it, if the family has one."""
+        if weight is None:
+            return linear
+        norm = self._norm(weight)
+        return lambda x: norm(linear(x))
+
     def _norm(self, weight: Parameter) -> Callable[[Tensor], Tensor]:
-        return _Norm(weight.tensor, self.config.norm_eps)
+        return _Norm(weight.tensor, self.config.norm_eps, has_unit_offset=self.config.has_unit_offset_norms)
 
     def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
         tensor = None if bias is None else bias.tensor
@@ -216,8 +243,12 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """One layer ready to run: everything before attention, and everything after it."""
+    """One layer ready to run: everything before attention, and everything after it.
 
+    `rope` is which of the decoder's rotations it has; `o` and `down` include the norms behind them.
+    """
+
+    rope: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -225,7 +256,7 @@ class _Layer:
     qkv: Linear
     qk_norm: Callable[[Tensor], Tensor] | None
     o: Linear
-    post_norm: Callable[[Tensor], Tensor]
+    mlp_norm: Callable[[Tensor], Tensor]
     gate_up: Linear
     down: Linear
     activate: Callable[[Tensor], Tensor]
@@ -249,47 +280,79 @@ class _Layer:
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
         x.add_(self.o(mixed.flatten(1)))
-        return x.add_(self.down(self.activate(self.gate_up(self.post_norm(x)))))
+        return x.add_(self.down(self.activate(self.gate_up(self.mlp_norm(x)))))
 
 
 class _Norm:
-    """RMSNorm in fp32, rounded to the model's dtype before the weight is applied, as all three families have it."""
+    """RMSNorm in fp32; see `_scaled` for the weight."""
 
-    __slots__ = ("_eps", "_is_fp32", "_shape", "_weight")
+    __slots__ = ("_dtype", "_eps", "_shape", "_weight")
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps, self._shape = weight, eps, [weight.shape[-1]]
-        self._is_fp32 = weight.dtype is torch.float32
+    def __init__(self, weight: Tensor, eps: float, *, has_unit_offset: bool = False) -> None:
+        self._weight = weight.float() + 1.0 if has_unit_offset else weight
+        self._dtype, self._eps, self._shape = weight.dtype, eps, [weight.shape[-1]]
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._is_fp32:
+        if self._dtype is torch.float32:
             return torch.rms_norm(x, self._shape, self._weight, self._eps)
-        return torch.rms_norm(x.float(), self._shape, None, self._eps).to(self._weight.dtype).mul_(self._weight)
+        return _scaled(torch.rms_norm(x.float(), self._shape, None, self._eps), self._weight, self._dtype)
 
 
 class _HeadNorm:
-    """Qwen3's norm of every query and key head: weight [heads, head_dim], the same row for all heads of a kind."""
+    """A norm of every query and key head: weight [heads, head_dim], the same row for all heads of a kind."""
 
-    __slots__ = ("_eps", "_shape", "_weight")
+    __slots__ = ("_dtype", "_eps", "_shape", "_weight")
 
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps, self._shape = weight, eps, [weight.shape[-1]]
+    def __init__(self, weight: Tensor, eps: float, *, has_unit_offset: bool = False) -> None:
+        self._weight = weight.float() + 1.0 if has_unit_offset else weight
+        self._dtype, self._eps, self._shape = weight.dtype, eps, [weight.shape[-1]]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.rms_norm(x.float(), self._shape, None, self._eps).to(self._weight.dtype).mul_(self._weight)
+        return _scaled(torch.rms_norm(x.float(), self._shape, None, self._eps), self._weight, self._dtype)
 
 
-def _activate(gate_up: Tensor) -> Tensor:
+def _scaled(normed: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """fp32 `normed`, written over, times `weight`, in `dtype`: Gemma's weights of 1 + w are fp32 and multiply before
+    rounding, everybody else's after it."""
+    return normed.mul_(weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype).mul_(weight)
+
+
+def _turns_of(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the positions, [T, 1, 2, head_dim / 2] each."""
+    cos, sin = table.index_select(0, positions).unsqueeze(1).unbind(2)
+    shape = (*cos.shape[:2], 2, -1)
+    return cos.view(shape), sin.view(shape)
+
+
+def _silu(gate_up: Tensor) -> Tensor:
     """silu(gate) · up of [T, 2 · intermediate]."""
     gate, up = gate_up.chunk(2, -1)
     return functional.silu(gate).mul_(up)
 
 
-def _activate_by_grains(gate_up: Tensor) -> Tensor:
-    """`_activate` in pieces that torch never splits over threads.
+def _silu_by_grains(gate_up: Tensor) -> Tensor:
+    """`_silu` in pieces that torch never splits over threads.
 
     Where a split falls inside a row, numbers at its edge take the scalar exp instead of the vector one and differ in
     the last bit: which rows those are would depend on the batch.
     """
     rows = max(1, 2 * (_ELEMENTWISE_GRAIN - 1) // gate_up.shape[1])
-    return torch.cat([_activate(piece) for piece in torch.split(gate_up, rows)])
+    return torch.cat([_silu(piece) for piece in torch.split(gate_up, rows)])
+
+
+def _gelu_tanh(gate_up: Tensor) -> Tensor:
+    """gelu(gate) · up with the tanh approximation (Hendrycks and Gimpel 2016, section 2)."""
+    gate, up = gate_up.chunk(2, -1)
+    return functional.gelu(gate, approximate="tanh").mul_(up)
+
+
+def _gelu_tanh_written_out(gate_up: Tensor) -> Tensor:
+    """`_gelu_tanh` from operations whose rows do not depend on each other; torch's own is none."""
+    gate, up = gate_up.chunk(2, -1)
+    inner = (gate * gate * gate).mul_(0.044715).add_(gate).mul_(math.sqrt(2 / math.pi)).tanh_()
+    return inner.add_(1.0).mul_(gate).mul_(0.5).mul_(up)
+
+
+_ACTIVATE = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+_REPEATABLE = {"silu": _silu_by_grains, "gelu_tanh": _gelu_tanh_written_out}
+"""The same for `--deterministic`."""

@@ -15,7 +15,8 @@ LENGTH = 150
 
 @pytest.fixture(
     scope="module", params=[
-        ("bundled", "auto"), ("mistral", "auto"), ("qwen3", "auto"), ("qwen3", "bfloat16"), ("bundled", "float16"),
+        ("bundled", "auto"), ("mistral", "auto"), ("qwen3", "auto"), ("gemma2", "auto"), ("gemma3", "auto"),
+        ("qwen3", "bfloat16"), ("bundled", "float16"),
     ],
     ids="-".join,
 )  # fmt: skip
@@ -81,9 +82,10 @@ def test_two_threads_change_no_bit(runner: ModelRunner, tokens: list[int], alone
         torch.set_num_threads(before)
 
 
-def test_it_agrees_with_the_plain_path(reference: Any, model_folder: Any, driver_of: Any) -> None:
-    want = reference("qwen2")
-    runner = ModelRunner(model_dir=model_folder("qwen2"), num_blocks=40, max_model_len=512, is_deterministic=True)
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gemma3"])
+def test_it_agrees_with_the_plain_path(name: str, reference: Any, model_folder: Any, driver_of: Any) -> None:
+    want = reference(name)
+    runner = ModelRunner(model_dir=model_folder(name), num_blocks=40, max_model_len=512, is_deterministic=True)
     got = driver_of(runner).chunked("a", want.tokens[:300], 128)
     torch.testing.assert_close(got, want.logits[:300], atol=1e-4, rtol=0)
 

@@ -55,7 +55,7 @@ def run(
     return found, preempted
 
 
-@pytest.fixture(scope="module", params=["bundled", "llama", "mistral", "qwen2", "qwen3"])
+@pytest.fixture(scope="module", params=["bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
 def case(request: pytest.FixtureRequest, model_folder: Any, tokens_of: Any) -> tuple[Any, dict[str, list[int]], Any]:
     """A model's folder, prompts of which later ones begin like the first, and the answers of transformers."""
     folder = model_folder(request.param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tandem.core.errors import ModelError
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES
 from tandem.engine.model_config import read_model_config
+from tandem.engine.models.rope import inverse_frequencies
 from tandem.engine.rope_config import RopeConfig
 
 
@@ -35,6 +37,8 @@ def test_the_bundled_model(model_folder: Any) -> None:
         ("mistral", (False, False), False),
         ("qwen2", (True, False), False),
         ("qwen3", (False, False), True),
+        ("gemma2", (False, False), False),
+        ("gemma3", (False, False), True),
     ],
 )
 def test_families_differ_where_they_should(
@@ -133,6 +137,11 @@ ALTERNATING = ["full_attention", "sliding_attention", "full_attention"]
         ("MistralForCausalLM", {}, (4096, 4096, 4096)),
         ("MistralForCausalLM", {"sliding_window": None}, (None, None, None)),
         ("MistralForCausalLM", WINDOW | {"layer_types": ["sliding_attention"] * 3}, (24, 24, 24)),
+        ("Gemma2ForCausalLM", WINDOW, (24, None, 24)),
+        ("Gemma2ForCausalLM", {}, (4096, None, 4096)),
+        ("Gemma2ForCausalLM", WINDOW | {"layer_types": ALTERNATING}, (None, 24, None)),
+        ("Gemma3ForCausalLM", WINDOW, (24, 24, 24)),
+        ("Gemma3ForCausalLM", WINDOW | {"sliding_window_pattern": 3}, (24, 24, None)),
         ("Qwen2ForCausalLM", WINDOW, (None, None, None)),
         ("Qwen2ForCausalLM", WINDOW | {"use_sliding_window": True}, (None, None, None)),
         ("Qwen2ForCausalLM", WINDOW | {"use_sliding_window": True, "max_window_layers": 1}, (None, 24, 24)),
@@ -151,6 +160,36 @@ def test_which_layers_have_a_window(
     raw = raw_config | {"architectures": [architecture], "num_hidden_layers": 3} | changes
     config = read_model_config(write_config(raw))
     assert tuple(config.window_of(layer) for layer in range(3)) == windows
+
+
+def test_what_gemma_configs_leave_out_is_what_transformers_takes(raw_config: dict[str, Any], write_config: Any) -> None:
+    two = read_model_config(write_config(raw_config | {"architectures": ["Gemma2ForCausalLM"]}))
+    assert (two.head_dim, two.query_scalar, two.is_tied, two.activation) == (256, 256, True, "gelu_tanh")
+    assert (two.attention_softcap, two.final_softcap, two.embedding_scale) == (50.0, 30.0, 32**0.5)
+    assert two.local_rope is None
+    del raw_config["rope_theta"]
+    three = read_model_config(write_config(raw_config | {"architectures": ["Gemma3ForCausalLM"]}))
+    assert (three.attention_softcap, three.final_softcap) == (None, None)
+    assert (three.rope, three.local_rope) == (RopeConfig(theta=1e6), RopeConfig(theta=1e4))
+    assert three.describe_rope() != replace(three, local_rope=RopeConfig(theta=2e4)).describe_rope()
+
+
+def test_rotations_by_layer_type_in_both_spellings(raw_config: dict[str, Any], write_config: Any) -> None:
+    gemma = raw_config | {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 6}
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read_model_config(write_config(gemma | {"rope_scaling": scaling, "rope_local_base_freq": 200.0}))
+    del gemma["rope_theta"]
+    nested = {
+        "full_attention": scaling | {"rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+    }
+    assert read_model_config(write_config(gemma | {"rope_parameters": nested})) == old
+    assert [old.rope_of(layer) for layer in (4, 5)] == [old.local_rope, old.rope]
+    assert (old.local_rope, old.rope.kind) == (RopeConfig(theta=200.0), "linear")
+    wrongs: list[Any] = [{"rope_type": "default"}, {"full_attention": 3}, {"chunked_attention": {}}, [], "default"]
+    for wrong in wrongs:
+        with pytest.raises(ModelError, match="rope_parameters is"):
+            read_model_config(write_config(gemma | {"rope_parameters": wrong}))
 
 
 def test_layer_types_that_contradict_the_family_are_refused(raw_config: dict[str, Any], write_config: Any) -> None:
@@ -176,6 +215,8 @@ def test_what_positions_take_from_elsewhere(raw_config: dict[str, Any], write_co
     assert dynamic.longest_context(128) == 384
     assert dynamic.for_context(100, 8) == RopeConfig(theta=5000.0)
     assert dynamic.for_context(256, 8).theta == pytest.approx(5000.0 * 4 ** (8 / 6))
+    with pytest.raises(ValueError, match="one length of context"):
+        inverse_frequencies(dynamic, 8)
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("{", "is not JSON"), ("[]", "not a JSON object")])

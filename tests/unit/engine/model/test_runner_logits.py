@@ -13,8 +13,8 @@ from tandem.core.errors import ModelError
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
-MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3")
-WINDOWED = ("mistral",)
+MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
+WINDOWED = ("mistral", "gemma2", "gemma3")
 TOLERANCE = 1e-4
 
 
@@ -137,7 +137,7 @@ def test_a_chunk_may_want_no_logits(options: dict[str, Any], model_folder: Any) 
     assert runner.forward(StepBatch([1, 2, 3], [0, 1, 2], [SeqSlice(3, 3, ([3],))])).shape == (0, 512)
 
 
-@pytest.mark.parametrize("name", ["bundled", "qwen3"])
+@pytest.mark.parametrize("name", ["bundled", "qwen3", "gemma2", "gemma3"])
 def test_bf16_stays_near_transformers_in_bf16(
     name: str, model_folder: Any, reference_of: Any, tokens_of: Any, driver_of: Any
 ) -> None:
@@ -148,6 +148,31 @@ def test_bf16_stays_near_transformers_in_bf16(
     difference = (torch.log_softmax(got, -1) - torch.log_softmax(want.logits, -1)).abs()
     chosen = want.logits.argmax(-1, keepdim=True)
     assert difference.gather(1, chosen).mean() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma2", {"attn_logit_softcapping": None}), ("gemma2", {"final_logit_softcapping": None}),
+        ("gemma2", {"query_pre_attn_scalar": 16}), ("gemma2", {"sliding_window": 100}),
+        ("gemma3", {"rope_local_base_freq": 1e6}), ("gemma3", {"sliding_window_pattern": 3}),
+        ("gemma3", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+        ("gemma3", {"final_logit_softcapping": 3.0}),
+    ],
+)  # fmt: skip
+def test_each_field_of_gemma_counts(
+    name: str, changes: dict[str, Any], model_folder: Any, reference: Any, reference_of: Any, driver_of: Any,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The changed model has other logits, and the engine follows."""
+    config = json.loads((model_folder(name) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    (tmp_path / "model.safetensors").write_bytes((model_folder(name) / "model.safetensors").read_bytes())
+    tokens = reference(name).tokens[:120]
+    want = reference_of(tmp_path, tokens).logits
+    assert (want - reference(name).logits[:120]).abs().max() > 100 * TOLERANCE
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
+    close(driver_of(runner).chunked("a", tokens, 16), want)
 
 
 ROPES: dict[str, dict[str, Any]] = {
@@ -245,6 +270,33 @@ def test_what_transformers_saves_loads_and_agrees(
     runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
     tokens = tokens_of(70, 128)
     close(driver_of(runner).step({"a": tokens})["a"], reference_of(tmp_path, tokens).logits)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("name", ["Mistral", "Gemma2", "Gemma3"])
+def test_what_transformers_saves_of_a_family_loads_and_agrees(
+    name: str, is_tied: bool, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path
+) -> None:
+    """transformers writes the new spelling: rope_parameters, for Gemma 3 by layer type, layer_types, dtype."""
+    import transformers
+
+    config = getattr(transformers, {"Gemma3": "Gemma3TextConfig"}.get(name, f"{name}Config"))
+    torch.manual_seed(5)
+    model = getattr(transformers, f"{name}ForCausalLM")(config(
+        vocab_size=128, hidden_size=32, intermediate_size=44, num_hidden_layers=7, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, sliding_window=20, tie_word_embeddings=is_tied,
+        bos_token_id=0, eos_token_id=1, pad_token_id=0,
+    ))  # fmt: skip
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.1)
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert {"rope_parameters", "dtype"} <= set(saved)
+    assert "rope_theta" not in saved
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=20, max_model_len=128)
+    tokens = tokens_of(70, 128)
+    close(driver_of(runner).chunked("a", tokens, 16), reference_of(tmp_path, tokens).logits)
 
 
 @pytest.mark.parametrize(

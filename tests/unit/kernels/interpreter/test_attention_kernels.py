@@ -140,6 +140,8 @@ def test_tiles_of_real_size(paged, randn, monkeypatch) -> None:
     case = paged([150, 33], kv_heads=1, width=32)
     check_decode(case, randn(2, 2, 32), scale=0.25)
     check_extend(case, randn(41, 2, 32), [0, 20, 41], scale=0.25)
+    check_decode(case, randn(2, 2, 32), scale=0.25, window=70, softcap=5.0)
+    check_extend(case, randn(41, 2, 32), [0, 20, 41], scale=0.25, window=70, softcap=5.0)
 
 
 def test_heuristics_follow_shapes() -> None:
