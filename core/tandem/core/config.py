@@ -145,7 +145,8 @@ class WorkerSection:
     = the compute dtype. `wire_codec` ("int8", "fp8", "" = none) compresses KV on links that were measured below
     `wire_codec_below_bytes_per_s`. `transports` is what a worker listens on; empty = all that work here. `hardware` is
     the class of nodes that it may be placed on; "any" = all. `peak_flops_per_s` and `peak_bytes_per_s` (of memory) are
-    what the data sheet of one rank's accelerator promises; 0 = unknown.
+    what the data sheet of one rank's accelerator promises; 0 = unknown. A step that takes longer than `step_slow_s`
+    takes the worker out of rotation until it ends, one that takes longer than `step_watchdog_s` ends the worker.
     """
 
     engine: str = "model"
@@ -169,6 +170,7 @@ class WorkerSection:
     queue_max_overtake_s: Amount = 60.0
     layer_group: Count = 0
     transport: str = "auto"
+    step_slow_s: Annotated[float, Bound(0.5)] = 10.0
     step_watchdog_s: Annotated[float, Bound(1)] = 60.0
     peak_flops_per_s: Amount = 0.0
     peak_bytes_per_s: Amount = 0.0

@@ -27,12 +27,14 @@ class FinishReason(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """Whether a worker takes new work. DRAINED: nothing is in flight there any more. FLIPPING: it takes on a role."""
+    """Whether a worker takes new work. DRAINED: nothing is in flight there any more. FLIPPING: it takes on a role.
+    STALLED: a step of its engine does not end; it takes work again once that has ended."""
 
     READY = "ready"
     DRAINING = "draining"
     DRAINED = "drained"
     FLIPPING = "flipping"
+    STALLED = "stalled"
 
 
 class RoleName(StrEnum):

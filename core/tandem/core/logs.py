@@ -31,6 +31,11 @@ def event(logger: logging.Logger, name: str, level: int = logging.INFO, **fields
     logger.log(level, name, extra={"fields": fields})
 
 
+def event_with_stacks(logger: logging.Logger, name: str, level: int, stacks: str, **fields: Any) -> None:
+    """Log an event with `stacks` where others have a traceback: of threads that nothing was raised in."""
+    logger.log(level, name, extra={"fields": fields, "stacks": stacks})
+
+
 class _Handler(logging.StreamHandler[TextIO]):
     """Loses what a full disk or a closed terminal does not take, instead of telling so on stderr each time."""
 
@@ -47,7 +52,8 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
         text = record.getMessage()
-        traceback = self.formatException(record.exc_info) if record.exc_info else ""
+        stacks: str = getattr(record, "stacks", "")
+        traceback = self.formatException(record.exc_info) if record.exc_info else stacks
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
         if self._as_json:
             line = {"time": stamp, "level": record.levelname, "component": self._component, "event": text}

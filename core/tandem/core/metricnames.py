@@ -244,8 +244,8 @@ COST = _cluster(
 
 # ---- workers ----
 WORKER_STATE = _worker(
-    _GAUGE, "tandem_worker_state", '1 for the `state` that it is in: "ready", "draining", "drained", "flipping"; 0.',
-    "state",
+    _GAUGE, "tandem_worker_state",
+    '1 for the `state` that it is in: "ready", "draining", "drained", "flipping", "stalled"; 0.', "state",
 )  # fmt: skip
 WORKER_IN_FLIGHT = _worker(_GAUGE, "tandem_worker_in_flight_requests", "Requests at the worker.")
 WORKER_QUEUED = _worker(_GAUGE, "tandem_worker_queued_requests", "Requests that wait there to be computed.")
@@ -266,6 +266,10 @@ SUBMISSIONS_DROPPED = _worker(
 )
 MESSAGES_TOO_LARGE = _worker(_COUNTER, "tandem_messages_too_large_total", "Messages that were too large to be sent.")
 STEPS = _worker(_COUNTER, "tandem_engine_steps_total", "Steps of the engine.")
+STEP_STALLS = _worker(
+    _COUNTER, "tandem_step_stalls_total",
+    "Steps that took longer than `[worker] step_slow_s`: the worker is out of rotation until such a step ends.",
+)  # fmt: skip
 STEP_SECONDS = _worker(_COUNTER, "tandem_step_seconds_total", "Time in steps: its rate is how busy the worker is.")
 PREFILL_STEP_SECONDS = _worker(
     _COUNTER, "tandem_prefill_step_seconds_total", "Time in steps that computed prompt tokens, alone or beside others."

@@ -62,6 +62,7 @@ class Engine:
         self._scheduler = Scheduler(self._space, self._config, self._pace, scored)
         self._arrivals = 0
         self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
+        self._batch: StepBatch | None = None  # that is computed now
         self._ended: dict[str, RequestState] = {}  # by the latest step; their counts stay readable until the next
 
     @property
@@ -250,6 +251,11 @@ class Engine:
             prompt_logprobs=tuple(scores),
         )  # fmt: skip
 
+    def batch_counts(self) -> dict[str, int]:
+        """What the step in progress computes, in numbers; {} between steps. Any thread."""
+        batch = self._batch
+        return batch.counts() if batch is not None else {}
+
     def forget_pace(self) -> None:
         """Forget how fast steps were so far: those of a warm-up tell nothing."""
         self._pace.forget()
@@ -307,7 +313,11 @@ class Engine:
                 tell(slices, first, last)
 
             hook(0, 0)
-        return self._runner.step(batch, rows, hook)
+        self._batch = batch
+        try:
+            return self._runner.step(batch, rows, hook)
+        finally:
+            self._batch = None
 
     def _commit(
         self,

@@ -31,3 +31,14 @@ class StepBatch:
     positions: list[int]
     sequences: list[SeqSlice]
     logit_rows: list[int] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """How much it is, for logs. Any thread."""
+        decodes = sum(sequence.query_tokens == 1 for sequence in self.sequences)
+        return {
+            "decodes": decodes,
+            "chunks": len(self.sequences) - decodes,
+            "tokens": len(self.token_ids),
+            "context_tokens": sum(sequence.context_tokens for sequence in self.sequences),
+            "logit_rows": len(self.logit_rows),
+        }

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -19,39 +15,12 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.pair import RunningWorker, start_worker, submit
+from tests.integration.worker.alone import ENDS_WITHIN_S, last_words, worker_of
+from tests.integration.worker.pair import start_worker, submit
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for_async
 
-ENDS_WITHIN_S = 5.0
 PROMPT = [(7 * i) % 4000 + 10 for i in range(40)]
-
-
-@asynccontextmanager
-async def worker_of(folder: Path, tp: int, **settings: Any) -> AsyncIterator[RunningWorker]:
-    secret = ClusterSecret.generate()
-    secret.save(folder / "secret")
-    redis = PrivateRedis.start(folder / "redis", "test-password")
-    try:
-        worker = await start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=tp, **settings)
-        async with asyncio.TaskGroup() as tasks:
-            await worker.open(secret, tasks)
-            yield worker
-            await worker.close()
-        await asyncio.wait_for(worker.process.wait(), 20)
-        worker.process._transport.close()  # type: ignore[attr-defined]
-    finally:
-        redis.stop()
-
-
-async def last_words(worker: RunningWorker) -> str:
-    """The fatal line, once the worker has ended."""
-    assert worker.process.stdout is not None
-    fatal = ""
-    async with asyncio.timeout(ENDS_WITHIN_S * 2):
-        async for raw in worker.process.stdout:
-            fatal = json.loads(raw).get("fatal", fatal)
-    return fatal
 
 
 @pytest.mark.parametrize(("rank", "is_busy"), [(0, True), (1, False), (1, True)], ids=["0 busy", "1 idle", "1 busy"])

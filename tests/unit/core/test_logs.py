@@ -85,3 +85,19 @@ def test_a_traceback_cannot_pass_for_another_record(as_json: bool) -> None:
         assert first.endswith("ERROR   part a step failed")
         assert len(rest) > 3
         assert all(line.startswith("    ") for line in rest)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_stacks_stand_where_a_traceback_would(as_json: bool) -> None:
+    text = StringIO()
+    logs.setup("part", as_json=as_json, stream=text)
+    logs.event_with_stacks(LOG, "stacks", logging.WARNING, "thread a:\n  one\nthread b:\n  two", decodes=3)
+    first, *rest = text.getvalue().splitlines()
+    if as_json:
+        found = json.loads(first)
+        assert (found["decodes"], found["traceback"]) == (3, "thread a:\n  one\nthread b:\n  two")
+        assert not rest
+    else:
+        assert first.endswith("WARNING part stacks decodes=3")
+        assert [line.strip() for line in rest] == ["thread a:", "one", "thread b:", "two"]
+        assert all(line.startswith("    ") for line in rest)

@@ -63,3 +63,26 @@ def test_a_deadline_that_is_given_meanwhile_holds_in_the_new_role(order: str) ->
         await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_a_step_that_does_not_end_is_told_in_place_of_ready_alone() -> None:
+    async def run() -> list[str]:
+        host = Host(ManualClock(100.0))
+        steering = host.steering
+        task = asyncio.create_task(steering.run())
+        steering.stall(True)
+        steering.stall(False)
+        steering.stall(True)
+        steering.drain()
+        await wait_for_async(lambda: host.said[-1].state == WorkerState.DRAINED)
+        steering.stall(False)
+        steering.stall(True)
+        steering.uncordon()
+        await wait_for_async(lambda: host.said[-1].state == WorkerState.STALLED)
+        steering.stall(False)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return [said.state for said in host.said]
+
+    said = ["stalled", "ready", "stalled", "draining", "drained", "stalled", "ready"]
+    assert asyncio.run(run()) == said

@@ -12,6 +12,7 @@ from tandem.core.errors import TransferError
 from tandem.core.ids import Incarnation, TransferId
 from tandem.core.logs import event
 from tandem.engine.runner_protocol import Runner
+from tandem.engine.step_batch import StepBatch
 from tandem.kvtransfer.events import Failed, ReceiverEvent, SenderEvent, SendFailed
 from tandem.kvtransfer.peerlink import LinkInfo
 from tandem.kvtransfer.receiver import TransferReceiver
@@ -84,6 +85,7 @@ class Follower:
         self._held: deque[Push | Finish] = deque()  # wait for the lease
         self._incarnation = Incarnation(0)
         self._is_stopping = False
+        self._batch: StepBatch | None = None  # that is computed now
         self._counters: dict[str, int] = {}
         self._counters_s = 0.0
         self._links: tuple[LinkInfo, ...] = ()
@@ -93,6 +95,11 @@ class Follower:
         """Until told to stop. An exception here ends the process: the ranks no longer agree."""
         while not self._is_stopping:
             self.turn()
+
+    def batch_counts(self) -> dict[str, int]:
+        """What the step in progress computes, in numbers; {} between steps. Any thread."""
+        batch = self._batch
+        return batch.counts() if batch is not None else {}
 
     def close(self) -> None:
         """End the transfers of this rank."""
@@ -156,11 +163,13 @@ class Follower:
 
     def _step(self, command: Step) -> None:
         """Rank 0 holds the lease when it begins a step; the step is finished even if it lapses meanwhile."""
+        self._batch = command.batch
         self._pulse.begin_step()
         try:
             self._runner.step(command.batch, (), self._on_layers if command.has_hook else None)
         finally:
             self._pulse.end_step()
+            self._batch = None
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import InternalError, TandemError
@@ -27,10 +25,10 @@ from tandem.workerhost.pulse import Pulse
 from tandem.workerhost.ring import RingHandle, RingPair, RingReader, RingWriter
 from tandem.workerhost.role import Role, Shell
 from tandem.workerhost.steploop import StepLoop
+from tandem.workerhost.ticker import Ticker
 from tandem.workerhost.wire import endpoint_to_wire
 
 _log = logging.getLogger(__name__)
-TICK_EVERY_S = 0.2
 HOST_TIMEOUT_S = 10.0
 SWITCH_INTERVAL_S = 0.0005
 """Transfer threads hand over to the step loop, and back, sooner than with Python's 5 ms."""
@@ -48,15 +46,16 @@ def main() -> int:
     writer = RingWriter(RingHandle.parse(arguments.outbox))
     outbox = Outbox(lambda data: writer.write(data, HOST_TIMEOUT_S))
     pulse = Pulse(arguments.pulse)
-    threading.Thread(target=_tick, args=(pulse,), name="tick", daemon=True).start()
+    ticker = Ticker(pulse)
+    ticker.start()
     pairs = tuple(RingPair.parse(text) for text in arguments.pair)
     seat = Seat(Rank(arguments.rank), pairs, Path(arguments.rendezvous))
     try:
         if seat.rank == 0:
             inbox = Inbox.open(RingReader(RingHandle.parse(arguments.inbox)))
-            run, close = _lead(config, seat, inbox, outbox, pulse)
+            run, close = _lead(config, seat, inbox, outbox, pulse, ticker)
         else:
-            run, close = _follow(config, seat, pulse)
+            run, close = _follow(config, seat, pulse, ticker)
     except Exception as error:  # noqa: BLE001 - the top of the rank, before it is ready: the same holds
         if not isinstance(error, TandemError):
             _log.exception("rank does not start")
@@ -92,16 +91,18 @@ Part = tuple[Callable[[], None], Callable[[], None]]
 """(run until told to stop, close)"""
 
 
-def _lead(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, pulse: Pulse) -> Part:
+def _lead(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, pulse: Pulse, ticker: Ticker) -> Part:
     leader = assemble_leader(config, seat, inbox, outbox)
+    ticker.count_batch = leader.shell.engine.batch_counts
     loop = StepLoop(leader.shell, create_role(config.role, leader.shell), inbox, pulse, create_role)
     endpoints = [endpoint_to_wire(endpoint) for endpoint in leader.shell.receiver.endpoints()]
     outbox.put(e.RankToHost(ready=e.RankReady(info=leader.info, endpoints=endpoints)))
     return loop.run, leader.close
 
 
-def _follow(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Part:
+def _follow(config: WorkerConfig, seat: Seat, pulse: Pulse, ticker: Ticker) -> Part:
     follower = assemble_follower(config, seat, pulse)
+    ticker.count_batch = follower.batch_counts
     return follower.run, follower.close
 
 
@@ -109,14 +110,6 @@ def _tell_fatal(outbox: Outbox, error: Exception) -> None:
     if not isinstance(error, TandemError):
         error = InternalError("a rank failed", why=f"{type(error).__name__}: {error}")
     outbox.put(e.RankToHost(fatal=e.Fatal(code=error.code, message=error.message)))
-
-
-def _tick(pulse: Pulse) -> None:
-    """Show that the process runs, also during long steps."""
-    clock, pause = MonotonicClock(), threading.Event()
-    while True:
-        pulse.tick(clock.now_s())
-        pause.wait(TICK_EVERY_S)
 
 
 def _arguments() -> argparse.Namespace:

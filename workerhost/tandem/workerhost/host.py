@@ -33,6 +33,7 @@ from tandem.workerhost.rank_group import START_AGAIN, RankGroup
 from tandem.workerhost.rank_watch import LOADING_LOOKS, WATCH_EVERY_S
 from tandem.workerhost.server import WorkerService
 from tandem.workerhost.steering import Steering
+from tandem.workerhost.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
@@ -41,6 +42,8 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.so_reuseport", 0),
 )
+READY, LIVE = "", "live"
+"""What health checks ask for: whether the worker takes work, and whether its process serves at all."""
 
 
 class WorkerHost:
@@ -55,6 +58,8 @@ class WorkerHost:
         self._membership = Membership(config, self._lease_granted, self._new_incarnation)
         self._steering = Steering(self, MonotonicClock())
         self._links = LinkShare(host_id(), self.to_rank)
+        self._watchdog = Watchdog(self._ranks, config.settings, self._stall)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._peers: PeerChannels | None = None
         self._ready: asyncio.Future[e.RankReady] | None = None
         self._info = w.WorkerInfo()
@@ -117,7 +122,7 @@ class WorkerHost:
             watch.cancel()
         on_ready(self._info)
         async with asyncio.TaskGroup() as alive:
-            alive.create_task(self._watch_pulse())
+            alive.create_task(self._watchdog.run())
             alive.create_task(self._membership.run())
             alive.create_task(self._steering.run())
             alive.create_task(self._links.run(LinkSpeedStore(self._membership.redis, self._membership.keys)))
@@ -129,9 +134,9 @@ class WorkerHost:
         self._peers = PeerChannels(self, self._secret, tasks)
         self._service.add_to(server)
         server.add_generic_rpc_handlers((self._steering.handlers(),))
-        servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        for asked in (READY, LIVE):
+            await self._health.set(asked, health_pb2.HealthCheckResponse.SERVING)
         try:
             port = server.add_insecure_port(f"{self._config.host}:{self._config.port}")
         except RuntimeError as error:
@@ -158,7 +163,7 @@ class WorkerHost:
         elif kind == "peer":
             self._to_peer(message.peer)
         elif kind == "load":
-            for key, count in self._membership.counters().items():
+            for key, count in (*self._membership.counters().items(), *self._watchdog.counters().items()):
                 message.load.counters[key] = count
             self._service.broadcast_load(message.load)
         elif kind == "events":
@@ -208,23 +213,11 @@ class WorkerHost:
                 why = f"it has not ticked for {LOADING_LOOKS * WATCH_EVERY_S:g} s"
                 raise WorkerLostError(f"rank {silent[0]} hangs while it loads", why=why, todo=START_AGAIN)
 
-    async def _watch_pulse(self) -> None:
-        """A rank that has stopped ends the worker and its beats, and so does a step past its limit: a stuck engine.
-
-        The streams of this process would go on, so that nobody else could tell: ending them is how peers and routers
-        know of a stopped rank in time, a single one too.
-        """
-        limit_s = self._config.settings.step_watchdog_s
-        watch = self._ranks.watch()
-        while True:
-            await asyncio.sleep(WATCH_EVERY_S)
-            silent = watch.look()
-            slowest, in_step_s = watch.step_s()
-            if silent:
-                raise WorkerLostError(f"rank {silent[0]} has stopped", why="it does not tick", todo=START_AGAIN)
-            if in_step_s > limit_s:
-                what = f"a step of rank {slowest} has been running for {in_step_s:.0f} s"
-                raise WorkerLostError(what, todo=START_AGAIN)
+    async def _stall(self, is_stalled: bool) -> None:
+        """A step does not end, or has ended after all: to whoever asks for its health, and to routers."""
+        serving = health_pb2.HealthCheckResponse
+        await self._health.set(READY, serving.NOT_SERVING if is_stalled else serving.SERVING)
+        self._steering.stall(is_stalled)
 
     # ---- lease -----------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """One page of shared memory a rank: the rank's pulse, and the lease that the host holds for it.
 
 The rank writes when it last ticked, how many steps it has begun and which of them is in progress. The host writes
-until when the rank may push, publish and send, and as which incarnation. Each field is one aligned 8-byte store, so a
-reader never sees half: through a view of words, for `struct` clears what it packs into first.
+until when the rank may push, publish and send, as which incarnation, and how often it wanted to see the stacks of its
+threads. Each field is one aligned 8-byte store, so a reader never sees half: through a view of words, for `struct`
+clears what it packs into first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 
-_TICK, _STEPS, _STEP, _LEASE, _INCARNATION = 0, 1, 2, 8, 9
+_TICK, _STEPS, _STEP, _LEASE, _INCARNATION, _STACKS = 0, 1, 2, 8, 9, 10
 """Which word; what the host writes is in a cache line of its own."""
 PAGE_BYTES = 4096
 
@@ -46,6 +47,10 @@ class Pulse:
         self._numbers[_INCARNATION] = incarnation  # first: nobody takes the new lease for the old one's
         self._seconds[_LEASE] = until_s
 
+    def ask_stacks(self) -> None:
+        """The host wants the rank to log what its threads do."""
+        self._numbers[_STACKS] += 1
+
     def has_lease(self, now_s: float, incarnation: int) -> bool:
         """Whether the rank may push, publish and send now as `incarnation`; before the first grant it may.
 
@@ -72,6 +77,11 @@ class Pulse:
     def incarnation(self) -> int:
         """Whose lease it is; 0 before the first."""
         return self._numbers[_INCARNATION]
+
+    @property
+    def stacks_asked(self) -> int:
+        """How often the host has asked for stacks."""
+        return self._numbers[_STACKS]
 
     def close(self) -> None:
         self._numbers.release()

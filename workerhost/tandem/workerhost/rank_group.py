@@ -62,6 +62,15 @@ class RankGroup:
         """Whether they tick, counted from now on."""
         return RankWatch([rank.pulse for rank in self._ranks], silent_looks)
 
+    def log_stacks(self) -> None:
+        """Have every rank log what its threads do, and how much its step computes."""
+        for rank in self._ranks:
+            rank.pulse.ask_stacks()
+
+    def write_stacks(self, rank: int) -> None:
+        """Have a rank that does not tick write the stacks of its threads."""
+        self._ranks[rank].write_stacks()
+
     def send(self, message: ForRank) -> None:
         """To rank 0, in order; see RankProcess.send."""
         self._ranks[0].send(message)

@@ -15,6 +15,7 @@ from tandem.rpc.v1 import passing_pb2 as p
 from tandem.workerhost.passing import ForRank
 from tandem.workerhost.pulse import Pulse
 from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
+from tandem.workerhost.ticker import STACKS_SIGNAL
 
 RETRY_WRITE_S = 0.002
 MAX_BACKLOG, MAX_BACKLOG_BYTES = 10_000, 64 << 20
@@ -108,6 +109,11 @@ class RankProcess:
         """SIGKILL, if it still runs; a stopped process dies of it too."""
         if self._process is not None and self._process.returncode is None:
             self._process.send_signal(signal.SIGKILL)
+
+    def write_stacks(self) -> None:
+        """Have it write what its threads do to stderr, if it still runs: without a thread of Python's."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(STACKS_SIGNAL)
 
     def close(self) -> None:
         """Give the shared memory back; the process must have ended."""

@@ -4,6 +4,8 @@
       ▲                 └──become──▶ flipping ──registered──▶ ready under the other role, as a new incarnation
       └── not registered: the old role, the old incarnation ──┘
 
+A step that does not end is told in place of "ready", and changes nothing of this.
+
 Nothing is in flight once every router has acknowledged that it plans nothing here, and rank 0, asked behind all that
 they sent before, has neither a request nor a transfer.
 """
@@ -68,12 +70,19 @@ class Steering:
         self._hand_back_s = math.inf
         self._is_handing_back = False
         self._state, self._is_recorded = WorkerState.READY, True
+        self._is_stalled = False
         self._sequence = 0
         self._wished = asyncio.Event()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[e.Looked]] = {}
         self._looked = e.Looked()
         self._flips, self._flip_s, self._failure = 0, 0.0, ""
+
+    def stall(self, is_stalled: bool) -> None:
+        """A step of the engine does not end, or has ended after all."""
+        self._is_stalled = is_stalled
+        if self._state is WorkerState.READY:
+            self._say()
 
     # ---- wishes ----------------------------------------------------------------------------------------------------
 
@@ -237,9 +246,10 @@ class Steering:
         self._say()
 
     def _say(self) -> None:
+        is_stalled = self._is_stalled and self._state is WorkerState.READY
         said = w.WorkerState(
             sequence=self._sequence,
-            state=self._state.value,
+            state=(WorkerState.STALLED if is_stalled else self._state).value,
             hands_back=self._is_handing_back,
             keeps_blocks=self._target is not None,
         )

@@ -469,7 +469,7 @@ class WorkerState(_message.Message):
     KEEPS_BLOCKS_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     state: _builtins.str
-    """"ready", "draining" or "drained"."""
+    """"ready", "draining", "drained" or "stalled"."""
     hands_back: _builtins.bool
     """What runs here is to go on elsewhere, if somebody can take it; until it does it goes on here."""
     keeps_blocks: _builtins.bool

@@ -81,6 +81,7 @@ _FROM_ZERO = (
     names.MESSAGES_TOO_LARGE,
     names.PREEMPTIONS,
     names.REQUESTS_FAILED,
+    names.STEP_STALLS,
     names.TICKETS_REFUSED,
     names.TRANSFERS_FORGOTTEN,
 )

@@ -96,7 +96,8 @@ def answers(spec: Object, container: Container) -> bool:
     """Whether it is answered well, in time."""
     timeout_s = float(spec.get("timeoutSeconds", 1))
     if "grpc" in spec:
-        return _serves(f"{container.ip}:{spec['grpc']['port']}", timeout_s)
+        asked = spec["grpc"]
+        return _serves(f"{container.ip}:{asked['port']}", asked.get("service", ""), timeout_s)
     if "httpGet" in spec:
         about = spec["httpGet"]
         url = f"{about.get('scheme', 'HTTP').lower()}://{container.ip}:{container.port(about['port'])}{about['path']}"
@@ -116,10 +117,11 @@ def answers(spec: Object, container: Container) -> bool:
     return done.returncode == 0
 
 
-def _serves(address: str, timeout_s: float) -> bool:
+def _serves(address: str, service: str, timeout_s: float) -> bool:
     try:
         with grpc.insecure_channel(address) as channel:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=timeout_s)
             return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
     except grpc.RpcError:
         return False

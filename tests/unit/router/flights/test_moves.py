@@ -42,6 +42,21 @@ async def test_nothing_is_planned_on_a_worker_that_drains_until_it_is_ready_agai
 
 
 @in_loop
+async def test_nothing_is_planned_on_a_worker_whose_step_does_not_end_and_what_it_has_stays() -> None:
+    stage = Stage("p1", "d1", "d2")
+    with stage.dispatcher.fly(R, 0, work(), Inbox(1 << 20)) as flight:
+        decode = flight.plan.decode
+        assert decode is not None
+        other = "d2" if decode == "d1" else "d1"
+        stage.sent(decode)
+        tell(stage, decode, WorkerState.STALLED, sequence=0)
+        assert [link.worker for link in stage.table.usable()] == ["p1", other]
+        assert stage.sent(decode) == [], "it is neither cancelled nor handed back"
+        tell(stage, decode, WorkerState.READY, sequence=0)
+        assert [link.worker for link in stage.table.usable()] == ["p1", "d1", "d2"]
+
+
+@in_loop
 async def test_a_state_is_acknowledged_behind_what_was_sent_before() -> None:
     stage = Stage("p1", "d1")
     with stage.dispatcher.fly(R, 0, work(), Inbox(1 << 20)):

@@ -2,7 +2,7 @@
 
 export const LEVELS = { ok: "●", busy: "◐", warn: "▲", bad: "✖" };
 
-const BY_STATE = { ready: "ok", draining: "busy", drained: "busy", flipping: "busy", unreachable: "bad", gone: "bad" };
+const BY_STATE = { ready: "ok", draining: "busy", drained: "busy", flipping: "busy", stalled: "bad", unreachable: "bad", gone: "bad" };
 const ROLES = ["prefill", "decode", "mixed"];
 const WINDOW_MS = 10_000;
 

@@ -1,0 +1,45 @@
+"""One worker of one or more ranks as real processes, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tandem.core.lifecycle import RoleName
+from tandem.core.secret import ClusterSecret
+from tandem.prefixindex.private_redis import PrivateRedis
+from tests.integration.worker.pair import RunningWorker, start_worker
+
+ENDS_WITHIN_S = 5.0
+
+
+@asynccontextmanager
+async def worker_of(folder: Path, tp: int, **settings: Any) -> AsyncIterator[RunningWorker]:
+    """A mixed worker m0 with a router's stream to it; its log is m0.log. Whoever leaves has seen to it that it ends."""
+    secret = ClusterSecret.generate()
+    secret.save(folder / "secret")
+    redis = PrivateRedis.start(folder / "redis", "test-password")
+    try:
+        worker = await start_worker(folder, "m0", RoleName.MIXED, redis.url, tp=tp, **settings)
+        async with asyncio.TaskGroup() as tasks:
+            await worker.open(secret, tasks)
+            yield worker
+            await worker.close()
+        await asyncio.wait_for(worker.process.wait(), 20)
+        worker.process._transport.close()  # type: ignore[attr-defined]
+    finally:
+        redis.stop()
+
+
+async def last_words(worker: RunningWorker) -> str:
+    """The fatal line, once the worker has ended."""
+    assert worker.process.stdout is not None
+    fatal = ""
+    async with asyncio.timeout(ENDS_WITHIN_S * 2):
+        async for raw in worker.process.stdout:
+            fatal = json.loads(raw).get("fatal", fatal)
+    return fatal

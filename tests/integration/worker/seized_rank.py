@@ -1,0 +1,21 @@
+"""A rank whose step loop never lets go of the interpreter: none of its other threads runs any more."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+from tandem.worker import rank
+from tandem.workerhost.steploop import StepLoop
+
+
+def seize(self: StepLoop) -> None:
+    """In place of the loop."""
+    hold = ctypes.PyDLL(None).sleep
+    while True:  # a signal ends it
+        hold(600)
+
+
+if __name__ == "__main__":
+    StepLoop.run = seize  # type: ignore[method-assign]
+    sys.exit(rank.main())
