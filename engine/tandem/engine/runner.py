@@ -7,13 +7,14 @@ same steps in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from tandem.core.errors import ConfigError
+from tandem.core.start_times import StartPhase
 from tandem.engine.kv_pool import KVPools
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
@@ -40,7 +41,7 @@ class ModelRunner:
     `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes` and `num_blocks` (a group) is set;
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. `kv_dtype` "auto" takes the
-    compute dtype; attention always computes in the compute dtype.
+    compute dtype; attention always computes in the compute dtype. `enter` is told of phases as they begin.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
     when all ranks have loaded, and the smallest block count among them is everybody's. A rank that fails in the middle
@@ -51,6 +52,7 @@ class ModelRunner:
         self, *, model_dir: Path, dtype: str = "auto", device: str = "cpu", block_tokens: int = 16,
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
         is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
+        enter: Callable[[StartPhase], None] = lambda _: None,
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
             if value < 1:
@@ -74,7 +76,8 @@ class ModelRunner:
             self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
             is_deterministic=is_deterministic, group=self.group,
         )  # fmt: skip
-        self._decoder.load(model_dir, device=device)
+        self._decoder.load(model_dir, device=device, on_read=lambda: enter(StartPhase.PACKING))
+        enter(StartPhase.POOL)
         if self.device.type == "cpu":
             keep_freed_memory()
         counts = self.group.smallest(counts, timeout_s=START_TIMEOUT_S)

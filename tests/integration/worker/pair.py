@@ -30,10 +30,12 @@ END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class RunningWorker:
-    """One worker process and one open router stream to it."""
+    """One worker process and one open router stream to it. `progress`: what it said while it started."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, ready: dict[str, Any]) -> None:
-        self.name, self.process, self.ready = name, process, ready
+    def __init__(
+        self, name: str, process: asyncio.subprocess.Process, ready: dict[str, Any], progress: list[str]
+    ) -> None:
+        self.name, self.process, self.ready, self.progress = name, process, ready, progress
         self.messages: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
         self.load = w.LoadReport()
         self._call: Any = None
@@ -132,11 +134,14 @@ async def start_worker(
     )
     log.close()
     assert process.stdout is not None
+    progress: list[str] = []
     async with asyncio.timeout(START_TIMEOUT_S):
         async for raw in process.stdout:
             line = json.loads(raw)
+            if "progress" in line:
+                progress.append(line["progress"])
             if "ready" in line:
-                return RunningWorker(name, process, line["ready"])
+                return RunningWorker(name, process, line["ready"], progress)
             if "fatal" in line:
                 await process.wait()
                 process._transport.close()  # type: ignore[attr-defined]

@@ -17,11 +17,13 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.garbage import keep_loaded
 from tandem.core.logs import JSON, setup
+from tandem.core.start_times import StartPhase, StartTimes, process_started_s
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.host import WorkerHost
 
@@ -31,13 +33,16 @@ EXIT_LOST = 1
 
 
 def main() -> int:
+    clock = MonotonicClock()
+    times = StartTimes(StartPhase.IMPORTS, clock, process_started_s(clock))
+    times.enter(StartPhase.CONFIG)
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--config", required=True, type=Path)
     arguments = parser.parse_args()
     try:
         config = load(arguments.config, WorkerConfig)
         setup(config.worker_id, level=config.log_level, as_json=config.log_format == JSON)
-        return asyncio.run(_serve(config, arguments.config))
+        return asyncio.run(_serve(config, arguments.config, times))
     except (TandemError, BaseExceptionGroup) as raised:
         error = _first(raised)
         if isinstance(error, TandemError):
@@ -48,8 +53,8 @@ def main() -> int:
         return EXIT_LOST
 
 
-async def _serve(config: WorkerConfig, config_file: Path) -> int:
-    host = WorkerHost(config, config_file, on_progress=lambda text: _say({"progress": text}))
+async def _serve(config: WorkerConfig, config_file: Path, times: StartTimes) -> int:
+    host = WorkerHost(config, config_file, lambda text: _say({"progress": text}), times)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, host.stop)

@@ -13,6 +13,7 @@ from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.kvlayout import KVLayout
 from tandem.core.liveness import TOMBSTONE_S
+from tandem.core.start_times import StartPhase
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.wire import profile_to_wire
@@ -64,11 +65,12 @@ class Leader:
 def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox) -> Leader:
     """Load the model, build engine and transfer ends, warm up. Raises TandemError with what to do about it."""
 
-    def progress(text: str) -> None:
-        outbox.put(e.RankToHost(progress=e.Progress(text=text)))
+    def enter(phase: StartPhase) -> None:
+        outbox.put(e.RankToHost(progress=e.Progress(text=phase)))
 
     if config.settings.engine == "model":
-        progress("importing torch")
+        enter(StartPhase.TORCH)
+        import tandem.worker.model_loading  # noqa: F401 - now, so that its time is not that of the weights
     from tandem.kvtransfer.hostid import host_id
     from tandem.worker import loading
 
@@ -76,17 +78,18 @@ def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outb
     if seat.pairs:
         followers = Followers(seat.pairs, inbox.post)
         followers.start()
-        progress("waiting for the other ranks")
+        enter(StartPhase.GROUP)
         group = loading.join_group(config, seat.rank, seat.rendezvous)
-    progress("loading the model")
-    loaded_rank = loading.load_rank(config, group)
+    enter(StartPhase.WEIGHTS)
+    loaded_rank = loading.load_rank(config, group, enter)
     runner = loaded_rank.runner
     if followers is not None:
         followers.wait_ready(FOLLOWERS_TIMEOUT_S)
         runner = LeaderRunner(runner, followers)
     loaded = loading.Loaded(loading.engine_over(runner, config), loaded_rank.pools, loaded_rank.fingerprint)
-    progress("warming up")
+    enter(StartPhase.WARM_UP)
     loaded.warm_up()
+    enter(StartPhase.TRANSFERS)
     speeds = LinkSpeeds(MonotonicClock())
     receiver: ReceivingEnd
     sender: SendingEnd

@@ -21,6 +21,7 @@ from tandem.core.pairing import KVProfile
 from tandem.core.prefill_queue import QueueRules
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
+from tandem.core.start_times import StartPhase
 from tandem.engine.engine import Engine
 from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.pace import SchedulerConfig
@@ -91,9 +92,11 @@ def join_group(config: WorkerConfig, rank: int, rendezvous: Path) -> TensorGroup
     return open_group(rank, settings.tp, device=device, rendezvous=rendezvous, timeout_s=settings.step_watchdog_s)
 
 
-def load_rank(config: WorkerConfig, group: TensorGroup | None = None) -> LoadedRank:
-    """Load this rank's part of the model. Raises ModelError, ConfigError, StartupError, or WorkerLostError if another
-    rank of the group fails."""
+def load_rank(
+    config: WorkerConfig, group: TensorGroup | None = None, enter: Callable[[StartPhase], None] = lambda _: None
+) -> LoadedRank:
+    """Load this rank's part of the model; `enter` is told what it does. Raises ModelError, ConfigError, StartupError,
+    or WorkerLostError if another rank of the group fails."""
     if config.settings.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.settings.engine!r}", todo=f"use one of {', '.join(ENGINES)}")
     runner: Runner
@@ -101,11 +104,11 @@ def load_rank(config: WorkerConfig, group: TensorGroup | None = None) -> LoadedR
     if config.settings.engine == "sim":
         from tandem.worker.sim_loading import load_sim
 
-        runner, pools, identity = load_sim(config, group)
+        runner, pools, identity = load_sim(config, group, enter)
     else:
         from tandem.worker.model_loading import load_model
 
-        model, pools, identity = load_model(config, group)
+        model, pools, identity = load_model(config, group, enter)
         runner, work = model, model_work(model.config, dtype=model.dtype, layout=model.layout)
     for spec in runner.layout.groups:
         _check_frames(spec)

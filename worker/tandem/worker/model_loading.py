@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import ConfigError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
+from tandem.core.start_times import StartPhase
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.parallel import TensorGroup
@@ -35,7 +37,7 @@ def rank_device(config: WorkerConfig, rank: int) -> str:
 
 
 def load_model(
-    config: WorkerConfig, group: TensorGroup | None = None
+    config: WorkerConfig, group: TensorGroup | None = None, enter: Callable[[StartPhase], None] = lambda _: None
 ) -> tuple[ModelRunner, dict[GroupId, PoolAccess], Fingerprint]:
     """This rank's part of the model on its device, its pools as bytes, and what the model is.
 
@@ -59,6 +61,7 @@ def load_model(
         layer_group=1 if rank else settings.layer_group or -(-layers // LAYER_GROUPS),
         kv_dtype=settings.kv_dtype,
         group=group,
+        enter=enter,
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
     return runner, _pools(runner, device), fingerprint(source, runner.config, compute_dtype=runner.dtype)

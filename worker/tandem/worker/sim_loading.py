@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import StartupError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
+from tandem.core.start_times import StartPhase
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, sim_fingerprint
 from tandem.engine.pool_plan import block_counts, context_length, human_size, kv_layout
@@ -24,7 +26,7 @@ LAYER_GROUPS = 4
 
 
 def load_sim(
-    config: WorkerConfig, group: TensorGroup | None = None
+    config: WorkerConfig, group: TensorGroup | None = None, enter: Callable[[StartPhase], None] = lambda _: None
 ) -> tuple[SimRunner, dict[GroupId, PoolAccess], Fingerprint]:
     """This rank's runner, its pools as bytes, and what it is. Raises ModelError, ConfigError or StartupError.
 
@@ -38,6 +40,7 @@ def load_sim(
     layout = kv_layout(model, dtype=dtype, block_tokens=settings.block_tokens, tp=tp)
     max_model_len = context_length(config.max_model_len, model)
     counts = block_counts(layout, settings.kv_memory_bytes, None, max_model_len)
+    enter(StartPhase.POOL)
     try:
         runner = SimRunner(
             layout,

@@ -19,6 +19,7 @@ from tandem.core.ids import GroupId
 from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
+from tandem.core.start_times import StartPhase, StartTimes
 from tandem.kvtransfer.hostid import host_id
 from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
 from tandem.rpc.v1 import engine_pb2 as e
@@ -42,6 +43,7 @@ SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.so_reuseport", 0),
 )
+_PHASES = frozenset(StartPhase)
 READY, LIVE = "", "live"
 """What health checks ask for: whether the worker takes work, and whether its process serves at all."""
 
@@ -49,8 +51,16 @@ READY, LIVE = "", "live"
 class WorkerHost:
     """One worker. `run` returns the exit status when the worker was asked to stop; raises when it cannot go on."""
 
-    def __init__(self, config: WorkerConfig, config_file: Path, on_progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: WorkerConfig,
+        config_file: Path,
+        on_progress: Callable[[str], None],
+        times: StartTimes | None = None,
+    ) -> None:
+        """`times`: of the start so far."""
         self._config = config
+        self._times = times or StartTimes(StartPhase.CONFIG)
         self._secret = ClusterSecret.load(Path(config.secret_file))
         self._on_progress = on_progress
         self._ranks = RankGroup(config, config_file, self._from_rank)
@@ -83,6 +93,7 @@ class WorkerHost:
     async def run(self, on_ready: Callable[[w.WorkerInfo], None]) -> None:
         """Start everything, serve until `stop`, and take everything down again."""
         self._ready = asyncio.get_running_loop().create_future()
+        self._times.enter(StartPhase.RANKS)
         await self._ranks.start()
         server = grpc.aio.server(interceptors=(SecretInterceptor(self._secret),), options=SERVER_OPTIONS)
         try:
@@ -120,6 +131,8 @@ class WorkerHost:
             watch = loading.create_task(self._watch_loading())
             self._info.CopyFrom(await self._start(tasks, server))
             watch.cancel()
+        self._on_progress(self._times.words())
+        event(_log, "worker started", logging.INFO, **self._times.fields())
         on_ready(self._info)
         async with asyncio.TaskGroup() as alive:
             alive.create_task(self._watchdog.run())
@@ -148,7 +161,7 @@ class WorkerHost:
         info.CopyFrom(ready.info)
         info.address = f"{self._config.host}:{port}"
         info.rank_pids.extend(self._ranks.pids)
-        self._on_progress("registering")
+        self._progress(StartPhase.REGISTRATION)
         info.incarnation = await self._membership.join(info)
         self.to_rank(e.HostToRank(incarnation=e.NewIncarnation(incarnation=info.incarnation)))
         return info
@@ -174,7 +187,7 @@ class WorkerHost:
         elif kind == "looked":
             self._steering.looked(message.looked)
         elif kind == "progress":
-            self._on_progress(message.progress.text)
+            self._progress(message.progress.text)
         elif kind == "ready":
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(message.ready)
@@ -183,6 +196,11 @@ class WorkerHost:
             if self._ready is not None and not self._ready.done() and is_cause:
                 self._ready.set_exception(StartupError(message.fatal.message))
             self._ranks.note_fatal(rank, message.fatal)
+
+    def _progress(self, text: str) -> None:
+        if text in _PHASES:
+            self._times.enter(StartPhase(text))
+        self._on_progress(text)
 
     def _to_peer(self, to: p.PassedToPeer) -> None:
         if not to.address and self._service.answer_peer(to.worker, to.message):

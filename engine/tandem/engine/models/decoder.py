@@ -91,14 +91,16 @@ class Decoder:
             found += [member for member in members if member is not None]
         return found
 
-    def load(self, model_dir: Path, *, device: str = "cpu") -> None:
-        """Read this rank's weights and prepare them for `device`; raises ModelError (see `load_weights`)."""
+    def load(self, model_dir: Path, *, device: str = "cpu", on_read: Callable[[], None] = lambda: None) -> None:
+        """Read this rank's weights, call `on_read`, and prepare them for `device`; raises ModelError (see
+        `load_weights`)."""
         ignored = ["lm_head.weight"] if self.config.is_tied else []
         with torch.inference_mode():
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored,
             )  # fmt: skip
+            on_read()
             self._ropes = list(dict.fromkeys(self.config.rope_of(layer) for layer in range(self.config.layers)))
             tables = [
                 rotation_table(rope, self.config.head_dim, self.max_positions, self.dtype) for rope in self._ropes

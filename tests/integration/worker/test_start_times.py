@@ -1,0 +1,52 @@
+"""What a worker says of its own start is what somebody outside measures."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.clock import MonotonicClock
+from tandem.core.start_times import process_started_s
+from tests.integration.worker.alone import worker_of
+from tests.integration.worker.pair import RunningWorker
+
+HEARD_WITHIN_S = 2.0
+"""The last word of the start, and a stream that is opened then."""
+HOST = {"imports", "config", "ranks", "pool", "warm_up", "transfers", "registration", "weights"}
+
+
+def started(log: str) -> dict[str, float]:
+    (line,) = [line for line in log.splitlines() if " worker started " in line]
+    return {name: float(value) for name, value in re.findall(r"(\w+)_s=([\d.]+)", line)}
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"),
+    [({"engine": "sim"}, set()), ({}, {"torch", "packing"}), ({"tp": 2}, {"torch", "packing", "group"})],
+    ids=["sim", "model", "two ranks"],
+)
+def test_a_worker_says_what_each_second_of_its_start_went_to(
+    folder: Path, settings: dict[str, Any], more: set[str]
+) -> None:
+    async def run() -> tuple[RunningWorker, float]:
+        clock = MonotonicClock()
+        async with worker_of(folder, **{"tp": 1, **settings}) as worker:
+            measured_s = clock.now_s() - process_started_s(clock, worker.process.pid)
+            worker.process.send_signal(signal.SIGTERM)
+            return worker, measured_s
+
+    worker, measured_s = asyncio.run(run())
+    took = started((folder / "m0.log").read_text())
+    total_s = took.pop("took")
+    print(f"ready in {total_s:.2f} s of {measured_s:.2f} s: {took}")
+    assert set(took) == HOST | more
+    assert total_s == pytest.approx(sum(took.values()), abs=0.001 * len(took))
+    assert measured_s - HEARD_WITHIN_S < total_s < measured_s
+    assert worker.progress[-1].startswith("started in ")
+    assert f"{took['weights']:.2f} s" in worker.progress[-1]
+    assert all(phase in worker.progress for phase in ("warming up", "registering"))
