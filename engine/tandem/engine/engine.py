@@ -21,6 +21,7 @@ from tandem.core.ledger import Holder, HoldKind
 from tandem.core.prefill_queue import PrefillSpeed, QueueRules
 from tandem.engine.blockspace import BlockSpace, Reserved
 from tandem.engine.limits import check_request, finish_reason
+from tandem.engine.memory_plan import SCORED_LOGITS
 from tandem.engine.pace import SchedulerConfig, StepPace
 from tandem.engine.request import (
     BlockEvent,
@@ -40,8 +41,7 @@ from tandem.engine.sequence import Place, RequestState, Sequence
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 _log = logging.getLogger(__name__)
-_SCORED_LOGITS = 1 << 25
-"""Logits of prompt tokens that one step computes at most: 128 MiB of them."""
+_SCORED_LOGITS = SCORED_LOGITS
 
 
 class Engine:

@@ -7,6 +7,7 @@ same steps in the same order.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor
 
 from tandem.core.errors import ConfigError
+from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
 from tandem.engine.kv_pool import KVPools
+from tandem.engine.memory_plan import StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
@@ -34,6 +37,8 @@ from tandem.kernels.kv_blocks import copy_blocks
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
 
+_log = logging.getLogger(__name__)
+
 
 class ModelRunner:
     """A loaded model with its KV pools. Raises ModelError, ConfigError or StartupError with what to do about it.
@@ -42,6 +47,7 @@ class ModelRunner:
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. `kv_dtype` "auto" takes the
     compute dtype; attention always computes in the compute dtype. `enter` is told of phases as they begin.
+    `bounds`: the largest step, for which `memory` is planned; what is not free then raises StartupError.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
     when all ranks have loaded, and the smallest block count among them is everybody's. A rank that fails in the middle
@@ -52,7 +58,7 @@ class ModelRunner:
         self, *, model_dir: Path, dtype: str = "auto", device: str = "cpu", block_tokens: int = 16,
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
         is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
-        enter: Callable[[StartPhase], None] = lambda _: None,
+        bounds: StepBounds | None = None, enter: Callable[[StartPhase], None] = lambda _: None,
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
             if value < 1:
@@ -76,6 +82,11 @@ class ModelRunner:
             self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
             is_deterministic=is_deterministic, group=self.group,
         )  # fmt: skip
+        self.memory = plan_memory(
+            self.config, self.layout, counts, dtype=self.dtype, weight_bytes=self._decoder.weight_bytes(self.device),
+            max_positions=self.max_model_len, bounds=bounds or StepBounds(), is_cpu=self.device.type == "cpu",
+        )  # fmt: skip
+        self._check_memory()
         self._decoder.load(model_dir, device=device, on_read=lambda: enter(StartPhase.PACKING))
         enter(StartPhase.POOL)
         if self.device.type == "cpu":
@@ -145,6 +156,16 @@ class ModelRunner:
     def pool_bytes(self, group: int) -> memoryview:
         """The pool of `group` as writable bytes, without a copy; see `KVPools.pool_bytes`."""
         return self.pools.pool_bytes(group)
+
+    def _check_memory(self) -> None:
+        """Before any of it is taken, on every rank. Ranks of a CPU share its memory, each GPU is one rank's."""
+        event(_log, "memory planned", logging.INFO, **self.memory.fields())
+        if self.device.type == "cuda":
+            kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+            self.memory.check(torch.cuda.mem_get_info(self.device)[0] + kept)
+        elif (free := free_host_bytes()) is not None:
+            self.memory.check(free, self.group.size)
+        self.group.barrier()  # a rank that has begun to load leaves less to those that still look
 
     def _attention(self, step: StepTensors, layer: int, group: int, view: Tensor, q: Tensor) -> Tensor:
         decodes, chunks = step.decodes, step.chunks

@@ -65,7 +65,7 @@ class Leader:
 def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox) -> Leader:
     """Load the model, build engine and transfer ends, warm up. Raises TandemError with what to do about it."""
 
-    def enter(phase: StartPhase) -> None:
+    def enter(phase: StartPhase | str) -> None:
         outbox.put(e.RankToHost(progress=e.Progress(text=phase)))
 
     if config.settings.engine == "model":
@@ -82,6 +82,8 @@ def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outb
         group = loading.join_group(config, seat.rank, seat.rendezvous)
     enter(StartPhase.WEIGHTS)
     loaded_rank = loading.load_rank(config, group, enter)
+    if loaded_rank.memory is not None:
+        enter(loaded_rank.memory.words())
     runner = loaded_rank.runner
     if followers is not None:
         followers.wait_ready(FOLLOWERS_TIMEOUT_S)

@@ -23,6 +23,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
 from tandem.core.start_times import StartPhase
 from tandem.engine.engine import Engine
+from tandem.engine.memory_plan import MemoryPlan
 from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
@@ -48,12 +49,13 @@ Pools = Mapping[GroupId, PoolAccess]
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
     """One rank's part of a model, its pools as bytes, and the model's fingerprint. `work`: what the whole model costs
-    to compute; None = none is computed."""
+    to compute, `memory` what this rank takes; None = none is computed."""
 
     runner: Runner
     pools: dict[GroupId, PoolAccess]
     fingerprint: Fingerprint
     work: ModelWork | None = None
+    memory: MemoryPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def load_rank(
     if config.settings.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.settings.engine!r}", todo=f"use one of {', '.join(ENGINES)}")
     runner: Runner
-    work = None
+    work = memory = None
     if config.settings.engine == "sim":
         from tandem.worker.sim_loading import load_sim
 
@@ -109,10 +111,11 @@ def load_rank(
         from tandem.worker.model_loading import load_model
 
         model, pools, identity = load_model(config, group, enter)
-        runner, work = model, model_work(model.config, dtype=model.dtype, layout=model.layout)
+        runner, memory = model, model.memory
+        work = model_work(model.config, dtype=model.dtype, layout=model.layout)
     for spec in runner.layout.groups:
         _check_frames(spec)
-    return LoadedRank(runner, pools, identity, work)
+    return LoadedRank(runner, pools, identity, work, memory)
 
 
 def load_engine(config: WorkerConfig) -> Loaded:

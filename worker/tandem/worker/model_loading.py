@@ -12,6 +12,7 @@ from tandem.core.errors import ConfigError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
 from tandem.core.start_times import StartPhase
+from tandem.engine.memory_plan import StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.parallel import TensorGroup
@@ -61,6 +62,7 @@ def load_model(
         layer_group=1 if rank else settings.layer_group or -(-layers // LAYER_GROUPS),
         kv_dtype=settings.kv_dtype,
         group=group,
+        bounds=StepBounds(tokens=settings.max_step_tokens, sequences=settings.max_sequences),
         enter=enter,
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)

@@ -91,6 +91,12 @@ class Decoder:
             found += [member for member in members if member is not None]
         return found
 
+    def weight_bytes(self, device: torch.device) -> int:
+        """Memory of this rank's weights once `load` has put them on `device`."""
+        size = sum(parameter.tensor.nbytes for parameter in self.parameters())
+        is_copied = self.head is self.embedding and device.type == "cpu" and not self._is_deterministic
+        return size + self.embedding.tensor.nbytes if is_copied else size  # packed for the head, and as a table
+
     def load(self, model_dir: Path, *, device: str = "cpu", on_read: Callable[[], None] = lambda: None) -> None:
         """Read this rank's weights, call `on_read`, and prepare them for `device`; raises ModelError (see
         `load_weights`)."""

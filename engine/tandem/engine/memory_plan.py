@@ -1,0 +1,135 @@
+"""What a rank's memory is for, known before any of it is taken. Pure arithmetic; imports no torch.
+
+    weights       as they lie in memory
+    KV            the pools, all blocks
+    activations   what a layer needs for the largest step beside the residual stream: its widest moment, and the tables
+                  of rotations
+    sampler       logits of the largest step, as the head makes them and in fp32, and what choosing tokens copies
+
+Activations and sampler are upper bounds by arithmetic, not measured. No CUDA graph is captured yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tandem.core.errors import StartupError
+from tandem.core.kvlayout import DTYPE_BYTES, KVLayout
+from tandem.engine.model_config import ModelConfig
+from tandem.engine.pool_plan import human_size
+
+SCORED_LOGITS = 1 << 25
+"""Logits of prompt tokens that one step computes at most: 128 MiB of them."""
+_WORKSPACE_BYTES = 32 << 20
+"""What kernels and the matrix library keep for themselves."""
+_LOGPROB_LOGITS = 1 << 24
+"""Logits whose log-softmax is in memory at once (see `sampler`)."""
+_SAMPLER_BYTES = 32
+"""For each logit that a token is chosen from: scores, heated scores, probabilities, their sum in float64, order."""
+_LOGPROB_BYTES = 13
+"""For each logit whose log-probability is reported: that, whether it is larger, and the same as a number to add up."""
+_MEMORY_INFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBounds:
+    """The largest step: tokens, and choices that sample in it."""
+
+    tokens: int = 512
+    sequences: int = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes of one rank."""
+
+    weights: int
+    kv: int
+    activations: int
+    sampler: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.activations + self.sampler
+
+    def fields(self) -> dict[str, int]:
+        """As a log has them."""
+        return {f"{name}_bytes": size for name, size in (*asdict(self).items(), ("total", self.total))}
+
+    def words(self) -> str:
+        """For people."""
+        parts = ", ".join(f"{_WORDS[name]} {human_size(size)}" for name, size in asdict(self).items())
+        return f"memory of a rank: {human_size(self.total)}: {parts}"
+
+    def check(self, free: int, ranks: int = 1) -> None:
+        """Raise StartupError if `ranks` of these do not fit `free` bytes."""
+        if self.total * ranks <= free:
+            return
+        beside = (self.total - self.kv) * ranks
+        if beside < free:
+            todo = f"give --kv-memory {(free - beside) // ranks >> 20}MiB or less"
+        else:
+            todo = "use a machine with more memory, a smaller model or, on several devices, a larger --tp"
+        each = f"each of its {ranks} ranks" if ranks > 1 else "it"
+        raise StartupError(
+            f"the worker needs {human_size(self.total * ranks)} of memory and {human_size(free)} are free",
+            why=f"{each} takes {', '.join(f'{human_size(size)} for {_WORDS[n]}' for n, size in asdict(self).items())}",
+            todo=todo,
+        )
+
+
+_WORDS = {"weights": "weights", "kv": "KV", "activations": "activations", "sampler": "the sampler"}
+
+
+def plan_memory(
+    config: ModelConfig, layout: KVLayout, num_blocks: tuple[int, ...], *,
+    dtype: str, weight_bytes: int, max_positions: int, bounds: StepBounds, is_cpu: bool,
+) -> MemoryPlan:  # fmt: skip
+    """The plan of one rank of `layout.tp`, whose weights are `weight_bytes` and compute in `dtype`."""
+    size, tp = DTYPE_BYTES[dtype], layout.tp
+    heads, kv_heads = config.heads // tp, max(1, config.kv_heads // tp)
+    # Fused projection, its rotated half and the halves that are added up for it, and what attention answers.
+    attention = size * config.head_dim * (4 * heads + 4 * kv_heads)
+    mlp = size * 3 * (config.intermediate // tp)
+    token = config.hidden * (2 * size + 8) + max(attention, mlp + config.hidden * size)
+    tables = 2 * size * config.head_dim * (max_positions + bounds.tokens)
+    rows = min(bounds.tokens, bounds.sequences + max(SCORED_LOGITS // config.vocab_size, 16))
+    sampling = min(rows, bounds.sequences) * config.vocab_size
+    logprobs = _LOGPROB_BYTES * min(rows * config.vocab_size, _LOGPROB_LOGITS + config.vocab_size)
+    # On a CPU tokens are drawn from a few rows at a time; what is left is a copy of the scores.
+    chosen = sampling * (4 if is_cpu else _SAMPLER_BYTES)
+    return MemoryPlan(
+        weights=weight_bytes,
+        kv=sum(group.block_bytes(tp) * count for group, count in zip(layout.groups, num_blocks, strict=True)),
+        activations=bounds.tokens * token + tables + _WORKSPACE_BYTES,
+        sampler=rows * config.vocab_size * (size + 4) + max(chosen, logprobs),
+    )
+
+
+def free_host_bytes(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> int | None:
+    """Memory that this process can take before something is swapped out or killed; None where nobody says.
+
+    The smaller one of what the machine has and what the container may still take. Cached files make room.
+    """
+    found = [free for free in (_machine_bytes(info), _container_bytes(cgroup)) if free is not None]
+    return min(found, default=None)
+
+
+def _machine_bytes(info: Path) -> int | None:
+    try:
+        lines = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
+        return int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError, IndexError):
+        return None
+
+
+def _container_bytes(cgroup: Path) -> int | None:
+    """By version 2 of control groups."""
+    try:
+        limit = int((cgroup / "memory.max").read_text())  # "max": there is none
+        stat = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        used = int((cgroup / "memory.current").read_text())
+        return limit - used + int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    except (OSError, ValueError):
+        return None

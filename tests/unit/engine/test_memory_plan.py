@@ -1,0 +1,87 @@
+"""What a rank's memory is for, by arithmetic, and what is said where there is too little of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from tandem.core.errors import StartupError
+from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
+from tandem.engine.model_config import read_model_config
+from tandem.engine.pool_plan import kv_layout
+from tests.unit.engine.bundled import MODEL
+
+MIB = 1 << 20
+PLAN = MemoryPlan(weights=2000 * MIB, kv=4000 * MIB, activations=300 * MIB, sampler=100 * MIB)
+LLAMA_3_8B = dataclasses.replace(
+    read_model_config(MODEL), vocab_size=128_256, hidden=4096, intermediate=14_336, layers=32, heads=32, kv_heads=8,
+    head_dim=128, is_tied=False,
+)  # fmt: skip
+
+
+def plan_of(*, tp: int = 1, tokens: int = 512, sequences: int = 64, is_cpu: bool = False) -> MemoryPlan:
+    layout = kv_layout(LLAMA_3_8B, dtype="bfloat16", block_tokens=16, tp=tp)
+    return plan_memory(
+        LLAMA_3_8B, layout, (1000,), dtype="bfloat16", weight_bytes=7, max_positions=8192,
+        bounds=StepBounds(tokens=tokens, sequences=sequences), is_cpu=is_cpu,
+    )  # fmt: skip
+
+
+def test_kv_and_weights_are_exact_and_add_up_with_the_rest() -> None:
+    plan = plan_of()
+    assert (plan.weights, plan.kv) == (7, 1000 * 32 * 2 * 8 * 16 * 128 * 2)
+    assert plan.total == plan.weights + plan.kv + plan.activations + plan.sampler == plan.fields()["total_bytes"]
+    assert plan_of(tp=2).kv * 2 == plan.kv
+
+
+def test_a_step_of_twice_the_tokens_needs_twice_the_room_for_them() -> None:
+    one, two, four = (plan_of(tokens=tokens).activations for tokens in (512, 1024, 2048))
+    assert four - two == 2 * (two - one) > 0
+    # Gate, up and their product, in bfloat16, are the widest moment of a token.
+    assert two - one > 512 * 3 * 14_336 * 2
+
+
+def test_logits_of_all_that_sample_are_in_it() -> None:
+    assert plan_of(sequences=256).sampler > 256 * 128_256 * (2 + 4)
+    assert plan_of(sequences=256).sampler > plan_of(sequences=256, is_cpu=True).sampler > plan_of(is_cpu=True).sampler
+
+
+def test_what_is_said_to_do_is_enough() -> None:
+    with pytest.raises(
+        StartupError, match=r"needs 6400MiB of memory and 5000MiB are free.*2000MiB for weights"
+    ) as said:
+        PLAN.check(5000 * MIB)
+    (advised,) = re.findall(r"[Gg]ive --kv-memory (\d+)MiB or less", str(said.value))
+    dataclasses.replace(PLAN, kv=int(advised) * MIB).check(5000 * MIB)
+    with pytest.raises(StartupError):
+        dataclasses.replace(PLAN, kv=(int(advised) + 1) * MIB).check(5000 * MIB)
+
+
+def test_ranks_of_a_cpu_share_its_memory() -> None:
+    PLAN.check(6400 * MIB)
+    with pytest.raises(StartupError, match="each of its 2 ranks") as said:
+        PLAN.check(6400 * MIB, ranks=2)
+    (advised,) = re.findall(r"[Gg]ive --kv-memory (\d+)MiB or less", str(said.value))
+    dataclasses.replace(PLAN, kv=int(advised) * MIB).check(6400 * MIB, ranks=2)
+
+
+def test_less_kv_is_no_advice_where_the_rest_does_not_fit() -> None:
+    with pytest.raises(StartupError, match="smaller model") as said:
+        PLAN.check(2000 * MIB)
+    assert "--kv-memory" not in str(said.value)
+
+
+def test_the_container_bounds_what_is_free(tmp_path: Path) -> None:
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal:       32000 kB\nMemAvailable:   20000 kB\n")
+    assert free_host_bytes(info, tmp_path) == 20000 << 10
+    (tmp_path / "memory.max").write_text("8000000\n")
+    (tmp_path / "memory.current").write_text("5000000\n")
+    (tmp_path / "memory.stat").write_text("anon 3000000\nactive_file 500000\ninactive_file 1500000\n")
+    assert free_host_bytes(info, tmp_path) == 8000000 - 5000000 + 2000000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_host_bytes(info, tmp_path) == 20000 << 10
+    assert free_host_bytes(tmp_path / "nothing", tmp_path) is None
