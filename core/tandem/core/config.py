@@ -147,6 +147,7 @@ class WorkerSection:
     the class of nodes that it may be placed on; "any" = all. `peak_flops_per_s` and `peak_bytes_per_s` (of memory) are
     what the data sheet of one rank's accelerator promises; 0 = unknown. A step that takes longer than `step_slow_s`
     takes the worker out of rotation until it ends, one that takes longer than `step_watchdog_s` ends the worker.
+    `swap_memory_bytes` is host memory for the KV of preempted requests of a GPU; 0 = they are computed again.
     """
 
     engine: str = "model"
@@ -159,6 +160,7 @@ class WorkerSection:
     sim: SimSection = field(default_factory=SimSection)
     device: str = "auto"
     kv_memory_bytes: Positive = 256 * 1024 * 1024
+    swap_memory_bytes: Count = 1024 * 1024 * 1024
     block_tokens: Positive = 16
     is_deterministic: bool = False
     threads: Count = 0

@@ -297,6 +297,7 @@ PREEMPTIONS = _worker(_COUNTER, "tandem_preemptions_total", "Requests that gave 
 PREEMPTED_FOR_TICKETS = _worker(
     _COUNTER, "tandem_preempted_for_tickets_total", "Of these, to a request whose KV was to come from elsewhere."
 )
+PREEMPTED_SWAPPED = _worker(_COUNTER, "tandem_preempted_swapped_total", "Of these, who kept their KV in host memory.")
 WORKER_RECOMPUTED = _worker(
     _COUNTER, "tandem_worker_recomputed_tokens_total",
     'Tokens computed again by `cause`: "preempted", what a request had before and did not find cached when it came '

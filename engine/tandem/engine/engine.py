@@ -39,6 +39,7 @@ from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.scheduler import Scheduler, StepItem, StepPlan
 from tandem.engine.sequence import Place, RequestState, Sequence
 from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.swapping import Swap
 
 _log = logging.getLogger(__name__)
 _SCORED_LOGITS = SCORED_LOGITS
@@ -47,7 +48,10 @@ _SCORED_LOGITS = SCORED_LOGITS
 class Engine:
     """Continuous batching over a runner. Keys are unique among the requests that are in flight."""
 
-    def __init__(self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock) -> None:
+    def __init__(
+        self, runner: Runner, *, config: SchedulerConfig | None = None, clock: Clock, swap: Swap | None = None
+    ) -> None:
+        """`swap` may keep the KV of preempted requests; None = they are computed again."""
         self.layout = runner.layout
         self.max_model_len = runner.max_model_len
         self.vocab_size = runner.vocab_size
@@ -59,7 +63,8 @@ class Engine:
         self.ledgers = self._space.ledgers
         self._pace = StepPace(self._config, self._space.block_tokens)
         scored = _SCORED_LOGITS // runner.vocab_size
-        self._scheduler = Scheduler(self._space, self._config, self._pace, scored)
+        self.swap = swap
+        self._scheduler = Scheduler(self._space, self._config, self._pace, scored, swap)
         self._arrivals = 0
         self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
         self._batch: StepBatch | None = None  # that is computed now

@@ -4,7 +4,8 @@
                ▲                 │  └──PREFILL_ONLY: first tokens──▶ parked ──release──▶ gone
                └────preempt──────┘
 
-The youngest is preempted (its blocks go back, it is computed again), never the oldest, never a PREFILL_ONLY request.
+The youngest is preempted (its blocks go back; it is computed again, or its KV waits in host memory: see `swapping`),
+never the oldest, never a PREFILL_ONLY request.
 Blocks for all tokens a request knows are taken at admission, so only decoding can run short of them. Prompts
 are computed in the order of `SchedulerConfig.queue` (tandem.core.prefill_queue), chunk by chunk: shorter work that
 comes later goes between the chunks of longer work.
@@ -24,6 +25,7 @@ from tandem.engine.blockspace import BlockCopy, BlockSpace
 from tandem.engine.pace import SchedulerConfig, StepPace
 from tandem.engine.request import EngineLoad
 from tandem.engine.sequence import Age, Place, RequestState, Sequence
+from tandem.engine.swapping import Swap
 
 
 @dataclass(slots=True)
@@ -58,8 +60,17 @@ class StepPlan:
 class Scheduler:
     """Queues and step plans. Owned by the step loop's thread; blocks live in `space`."""
 
-    def __init__(self, space: BlockSpace, config: SchedulerConfig, pace: StepPace, max_scored_tokens: int) -> None:
-        """`max_scored_tokens` bounds the prompt tokens whose logits one step computes; one block always fits."""
+    def __init__(
+        self,
+        space: BlockSpace,
+        config: SchedulerConfig,
+        pace: StepPace,
+        max_scored_tokens: int,
+        swap: Swap | None = None,
+    ) -> None:
+        """`max_scored_tokens` bounds the prompt tokens whose logits one step computes; one block always fits. `swap`:
+        None = what is preempted is computed again."""
+        self._swap = swap
         self._space, self._config, self._pace = space, config, pace
         self._max_scored_tokens = max(max_scored_tokens, space.block_tokens)
         self._states: dict[str, RequestState] = {}
@@ -139,6 +150,8 @@ class Scheduler:
         elif state.place is Place.RUNNING:
             self._running.remove(state)
         state.place = Place.GONE
+        if self._swap is not None:
+            self._swap.drop(state.request.key)
         self.is_starved = False  # the next plan tells
         del self._states[state.request.key]
         self._space.release(state)
@@ -175,6 +188,9 @@ class Scheduler:
         if self._running != sorted(self._running, key=_age) or self._waiting != sorted(self._waiting, key=_rank):
             raise LedgerError("a queue is out of order")
         self._space.check_integrity(self.states())
+        waiting = {state.request.key for state in self._waiting if state.is_preempted}
+        if self._swap is not None and not waiting.issuperset(self._swap.keys):
+            raise LedgerError(f"KV is kept of {set(self._swap.keys) - waiting}, who are not preempted")
 
     def _plan_decodes(self, plan: StepPlan) -> list[RequestState]:
         """Plan one token for every decoding choice, oldest first; returns the requests that still prefill."""
@@ -214,6 +230,7 @@ class Scheduler:
                     if not prefilling:
                         break
                     continue
+                budget -= self._plan_next(state, plan)
             budget -= self._plan_chunks(state, budget, plan)
             if budget <= 0:
                 break
@@ -272,9 +289,22 @@ class Scheduler:
         if state.cached_tokens is None:
             state.cached_tokens = min(state.leader.computed, state.leader.prompt_tokens)
             plan.admitted[state.request.key] = state.cached_tokens
+        if self._swap is not None:
+            self._swap.bring_back(state)
+            self._space.publish(state, state.leader)
         plan.recomputed_tokens += max(0, state.lost_tokens - state.computed_tokens)
         state.lost_tokens = 0
         return True
+
+    def _plan_next(self, state: RequestState, plan: StepPlan) -> int:
+        """Plan the next token of a request that has come back with all of its KV; returns how many that are."""
+        for sequence in state.decoding():
+            end = sequence.computed + 1
+            plan.items.append(StepItem(state, sequence, end - 1, end, [sequence], []))
+            plan.decode_tokens += 1
+            plan.context_tokens += end
+            plan.decode_attended += end - 0.5
+        return len(state.decoding())
 
     def _plan_chunks(self, state: RequestState, budget: int, plan: StepPlan) -> int:
         """Plan chunks of a request within `budget` tokens; returns how many were planned."""
@@ -343,6 +373,8 @@ class Scheduler:
     def _preempt(self, state: RequestState) -> None:
         self._running.remove(state)
         state.lost_tokens = state.computed_tokens
+        if self._swap is not None:
+            self._swap.offer(state, self._pace.prefill_speed)
         self._space.release(state)
         state.place = Place.WAITING
         state.is_preempted = True

@@ -188,12 +188,14 @@ class Bench:
 
     def __init__(self, num_blocks: int = 64, *, groups: int = 1, **config: object) -> None:
         runner_options = {k: config.pop(k) for k in ("poison", "broken", "max_model_len") if k in config}
+        make_swap = config.pop("swap", None)  # of the runner
         self.groups = groups
         self.runner = ArithmeticRunner(num_blocks, groups=groups, **runner_options)  # type: ignore[arg-type]
         self.engine = Engine(
             self.runner,
             config=SchedulerConfig(**config),  # type: ignore[arg-type]
             clock=self.runner.clock,
+            swap=make_swap(self.runner) if make_swap else None,  # type: ignore[operator]
         )
         self.requests: dict[str, EngineRequest] = {}
         self.outputs: dict[tuple[str, int], list[int]] = {}

@@ -88,7 +88,9 @@ def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outb
     if followers is not None:
         followers.wait_ready(FOLLOWERS_TIMEOUT_S)
         runner = LeaderRunner(runner, followers)
-    loaded = loading.Loaded(loading.engine_over(runner, config), loaded_rank.pools, loaded_rank.fingerprint)
+    loaded = loading.Loaded(
+        loading.engine_over(runner, config, loaded_rank.swap), loaded_rank.pools, loaded_rank.fingerprint
+    )
     enter(StartPhase.WARM_UP)
     loaded.warm_up()
     enter(StartPhase.TRANSFERS)

@@ -28,6 +28,7 @@ from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner_protocol import Runner
+from tandem.engine.swapping import Swap
 from tandem.kvtransfer.events import ReceiverEvent, SenderEvent
 from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
@@ -49,13 +50,14 @@ Pools = Mapping[GroupId, PoolAccess]
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
     """One rank's part of a model, its pools as bytes, and the model's fingerprint. `work`: what the whole model costs
-    to compute, `memory` what this rank takes; None = none is computed."""
+    to compute, `memory` what this rank takes; None = none is computed. `swap`: None = nothing is kept."""
 
     runner: Runner
     pools: dict[GroupId, PoolAccess]
     fingerprint: Fingerprint
     work: ModelWork | None = None
     memory: MemoryPlan | None = None
+    swap: Swap | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +104,29 @@ def load_rank(
     if config.settings.engine not in ENGINES:
         raise ConfigError(f"unknown engine {config.settings.engine!r}", todo=f"use one of {', '.join(ENGINES)}")
     runner: Runner
-    work = memory = None
+    work = memory = swap = None
     if config.settings.engine == "sim":
         from tandem.worker.sim_loading import load_sim
 
         runner, pools, identity = load_sim(config, group, enter)
     else:
-        from tandem.worker.model_loading import load_model
+        from tandem.worker.model_loading import load_model, open_swap
 
         model, pools, identity = load_model(config, group, enter)
-        runner, memory = model, model.memory
+        runner, memory, swap = model, model.memory, open_swap(config, model)
         work = model_work(model.config, dtype=model.dtype, layout=model.layout)
     for spec in runner.layout.groups:
         _check_frames(spec)
-    return LoadedRank(runner, pools, identity, work, memory)
+    return LoadedRank(runner, pools, identity, work, memory, swap)
 
 
 def load_engine(config: WorkerConfig) -> Loaded:
     """Load the model for a worker of one rank. Raises what `load_rank` raises."""
     loaded = load_rank(config)
-    return Loaded(engine_over(loaded.runner, config), loaded.pools, loaded.fingerprint)
+    return Loaded(engine_over(loaded.runner, config, loaded.swap), loaded.pools, loaded.fingerprint)
 
 
-def engine_over(runner: Runner, config: WorkerConfig) -> Engine:
+def engine_over(runner: Runner, config: WorkerConfig, swap: Swap | None = None) -> Engine:
     """The scheduler over a runner of one rank or of all."""
     settings = config.settings
     scheduling = SchedulerConfig(
@@ -134,7 +136,7 @@ def engine_over(runner: Runner, config: WorkerConfig) -> Engine:
         chunk_tokens=settings.chunk_tokens,
         queue=QueueRules(stretch=settings.queue_stretch, max_overtake_s=settings.queue_max_overtake_s),
     )
-    return Engine(runner, config=scheduling, clock=MonotonicClock())
+    return Engine(runner, config=scheduling, clock=MonotonicClock(), swap=swap)
 
 
 def open_transfer_ends(

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import ConfigError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
+from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
+from tandem.engine.host_copies import PoolCopies
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.parallel import TensorGroup
 from tandem.engine.runner import ModelRunner
+from tandem.engine.swapping import TRIAL_BLOCKS, Swap
 from tandem.kvtransfer.pool import HostPool, PoolAccess
 from tandem.worker.device_pool import DevicePool
 
+_log = logging.getLogger(__name__)
 LAYER_GROUPS = 4
 """Pieces in which a chunk's KV leaves while the rest is computed, unless `layer_group` says otherwise."""
 
@@ -67,6 +73,26 @@ def load_model(
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
     return runner, _pools(runner, device), fingerprint(source, runner.config, compute_dtype=runner.dtype)
+
+
+def open_swap(config: WorkerConfig, runner: ModelRunner) -> Swap | None:
+    """Where preempted requests may keep their KV; None, and the log says why, where they are always computed again."""
+    settings = config.settings
+    if runner.device.type == "cpu":
+        why = "KV is in host memory already, so that a copy frees nothing that kv_memory_bytes could not have"
+    elif settings.tp > 1:
+        why = "the ranks of a worker have no way yet to keep their parts together"
+    elif not settings.swap_memory_bytes:
+        why = "swap_memory_bytes is 0"
+    else:
+        swap = Swap(PoolCopies(runner.pools), runner.layout, settings.swap_memory_bytes, MonotonicClock())
+        swap.try_speeds(min(TRIAL_BLOCKS, *runner.num_blocks))
+        speeds = {"save_bytes_per_s": swap.save_bytes_per_s, "restore_bytes_per_s": swap.restore_bytes_per_s}
+        capacity = settings.swap_memory_bytes
+        event(_log, "preempted requests may keep their KV", logging.INFO, capacity_bytes=capacity, **speeds)
+        return swap
+    event(_log, "preempted requests are computed again", why=why)
+    return None
 
 
 def _pools(runner: ModelRunner, device: str) -> dict[GroupId, PoolAccess]:

@@ -96,6 +96,8 @@ class LoadMeter:
             shell.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
         shell.counters[names.counter_key(names.LEASES)] = float(len(shell.leases))
         shell.counters.update(shell.peaks)
+        if engine.swap is not None:
+            shell.counters[names.counter_key(names.PREEMPTED_SWAPPED)] = float(engine.swap.requests)
         return w.LoadReport(
             queued_requests=load.queued_requests,
             running_requests=load.running_requests,
