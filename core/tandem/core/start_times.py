@@ -22,6 +22,7 @@ class StartPhase(StrEnum):
     RANKS = "starting the ranks"
     TORCH = "importing torch"
     GROUP = "waiting for the other ranks"
+    KERNELS = "loading kernels"
     WEIGHTS = "loading the model"
     PACKING = "packing the weights"
     POOL = "allocating KV memory"

@@ -29,6 +29,7 @@ from tandem.engine.sampler import sample
 from tandem.engine.step_batch import StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
 from tandem.engine.tp_fit import check_tp
+from tandem.kernels import cpu_code
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.dtypes import TORCH_DTYPES
@@ -87,6 +88,10 @@ class ModelRunner:
             max_positions=self.max_model_len, bounds=bounds or StepBounds(), is_cpu=self.device.type == "cpu",
         )  # fmt: skip
         self._check_memory()
+        if self.device.type == "cpu":
+            enter(StartPhase.KERNELS)
+            cpu_code.prepare()
+            enter(StartPhase.WEIGHTS)
         self._decoder.load(model_dir, device=device, on_read=lambda: enter(StartPhase.PACKING))
         enter(StartPhase.POOL)
         if self.device.type == "cpu":

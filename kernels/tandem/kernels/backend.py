@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: the Triton kernel or the torch reference.
+"""Which implementation of an operation runs: the Triton kernel, C code on the CPU, or the torch reference.
 
 Owns that choice and the one environment variable that overrides it. It must not import Triton: a machine without it
 still runs every reference.
@@ -24,9 +24,22 @@ def uses_triton(device: torch.device, override: str | None = None) -> bool:
     reference elsewhere. `triton` for CPU tensors works in Triton's interpreter only (`TRITON_INTERPRET=1`).
     Raises ValueError for an unknown name.
     """
-    name = override if override is not None else os.environ.get(ENVIRONMENT_VARIABLE, AUTO)
-    if name not in BACKENDS:
-        raise ValueError(f"unknown kernel backend {name!r}: expected one of {', '.join(BACKENDS)}")
+    name = _name(override)
     if name == AUTO:
         return device.type == "cuda"
     return name == TRITON
+
+
+def uses_native(device: torch.device, override: str | None = None) -> bool:
+    """Say whether tensors on `device` may go to C code: on the CPU, unless another backend was named as above.
+
+    Raises ValueError for an unknown name.
+    """
+    return device.type == "cpu" and _name(override) == AUTO
+
+
+def _name(override: str | None) -> str:
+    name = override if override is not None else os.environ.get(ENVIRONMENT_VARIABLE, AUTO)
+    if name not in BACKENDS:
+        raise ValueError(f"unknown kernel backend {name!r}: expected one of {', '.join(BACKENDS)}")
+    return name

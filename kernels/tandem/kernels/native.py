@@ -24,10 +24,12 @@ from tandem.core.logs import event
 
 ENVIRONMENT_VARIABLE = "TANDEM_NATIVE"
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
+LIBRARIES = ("-lm", "-ldl")
 BUILD_TIMEOUT_S = 120.0
 _COMPILERS = ("cc", "gcc", "clang")
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
+_building: dict[Path, threading.Lock] = {}
 _loaded: dict[Path, ctypes.CDLL | None] = {}
 
 
@@ -47,8 +49,8 @@ def enable(is_on: bool) -> bool:
 
 
 def load(source: Path) -> ctypes.CDLL | None:
-    """The library built from one C file and the headers beside it, or None where native code is off or cannot be built
-    (logged once).
+    """The library built from one C file and headers in its folder and its neighbours, or None where native code is off
+    or cannot be built (logged once).
 
     Thread-safe; the first call may compile for seconds, so make it at start. Calls of the library's functions release
     the interpreter lock.
@@ -56,6 +58,8 @@ def load(source: Path) -> ctypes.CDLL | None:
     if not is_enabled():
         return None
     with _lock:
+        one_at_a_time = _building.setdefault(source, threading.Lock())
+    with one_at_a_time:
         if source not in _loaded:
             try:
                 _loaded[source] = _open(source)
@@ -71,7 +75,7 @@ def build(source: Path, target: Path) -> None:
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise FileNotFoundError(f"no C compiler: none of {', '.join(_COMPILERS)} is on PATH")
-    command = [compiler, *FLAGS, "-o", str(target), str(source)]
+    command = [compiler, *FLAGS, "-o", str(target), str(source), *LIBRARIES]
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
 
 
@@ -122,9 +126,9 @@ def _cache_directory() -> Path | None:
 
 
 def _key(source: Path) -> str:
-    headers = sorted(source.parent.glob("*.h"))
+    headers = sorted(source.parents[1].rglob("*.h"))
     texts = (part for header in headers for part in (header.name.encode(), header.read_bytes()))
-    flags = (*map(str.encode, FLAGS), platform.machine().encode(), sys.platform.encode())
+    flags = (*map(str.encode, (*FLAGS, *LIBRARIES)), platform.machine().encode(), sys.platform.encode())
     parts = (source.read_bytes(), *texts, *flags)
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 

@@ -18,6 +18,7 @@ from tests.integration.worker.pair import RunningWorker
 HEARD_WITHIN_S = 2.0
 """The last word of the start, and a stream that is opened then."""
 HOST = {"imports", "config", "ranks", "pool", "warm_up", "transfers", "registration", "weights"}
+MODEL = {"torch", "kernels", "packing"}
 
 
 def started(log: str) -> dict[str, float]:
@@ -27,7 +28,7 @@ def started(log: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     ("settings", "more"),
-    [({"engine": "sim"}, set()), ({}, {"torch", "packing"}), ({"tp": 2}, {"torch", "packing", "group"})],
+    [({"engine": "sim"}, set()), ({}, MODEL), ({"tp": 2}, MODEL | {"group"})],
     ids=["sim", "model", "two ranks"],
 )
 def test_a_worker_says_what_each_second_of_its_start_went_to(

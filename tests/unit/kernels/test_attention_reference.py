@@ -22,6 +22,11 @@ OPTIONS = [
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
+@pytest.fixture(autouse=True)
+def reference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", "reference")
+
+
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     tolerance = TOLERANCE[expected.dtype]
     torch.testing.assert_close(actual, expected, atol=tolerance, rtol=tolerance)

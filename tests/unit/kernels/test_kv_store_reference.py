@@ -1,4 +1,4 @@
-"""The torch reference of kv_store."""
+"""kv_store in C, where there is a compiler, and its torch reference."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import pytest
 import torch
 
 from tandem.kernels.kv_store import kv_store
+
+
+@pytest.fixture(params=["auto", "reference"], autouse=True)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_KERNELS", request.param)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -25,6 +25,10 @@ from tandem.engine.models.rope import rotation_table
 from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
+from tandem.kernels.backend import REFERENCE
+from tandem.kernels.rms_norm import rms_norm
+from tandem.kernels.rotate import rotate
+from tandem.kernels.silu_mul import silu_mul
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim].
@@ -73,6 +77,7 @@ class Decoder:
         self.config, self.dtype, self.max_positions = config, dtype, max_positions
         self._group = SingleRank() if group is None else group
         self._tp_size, self._is_deterministic = self._group.size, is_deterministic
+        self._backend = REFERENCE if is_deterministic else None
         check_tp(config, self._tp_size)
         split = Split.PADDED_ROWS
         self.embedding = self._parameter(("model.embed_tokens", config.vocab_size), columns=config.hidden, split=split)
@@ -142,7 +147,7 @@ class Decoder:
         x = self._embedded(token_ids)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
-        turns = [_turns_of(table, positions) for table in self._rotations]
+        turns = [table.index_select(0, positions).unbind(1) for table in self._rotations]
         last = len(self._steps) - 1
         for index, layer in enumerate(self._steps):
             q, k, v = layer.project(x, *turns[layer.rope])
@@ -220,7 +225,7 @@ class Decoder:
             o=self._normed(self._summed(layer.o, layer.o_bias), layer.attention_out_norm),
             mlp_norm=self._norm(layer.mlp_norm), gate_up=self._linear(layer.gate_up, layer.gate_up_bias),
             down=self._normed(self._summed(layer.down, layer.down_bias), layer.mlp_out_norm),
-            activate=(_REPEATABLE if self._is_deterministic else _ACTIVATE)[c.activation],
+            activate=(_REPEATABLE if self._is_deterministic else _ACTIVATE)[c.activation], backend=self._backend,
         )  # fmt: skip
 
     def _summed(self, weight: Parameter, bias: Parameter | None) -> Linear:
@@ -238,8 +243,9 @@ class Decoder:
         norm = self._norm(weight)
         return lambda x: norm(linear(x))
 
-    def _norm(self, weight: Parameter) -> Callable[[Tensor], Tensor]:
-        return _Norm(weight.tensor, self.config.norm_eps, has_unit_offset=self.config.has_unit_offset_norms)
+    def _norm(self, weight: Parameter) -> _Norm:
+        c = self.config
+        return _Norm(weight.tensor, c.norm_eps, self._backend, has_unit_offset=c.has_unit_offset_norms)
 
     def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
         tensor = None if bias is None else bias.tensor
@@ -260,19 +266,20 @@ class _Layer:
     heads: int
     kv_heads: int
     head_dim: int
-    input_norm: Callable[[Tensor], Tensor]
+    input_norm: _Norm
     qkv: Linear
     qk_norm: Callable[[Tensor], Tensor] | None
     o: Linear
-    mlp_norm: Callable[[Tensor], Tensor]
+    mlp_norm: _Norm
     gate_up: Linear
     down: Linear
     activate: Callable[[Tensor], Tensor]
+    backend: str | None
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] to rotated q [T, heads, head_dim] and k, and v [T, kv_heads, head_dim].
 
-        q and k lie side by side in the fused projection and turn together; cos, sin: [T, 1, 2, head_dim / 2].
+        q and k lie side by side in the fused projection and turn together; cos, sin: [T, head_dim].
         """
         tokens = x.shape[0]
         turning = self.heads + self.kv_heads
@@ -280,30 +287,31 @@ class _Layer:
         qk, v = fused.split_with_sizes((turning, self.kv_heads), 1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
-        halves = qk.view(tokens, turning, 2, -1)
-        turned = (halves * cos).add_(halves.flip(2).mul_(sin)).view(tokens, turning, self.head_dim)
-        q, k = turned.split_with_sizes((self.heads, self.kv_heads), 1)
+        q, k = rotate(qk, cos, sin, backend=self.backend).split_with_sizes((self.heads, self.kv_heads), 1)
         return q, k, v
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
-        x.add_(self.o(mixed.flatten(1)))
-        return x.add_(self.down(self.activate(self.gate_up(self.mlp_norm(x)))))
+        normed = self.mlp_norm(x, added=self.o(mixed.flatten(1)))
+        return x.add_(self.down(self.activate(self.gate_up(normed))))
 
 
 class _Norm:
     """RMSNorm in fp32; see `_scaled` for the weight."""
 
-    __slots__ = ("_dtype", "_eps", "_shape", "_weight")
+    __slots__ = ("_backend", "_dtype", "_eps", "_weight")
 
-    def __init__(self, weight: Tensor, eps: float, *, has_unit_offset: bool = False) -> None:
+    def __init__(self, weight: Tensor, eps: float, backend: str | None, *, has_unit_offset: bool = False) -> None:
         self._weight = weight.float() + 1.0 if has_unit_offset else weight
-        self._dtype, self._eps, self._shape = weight.dtype, eps, [weight.shape[-1]]
+        self._dtype, self._eps, self._backend = weight.dtype, eps, backend
 
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._dtype is torch.float32:
-            return torch.rms_norm(x, self._shape, self._weight, self._eps)
-        return _scaled(torch.rms_norm(x.float(), self._shape, None, self._eps), self._weight, self._dtype)
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """Of x [T, hidden]; with `added`, x becomes their sum first."""
+        if self._weight.dtype is self._dtype:
+            return rms_norm(x, self._weight, self._eps, added=added, backend=self._backend)
+        if added is not None:
+            x.add_(added)
+        return _scaled(torch.rms_norm(x.float(), [x.shape[-1]], None, self._eps), self._weight, self._dtype)
 
 
 class _HeadNorm:
@@ -325,27 +333,14 @@ def _scaled(normed: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     return normed.mul_(weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype).mul_(weight)
 
 
-def _turns_of(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of the positions, [T, 1, 2, head_dim / 2] each."""
-    cos, sin = table.index_select(0, positions).unsqueeze(1).unbind(2)
-    shape = (*cos.shape[:2], 2, -1)
-    return cos.view(shape), sin.view(shape)
-
-
-def _silu(gate_up: Tensor) -> Tensor:
-    """silu(gate) · up of [T, 2 · intermediate]."""
-    gate, up = gate_up.chunk(2, -1)
-    return functional.silu(gate).mul_(up)
-
-
 def _silu_by_grains(gate_up: Tensor) -> Tensor:
-    """`_silu` in pieces that torch never splits over threads.
+    """`silu_mul` in pieces that torch never splits over threads.
 
     Where a split falls inside a row, numbers at its edge take the scalar exp instead of the vector one and differ in
     the last bit: which rows those are would depend on the batch.
     """
     rows = max(1, 2 * (_ELEMENTWISE_GRAIN - 1) // gate_up.shape[1])
-    return torch.cat([_silu(piece) for piece in torch.split(gate_up, rows)])
+    return torch.cat([silu_mul(piece, backend=REFERENCE) for piece in torch.split(gate_up, rows)])
 
 
 def _gelu_tanh(gate_up: Tensor) -> Tensor:
@@ -361,6 +356,6 @@ def _gelu_tanh_written_out(gate_up: Tensor) -> Tensor:
     return inner.add_(1.0).mul_(gate).mul_(0.5).mul_(up)
 
 
-_ACTIVATE = {"silu": _silu, "gelu_tanh": _gelu_tanh}
-_REPEATABLE = {"silu": _silu_by_grains, "gelu_tanh": _gelu_tanh_written_out}
+_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": _gelu_tanh}
+_REPEATABLE: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu_by_grains, "gelu_tanh": _gelu_tanh_written_out}
 """The same for `--deterministic`."""

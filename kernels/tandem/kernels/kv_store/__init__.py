@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_triton
+from tandem.kernels.backend import uses_native, uses_triton
+from tandem.kernels.kv_store import binding
 from tandem.kernels.kv_store.reference import kv_store_reference
 from tandem.kernels.layer_view import check_dtypes, check_layer_view
 
@@ -33,5 +34,7 @@ def kv_store(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor, *, 
         from tandem.kernels.kv_store.triton import kv_store_triton
 
         kv_store_triton(k, v, layer_view, slot_mapping)
+    elif uses_native(k.device, backend) and binding.takes(k, v, layer_view):
+        binding.kv_store_native(k, v, layer_view, slot_mapping)
     else:
         kv_store_reference(k, v, layer_view, slot_mapping)

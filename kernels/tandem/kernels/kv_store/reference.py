@@ -1,4 +1,4 @@
-"""kv_store in torch: the specification, and the CPU path."""
+"""kv_store in torch: the specification, and the CPU path where `cpu.c` does not go."""
 
 from __future__ import annotations
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_triton
+from tandem.kernels.backend import uses_native, uses_triton
 from tandem.kernels.layer_view import check_attention_arguments
 from tandem.kernels.packed_attention import AttentionSpec
+from tandem.kernels.paged_decode import binding
 from tandem.kernels.paged_decode.reference import paged_decode_reference
 
 __all__ = ["paged_decode"]
@@ -32,7 +33,8 @@ def paged_decode(
     context_lens: int32 `[batch]`, tokens stored; 0 marks a padding row, whose output is zero.
     scale, window, softcap: see `AttentionSpec`.
     Returns `[batch, q_heads, width]` in the dtype of `q`, owned by the caller. Raises ValueError (shapes) or TypeError
-    (dtypes). On CUDA it never synchronises, and its launches depend on shapes alone, so that a graph stays valid.
+    (dtypes), on the CPU IndexError for a block outside the pool. On CUDA it never synchronises, and its launches depend
+    on shapes alone, so that a graph stays valid. On the CPU C code runs where there is a compiler and no window.
     Source: FlashAttention-2 (Dao 2023), section 3.1; split-KV after Flash-Decoding (Dao et al. 2023).
     """
     check_attention_arguments(q, layer_view, block_table, context_lens)
@@ -45,4 +47,6 @@ def paged_decode(
         from tandem.kernels.paged_decode.triton import paged_decode_triton
 
         return paged_decode_triton(q, layer_view, block_table, context_lens, spec)
+    if uses_native(q.device, backend) and binding.takes(q, layer_view, spec):
+        return binding.paged_decode_native(q, layer_view, block_table, context_lens, spec)
     return paged_decode_reference(q, layer_view, block_table, context_lens, spec)

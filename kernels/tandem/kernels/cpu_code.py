@@ -1,0 +1,20 @@
+"""All C code that a step on the CPU may run, loaded at start: no request waits for a compiler."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+from tandem.kernels import rms_norm, rotate, silu_mul
+from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.kv_store import binding as kv_store
+from tandem.kernels.paged_decode import binding as paged_decode
+
+LIBRARIES: tuple[CpuLibrary, ...] = (
+    paged_decode.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY, silu_mul.LIBRARY,
+)  # fmt: skip
+
+
+def prepare() -> bool:
+    """Load everything, and compile side by side what was not yet, which takes seconds; whether all is available."""
+    with ThreadPoolExecutor(len(LIBRARIES)) as pool:
+        return all(list(pool.map(CpuLibrary.is_available, LIBRARIES)))

@@ -1,0 +1,54 @@
+"""The C code of one operation for CPUs with AVX2 or AVX-512: loading it, and the one way in which it is called."""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tandem.kernels import native
+
+
+class CpuLibrary:
+    """A `cpu.c` with a function `int name(const int64_t *, float)` and `int tandem_choose_path(const char *)`.
+
+    Loaded, and compiled where that was not done yet, when it is first asked for; `load` does so at start. Without a
+    compiler, or on a CPU that it has no code for, it is not available, and its callers take torch. Thread-safe.
+    """
+
+    def __init__(self, source: Path, name: str) -> None:
+        self.source, self._name = source, name
+        self._loaded: ctypes.CDLL | None = None
+        self._function: Any = None
+        self._is_tried = False
+
+    def is_available(self) -> bool:
+        """Whether there is code for this machine, and it is not switched off."""
+        if not native.is_enabled():
+            return False
+        if not self._is_tried:
+            self._load()
+        return self._loaded is not None
+
+    def call(self, numbers: Iterable[int], number: float = 0.0) -> int:
+        """Call the function with addresses and sizes, each of 64 bits; other threads of Python run meanwhile."""
+        given = array("q", numbers)
+        answer: int = self._function(given.buffer_info()[0], number)
+        return answer
+
+    def choose_path(self, name: str) -> bool:
+        """For tests: use the named instructions (`avx512`, `avx2`; "" = the best) from now on; False without them."""
+        if not self.is_available() or self._loaded is None:
+            return False
+        return bool(self._loaded.tandem_choose_path(name.encode()))
+
+    def _load(self) -> None:
+        loaded = native.load(self.source)
+        if loaded is not None:
+            loaded.tandem_choose_path.argtypes = [ctypes.c_char_p]
+            self._function = getattr(loaded, self._name)
+            self._function.argtypes, self._function.restype = [ctypes.c_void_p, ctypes.c_float], ctypes.c_int
+            self._loaded = loaded if loaded.tandem_choose_path(b"") else None
+        self._is_tried = True

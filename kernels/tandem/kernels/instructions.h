@@ -1,0 +1,28 @@
+/* Which vector instructions this CPU has, by name; a library has code for some of them and chooses when it runs. */
+
+#pragma once
+
+#include <string.h>
+
+enum instructions { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
+
+/* The best up to `best`, or the named one; NONE if this CPU has not got it. */
+static int choose_instructions(const char *name, int best) {
+#if defined(__x86_64__)
+    static const char *const names[] = {"", "avx2", "avx512", "avx512bf16"};
+    __builtin_cpu_init();
+    int has = NONE;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+        has = AVX2;
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512dq"))
+            has = __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
+    }
+    if (has > best) has = best;
+    if (!*name) return has;
+    for (int one = AVX2; one <= has; one++)
+        if (!strcmp(name, names[one])) return one;
+#endif
+    (void)name, (void)best;
+    return NONE;
+}

@@ -1,0 +1,31 @@
+/* Parallel regions on the threads that torch computes with: its OpenMP library is in the process, and no second pool of
+   threads would leave the first one's cores alone. Where there is none, one thread does all. */
+
+#pragma once
+
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <dlfcn.h>
+#include <stdint.h>
+
+typedef void region_fn(void *data);
+static void (*open_region)(region_fn *, void *, unsigned threads, unsigned flags);
+static int (*thread_number)(void), (*threads_here)(void);
+
+__attribute__((constructor)) static void find_threads(void) {
+    void *open = dlsym(RTLD_DEFAULT, "GOMP_parallel"), *number = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
+    void *count = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
+    if (!open || !number || !count) return;
+    *(void **)&open_region = open, *(void **)&thread_number = number, *(void **)&threads_here = count;
+}
+
+/* Runs `body` on so many threads, or fewer; each asks `thread` and `threads` which it is, of how many. */
+static void run_region(region_fn *body, void *data, int64_t threads) {
+    if (threads > 1 && open_region) open_region(body, data, (unsigned)threads, 0);
+    else body(data);
+}
+
+/* Only inside `run_region` of more than one thread. */
+static inline int64_t thread(int64_t wanted) { return wanted > 1 && thread_number ? thread_number() : 0; }
+static inline int64_t threads(int64_t wanted) { return wanted > 1 && threads_here ? threads_here() : 1; }

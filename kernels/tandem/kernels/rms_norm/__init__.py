@@ -1,0 +1,42 @@
+"""RMSNorm of a residual stream, with the addition before it (Zhang and Sennrich 2019)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.backend import uses_native
+from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.rms_norm.reference import rms_norm_reference
+
+__all__ = ["LIBRARY", "rms_norm"]
+
+LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_rms_norm")
+_DTYPES = (torch.float32, torch.bfloat16)
+_LANES = 16
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, added: Tensor | None = None, backend: str | None = None
+) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight of every row, in fp32, rounded to the dtype before the weight is applied.
+
+    x: `[rows, width]`; with `added`, of the same shape, x becomes x + added first, in place. weight: `[width]`. All
+    have one dtype. Returns `[rows, width]`, owned by the caller. Raises ValueError (shapes) or TypeError (dtypes). On
+    the CPU C code runs where there is a compiler; torch differs from it in the order of a sum.
+    """
+    if x.dim() != 2 or weight.shape != x.shape[1:] or (added is not None and added.shape != x.shape):
+        raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and added do not fit")
+    if weight.dtype is not x.dtype or (added is not None and added.dtype is not x.dtype):
+        raise TypeError(f"x is {x.dtype}, weight {weight.dtype}, added {None if added is None else added.dtype}")
+    is_whole = x.shape[1] % _LANES == 0 and x.is_contiguous() and (added is None or added.is_contiguous())
+    if not (is_whole and x.dtype in _DTYPES and uses_native(x.device, backend) and LIBRARY.is_available()):
+        return rms_norm_reference(x, weight, eps, added)
+    out = torch.empty_like(x)
+    LIBRARY.call((
+        x.data_ptr(), 0 if added is None else added.data_ptr(), weight.data_ptr(), out.data_ptr(),
+        *x.shape, x.dtype is torch.bfloat16, torch.get_num_threads(),
+    ), eps)  # fmt: skip
+    return out
