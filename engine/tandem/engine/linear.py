@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tandem.kernels.packed_linear import PackedLinear
+
 Linear = Callable[[Tensor], Tensor]
 """[tokens, in_features] to [tokens, out_features], same dtype."""
 
@@ -16,28 +18,17 @@ Linear = Callable[[Tensor], Tensor]
 def make_linear(weight: Tensor, bias: Tensor | None = None, *, is_deterministic: bool = False) -> Linear:
     """x · weightᵀ + bias for a `weight` of [out_features, in_features].
 
-    On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`). With
-    `is_deterministic` (fp32 CPU) a row's result does not depend on the other rows, bit for bit.
+    On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`), and few
+    rows of bfloat16 are multiplied from the same bytes by C code. With `is_deterministic` (fp32 CPU) a row's result
+    does not depend on the other rows, bit for bit.
     """
     if is_deterministic:
         from tandem.kernels.deterministic_linear import deterministic_linear
 
         return partial(deterministic_linear, weight=weight, bias=bias)
     if weight.device.type == "cpu" and weight.dtype in _packable_dtypes():
-        return _packed(weight, bias)
+        return PackedLinear(weight, bias)
     return partial(functional.linear, weight=weight, bias=bias)
-
-
-def _packed(weight: Tensor, bias: Tensor | None) -> Linear:
-    pack, multiply = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise.default
-    packed = pack(weight, None)
-    attributes: list[float] = []
-
-    def apply(x: Tensor) -> Tensor:
-        product: Tensor = multiply(x, packed, bias, "none", attributes, "")
-        return product
-
-    return apply
 
 
 def _packable_dtypes() -> tuple[torch.dtype, ...]:

@@ -1,0 +1,57 @@
+/* Columns [first, last) of a product, in whole vectors; compiled once a set of instructions, see cpu.c.
+
+   ROWS rows meet VECTORS vectors of columns at a time: so many sums stay in registers while the inner pairs go by. */
+
+FN void NAME(store)(const struct product *p, int64_t row, int64_t column, __m512 sum) {
+    if (p->bias) {
+        const __m256i bias = _mm256_loadu_si256((const void *)(p->bias + column));
+        sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bias), 16)));
+    }
+    const __m512i bits = _mm512_castps_si512(sum), tie = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, tie), _mm512_set1_epi32(0x7fff)), 16);
+    rounded = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(sum, sum, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
+    _mm256_storeu_si256((void *)(p->out + row * p->columns + column), _mm512_cvtepi32_epi16(rounded));
+}
+
+FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
+    const uint16_t *weight = p->weight + column / p->block * p->block_numbers + column % p->block * 2;
+    const uint16_t *x = p->x + row * p->x_stride;
+    const int64_t pairs = p->inner / 2;
+    __m512 sum[4][4];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < pairs; i++, weight += 2 * p->block) {
+        __m512i here[4];
+        for (int v = 0; v < VECTORS; v++) here[v] = _mm512_loadu_si512(weight + 32 * v);
+        for (int r = 0; r < ROWS; r++) {
+            int32_t pair;
+            memcpy(&pair, x + r * p->x_stride + 2 * i, sizeof pair);
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = NAME(add_pairs)(sum[r][v], here[v], pair);
+        }
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) NAME(store)(p, row + r, column + 16 * v, sum[r][v]);
+}
+
+FN void NAME(rows)(const struct product *p, int64_t column, const int VECTORS) {
+    int64_t row = 0;
+    for (; row + 4 <= p->rows; row += 4) NAME(tile)(p, row, column, 4, VECTORS);
+    switch (p->rows - row) {
+    case 3: NAME(tile)(p, row, column, 3, VECTORS); break;
+    case 2: NAME(tile)(p, row, column, 2, VECTORS); break;
+    case 1: NAME(tile)(p, row, column, 1, VECTORS); break;
+    }
+}
+
+ENTRY void NAME(columns)(const struct product *p, int64_t first, int64_t last) {
+    while (first < last) {
+        const int64_t of_block = p->block - first % p->block, left = last - first;
+        const int64_t vectors = (of_block < left ? of_block : left) / 16;
+        switch (vectors < 4 ? vectors : 4) {
+        case 1: NAME(rows)(p, first, 1), first += 16; break;
+        case 2: NAME(rows)(p, first, 2), first += 2 * 16; break;
+        case 3: NAME(rows)(p, first, 3), first += 3 * 16; break;
+        default: NAME(rows)(p, first, 4), first += 4 * 16;
+        }
+    }
+}

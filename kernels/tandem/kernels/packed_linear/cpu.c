@@ -1,0 +1,32 @@
+/* x · weightᵀ for few rows on the CPU, in bfloat16: the weights are read once, at the speed of memory.
+
+   Weights lie as oneDNN packs them for its own products, so that one copy serves both:
+
+       [columns / block][inner / 2][block][2]        columns: of the result; inner: what is summed over
+
+   Two neighbours of a row of x meet 16 columns in one instruction (AVX512-BF16), or in two of AVX-512. Sums are float32, the
+   result is rounded once. Checks nothing: the caller has. One parallel region a call; thread-safe. */
+
+#include "../region.h"
+#include "product.h"
+
+/* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
+int tandem_choose_path(const char *name) { return choose_product(name); }
+
+static void share_out(void *data) {
+    const struct product *p = data;
+    product_share(p, thread(p->threads), threads(p->threads));
+}
+
+/* Numbers of weights that a thread should have at least: a region costs microseconds. */
+#define LEAST_SHARE 65536
+
+/* `given` is a `struct product`; nothing else is looked at. */
+int tandem_packed_linear(const struct product *given, float unused) {
+    struct product p = *given;
+    (void)unused;
+    const int64_t useful = 1 + p.columns * p.inner / LEAST_SHARE;
+    if (p.threads > useful) p.threads = useful;
+    run_region(share_out, &p, p.threads);
+    return 0;
+}

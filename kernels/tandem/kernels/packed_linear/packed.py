@@ -1,0 +1,135 @@
+"""A weight in oneDNN's packed form, and what is known of where its numbers lie."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.backend import uses_native
+from tandem.kernels.cpu_library import CpuLibrary
+
+LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_packed_linear")
+FEW_ROWS = 1
+"""Up to so many rows go to the C code. Measured with AMX: a row takes an eighth less there, two an eighth more."""
+_LANES = 16
+_BLOCKS = (64, 48, 32, 16)
+_INNER_BLOCKS = (64, 32, 16, 2)
+_SAMPLES = 16
+_CPU = torch.device("cpu")
+_HANDLE_FUNCTIONS = ("unsafe_alloc_void_ptrs_from_tensors", "alloc_tensor_by_stealing_from_void_ptr")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Packed numbers at `address`, as `[columns / block][inner / 2][block][2]`; `block_numbers` from block to block."""
+
+    address: int
+    block: int
+    block_numbers: int
+
+
+class PackedLinear:
+    """x · weightᵀ + bias for a `weight` `[columns, inner]` on the CPU, float32 or bfloat16, which is copied.
+
+    A call takes `[rows, inner]` in the weight's dtype and returns `[rows, columns]`, owned by the caller. Thread-safe.
+    """
+
+    __slots__ = ("_bias", "_columns", "_few_rows", "_inner", "_multiply", "_packed", "layout")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._columns, self._inner = weight.shape
+        self._bias = None if bias is None else bias.contiguous()
+        self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        self.layout = find_layout(self._packed, weight)
+        self._few_rows = FEW_ROWS if self.layout is not None and uses_native(_CPU) else 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if 0 < x.shape[0] <= self._few_rows and LIBRARY.is_available():
+            return self._multiply_few(x)
+        product: Tensor = self._multiply(x, self._packed, self._bias, "none", [], "")
+        return product
+
+    def _multiply_few(self, x: Tensor) -> Tensor:
+        assert self.layout is not None
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        rows = x.shape[0]
+        out = torch.empty((rows, self._columns), dtype=torch.bfloat16)
+        LIBRARY.call((
+            x.data_ptr(), self.layout.address, 0 if self._bias is None else self._bias.data_ptr(), out.data_ptr(),
+            rows, self._inner, self._columns, x.stride(0), self.layout.block, self.layout.block_numbers,
+            torch.get_num_threads(),
+        ))  # fmt: skip
+        return out
+
+
+def find_layout(packed: Tensor, weight: Tensor) -> Layout | None:
+    """Where the numbers of a bfloat16 `weight` lie in its `packed` form; None if nowhere that the C code knows.
+
+    Compares up to 16 blocks of columns with the weight. None, too, where there is no C code for this machine, and for
+    a weight whose numbers do not tell one place from another, such as zeros alone.
+    """
+    columns, inner = weight.shape
+    if weight.dtype is not torch.bfloat16 or columns % _LANES or inner % 2 or not LIBRARY.is_available():
+        return None
+    address = _address(packed)
+    if address is None:
+        return None
+    numbers = int(torch.ops.mkldnn._nbytes(packed)) // 2
+    sizes = {
+        (block, -(-inner // inner_block) * inner_block * block) for block in _BLOCKS for inner_block in _INNER_BLOCKS
+    }
+    layouts = [Layout(address, *size) for size in sorted(sizes) if -(-columns // size[0]) * size[1] == numbers]
+    found = [layout for layout in layouts if _fits(weight, layout)]
+    return found[0] if len(found) == 1 else None
+
+
+def _fits(weight: Tensor, layout: Layout) -> bool:
+    columns, inner = weight.shape
+    whole, size = columns // layout.block, inner * layout.block
+    for index in sorted({place * (whole - 1) // (_SAMPLES - 1) for place in range(_SAMPLES)} if whole else ()):
+        raw = (ctypes.c_uint16 * size).from_address(layout.address + 2 * index * layout.block_numbers)
+        there = torch.frombuffer(raw, dtype=torch.int16).view(inner // 2, layout.block, 2)
+        here = weight[index * layout.block : (index + 1) * layout.block].contiguous().view(torch.int16)
+        if not torch.equal(there.transpose(0, 1).reshape(layout.block, inner), here):
+            return False
+    return whole > 0
+
+
+def _address(packed: Tensor) -> int | None:
+    """Where a packed tensor's bytes lie; None if this torch does not tell, for it hides them from `data_ptr`."""
+    if (data_pointer := _data_pointer()) is None:
+        return None
+    handle: Any = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([packed])[0]
+    try:
+        address = ctypes.c_void_p()
+        has_failed = data_pointer(_capsule_pointer(handle, None), ctypes.byref(address))
+        return None if has_failed else address.value
+    finally:
+        torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(handle)
+
+
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.argtypes, _capsule_pointer.restype = (ctypes.py_object, ctypes.c_char_p), ctypes.c_void_p
+
+
+@cache
+def _data_pointer() -> Any:
+    """`aoti_torch_get_data_ptr` of torch's C interface, or None."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        function = library.aoti_torch_get_data_ptr
+    except (OSError, AttributeError):
+        return None
+    handles = getattr(torch._C, "_aoti", None)
+    if not all(hasattr(handles, name) for name in _HANDLE_FUNCTIONS):
+        return None
+    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
+    return function

@@ -1,0 +1,84 @@
+"""Products with a packed weight: few rows by C code from oneDNN's own bytes, many by oneDNN, against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.packed_linear.packed import LIBRARY, find_layout
+from tandem.kernels.packed_linear.reference import packed_linear_reference
+
+PATHS = [path for path in ("avx512", "avx512bf16") if LIBRARY.choose_path(path)]
+LIBRARY.choose_path("")
+needs_code = pytest.mark.skipif(not PATHS, reason="no C compiler, or no AVX-512")
+SHAPES = [(32, 16), (48, 64), (576, 192), (2064, 576), (160, 100)]
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@needs_code
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_few_rows_are_the_reference(threads, randn, shape, has_bias, path) -> None:
+    weight, bias = randn(*shape, dtype=torch.bfloat16), randn(shape[0], dtype=torch.bfloat16)
+    linear = PackedLinear(weight, bias if has_bias else None)
+    assert LIBRARY.choose_path(path)
+    try:
+        for rows in range(1, 11):
+            if linear.layout is not None:
+                linear._few_rows = rows  # more of them than is worth while
+            x = randn(rows, shape[1], dtype=torch.bfloat16)
+            expected = packed_linear_reference(x, weight, bias if has_bias else None)
+            torch.testing.assert_close(linear(x), expected, atol=2e-2, rtol=1.6e-2)
+    finally:
+        LIBRARY.choose_path("")
+
+
+@needs_code
+def test_few_rows_are_read_from_the_bytes_that_onednn_packed(randn) -> None:
+    """Where oneDNN packs in pairs the layout is found, and zeros, which say nothing, are left to oneDNN."""
+    weight = randn(576, 192, dtype=torch.bfloat16)
+    linear = PackedLinear(weight)
+    if linear.layout is None:
+        pytest.skip("this machine's oneDNN packs in another way")
+    assert linear.layout.block_numbers == 192 * linear.layout.block
+    assert PackedLinear(torch.zeros_like(weight)).layout is None
+    other = weight.clone()
+    other[-1, -1] += 1
+    assert find_layout(linear._packed, other) is None
+    x = randn(1, 192, dtype=torch.bfloat16)
+    expected = linear(x)
+    linear._few_rows = 0
+    torch.testing.assert_close(linear(x), expected, atol=2e-2, rtol=1.6e-2)
+
+
+@needs_code
+def test_rows_may_be_strided(randn) -> None:
+    weight, wide = randn(64, 32, dtype=torch.bfloat16), randn(4, 96, dtype=torch.bfloat16)
+    linear = PackedLinear(weight)
+    if linear.layout is not None:
+        linear._few_rows = 4
+    for x in (wide[:, 32:64], wide[:, ::3]):
+        expected = packed_linear_reference(x, weight, None)
+        torch.testing.assert_close(linear(x), expected, atol=2e-2, rtol=1.6e-2)
+
+
+@pytest.mark.parametrize("shape", [(33, 16), (32, 17), (576, 192)])
+def test_float32_and_odd_shapes_are_left_to_onednn(randn, shape) -> None:
+    weight, bias = randn(*shape), randn(shape[0])
+    linear = PackedLinear(weight, bias)
+    assert linear.layout is None
+    for rows in (0, 1, 5):
+        x = randn(rows, shape[1])
+        torch.testing.assert_close(linear(x), x @ weight.t() + bias, atol=1e-4, rtol=1e-4)
+    assert PackedLinear(weight.bfloat16())(randn(0, shape[1], dtype=torch.bfloat16)).shape == (0, shape[0])
