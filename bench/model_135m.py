@@ -15,8 +15,13 @@ SHAPE = RandomModel(
 
 def folder() -> Path:
     """Where it lies; made if it is not there."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / "bench-135m"
+    return made(SHAPE, "bench-135m")
+
+
+def made(shape: RandomModel, name: str) -> Path:
+    """The folder `name` in the cache with a model of that shape; made if it is not there."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tandem" / name
     if not (cache / "complete").exists():
-        make_random_model(SHAPE, cache)
+        make_random_model(shape, cache)
         (cache / "complete").touch()
     return cache

@@ -2,6 +2,7 @@
 
 The steps are a runner's, with greedy sampling and one thread; the model is the 135M shape with random weights. Each
 figure's limit is what the fitted coefficients say, so that ratios are residuals. `--out` is a file for `--calibration`.
+With `--speed` instead: decode and prefill of two shapes beside what the machine can do, and transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import model_135m
+import torch
+
+from bench import model_1b, model_135m
+from bench.engine import speed
 from bench.engine.steps import blocks_needed, longest, measure, one_thread, shapes
 from bench.kvtransfer import pools
 from bench.kvtransfer.transports import pair
@@ -98,6 +102,17 @@ def _step(kind: str, row: dict[str, Any], fit: Calibration) -> Row:
     return Row(kind.removesuffix("_steps"), " and ".join(words), 1e3 * row["s"], "ms", 1e3 * said_s)
 
 
+def _speed(args: argparse.Namespace) -> int:
+    """Both shapes, or the model that was named, with as many threads as torch takes."""
+    models = [model_135m.folder(), model_1b.folder()] if args.model is None else [args.model]
+    batches = speed.BATCHES if args.batches is BATCHES else args.batches
+    rows: list[Row] = []
+    for model in models:
+        rows += speed.measured(model, rounds=args.rounds, batches=batches, prompts=args.prompts)
+    publish("engine-speed", rows, args.out, threads=torch.get_num_threads())
+    return 0
+
+
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="bench.engine", description=__doc__)
@@ -109,7 +124,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS, help="tokens before a chunk, of a decode")
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES, help="sequences of a decode step")
     parser.add_argument("--transport", default="shm", help="by which KV is moved")
+    parser.add_argument("--speed", action="store_true", help="beside read bandwidth, GEMM peak and transformers")
+    parser.add_argument("--rounds", type=int, default=7, help="with --speed: of everything in turn")
+    parser.add_argument("--prompts", nargs="+", type=int, default=speed.PROMPTS, help="with --speed: tokens")
     args = parser.parse_args(argv)
+    if args.speed:
+        return _speed(args)
     model = model_135m.folder() if args.model is None else args.model
     record = measured(
         model, dtype=args.dtype, device=args.device, tokens=args.tokens, contexts=args.contexts, batches=args.batches,

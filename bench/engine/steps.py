@@ -74,7 +74,7 @@ def blocks_needed(every: Sequence[Shape], block_tokens: int) -> int:
 
 def measure(runner: ModelRunner, shape: Shape) -> float:
     """Median seconds of such a step with its greedy tokens; on a CPU of thread time, which others disturb little."""
-    batch = _batch(runner, shape)
+    batch = batch_of(runner, shape)
     rows = [SampleRow(row=place, index=0, sampling=_GREEDY) for place in range(len(batch.logit_rows))]
     is_cuda = runner.device.type == "cuda"
     clock = time.perf_counter if is_cuda else time.thread_time
@@ -93,7 +93,7 @@ def _median_s(step: Callable[[], object], clock: Callable[[], float]) -> float:
     return statistics.median(times)
 
 
-def _batch(runner: ModelRunner, shape: Shape) -> StepBatch:
+def batch_of(runner: ModelRunner, shape: Shape) -> StepBatch:
     """Every sequence in blocks of its own. A chunk ends its prompt, so that its last row has logits."""
     spec, first = runner.layout.groups[0], 0
     sequences: list[SeqSlice] = []

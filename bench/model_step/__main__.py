@@ -61,23 +61,36 @@ class Baseline:
         self._model = model.to(device)
         self._device = device
 
-    @torch.inference_mode()
     def decode(self, batch: int, context: int) -> float:
         """Median milliseconds of one token for each of `batch` sequences."""
+        return measure(self.decode_step(batch, context), self._device, 60)
+
+    def prefill(self, tokens: int) -> float:
+        """Median milliseconds of one prompt, with the last token's logits alone."""
+        return measure(self.prefill_step(tokens), self._device, 15)
+
+    @torch.inference_mode()
+    def decode_step(self, batch: int, context: int) -> Callable[[], None]:
+        """One token for each of `batch` sequences with `context` tokens, again at every call."""
         ids = torch.full((batch, context - 1), 5, device=self._device)
         cache = self._model(ids, use_cache=True).past_key_values
 
+        @torch.inference_mode()
         def step() -> None:
             self._model(ids[:, :1], past_key_values=cache, use_cache=True)
             cache.crop(-1)
 
-        return measure(step, self._device, 60)
+        return step
 
-    @torch.inference_mode()
-    def prefill(self, tokens: int) -> float:
-        """Median milliseconds of one prompt, with the last token's logits alone."""
+    def prefill_step(self, tokens: int) -> Callable[[], None]:
+        """One prompt, with the last token's logits alone."""
         ids = torch.full((1, tokens), 5, device=self._device)
-        return measure(lambda: self._model(ids, use_cache=True, logits_to_keep=1), self._device, 15)
+
+        @torch.inference_mode()
+        def step() -> None:
+            self._model(ids, use_cache=True, logits_to_keep=1)
+
+        return step
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -42,3 +42,21 @@ def test_measured_steps_calibrate_the_simulator(tmp_path: Path, capsys: pytest.C
     for command in (["simulate", "splits", "--workers", "2"], ["plan", "--accelerators", "2"]):
         assert program.run([*command, *load]) in (Exit.OK, Exit.SLO_MISSED)
         assert json.loads(capsys.readouterr().out)["kind"]
+
+
+def test_speed_stands_beside_what_the_machine_can_do(tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    load = ["--speed", "--rounds", "1", "--batches", "1", "2", "--prompts", "16"]
+    assert main([*load, "--model", str(ROOT / "models" / "tandem-tiny"), "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    rows = {row["metric"]: row for row in record["rows"]}
+    bandwidth, peak = rows["read bandwidth"]["value"], rows["GEMM peak"]["value"]
+    assert bandwidth > 0
+    assert peak > 0
+    for batch in (1, 2):
+        assert rows[f"decode, batch {batch}: bytes read, of the bandwidth"]["limit"] == bandwidth
+    for what in ("decode, batch 1", "decode, batch 2", "prefill of 16"):
+        assert rows[f"{what}: FLOPs, of the peak"]["limit"] == peak
+        assert rows[f"{what}: tokens, of transformers'"]["ratio"] > 0
+    assert rows["decode, batch 2: tokens, of batch 1's"]["ratio"] > 0
+    assert record["threads"] >= 1

@@ -1,0 +1,63 @@
+"""What the machine can do: bytes read a second by a C loop over huge pages, and FLOPs a second in a large product."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from tandem.kernels import native
+from tandem.kernels.packed_linear import PackedLinear
+
+SOURCE = Path(__file__).with_name("read.c")
+_BYTES = 512 << 20
+_PAGE = 2 << 20
+_SIDE = 4096
+"""Of the square weight; 67 MB in bfloat16, as many rows meet it."""
+
+
+class ReadBandwidth:
+    """Half a gigabyte in huge pages, read by as many threads as torch has. Raises OSError without a compiler."""
+
+    def __init__(self) -> None:
+        library = native.load(SOURCE)
+        if library is None:
+            raise OSError("the read bandwidth needs a C compiler, and no TANDEM_NATIVE=0")
+        self._read = library.read_all
+        self._read.argtypes, self._read.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
+        self._memory = mmap.mmap(-1, _BYTES + _PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self._address = -(-first // _PAGE) * _PAGE
+        ctypes.memset(self._address, 1, _BYTES)
+
+    def measure(self) -> float:
+        """Bytes a second, once."""
+        threads = torch.get_num_threads()
+        share = _BYTES // threads // 512 * 512
+        with ThreadPoolExecutor(threads) as pool:
+            places = [self._address + share * place for place in range(threads)]
+            list(pool.map(self._read, places, [512] * threads))  # the threads run
+            started = time.perf_counter()
+            list(pool.map(self._read, places, [share] * threads))
+            return share * threads / (time.perf_counter() - started)
+
+
+class GemmPeak:
+    """A large product of bfloat16 with a packed weight."""
+
+    def __init__(self) -> None:
+        self._multiply = PackedLinear(torch.randn(_SIDE, _SIDE).to(torch.bfloat16))
+        self._rows = torch.randn(_SIDE, _SIDE).to(torch.bfloat16)
+
+    @torch.inference_mode()
+    def measure(self) -> float:
+        """FLOPs a second, once; a multiplication and an addition are two."""
+        started = time.perf_counter()
+        self._multiply(self._rows)
+        return 2 * _SIDE**3 / (time.perf_counter() - started)

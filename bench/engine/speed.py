@@ -1,0 +1,133 @@
+"""How near a model's steps come to the machine: decode and prefill beside read bandwidth, GEMM peak and transformers.
+
+Everything is measured in turns, round by round, so that a machine that gets slower does so for all; medians of rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.engine.limits import GemmPeak, ReadBandwidth
+from bench.engine.steps import Shape, batch_of
+from bench.report import Row
+from tandem.core.prefill_queue import attended
+from tandem.engine.model_work import ModelWork, model_work
+from tandem.engine.request import StepResult
+from tandem.engine.runner import ModelRunner
+
+BATCHES, PROMPTS, CONTEXT = (1, 8, 32), (512, 2048), 256
+_STEP_S = 0.3
+"""Of one round of one case; at least one step."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Case:
+    """A step, how many tokens it makes or takes, and the seconds of each round."""
+
+    shape: Shape
+    step: Callable[[], object]
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return self.shape.tokens or self.shape.batch
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    def run(self) -> None:
+        """One round: the step again and again for a moment, by the clock."""
+        times: list[float] = []
+        while not times or sum(times) < _STEP_S:
+            started = time.perf_counter()
+            self.step()
+            times.append(time.perf_counter() - started)
+        self.seconds.append(statistics.median(times))
+
+
+def shapes(batches: Sequence[int], prompts: Sequence[int], context: int) -> Iterator[Shape]:
+    """Decode of every batch at one context, and every prompt as one chunk."""
+    for batch in batches:
+        yield Shape(batch=batch, batch_context=context)
+    for tokens in prompts:
+        yield Shape(tokens=tokens)
+
+
+def measured(
+    model: Path, *, rounds: int, batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS,
+    context: int = CONTEXT, has_baseline: bool = True,
+) -> list[Row]:  # fmt: skip
+    """Rows of one model in bfloat16 on the CPU, with the threads that torch has now."""
+    every = list(shapes(batches, prompts, context))
+    blocks = max(-(-shape.tokens // 16) + shape.batch * -(-shape.batch_context // 16) for shape in every)
+    runner = ModelRunner(model_dir=model, dtype="bfloat16", num_blocks=blocks, max_model_len=max(context, *prompts))
+    ours = [Case(shape=shape, step=functools.partial(runner.forward, batch_of(runner, shape))) for shape in every]
+    theirs = list(_baseline(model, every)) if has_baseline else []
+    bandwidth, peak = ReadBandwidth(), GemmPeak()
+    reads: list[float] = []
+    products: list[float] = []
+    for warming in (*ours, *theirs):
+        warming.step()
+    for _ in range(rounds):
+        reads.append(bandwidth.measure())
+        products.append(peak.measure())
+        for case in (*ours, *theirs):
+            case.run()
+    limits = statistics.median(reads), statistics.median(products)
+    work = model_work(runner.config, dtype=runner.dtype, layout=runner.layout)
+    return list(_rows(model.name.removeprefix("bench-"), ours, theirs, work, limits))
+
+
+def _baseline(model: Path, every: Sequence[Shape]) -> Iterator[Case]:
+    """The same steps by transformers, as it is loaded by default, with its own cache."""
+    from bench.model_step.__main__ import Baseline
+
+    baseline = Baseline(model, "bfloat16", "cpu")
+    for shape in every:
+        if shape.tokens:
+            yield Case(shape=shape, step=baseline.prefill_step(shape.tokens))
+        else:
+            yield Case(shape=shape, step=baseline.decode_step(shape.batch, shape.batch_context))
+
+
+def _rows(
+    name: str, ours: Sequence[Case], theirs: Sequence[Case], work: ModelWork, limits: tuple[float, float]
+) -> Iterator[Row]:
+    bandwidth, peak = limits
+    yield Row(name, "read bandwidth", bandwidth / 1e9, "GB/s")
+    yield Row(name, "GEMM peak", peak / 1e9, "GFLOP/s")
+    alone = next(case for case in ours if case.shape.batch)
+    for case in ours:
+        result, seconds, what = _result(case.shape), case.median_s, _words(case.shape)
+        if case.shape.batch:
+            read = work.bytes_read(result) / seconds
+            yield Row(name, f"{what}: bytes read, of the bandwidth", read / 1e9, "GB/s", bandwidth / 1e9)
+        if case.shape.batch > 1:
+            each_s = alone.median_s / alone.tokens
+            yield Row(name, f"{what}: tokens, of batch 1's", case.tokens / seconds, "tokens/s", 1 / each_s)
+        computed = work.flops(result) / seconds
+        yield Row(name, f"{what}: FLOPs, of the peak", computed / 1e9, "GFLOP/s", peak / 1e9)
+    for case, other in zip(ours, theirs, strict=bool(theirs)):
+        speeds = case.tokens / case.median_s, other.tokens / other.median_s
+        yield Row(name, f"{_words(case.shape)}: tokens, of transformers'", speeds[0], "tokens/s", speeds[1])
+
+
+def _words(shape: Shape) -> str:
+    return f"prefill of {shape.tokens}" if shape.tokens else f"decode, batch {shape.batch}"
+
+
+def _result(shape: Shape) -> StepResult:
+    """What the step loop would say of such a step."""
+    if shape.tokens:
+        pairs = attended(0, shape.tokens)
+        return StepResult(prefill_tokens=shape.tokens, logit_rows=1, context_tokens=shape.tokens, attended=pairs)
+    stored = shape.batch * shape.batch_context
+    return StepResult(
+        decode_tokens=shape.batch, logit_rows=shape.batch, context_tokens=stored, attended=stored - shape.batch / 2
+    )
