@@ -31,7 +31,8 @@ def uses_triton(device: torch.device, override: str | None = None) -> bool:
 
 
 def uses_native(device: torch.device, override: str | None = None) -> bool:
-    """Say whether tensors on `device` may go to C code: on the CPU, unless another backend was named as above.
+    """Say whether tensors on `device` may go to C code, or to what torch has beside the reference: on the CPU, unless
+    another backend was named as above.
 
     Raises ValueError for an unknown name.
     """

@@ -49,8 +49,8 @@ def test_rms_norm(randn, rows, width, dtype) -> None:
     x, weight = 3 * randn(rows, width, dtype=dtype), randn(width, dtype=dtype)
     expected = (functional.rms_norm(x.double(), [width], None, 1e-5).to(dtype).double() * weight.double()).to(dtype)
     before = x.clone()
-    close = {"atol": 2e-6, "rtol": 2e-6} if dtype is torch.float32 else {"atol": 1e-2, "rtol": 1.6e-2}
-    torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected, **close)
+    tolerance = 2e-6 if dtype is torch.float32 else 1.6e-2
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), expected, atol=tolerance, rtol=tolerance)
     assert torch.equal(x, before)
 
 
@@ -73,8 +73,8 @@ def test_silu_mul(randn, rows, dtype) -> None:
     before = gate_up.clone()
     gate, up = gate_up.double().chunk(2, -1)
     expected = (functional.silu(gate).to(dtype).double() * up).to(dtype)
-    close = {"atol": 1e-30, "rtol": 1e-6} if dtype is torch.float32 else {"atol": 1e-30, "rtol": 1.6e-2}
-    torch.testing.assert_close(silu_mul(gate_up), expected, **close)
+    tolerance = 1e-6 if dtype is torch.float32 else 1.6e-2
+    torch.testing.assert_close(silu_mul(gate_up), expected, atol=1e-30, rtol=tolerance)
     assert torch.equal(gate_up, before)
 
 

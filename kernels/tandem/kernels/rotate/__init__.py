@@ -22,8 +22,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str | None = None) -
     """x · cos + swap(x) · sin, where swap exchanges the halves of a head; x may be written over.
 
     x: `[rows, heads, width]`, row stride free, the rest contiguous. cos, sin: `[rows, width]`, row stride free; the
-    first half of sin is negated. All have one dtype, in which both products are rounded. Returns `[rows, heads, width]`:
-    new, or x itself. Raises ValueError (shapes) or TypeError (dtypes). On the CPU C code runs where there is a compiler.
+    first half of sin is negated. All have one dtype, in which both products are rounded. Returns `[rows, heads,
+    width]`: new, or x itself. Raises ValueError (shapes) or TypeError (dtypes). On the CPU C code runs where there is a
+    compiler.
     """
     rows, heads, width = x.shape
     if cos.shape != (rows, width) or sin.shape != cos.shape:
