@@ -34,7 +34,10 @@ class CpuLibrary:
 
     def call(self, numbers: Iterable[int], number: float = 0.0) -> int:
         """Call the function with addresses and sizes, each of 64 bits; other threads of Python run meanwhile."""
-        given = array("q", numbers)
+        return self.call_with(array("q", numbers), number)
+
+    def call_with(self, given: array[int], number: float = 0.0) -> int:
+        """The same, with the numbers in an array of type "q"."""
         answer: int = self._function(given.buffer_info()[0], number)
         return answer
 

@@ -12,12 +12,14 @@
 typedef void region_fn(void *data);
 static void (*open_region)(region_fn *, void *, unsigned threads, unsigned flags);
 static int (*thread_number)(void), (*threads_here)(void);
+static void (*wait_for_all)(void);
 
 __attribute__((constructor)) static void find_threads(void) {
     void *open = dlsym(RTLD_DEFAULT, "GOMP_parallel"), *number = dlsym(RTLD_DEFAULT, "omp_get_thread_num");
-    void *count = dlsym(RTLD_DEFAULT, "omp_get_num_threads");
-    if (!open || !number || !count) return;
-    *(void **)&open_region = open, *(void **)&thread_number = number, *(void **)&threads_here = count;
+    void *count = dlsym(RTLD_DEFAULT, "omp_get_num_threads"), *wait = dlsym(RTLD_DEFAULT, "GOMP_barrier");
+    if (!open || !number || !count || !wait) return;
+    *(void **)&open_region = open, *(void **)&thread_number = number;
+    *(void **)&threads_here = count, *(void **)&wait_for_all = wait;
 }
 
 /* Runs `body` on so many threads, or fewer; each asks `thread` and `threads` which it is, of how many. */
@@ -29,3 +31,8 @@ static void run_region(region_fn *body, void *data, int64_t threads) {
 /* Only inside `run_region` of more than one thread. */
 static inline int64_t thread(int64_t wanted) { return wanted > 1 && thread_number ? thread_number() : 0; }
 static inline int64_t threads(int64_t wanted) { return wanted > 1 && threads_here ? threads_here() : 1; }
+
+/* Until all `count` threads of the region are here, and see what the others wrote. */
+static inline void meet(int64_t count) {
+    if (count > 1) wait_for_all();
+}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
 from tandem.kernels.backend import REFERENCE
+from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
 from tandem.kernels.silu_mul import silu_mul
@@ -219,7 +220,7 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             tables = (layer.q_norm.tensor.expand(heads, -1), layer.k_norm.tensor.expand(kv_heads, -1))
             qk_norm = _HeadNorm(torch.cat(tables), c.norm_eps, has_unit_offset=c.has_unit_offset_norms)
-        return _Layer(
+        made = _Layer(
             rope=self._ropes.index(c.rope_of(index)), heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
             input_norm=self._norm(layer.input_norm), qkv=self._linear(layer.qkv, layer.qkv_bias), qk_norm=qk_norm,
             o=self._normed(self._summed(layer.o, layer.o_bias), layer.attention_out_norm),
@@ -227,6 +228,19 @@ class Decoder:
             down=self._normed(self._summed(layer.down, layer.down_bias), layer.mlp_out_norm),
             activate=(_REPEATABLE if self._is_deterministic else _ACTIVATE)[c.activation], backend=self._backend,
         )  # fmt: skip
+        return replace(made, row=self._row(layer, made))
+
+    def _row(self, layer: LayerParameters, made: _Layer) -> DenseRow | None:
+        """The code for a single row, which has norms of plain weights before attention and MLP alone, and SiLU."""
+        c = self.config
+        is_plain = not (c.has_qk_norm or c.has_unit_offset_norms or c.has_output_norms) and c.activation == "silu"
+        if self._tp_size > 1 or self._is_deterministic or not is_plain:
+            return None
+        return fuse(LayerParts(
+            input_norm=layer.input_norm.tensor, qkv=made.qkv, o=made.o, mlp_norm=layer.mlp_norm.tensor,
+            gate_up=made.gate_up, down=made.down, turning=made.heads + made.kv_heads, head_dim=c.head_dim,
+            eps=c.norm_eps,
+        ))  # fmt: skip
 
     def _summed(self, weight: Parameter, bias: Parameter | None) -> Linear:
         """A product whose input features are split over the ranks; one of them adds the bias."""
@@ -275,6 +289,8 @@ class _Layer:
     down: Linear
     activate: Callable[[Tensor], Tensor]
     backend: str | None
+    row: DenseRow | None = None
+    """The same for a single row, where there is such code."""
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] to rotated q [T, heads, head_dim] and k, and v [T, kv_heads, head_dim].
@@ -282,6 +298,10 @@ class _Layer:
         q and k lie side by side in the fused projection and turn together; cos, sin: [T, head_dim].
         """
         tokens = x.shape[0]
+        if tokens == 1 and self.row is not None:
+            fused = self.row.before(x, cos, sin).view(1, self.heads + 2 * self.kv_heads, self.head_dim)
+            q, k, v = fused.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), 1)
+            return q, k, v
         turning = self.heads + self.kv_heads
         fused = self.qkv(self.input_norm(x)).view(tokens, turning + self.kv_heads, self.head_dim)
         qk, v = fused.split_with_sizes((turning, self.kv_heads), 1)
@@ -292,6 +312,8 @@ class _Layer:
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
+        if x.shape[0] == 1 and self.row is not None:
+            return self.row.behind(x, mixed)
         normed = self.mlp_norm(x, added=self.o(mixed.flatten(1)))
         return x.add_(self.down(self.activate(self.gate_up(normed))))
 

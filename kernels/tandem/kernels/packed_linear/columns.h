@@ -2,7 +2,7 @@
 
    ROWS rows meet VECTORS vectors of columns at a time: so many sums stay in registers while the inner pairs go by. */
 
-FN void NAME(store)(const struct product *p, int64_t row, int64_t column, __m512 sum) {
+FN void NAME(put)(const struct product *p, int64_t row, int64_t column, __m512 sum) {
     if (p->bias) {
         const __m256i bias = _mm256_loadu_si256((const void *)(p->bias + column));
         sum = _mm512_add_ps(sum, _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bias), 16)));
@@ -30,7 +30,7 @@ FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const i
         }
     }
     for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) NAME(store)(p, row + r, column + 16 * v, sum[r][v]);
+        for (int v = 0; v < VECTORS; v++) NAME(put)(p, row + r, column + 16 * v, sum[r][v]);
 }
 
 FN void NAME(rows)(const struct product *p, int64_t column, const int VECTORS) {

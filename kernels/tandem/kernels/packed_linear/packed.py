@@ -38,12 +38,13 @@ class PackedLinear:
     """x · weightᵀ + bias for a `weight` `[columns, inner]` on the CPU, float32 or bfloat16, which is copied.
 
     A call takes `[rows, inner]` in the weight's dtype and returns `[rows, columns]`, owned by the caller. Thread-safe.
+    `layout` is None where the C code has no part in it.
     """
 
-    __slots__ = ("_bias", "_columns", "_few_rows", "_inner", "_multiply", "_packed", "layout")
+    __slots__ = ("_bias", "_few_rows", "_multiply", "_packed", "columns", "inner", "layout")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._columns, self._inner = weight.shape
+        self.columns, self.inner = weight.shape
         self._bias = None if bias is None else bias.contiguous()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
@@ -56,17 +57,24 @@ class PackedLinear:
         product: Tensor = self._multiply(x, self._packed, self._bias, "none", [], "")
         return product
 
+    def product(self, x: int, out: int, rows: int, x_stride: int) -> tuple[int, ...]:
+        """The fields of `struct product` in cpu.c, for rows at the address `x` and a result at `out`, on one thread.
+
+        Raises ValueError where the C code does not know the layout.
+        """
+        if self.layout is None:
+            raise ValueError("the C code does not know how this weight is packed")
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        place = (self.layout.block, self.layout.block_numbers)
+        return (x, self.layout.address, bias, out, rows, self.inner, self.columns, x_stride, *place, 1)
+
     def _multiply_few(self, x: Tensor) -> Tensor:
-        assert self.layout is not None
         if x.stride(1) != 1:
             x = x.contiguous()
         rows = x.shape[0]
-        out = torch.empty((rows, self._columns), dtype=torch.bfloat16)
-        LIBRARY.call((
-            x.data_ptr(), self.layout.address, 0 if self._bias is None else self._bias.data_ptr(), out.data_ptr(),
-            rows, self._inner, self._columns, x.stride(0), self.layout.block, self.layout.block_numbers,
-            torch.get_num_threads(),
-        ))  # fmt: skip
+        out = torch.empty((rows, self.columns), dtype=torch.bfloat16)
+        fields = self.product(x.data_ptr(), out.data_ptr(), rows, x.stride(0))
+        LIBRARY.call((*fields[:-1], torch.get_num_threads()))
         return out
 
 

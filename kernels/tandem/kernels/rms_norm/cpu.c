@@ -3,17 +3,10 @@
 
 #include "../instructions.h"
 #include "../region.h"
+#include "norm.h"
 
 #include <math.h>
 #include <stdint.h>
-
-struct norm {
-    char *x;           /* [rows][width], contiguous; what is added to it is written back */
-    const char *added; /* the same, or NULL */
-    const char *weight;
-    char *out;
-    int64_t rows, width, is_bf16, threads;
-};
 
 struct call { struct norm norm; float eps; int64_t threads; };
 

@@ -2,14 +2,9 @@
 
 #include "../instructions.h"
 #include "../region.h"
+#include "gates.h"
 
 #include <stdint.h>
-
-struct gates {
-    const char *x; /* [rows][2 · width], contiguous: gate, then up */
-    char *out;     /* [rows][width] */
-    int64_t rows, width, is_bf16, threads;
-};
 
 #if defined(__x86_64__)
 #define ISA 512

@@ -1,0 +1,72 @@
+"""A layer's single row in two calls against the same parts one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tandem.kernels.dense_row import LayerParts, fuse
+from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.rms_norm import rms_norm
+from tandem.kernels.rotate import rotate
+from tandem.kernels.silu_mul import silu_mul
+
+HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
+
+
+def parts(randn, *, has_bias: bool) -> LayerParts:
+    def product(columns: int, inner: int) -> PackedLinear:
+        bias = randn(columns, dtype=torch.bfloat16) if has_bias else None
+        return PackedLinear((randn(columns, inner) / inner**0.5).bfloat16(), bias)
+
+    return LayerParts(
+        input_norm=1 + randn(WIDTH, dtype=torch.bfloat16) / 4, mlp_norm=1 + randn(WIDTH, dtype=torch.bfloat16) / 4,
+        qkv=product((HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH), o=product(WIDTH, HEADS * HEAD_DIM),
+        gate_up=product(2 * INNER, WIDTH), down=product(WIDTH, INNER), turning=HEADS + KV_HEADS, head_dim=HEAD_DIM,
+        eps=1e-5,
+    )  # fmt: skip
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, atol=3e-2, rtol=1.6e-2)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_row_is_what_its_parts_make_of_it(randn, has_bias, threads) -> None:
+    layer = parts(randn, has_bias=has_bias)
+    row = fuse(layer)
+    if row is None:
+        pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for _ in range(3):
+            x, mixed = randn(1, WIDTH, dtype=torch.bfloat16), randn(1, HEADS, HEAD_DIM, dtype=torch.bfloat16)
+            cos, sin = randn(1, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+            fused, kept = row.before(x, cos, sin), x.clone()
+            qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
+            turning = layer.turning * HEAD_DIM
+            turned = rotate(qkv[:, :turning].view(1, layer.turning, HEAD_DIM), cos, sin)
+            close(fused[:, :turning], turned.reshape(1, -1))
+            close(fused[:, turning:], qkv[:, turning:])
+            assert torch.equal(x, kept)
+
+            normed = rms_norm(x, layer.mlp_norm, layer.eps, added=layer.o(mixed.flatten(1)))  # type: ignore[operator]
+            expected = x + layer.down(silu_mul(layer.gate_up(normed)))  # type: ignore[operator]
+            assert row.behind(kept, mixed) is kept
+            close(kept, expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_other_layers_are_not_fused(randn) -> None:
+    layer = parts(randn, has_bias=False)
+    for other in (
+        replace(layer, o=lambda x: x), replace(layer, head_dim=48), replace(layer, gate_up=layer.qkv),
+        replace(layer, input_norm=layer.input_norm.float()),
+        replace(layer, down=PackedLinear(torch.zeros(WIDTH, INNER, dtype=torch.bfloat16))),
+    ):  # fmt: skip
+        assert fuse(other) is None
