@@ -1,8 +1,9 @@
 """Marks come from the path; every test process keeps to one compute thread, so that parallel parts do not starve; no
-test of random input fails because the machine is busy."""
+test of random input fails because the machine is busy, and clients share what they trust."""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import httpx
+import httpx._transports.default as transports
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
@@ -21,6 +24,9 @@ settings.register_profile(
     "first failure", settings.get_profile("any machine"), phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )
 settings.load_profile("any machine")
+
+# Each client of httpx would read all certificates of this machine anew, which takes longer than most of its requests.
+vars(transports)["create_ssl_context"] = functools.cache(httpx.create_ssl_context)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A runner in the background ignores Ctrl-C, and so would every process that a test sends one.
