@@ -3,7 +3,7 @@
     weights       as they lie in memory
     KV            the pools, all blocks
     activations   what a layer needs for the largest step beside the residual stream: its widest moment, and the tables
-                  of rotations
+                  of rotations; on a CPU keys and values of the longest context in a row, and who sees which
     sampler       logits of the largest step, as the head makes them and in fp32, and what choosing tokens copies
 
 Activations and sampler are upper bounds by arithmetic, not measured. No CUDA graph is captured yet.
@@ -91,9 +91,12 @@ def plan_memory(
     heads, kv_heads = config.heads // tp, max(1, config.kv_heads // tp)
     # Fused projection, its rotated half and the halves that are added up for it, and what attention answers.
     attention = size * config.head_dim * (4 * heads + 4 * kv_heads)
+    if config.has_qk_norm:
+        attention += 8 * config.head_dim * (heads + kv_heads)  # in fp32, before and after
     mlp = size * 3 * (config.intermediate // tp)
     token = config.hidden * (2 * size + 8) + max(attention, mlp + config.hidden * size)
-    tables = 2 * size * config.head_dim * (max_positions + bounds.tokens)
+    tables = 2 * size * config.head_dim * (max_positions + bounds.tokens) * (2 if config.local_rope else 1)
+    gathered = _gathered_bytes(config, layout, num_blocks, dtype, max_positions, bounds.tokens) if is_cpu else 0
     rows = min(bounds.tokens, bounds.sequences + max(SCORED_LOGITS // config.vocab_size, 16))
     sampling = min(rows, bounds.sequences) * config.vocab_size
     logprobs = _LOGPROB_BYTES * min(rows * config.vocab_size, _LOGPROB_LOGITS + config.vocab_size)
@@ -102,9 +105,25 @@ def plan_memory(
     return MemoryPlan(
         weights=weight_bytes,
         kv=sum(group.block_bytes(tp) * count for group, count in zip(layout.groups, num_blocks, strict=True)),
-        activations=bounds.tokens * token + tables + _WORKSPACE_BYTES,
+        activations=bounds.tokens * token + tables + gathered + _WORKSPACE_BYTES,
         sampler=rows * config.vocab_size * (size + 4) + max(chosen, logprobs),
     )
+
+
+def _gathered_bytes(
+    config: ModelConfig, layout: KVLayout, num_blocks: tuple[int, ...], dtype: str, max_positions: int, tokens: int
+) -> int:
+    """Of prefill attention on a CPU in layers without window and soft cap: keys and values of one sequence, as stored
+    and as computed with, and which of them each token sees, as truth and as a number to add."""
+    if config.attention_softcap is not None or len(config.windowed_layers) == config.layers:
+        return 0
+    size, most = DTYPE_BYTES[dtype], 0
+    for group, count in zip(layout.groups, num_blocks, strict=True):
+        blocks = min(group.blocks_for(max_positions), count)
+        stored = blocks * group.layer_bytes(layout.tp)
+        converted = 0 if group.dtype == dtype else stored // DTYPE_BYTES[group.dtype] * size
+        most = max(most, stored + converted + tokens * blocks * group.block_tokens * (1 + size))
+    return most
 
 
 def free_host_bytes(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tandem.core.errors import StartupError
 from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout
+from tandem.engine.rope_config import RopeConfig
 from tests.unit.engine.bundled import MODEL
 
 MIB = 1 << 20
@@ -22,11 +24,14 @@ LLAMA_3_8B = dataclasses.replace(
 )  # fmt: skip
 
 
-def plan_of(*, tp: int = 1, tokens: int = 512, sequences: int = 64, is_cpu: bool = False) -> MemoryPlan:
-    layout = kv_layout(LLAMA_3_8B, dtype="bfloat16", block_tokens=16, tp=tp)
+def plan_of(
+    *, tp: int = 1, tokens: int = 512, sequences: int = 64, is_cpu: bool = False, kv_dtype: str = "bfloat16",
+    **changes: Any,
+) -> MemoryPlan:  # fmt: skip
+    layout = kv_layout(LLAMA_3_8B, dtype=kv_dtype, block_tokens=16, tp=tp)
     return plan_memory(
-        LLAMA_3_8B, layout, (1000,), dtype="bfloat16", weight_bytes=7, max_positions=8192,
-        bounds=StepBounds(tokens=tokens, sequences=sequences), is_cpu=is_cpu,
+        dataclasses.replace(LLAMA_3_8B, **changes), layout, (1000,), dtype="bfloat16", weight_bytes=7,
+        max_positions=8192, bounds=StepBounds(tokens=tokens, sequences=sequences), is_cpu=is_cpu,
     )  # fmt: skip
 
 
@@ -42,6 +47,28 @@ def test_a_step_of_twice_the_tokens_needs_twice_the_room_for_them() -> None:
     assert four - two == 2 * (two - one) > 0
     # Gate, up and their product, in bfloat16, are the widest moment of a token.
     assert two - one > 512 * 3 * 14_336 * 2
+
+
+def test_on_a_cpu_the_longest_context_is_gathered_where_a_layer_sees_all_of_it() -> None:
+    plain = plan_of().activations
+    more: dict[str, Any] = {"is_cpu": True, "window": 4096}
+    keys_and_values, seen = 2 * 8 * 128 * 2, 512 * (1 + 2)
+    assert plan_of(is_cpu=True).activations - plain == 8192 * (keys_and_values + seen)
+    assert plan_of(is_cpu=True, kv_dtype="float32").activations - plain == 8192 * (3 * keys_and_values + seen)
+    assert plan_of(**more, windowed_layers=frozenset(range(1, 32))).activations > plain
+    assert plan_of(**more, windowed_layers=frozenset(range(32))).activations == plain
+    assert plan_of(is_cpu=True, attention_softcap=50.0).activations == plain
+
+
+def test_norms_of_heads_count_where_attention_is_the_widest_moment() -> None:
+    narrow: dict[str, Any] = {"intermediate": 4096}
+    normed = plan_of(**narrow, has_qk_norm=True).activations
+    assert normed - plan_of(**narrow).activations == 512 * 2 * 4 * 128 * (32 + 8)
+
+
+def test_each_rotation_has_tables() -> None:
+    two = plan_of(local_rope=RopeConfig()).activations
+    assert two - plan_of().activations == 2 * 2 * 128 * (8192 + 512)
 
 
 def test_logits_of_all_that_sample_are_in_it() -> None:
