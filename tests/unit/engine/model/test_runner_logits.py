@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tandem.core.errors import ModelError
+from tandem.engine.models import decoder
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
 
 MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
 WINDOWED = ("mistral", "gemma2", "gemma3")
@@ -145,6 +147,31 @@ def test_bf16_stays_near_transformers_in_bf16(
     tokens = tokens_of(200, runner.vocab_size)
     want = reference_of(model_folder(name), tokens, torch.bfloat16)
     got = driver_of(runner).chunked("a", tokens, 64)
+    difference = (torch.log_softmax(got, -1) - torch.log_softmax(want.logits, -1)).abs()
+    chosen = want.logits.argmax(-1, keepdim=True)
+    assert difference.gather(1, chosen).mean() < 0.05
+
+
+@pytest.mark.parametrize("name", MODELS[1:])
+def test_single_rows_of_bf16_stay_near_transformers_in_bf16(
+    name: str, random_model_tool: Any, reference_of: Any, tokens_of: Any, driver_of: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Of a width that C code takes; only families whose layers are no more than Llama's may have theirs fused."""
+    fused: list[LayerParts] = []
+
+    def watched(parts: LayerParts) -> DenseRow | None:
+        fused.append(parts)
+        return fuse(parts)
+
+    monkeypatch.setattr(decoder, "fuse", watched)
+    shape = {"hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "dtype": "bfloat16", "seed": 3}
+    random_model_tool.make_random_model(random_model_tool.RandomModel(family=name, **shape), tmp_path)
+    runner = ModelRunner(model_dir=tmp_path, num_blocks=40, max_model_len=256)
+    assert len(fused) == (2 if name in ("llama", "mistral", "qwen2") else 0)
+    tokens = tokens_of(100, runner.vocab_size)
+    want = reference_of(tmp_path, tokens, torch.bfloat16)
+    got = driver_of(runner).chunked("a", tokens, 1)
     difference = (torch.log_softmax(got, -1) - torch.log_softmax(want.logits, -1)).abs()
     chosen = want.logits.argmax(-1, keepdim=True)
     assert difference.gather(1, chosen).mean() < 0.05
