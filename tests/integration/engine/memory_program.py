@@ -1,0 +1,53 @@
+"""Loads a model, runs the largest step that its plan allows, and prints what was planned and what that took."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from pathlib import Path
+
+from tandem.core.sampling import SamplingParams
+from tandem.engine.choice_sampling import ChoiceSampling
+from tandem.engine.memory_plan import StepBounds
+from tandem.engine.runner import ModelRunner
+from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.step_batch import SeqSlice, StepBatch
+
+BOUNDS = StepBounds(tokens=512, sequences=64)
+PROMPT = BOUNDS.tokens - BOUNDS.sequences
+
+
+def main() -> None:
+    runner = ModelRunner(model_dir=Path(sys.argv[1]), num_blocks=2 * BOUNDS.tokens, bounds=BOUNDS)
+    assert len(_step(runner, 2, 2)) == 4  # code is mapped when it runs first
+    before = _now_bytes()
+    assert len(_step(runner, BOUNDS.sequences, PROMPT)) == BOUNDS.tokens
+    took = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+    print(json.dumps({"planned": runner.memory.activations + runner.memory.sampler, "took": took}))
+
+
+def _step(runner: ModelRunner, decodes: int, prompt: int) -> list[Sampled]:
+    """Decodes in blocks of their own, and a prompt whose tokens' logits are all wanted."""
+    sequences = [SeqSlice(1, 1, ([block],)) for block in range(decodes)]
+    sequences.append(SeqSlice(prompt, prompt, (list(range(decodes, decodes + prompt)),)))
+    positions = [0] * decodes + list(range(prompt))
+    tokens = [position % 100 for position in range(decodes + prompt)]
+    batch = StepBatch(tokens, positions, sequences, list(range(decodes + prompt)))
+    warm = SamplingParams(max_tokens=9, temperature=1.0, top_p=0.9, seed=1, logprobs=3, presence_penalty=0.5)
+    scored = SamplingParams(max_tokens=9, prompt_logprobs=3)
+    rows = [
+        SampleRow(row, 0, ChoiceSampling(warm, 0, (5, 6), (), (1,)))
+        if row < decodes
+        else SampleRow(row, 0, ChoiceSampling(scored, 0, (5, 6), (), (1,)), 7)
+        for row in range(decodes + prompt)
+    ]
+    return runner.step(batch, rows)
+
+
+def _now_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    main()
