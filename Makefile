@@ -13,6 +13,9 @@ HALF_MADE = $(if $(wildcard $(VENV)/pyvenv.cfg),--clear)
 EXTRAS := router,worker,cluster,ray,otel,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
+# Unit tests compute in one process, while the others wait for processes most of the time.
+UNIT = nice -n 5 $(PY) -m pytest -q --ignore=$(INTERPRETER_TESTS) --ignore=tests/unit/house tests/unit $(ARGS)
+OTHERS = $(PY) -m pytest -q --ignore=tests/unit tests $(ARGS)
 CHECKOV := checkov==3.3.30
 ARGS ?=
 NAME ?=
@@ -41,8 +44,11 @@ serve: $(STAMP) ## start a cluster with the bundled model in the foreground; fla
 test: check ## checks, then all tests; what CI runs
 	@echo "==> kernel tests in Triton's interpreter"
 	@TRITON_INTERPRET=1 $(PY) -m pytest -q $(INTERPRETER_TESTS) $(ARGS)
-	@echo "==> tests"
-	@$(PY) -m pytest -q --ignore=$(INTERPRETER_TESTS) tests $(ARGS)
+	@echo "==> tests; unit tests run beside the others and print when those are over"
+	@mkdir -p build; $(UNIT) >build/unit-tests.out 2>&1 & unit=$$!; trap 'kill $$unit 2>/dev/null || true' EXIT; \
+	  others=0; $(OTHERS) || others=$$?; \
+	  units=0; wait $$unit || units=$$?; trap - EXIT; echo "==> unit tests"; cat build/unit-tests.out; \
+	  test $$others = 0 || echo "==> tests beside the unit tests failed, further up"; exit $$((others ? others : units))
 
 check: $(STAMP) ## formatting, lint, types, import layers, generated stubs, folder layout
 	@echo "==> ruff format"
