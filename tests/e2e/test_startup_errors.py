@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
+from tandem.engine.families import FAMILIES
 from tandem.prefixindex.private_redis import PrivateRedis
 from tools.random_model import RandomModel, make_random_model
 from tools.running_cluster import is_alive
@@ -131,7 +132,7 @@ MODELS: list[tuple[str, Edit, tuple[str, ...]]] = [
     ("weights gone", lambda folder: (folder / "model.safetensors").unlink(), ("has no safetensors weights", "Give")),
     ("pickled weights only", pickle_only, ("has no safetensors weights", "pickled", "Convert")),
     ("unsupported architecture", reconfigure(architectures=["MambaForCausalLM"]),
-     ("unsupported architecture MambaForCausalLM", "LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM")),
+     ("unsupported architecture MambaForCausalLM", ", ".join(FAMILIES))),
     # These are found by the workers.
     ("weights cut short", cut, ("model.safetensors is damaged", "cut short")),
     ("a weight missing", reweigh(lambda weights: weights.pop("model.norm.weight")),
