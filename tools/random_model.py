@@ -25,17 +25,24 @@ BUNDLED = Path(__file__).resolve().parent.parent / "models" / "tandem-tiny"
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
+    "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
 }  # fmt: skip
 
 
 GEMMAS = ("gemma2", "gemma3")
+EXPERT_NAMES = {
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+}
+"""Of families with experts: their block of a layer, and gate, up and down of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomModel:
     """The shape to make; `head_dim` 0 means hidden / heads, `intermediate` 0 means three times hidden.
 
-    `window`: tokens of the sliding window in families that have one, 0 for none.
+    `window`: tokens of the sliding window in families that have one, 0 for none. `experts`, `experts_per_token` and
+    `expert_intermediate` (0: as `intermediate`) are of mixtures of experts.
     """
 
     family: str
@@ -52,6 +59,15 @@ class RandomModel:
     std: float = 0.08
     is_tied: bool = False
     window: int = 40
+    experts: int = 8
+    experts_per_token: int = 2
+    expert_intermediate: int = 0
+
+    @property
+    def features(self) -> int:
+        """Of the MLP, or of each expert."""
+        features = self.intermediate or 3 * self.hidden
+        return (self.expert_intermediate or features) if self.family in EXPERT_NAMES else features
 
 
 def make_random_model(model: RandomModel, folder: Path) -> None:
@@ -95,7 +111,15 @@ def _config(model: RandomModel) -> dict[str, Any]:
         config |= {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
     if model.family == "gemma3":
         config |= {"sliding_window_pattern": 2, "rope_theta": 1e6, "rope_local_base_freq": 10000.0}
-    if model.family in ("qwen2", "qwen3"):
+    if model.family == "mixtral":
+        config |= {"num_local_experts": model.experts, "num_experts_per_tok": model.experts_per_token}
+        config |= {"intermediate_size": model.features, "sliding_window": None}
+    if model.family == "qwen3_moe":
+        config |= {
+            "num_experts": model.experts, "num_experts_per_tok": model.experts_per_token, "norm_topk_prob": True,
+            "moe_intermediate_size": model.features, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        }  # fmt: skip
+    if model.family in ("qwen2", "qwen3", "qwen3_moe"):
         config |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": model.layers}
     return config
 
@@ -104,11 +128,10 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(model.seed)
     head_dim = model.head_dim or model.hidden // model.heads
     wide, narrow = model.heads * head_dim, model.kv_heads * head_dim
-    intermediate = model.intermediate or 3 * model.hidden
     made: dict[str, torch.Tensor] = {}
 
-    def draw(name: str, *shape: int, around: float = 0.0) -> None:
-        values = torch.randn(shape, generator=generator) * model.std + around
+    def draw(name: str, *shape: int, around: float = 0.0, std: float = model.std) -> None:
+        values = torch.randn(shape, generator=generator) * std + around
         made[name] = values.to(TORCH_DTYPES[model.dtype])
 
     is_gemma = model.family in GEMMAS
@@ -120,13 +143,20 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
             draw(f"{layer}.self_attn.{name}.weight", rows, model.hidden)
             if model.family == "qwen2":
                 draw(f"{layer}.self_attn.{name}.bias", rows)
-        if model.family in ("qwen3", "gemma3"):
+        if model.family in ("qwen3", "gemma3", "qwen3_moe"):
             draw(f"{layer}.self_attn.q_norm.weight", head_dim, around=norm)
             draw(f"{layer}.self_attn.k_norm.weight", head_dim, around=norm)
         draw(f"{layer}.self_attn.o_proj.weight", model.hidden, wide)
-        draw(f"{layer}.mlp.gate_proj.weight", intermediate, model.hidden)
-        draw(f"{layer}.mlp.up_proj.weight", intermediate, model.hidden)
-        draw(f"{layer}.mlp.down_proj.weight", model.hidden, intermediate)
+        mlps, (gate, up, down) = [f"{layer}.mlp"], ("gate_proj", "up_proj", "down_proj")
+        if model.family in EXPERT_NAMES:
+            block, gate, up, down = EXPERT_NAMES[model.family]
+            mlps = [f"{layer}.{block}.experts.{expert}" for expert in range(model.experts)]
+            # Wide, so that experts are chosen clearly.
+            draw(f"{layer}.{block}.gate.weight", model.experts, model.hidden, std=4 * model.std)
+        for mlp in mlps:
+            draw(f"{mlp}.{gate}.weight", model.features, model.hidden)
+            draw(f"{mlp}.{up}.weight", model.features, model.hidden)
+            draw(f"{mlp}.{down}.weight", model.hidden, model.features)
         norms = ["input_layernorm", "post_attention_layernorm"]
         for name in norms + ["pre_feedforward_layernorm", "post_feedforward_layernorm"] * is_gemma:
             draw(f"{layer}.{name}.weight", model.hidden, around=norm)
@@ -179,6 +209,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, value in (("hidden", 64), ("intermediate", 0), ("layers", 2), ("heads", 4), ("kv-heads", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("head-dim", 0), ("vocab", 512), ("max-positions", 2048), ("seed", 0), ("window", 40)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in (("experts", 8), ("experts-per-token", 2), ("expert-intermediate", 0)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--dtype", choices=sorted(TORCH_DTYPES), default="float32")
     parser.add_argument("--std", type=float, default=0.08, help="standard deviation of the weights")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.engine.config_fields import Fields
+from tandem.engine.experts_config import ExpertsConfig, mixtral_experts, qwen3_experts
 
 
 def no_layer(_raw: Fields, _layers: int) -> Iterable[int]:
@@ -43,6 +44,7 @@ class FamilySpec:
     has_unit_offset_norms   norms multiply by 1 + weight
     has_output_norms        attention and MLP have norms behind them, too
     scales_embedding        embeddings are multiplied by the root of the hidden size
+    experts                 reads the mixture of experts that some layers have in place of the MLP
     defaults                what transformers takes for fields that config.json leaves out
     reads                   fields among `ANSWER_FIELDS` that are computed, and `layer_types` where those may differ
     """
@@ -55,6 +57,7 @@ class FamilySpec:
     has_unit_offset_norms: bool = False
     has_output_norms: bool = False
     scales_embedding: bool = False
+    experts: Callable[[Fields, int], ExpertsConfig] | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reads: frozenset[str] = frozenset()
 
@@ -93,6 +96,17 @@ FAMILIES: dict[str, FamilySpec] = {
         has_output_norms=True, scales_embedding=True, defaults=_GEMMA | {"sliding_window_pattern": 6},
         reads=_GEMMA_READS,
     ),
+    "MixtralForCausalLM": FamilySpec(
+        qkv_bias=False, windowed=every_layer, experts=mixtral_experts,
+        defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+    "Qwen3MoeForCausalLM": FamilySpec(
+        has_qk_norm=True, windowed=every_layer, has_window_switch=True, experts=qwen3_experts,
+        defaults={"sliding_window": 4096, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+        reads=frozenset({
+            "attention_bias", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "use_sliding_window",
+        }),
+    ),
 }  # fmt: skip
 """Every architecture that is computed."""
 
@@ -118,5 +132,19 @@ ANSWER_FIELDS: dict[str, tuple[Any, ...]] = {
     "logits_scaling": (1,),
     "logit_scale": (1,),
     "scale_emb": (1,),
+    "norm_topk_prob": (True,),
+    "decoder_sparse_step": (1,),
+    "mlp_only_layers": ([],),
+    "moe_layer_freq": (1,),
+    "first_k_dense_replace": (0,),
+    "n_shared_experts": (0,),
+    "num_shared_experts": (0,),
+    "shared_expert_intermediate_size": (0,),
+    "scoring_func": ("softmax",),
+    "topk_method": ("greedy",),
+    "n_group": (1,),
+    "topk_group": (1,),
+    "routed_scaling_factor": (1,),
+    "swiglu_limit": (),
 }
 """Fields that change answers, and what each may be, besides absent, in a family that does not compute with it."""

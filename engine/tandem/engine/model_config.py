@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem.core.kvlayout import DTYPE_BYTES
 from tandem.engine.config_fields import Fields, read_fields
+from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES, FamilySpec, no_layer
 from tandem.engine.rope_config import RopeConfig, read_rope, read_ropes_by_layer_type
 
@@ -20,11 +21,12 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The shape of a dense decoder. Sizes are of the whole model, not of one rank; `dtype` is the checkpoint's.
+    """The shape of a decoder. Sizes are of the whole model, not of one rank; `dtype` is the checkpoint's.
 
     A token of the layers `windowed_layers` attends to the last `window` tokens, itself among them; their rotation is
     `local_rope` where there is one. Scores are q·k / root of `query_scalar` (None: of `head_dim`). A cap c makes of a
-    score or logit s c·tanh(s / c). `has_output_norms`: attention and MLP have a norm behind them, too.
+    score or logit s c·tanh(s / c). `has_output_norms`: attention and MLP have a norm behind them, too. `intermediate`
+    is of the dense MLPs; layers of `experts` have none.
     """
 
     architecture: str
@@ -55,6 +57,12 @@ class ModelConfig:
     query_scalar: float | None = None
     attention_softcap: float | None = None
     final_softcap: float | None = None
+    experts: ExpertsConfig | None = None
+
+    @property
+    def dense_layers(self) -> int:
+        """How many layers have an MLP instead of experts."""
+        return self.layers if self.experts is None else self.layers - len(self.experts.layers)
 
     @property
     def attention_scale(self) -> float:
@@ -123,6 +131,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         query_scalar=raw.optional("query_pre_attn_scalar"),
         attention_softcap=raw.optional("attn_logit_softcapping"),
         final_softcap=raw.optional("final_logit_softcapping"),
+        experts=None if family.experts is None else family.experts(raw, layers),
     )
     _check_shape(raw, config)
     return config

@@ -16,8 +16,10 @@ def tp_refusal(config: ModelConfig, tp: int) -> str:
         return f"its {config.heads} query heads cannot be split evenly over {tp} ranks"
     if config.kv_heads % tp and tp % config.kv_heads:
         return f"its {config.kv_heads} KV heads can neither be split nor repeated evenly over {tp} ranks"
-    if config.intermediate % tp:
+    if config.dense_layers and config.intermediate % tp:
         return f"its {config.intermediate} intermediate features cannot be split evenly over {tp} ranks"
+    if config.experts is not None and config.experts.intermediate % tp:
+        return f"its experts' {config.experts.intermediate} features cannot be split evenly over {tp} ranks"
     return ""
 
 

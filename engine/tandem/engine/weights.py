@@ -5,7 +5,7 @@ A `Parameter` says which checkpoint tensors make it up and how ranks share them;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -34,8 +34,19 @@ class Split(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Where a matrix lies in a checkpoint tensor of many, [of, stored_rows, columns]: rows from `first_row` on of entry
+    `index`."""
+
+    index: int
+    of: int
+    first_row: int
+    stored_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One checkpoint tensor inside a Parameter. `rows` counts dim 0 of the whole tensor.
+    """One checkpoint tensor inside a Parameter, or with `entry` a piece of one. `rows` counts dim 0 of all ranks' part.
 
     `replicas` ranks in a row hold the same slice: KV heads when there are fewer of them than ranks.
     """
@@ -43,16 +54,19 @@ class Part:
     key: str
     rows: int
     replicas: int = 1
+    entry: Entry | None = None
 
 
 @dataclass(slots=True, kw_only=True)
 class Parameter:
     """A tensor of the model: its parts stacked along dim 0. `columns` is dim 1 of the whole tensor, None for vectors.
 
-    `tensor` is on the meta device with this rank's shape until `load_weights` replaces it.
+    `other_parts`, of the same rows in the same order, are those of checkpoints that spell them differently. `tensor` is
+    on the meta device with this rank's shape until `load_weights` replaces it.
     """
 
     parts: tuple[Part, ...]
+    other_parts: tuple[Part, ...] = ()
     columns: int | None = None
     split: Split = Split.WHOLE
     tensor: Tensor
@@ -67,6 +81,11 @@ class Parameter:
         shape = (rows,) if columns is None else (rows, _share(columns, tp_size, split is Split.COLUMNS))
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         return cls(parts=parts, columns=columns, split=split, tensor=tensor)
+
+    def parts_in(self, keys: Container[str]) -> tuple[Part, ...]:
+        """The parts as a checkpoint with these keys spells them."""
+        is_other = self.other_parts and all(part.key in keys for part in self.other_parts)
+        return self.other_parts if is_other else self.parts
 
 
 def load_weights(
@@ -84,7 +103,7 @@ def load_weights(
         for parameter in wanted:
             target = torch.empty(parameter.tensor.shape, dtype=parameter.tensor.dtype, device=device)
             start = 0
-            for part in parameter.parts:
+            for part in parameter.parts_in(checkpoint.file_of):
                 start += _fill(checkpoint, parameter, part, target[start:], tp_rank, tp_size)
             parameter.tensor = target
 
@@ -128,8 +147,8 @@ def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
 
 
 def _check_keys(checkpoint: Checkpoint, parameters: list[Parameter], ignored: set[str]) -> None:
-    wanted = {part.key for parameter in parameters for part in parameter.parts}
     present = set(checkpoint.file_of)
+    wanted = {part.key for parameter in parameters for part in parameter.parts_in(present)}
     extra = {key for key in present - wanted - ignored if not key.endswith("rotary_emb.inv_freq")}
     for problem, keys in (("is missing", wanted - present), ("has unexpected", extra)):
         if keys:
@@ -148,7 +167,7 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
     try:
         source = checkpoint.slice_of(part.key)
         shape = tuple(source.get_shape())
-        expected = (part.rows,) if parameter.columns is None else (part.rows, parameter.columns)
+        expected = _stored_shape(parameter, part)
         if shape != expected:
             raise ModelError(
                 f"{part.key} in {path} has shape {list(shape)}", why=f"config.json asks for {list(expected)}",
@@ -167,7 +186,12 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
     return rows
 
 
-def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tuple[slice, ...]:
+def _stored_shape(parameter: Parameter, part: Part) -> tuple[int, ...]:
+    columns = () if parameter.columns is None else (parameter.columns,)
+    return (part.rows, *columns) if part.entry is None else (part.entry.of, part.entry.stored_rows, *columns)
+
+
+def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tuple[int | slice, ...]:
     """The rows (and columns) of a part that rank `tp_rank` holds."""
     if parameter.split in (Split.ROWS, Split.PADDED_ROWS):
         rows = _rows(part, parameter.split, tp_size)
@@ -179,6 +203,9 @@ def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tupl
         columns = parameter.columns // tp_size if parameter.split is Split.COLUMNS else parameter.columns
         first = tp_rank * columns if parameter.split is Split.COLUMNS else 0
         chosen.append(slice(first, first + columns))
+    if part.entry is not None:
+        offset = part.entry.first_row
+        return (part.entry.index, slice(chosen[0].start + offset, chosen[0].stop + offset), *chosen[1:])
     return tuple(chosen)
 
 

@@ -1,4 +1,4 @@
-"""The dense decoder: one forward graph for all families of `engine/families.py`, driven by `ModelConfig`.
+"""The decoder: one forward graph for all families of `engine/families.py`, driven by `ModelConfig`.
 
 Owns weights and arithmetic of a token's way through the layers. It knows no blocks, no batching and no cache: keys,
 values and queries go to the `attend` function that the caller passes in. Inference only.
@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +22,10 @@ from torch.nn import functional
 from tandem.core.errors import ModelError
 from tandem.engine.linear import Linear, make_linear
 from tandem.engine.model_config import ModelConfig
+from tandem.engine.models.experts import ExpertParameters, Experts, expert_parameters, pack_experts
+from tandem.engine.models.mlp import Mlp, MlpParameters, mlp_parameters
 from tandem.engine.models.rope import rotation_table
+from tandem.engine.models.routing import ROUTERS
 from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
@@ -43,9 +47,9 @@ _ELEMENTWISE_GRAIN = 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerParameters:
-    """The tensors of one layer; fused: qkv is q, k, v on top of each other, gate_up is gate and up.
+    """The tensors of one layer; qkv is q, k, v on top of each other.
 
-    `input_norm` and `mlp_norm` stand before attention and MLP, the `…_out_norm`s of some families behind them.
+    `input_norm` and `mlp_norm` stand before attention and feed-forward, the `…_out_norm`s of some families behind them.
     """
 
     input_norm: Parameter
@@ -57,11 +61,12 @@ class LayerParameters:
     o_bias: Parameter | None
     attention_out_norm: Parameter | None
     mlp_norm: Parameter
-    gate_up: Parameter
-    gate_up_bias: Parameter | None
-    down: Parameter
-    down_bias: Parameter | None
+    feed_forward: MlpParameters | ExpertParameters
     mlp_out_norm: Parameter | None
+
+    def members(self) -> list[Parameter]:
+        every = (getattr(self, name) for name in self.__slots__ if name != "feed_forward")
+        return [member for member in every if member is not None] + self.feed_forward.members()
 
 
 class Decoder:
@@ -86,15 +91,14 @@ class Decoder:
         self.head = self.embedding
         if not config.is_tied:
             self.head = self._parameter(("lm_head", config.vocab_size), columns=config.hidden, split=split)
-        self.layers = [self._layer_parameters(f"model.layers.{index}") for index in range(config.layers)]
+        self.layers = [self._layer_parameters(index) for index in range(config.layers)]
         self._steps: list[_Layer] = []
 
     def parameters(self) -> list[Parameter]:
         """Every tensor once, in no particular order."""
         found = [self.embedding, self.norm] if self.head is self.embedding else [self.embedding, self.norm, self.head]
         for layer in self.layers:
-            members = (getattr(layer, name) for name in LayerParameters.__slots__)
-            found += [member for member in members if member is not None]
+            found += layer.members()
         return found
 
     def weight_bytes(self, device: torch.device) -> int:
@@ -187,13 +191,12 @@ class Decoder:
         )
         return Parameter.on_meta(parts, columns=columns, split=split, dtype=self.dtype, tp_size=self._tp_size)
 
-    def _layer_parameters(self, name: str) -> LayerParameters:
-        c = self.config
+    def _layer_parameters(self, index: int) -> LayerParameters:
+        c, name = self.config, f"model.layers.{index}"
         mlp_norm = "pre_feedforward_layernorm" if c.has_output_norms else "post_attention_layernorm"
-        attention, mlp = f"{name}.self_attn", f"{name}.mlp"
+        attention = f"{name}.self_attn"
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
         qkv = ((f"{attention}.q_proj", wide), (f"{attention}.k_proj", narrow), (f"{attention}.v_proj", narrow))
-        gate_up = ((f"{mlp}.gate_proj", c.intermediate), (f"{mlp}.up_proj", c.intermediate))
         copies = max(1, self._tp_size // c.kv_heads)
         rows, columns, make = Split.ROWS, Split.COLUMNS, self._parameter
         return LayerParameters(
@@ -206,11 +209,16 @@ class Decoder:
             o_bias=make((f"{attention}.o_proj", c.hidden), kind="bias") if c.has_o_bias else None,
             attention_out_norm=make((f"{name}.post_attention_layernorm", c.hidden)) if c.has_output_norms else None,
             mlp_norm=make((f"{name}.{mlp_norm}", c.hidden)),
-            gate_up=make(*gate_up, columns=c.hidden, split=rows),
-            gate_up_bias=make(*gate_up, split=rows, kind="bias") if c.has_mlp_bias else None,
-            down=make((f"{mlp}.down_proj", c.hidden), columns=c.intermediate, split=columns),
-            down_bias=make((f"{mlp}.down_proj", c.hidden), kind="bias") if c.has_mlp_bias else None,
+            feed_forward=self._feed_forward_parameters(index),
             mlp_out_norm=make((f"{name}.post_feedforward_layernorm", c.hidden)) if c.has_output_norms else None,
+        )
+
+    def _feed_forward_parameters(self, index: int) -> MlpParameters | ExpertParameters:
+        c, make = self.config, self._parameter
+        if c.experts is not None and index in c.experts.layers:
+            return expert_parameters(c.experts, f"model.layers.{index}", c.hidden, make)
+        return mlp_parameters(
+            f"model.layers.{index}.mlp", make, hidden=c.hidden, intermediate=c.intermediate, has_bias=c.has_mlp_bias
         )
 
     def _prepare(self, index: int, layer: LayerParameters) -> _Layer:
@@ -224,21 +232,38 @@ class Decoder:
             rope=self._ropes.index(c.rope_of(index)), heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
             input_norm=self._norm(layer.input_norm), qkv=self._linear(layer.qkv, layer.qkv_bias), qk_norm=qk_norm,
             o=self._normed(self._summed(layer.o, layer.o_bias), layer.attention_out_norm),
-            mlp_norm=self._norm(layer.mlp_norm), gate_up=self._linear(layer.gate_up, layer.gate_up_bias),
-            down=self._normed(self._summed(layer.down, layer.down_bias), layer.mlp_out_norm),
-            activate=(_REPEATABLE if self._is_deterministic else _ACTIVATE)[c.activation], backend=self._backend,
+            mlp_norm=self._norm(layer.mlp_norm), feed_forward=self._feed_forward(layer), backend=self._backend,
         )  # fmt: skip
         return replace(made, row=self._row(layer, made))
 
+    def _feed_forward(self, layer: LayerParameters) -> Linear:
+        """What stands behind `mlp_norm`, on all ranks together."""
+        of = layer.feed_forward
+        activate = (_REPEATABLE if self._is_deterministic else _ACTIVATE)[self.config.activation]
+        if isinstance(of, MlpParameters):
+            down = self._normed(self._summed(of.down, of.down_bias), layer.mlp_out_norm)
+            return Mlp(gate_up=self._linear(of.gate_up, of.gate_up_bias), activate=activate, down=down)
+        assert self.config.experts is not None
+        router = ROUTERS[self.config.experts.routing](self.config.experts, self._linear(of.router, None))
+        products = list(zip(self._expert_linears(of.gate_up), self._expert_linears(of.down), strict=True))
+        return self._normed(self._added_up(Experts(router, products, activate)), layer.mlp_out_norm)
+
+    def _expert_linears(self, weight: Parameter) -> list[Linear]:
+        assert self.config.experts is not None
+        make = partial(make_linear, is_deterministic=self._is_deterministic)
+        linears = pack_experts(weight.tensor, self.config.experts.count, make)
+        weight.tensor = weight.tensor.to("meta")
+        return linears
+
     def _row(self, layer: LayerParameters, made: _Layer) -> DenseRow | None:
         """The code for a single row, which has norms of plain weights before attention and MLP alone, and SiLU."""
-        c = self.config
+        c, mlp = self.config, made.feed_forward
         is_plain = not (c.has_qk_norm or c.has_unit_offset_norms or c.has_output_norms) and c.activation == "silu"
-        if self._tp_size > 1 or self._is_deterministic or not is_plain:
+        if self._tp_size > 1 or self._is_deterministic or not is_plain or not isinstance(mlp, Mlp):
             return None
         return fuse(LayerParts(
             input_norm=layer.input_norm.tensor, qkv=made.qkv, o=made.o, mlp_norm=layer.mlp_norm.tensor,
-            gate_up=made.gate_up, down=made.down, turning=made.heads + made.kv_heads, head_dim=c.head_dim,
+            gate_up=mlp.gate_up, down=mlp.down, turning=made.heads + made.kv_heads, head_dim=c.head_dim,
             eps=c.norm_eps,
         ))  # fmt: skip
 
@@ -246,9 +271,14 @@ class Decoder:
         """A product whose input features are split over the ranks; one of them adds the bias."""
         if self._tp_size == 1:
             return self._linear(weight, bias)
-        partial = self._linear(weight, bias if self._group.rank == 0 else None)
+        return self._added_up(self._linear(weight, bias if self._group.rank == 0 else None))
+
+    def _added_up(self, part: Linear) -> Linear:
+        """The sum of what `part` is on every rank."""
+        if self._tp_size == 1:
+            return part
         add_up = self._group.all_reduce_
-        return lambda x: add_up(partial(x))
+        return lambda x: add_up(part(x))
 
     def _normed(self, linear: Linear, weight: Parameter | None) -> Linear:
         """`linear` and the norm behind it, if the family has one."""
@@ -273,7 +303,7 @@ class Decoder:
 class _Layer:
     """One layer ready to run: everything before attention, and everything after it.
 
-    `rope` is which of the decoder's rotations it has; `o` and `down` include the norms behind them.
+    `rope` is which of the decoder's rotations it has; `o` and `feed_forward` include the norms behind them.
     """
 
     rope: int
@@ -285,9 +315,7 @@ class _Layer:
     qk_norm: Callable[[Tensor], Tensor] | None
     o: Linear
     mlp_norm: _Norm
-    gate_up: Linear
-    down: Linear
-    activate: Callable[[Tensor], Tensor]
+    feed_forward: Linear
     backend: str | None
     row: DenseRow | None = None
     """The same for a single row, where there is such code."""
@@ -315,7 +343,7 @@ class _Layer:
         if x.shape[0] == 1 and self.row is not None:
             return self.row.behind(x, mixed)
         normed = self.mlp_norm(x, added=self.o(mixed.flatten(1)))
-        return x.add_(self.down(self.activate(self.gate_up(normed))))
+        return x.add_(self.feed_forward(normed))
 
 
 class _Norm:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tandem.core.errors import ModelError
 from tandem.engine.model_config import read_model_config
 from tandem.engine.models.decoder import Decoder
+from tandem.engine.models.mlp import MlpParameters
 from tandem.engine.parallel import SingleRank
 from tandem.engine.runner import ModelRunner
 from tandem.engine.weights import Parameter, Part, Split, load_weights
@@ -192,9 +193,10 @@ def test_two_ranks_hold_the_halves_of_every_split_matrix(folder: Path) -> None:
     gate, up = (tensors[f"{name}.mlp.{n}_proj.weight"] for n in ("gate", "up"))
     for rank, layer in enumerate(ranks):
         assert torch.equal(layer.qkv.tensor, torch.cat([part.chunk(2)[rank] for part in (q, k, v)]))
-        assert torch.equal(layer.gate_up.tensor, torch.cat([part.chunk(2)[rank] for part in (gate, up)]))
+        assert isinstance(layer.feed_forward, MlpParameters)
+        assert torch.equal(layer.feed_forward.gate_up.tensor, torch.cat([part.chunk(2)[rank] for part in (gate, up)]))
         assert torch.equal(layer.o.tensor, tensors[f"{name}.self_attn.o_proj.weight"].chunk(2, 1)[rank])
-        assert torch.equal(layer.down.tensor, tensors[f"{name}.mlp.down_proj.weight"].chunk(2, 1)[rank])
+        assert torch.equal(layer.feed_forward.down.tensor, tensors[f"{name}.mlp.down_proj.weight"].chunk(2, 1)[rank])
         assert torch.equal(layer.input_norm.tensor, tensors[f"{name}.input_layernorm.weight"])
 
 

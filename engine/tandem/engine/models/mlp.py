@@ -1,0 +1,60 @@
+"""A dense feed-forward: gate and up in one product, an activation, and down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from tandem.engine.linear import Linear
+from tandem.engine.weights import Parameter, Split
+
+
+class MakeParameter(Protocol):
+    """A parameter without memory of tensors `name.kind`, each with so many rows."""
+
+    def __call__(
+        self, *named: tuple[str, int], columns: int | None = None, split: Split = Split.WHOLE, kind: str = "weight"
+    ) -> Parameter: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpParameters:
+    """Its tensors; gate_up is gate and up on top of each other. Intermediate features are split over the ranks."""
+
+    gate_up: Parameter
+    gate_up_bias: Parameter | None
+    down: Parameter
+    down_bias: Parameter | None
+
+    def members(self) -> list[Parameter]:
+        every = (self.gate_up, self.gate_up_bias, self.down, self.down_bias)
+        return [member for member in every if member is not None]
+
+
+def mlp_parameters(
+    name: str, make: MakeParameter, *, hidden: int, intermediate: int, has_bias: bool = False
+) -> MlpParameters:
+    """The MLP whose tensors are `name.gate_proj.weight` and so on."""
+    gate_up = ((f"{name}.gate_proj", intermediate), (f"{name}.up_proj", intermediate))
+    down = (f"{name}.down_proj", hidden)
+    return MlpParameters(
+        gate_up=make(*gate_up, columns=hidden, split=Split.ROWS),
+        gate_up_bias=make(*gate_up, split=Split.ROWS, kind="bias") if has_bias else None,
+        down=make(down, columns=intermediate, split=Split.COLUMNS),
+        down_bias=make(down, kind="bias") if has_bias else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """Ready to run: [T, hidden] to [T, hidden]."""
+
+    gate_up: Linear
+    activate: Callable[[Tensor], Tensor]
+    down: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.activate(self.gate_up(x)))
