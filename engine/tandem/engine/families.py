@@ -1,6 +1,6 @@
 """The families that are computed: one row an architecture, saying how it differs from plain Llama. Imports no torch.
 
-A dense family is a row here, computed by `models/decoder.py`. Only a new forward graph is a new file in `models`.
+A family is a row here, computed by `models/decoder.py`. Only a new forward graph is a new file in `models`.
 """
 
 from __future__ import annotations

@@ -93,8 +93,8 @@ def plan_memory(
     attention = size * config.head_dim * (4 * heads + 4 * kv_heads)
     if config.has_qk_norm:
         attention += 8 * config.head_dim * (heads + kv_heads)  # in fp32, before and after
-    mlp = size * 3 * (config.intermediate // tp)
-    token = config.hidden * (2 * size + 8) + max(attention, mlp + config.hidden * size)
+    mlp = size * (3 * (config.intermediate // tp) + config.hidden) if config.dense_layers else 0
+    token = config.hidden * (2 * size + 8) + max(attention, mlp, _experts_bytes(config, size, tp))
     tables = 2 * size * config.head_dim * (max_positions + bounds.tokens) * (2 if config.local_rope else 1)
     gathered = _gathered_bytes(config, layout, num_blocks, dtype, max_positions, bounds.tokens) if is_cpu else 0
     rows = min(bounds.tokens, bounds.sequences + max(SCORED_LOGITS // config.vocab_size, 16))
@@ -108,6 +108,16 @@ def plan_memory(
         activations=bounds.tokens * token + tables + gathered + _WORKSPACE_BYTES,
         sampler=rows * config.vocab_size * (size + 4) + max(chosen, logprobs),
     )
+
+
+def _experts_bytes(config: ModelConfig, size: int, tp: int) -> int:
+    """A token's share of the widest moment of a layer of experts: its row for each of them, its scores, and what either
+    an expert that all tokens chose takes, or the sum of the answers in fp32."""
+    experts, hidden = config.experts, config.hidden
+    if experts is None:
+        return 0
+    widest = max(size * (3 * (experts.intermediate // tp) + hidden), hidden * (8 + 2 * size))
+    return experts.per_token * (hidden * size + 6 * 8) + experts.count * (size + 8) + widest
 
 
 def _gathered_bytes(

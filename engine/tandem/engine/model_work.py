@@ -1,7 +1,10 @@
-"""What steps of a dense decoder compute and read, by arithmetic of the model's shape. Imports no torch.
+"""What steps of a decoder compute and read, by arithmetic of the model's shape. Imports no torch.
 
     FLOPs    2 · matrices · tokens, and 4 · layers · heads · head_dim for each pair of a token and one it attends to
     bytes    the matrices once a step, and the KV of every sequence's context once
+
+Of a layer's experts, FLOPs are those that a token meets, and bytes those that the step's tokens meet together, which
+are as many as if each token drew its own at random.
 
 Behind the last attention only tokens whose logits are wanted go on (models/decoder.py), so the last layer's output
 projection and MLP, and the head, count by logit rows. Sliding windows count as the whole context. Left out: embeddings,
@@ -19,10 +22,31 @@ from tandem.engine.request import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWork:
+    """Layers with `count` experts of `expert_bytes` each: `token_layers` that all tokens pass, `row_layers` that only
+    logit rows do."""
+
+    count: int
+    per_token: int
+    expert_bytes: int
+    token_layers: int
+    row_layers: int
+
+    def bytes_read(self, tokens: int, rows: int) -> float:
+        met = self.token_layers * self._met(tokens) + self.row_layers * self._met(rows)
+        return met * self.expert_bytes
+
+    def _met(self, tokens: int) -> float:
+        """Experts of one layer that at least one of the tokens meets, on average."""
+        return self.count * (1 - (1 - self.per_token / self.count) ** tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelWork:
     """Of the whole model, each number of it once, however many ranks share it or hold copies.
 
-    `token_flops` and `token_weight_bytes` are of what every token passes, `row_…` of what only logit rows pass.
+    `token_flops` and `token_weight_bytes` are of what every token passes, `row_…` of what only logit rows pass. Weights
+    of experts are not in these bytes.
     """
 
     token_flops: int
@@ -31,6 +55,7 @@ class ModelWork:
     token_weight_bytes: int
     row_weight_bytes: int
     kv_token_bytes: int
+    experts: ExpertWork | None = None
 
     def flops(self, step: StepResult) -> float:
         """Floating-point operations; a multiplication and an addition are two."""
@@ -43,22 +68,48 @@ class ModelWork:
         if not step.prefill_tokens and not step.decode_tokens:
             return 0.0
         weights = self.token_weight_bytes + (self.row_weight_bytes if step.logit_rows else 0)
-        return float(weights + self.kv_token_bytes * step.context_tokens)
+        experts = 0.0
+        if self.experts is not None:
+            experts = self.experts.bytes_read(step.prefill_tokens + step.decode_tokens, step.logit_rows)
+        return weights + experts + self.kv_token_bytes * step.context_tokens
 
 
 def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout) -> ModelWork:
     """Of a model whose weights are `dtype` in memory and whose KV lies in `layout`."""
     attention, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    size, experts = DTYPE_BYTES[dtype], _expert_work(config, DTYPE_BYTES[dtype])
     before = config.hidden * (attention + 2 * kv)
-    behind = config.hidden * (attention + 3 * config.intermediate)
-    every = config.layers * before + (config.layers - 1) * behind
-    wanted = behind + config.hidden * config.vocab_size
-    size = DTYPE_BYTES[dtype]
+    behind = [config.hidden * (attention + _shared_features(config, layer)) for layer in range(config.layers)]
+    every = config.layers * before + sum(behind[:-1])
+    wanted = behind[-1] + config.hidden * config.vocab_size
+    token_met = row_met = 0
+    if experts is not None:
+        met = experts.per_token * experts.expert_bytes // size
+        token_met, row_met = experts.token_layers * met, experts.row_layers * met
     return ModelWork(
-        token_flops=2 * every,
-        row_flops=2 * wanted,
+        token_flops=2 * (every + token_met),
+        row_flops=2 * (wanted + row_met),
         pair_flops=4 * config.layers * attention,
         token_weight_bytes=every * size,
         row_weight_bytes=wanted * size,
         kv_token_bytes=KVLayout(groups=layout.groups).token_bytes(),
+        experts=experts,
     )
+
+
+def _shared_features(config: ModelConfig, layer: int) -> int:
+    """Rows of what every token meets in a layer's feed-forward: the MLP, or the router."""
+    if config.experts is None or layer not in config.experts.layers:
+        return 3 * config.intermediate
+    return config.experts.count
+
+
+def _expert_work(config: ModelConfig, size: int) -> ExpertWork | None:
+    experts = config.experts
+    if experts is None:
+        return None
+    rows = int(config.layers - 1 in experts.layers)
+    return ExpertWork(
+        count=experts.count, per_token=experts.per_token, expert_bytes=3 * config.hidden * experts.intermediate * size,
+        token_layers=len(experts.layers) - rows, row_layers=rows,
+    )  # fmt: skip

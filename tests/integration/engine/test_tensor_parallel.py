@@ -103,8 +103,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "window": {"family": "mistral", "heads": 8, "kv_heads": 4, "vocab": 512, "window": 20},
     "alternating windows": {"family": "gemma2", "heads": 8, "kv_heads": 2, "vocab": 511, "window": 20},
     "two rotations": {"family": "gemma3", "heads": 8, "kv_heads": 8, "head_dim": 16, "vocab": 512, "window": 20},
+    "experts": {"family": "mixtral", "heads": 8, "kv_heads": 2, "vocab": 512},
+    "many experts": {
+        "family": "qwen3_moe", "heads": 8, "kv_heads": 4, "vocab": 512, "experts": 16, "experts_per_token": 4,
+        "expert_intermediate": 32,
+    },
     "biases": {"family": "llama", "heads": 8, "kv_heads": 1, "vocab": 9, "seed": 6},
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

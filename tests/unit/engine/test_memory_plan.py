@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import StartupError
+from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout
@@ -64,6 +65,18 @@ def test_norms_of_heads_count_where_attention_is_the_widest_moment() -> None:
     narrow: dict[str, Any] = {"intermediate": 4096}
     normed = plan_of(**narrow, has_qk_norm=True).activations
     assert normed - plan_of(**narrow).activations == 512 * 2 * 4 * 128 * (32 + 8)
+
+
+def test_experts_count_by_what_a_token_meets_and_what_one_of_them_may_have_to_do() -> None:
+    """Of Mixtral's shape: two rows of 4096, and gate, up, their product and the answer of the busiest expert."""
+    experts = ExpertsConfig(count=8, per_token=2, intermediate=14_336, layers=frozenset(range(32)))
+    dense, mixture = plan_of(), plan_of(experts=experts)
+    assert mixture.activations - dense.activations == 512 * (2 * (4096 * 2 + 48) + 8 * 10)
+    halves = plan_of(tp=2, experts=experts)
+    assert mixture.activations - halves.activations == 512 * 3 * 14_336 // 2 * 2
+    few = dataclasses.replace(experts, intermediate=256, layers=frozenset({0}))
+    assert plan_of(experts=few) == dense, "other layers are wider"
+    assert plan_of(experts=few, intermediate=512).activations < dense.activations
 
 
 def test_each_rotation_has_tables() -> None:

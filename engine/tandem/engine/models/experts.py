@@ -103,5 +103,8 @@ def _weighted_sum(answers: Tensor, place: Tensor, routing: Routing) -> Tensor:
 
 
 def pack_experts(weight: Tensor, count: int, make: Callable[[Tensor], Linear]) -> list[Linear]:
-    """A product for each of `count` experts that are stacked along dim 0 of `weight`."""
+    """A product for each of `count` experts that are stacked along dim 0 of `weight`.
+
+    Where `make` packs, the packed ones lie beside `weight` until the caller lets go of it: those of one layer.
+    """
     return [make(one) for one in weight.view(count, -1, weight.shape[1]).unbind(0)]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from proof.exactness.router_gap import CLEAR, RouterGap
 from tandem.core.blockhash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
@@ -15,16 +16,18 @@ from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
 
+MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")
 ANSWER = 24
 LENGTHS = (5, 16, 47, 90)
 
 
 def greedy_of_transformers(folder: Any, prompt: list[int]) -> list[int]:
-    """The answer, once it is sure that no two candidates are so close that rounding could swap them."""
+    """The answer, once it is sure that no two candidates, tokens or experts, are so close that rounding could swap
+    them."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokens = list(prompt)
+    tokens, routers = list(prompt), RouterGap(model)
     with torch.no_grad():
         cache = None
         for _ in range(ANSWER):
@@ -33,6 +36,7 @@ def greedy_of_transformers(folder: Any, prompt: list[int]) -> list[int]:
             best = output.logits[0, -1].topk(2)
             assert best.values[0] - best.values[1] > 1e-4, "choose another prompt"
             tokens.append(int(best.indices[0]))
+    assert routers.smallest > CLEAR, "choose another prompt"
     return tokens[len(prompt) :]
 
 
@@ -55,7 +59,7 @@ def run(
     return found, preempted
 
 
-@pytest.fixture(scope="module", params=["bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, model_folder: Any, tokens_of: Any) -> tuple[Any, dict[str, list[int]], Any]:
     """A model's folder, prompts of which later ones begin like the first, and the answers of transformers."""
     folder = model_folder(request.param)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandem.cluster.planner.hardware import MODELS
+from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.models.decoder import Decoder
@@ -16,6 +17,10 @@ from tandem.engine.request import StepResult
 from tests.unit.engine.bundled import MODEL
 
 TINY = read_model_config(MODEL)
+QWEN3_MOE = dataclasses.replace(
+    TINY, intermediate=512, is_tied=False,
+    experts=ExpertsConfig(count=16, per_token=4, intermediate=64, layers=frozenset({1, 2, 4})),
+)  # fmt: skip
 LLAMA_3_8B = dataclasses.replace(
     TINY, vocab_size=128_256, hidden=4096, intermediate=14_336, layers=32, heads=32, kv_heads=8, head_dim=128,
     is_tied=False,
@@ -46,6 +51,21 @@ def test_a_step_of_nothing_costs_nothing() -> None:
     assert (work_of(TINY).flops(StepResult()), work_of(TINY).bytes_read(StepResult())) == (0, 0)
 
 
+def test_experts_by_hand() -> None:
+    work = work_of(QWEN3_MOE)
+    # Routers of 16 x 256 and experts of 3 x 256 x 64 in layers 1, 2 and 4; MLPs of 3 x 256 x 512 in layers 0 and 3.
+    before, o, router, expert, mlp, head = 131_072, 65_536, 4_096, 49_152, 393_216, 1_048_576
+    pairs, kv = 2 * 2 * 5 * 8 * 32, 2 * 5 * 4 * 32 * 2
+    step = StepResult(prefill_tokens=10, context_tokens=10, attended=50.0, logit_rows=1)
+    token, row = 5 * before + 4 * o + 2 * (router + mlp), o + router + head
+    assert work.flops(step) == 2 * (10 * (token + 2 * 4 * expert) + row + 4 * expert) + 55 * pairs
+    # One token meets 4 experts of a layer; ten that draw at random meet all but 16 · (3/4)^10 of them.
+    ten = 16 - 16 * 0.75**10
+    assert work.bytes_read(step) == pytest.approx(2 * (token + row + (2 * ten + 4) * expert) + 10 * kv)
+    alone = StepResult(decode_tokens=1, context_tokens=10)
+    assert work.bytes_read(alone) == pytest.approx(2 * (token + 2 * 4 * expert) + 10 * kv)
+
+
 @pytest.mark.parametrize("config", [TINY, LLAMA_3_8B], ids=["tied", "untied"])
 def test_the_matrices_are_those_of_the_decoder(config: ModelConfig) -> None:
     decoder = Decoder(config, dtype=torch.bfloat16, max_positions=64)
@@ -66,6 +86,14 @@ def test_the_planner_reckons_alike() -> None:
     assert work.token_flops + work.row_flops + 2 * looked_up == pytest.approx(2 * planned.parameters, rel=0.01)
     weights = work.token_weight_bytes + work.row_weight_bytes + 2 * looked_up
     assert weights == pytest.approx(planned.weight_bytes, rel=0.01)
+
+
+def test_the_matrices_of_experts_are_those_of_the_decoder() -> None:
+    decoder, work = Decoder(QWEN3_MOE, dtype=torch.bfloat16, max_positions=64), work_of(QWEN3_MOE)
+    matrices = [one.tensor for one in decoder.parameters() if one.tensor.ndim == 2 and one is not decoder.embedding]
+    assert work.experts is not None
+    routed = 3 * work.experts.count * work.experts.expert_bytes
+    assert work.token_weight_bytes + work.row_weight_bytes + routed == sum(tensor.nbytes for tensor in matrices)
 
 
 @pytest.mark.parametrize("tp", [2, 4, 8])

@@ -50,6 +50,27 @@ def test_the_sizes_that_fit(heads: int, kv_heads: int, intermediate: int, fits: 
 
 
 @pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, (1, 2, 4)),
+        ({"moe_intermediate_size": 24}, (1, 2, 4, 8)),
+        ({"moe_intermediate_size": 24, "intermediate_size": 99}, (1, 2, 4, 8)),
+        ({"moe_intermediate_size": 24, "intermediate_size": 99, "mlp_only_layers": [0]}, (1,)),
+    ],
+)
+def test_the_features_of_each_expert_must_split_and_those_of_mlps_where_there_are_any(
+    changes: dict[str, Any], fits: tuple[int, ...], raw_config: dict[str, Any], write_config: Any
+) -> None:
+    experts = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "moe_intermediate_size": 20, "head_dim": 8}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 96}
+    config = read_model_config(write_config(raw_config | experts | heads | changes))
+    assert fitting_tp(config) == fits
+    if not changes:
+        with pytest.raises(ModelError, match="its experts' 20 features cannot be split evenly over 8 ranks"):
+            check_tp(config, 8)
+
+
+@pytest.mark.parametrize(
     ("shape", "tp", "complaint"),
     [
         ((9, 3, 96), 2, r"--tp 2 does not fit the model \(LlamaForCausalLM\): its 9 query heads .* Use --tp 1\.$"),
