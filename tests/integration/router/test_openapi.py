@@ -24,8 +24,8 @@ def test_schemathesis_finds_nothing(tmp_path: Path, redis: PrivateRedis) -> None
         assert outcome.passed, outcome.report
         assert outcome.cases > 100
         for api in ("chat", "completions", "responses"):  # what is right got through, too
-            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="invalid_request"}}') > 10
-            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="ok"}}') > 10
+            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="invalid_request"}}') > 0
+            assert house.metric(f'tandem_requests_total{{api="{api}",outcome="ok"}}') > 0
             assert house.metric(f'tandem_requests_total{{api="{api}",outcome="internal"}}') == 0
 
 
