@@ -11,7 +11,7 @@ compared with something more exact than itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,25 +24,41 @@ class AttentionSpec:
     """How scores are made and which keys a query sees, apart from causality.
 
     scale multiplies q.k; softcap c replaces a scaled score s by c * tanh(s / c) (Gemma 2, section 2); with window w the
-    query at position p sees keys p - w < j <= p (Mistral 7B, section 2).
+    query at position p sees keys p - w < j <= p (Mistral 7B, section 2). sinks: fp32 `[q_heads]`, a learned logit for
+    each head that joins the softmax's denominator and brings no value (gpt-oss; Xiao et al. 2023, section 3.3).
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 token, got {self.window}")
         if self.softcap is not None and self.softcap <= 0:
             raise ValueError(f"softcap must be positive, got {self.softcap}")
+        if self.sinks is not None and self.sinks.dtype is not torch.float32:
+            raise TypeError(f"sinks must be float32, got {self.sinks.dtype}")
+
+    def check_sinks(self, q_heads: int) -> None:
+        """Raise ValueError unless there are no sinks, or one for each query head."""
+        if self.sinks is not None and (self.sinks.shape != (q_heads,) or not self.sinks.is_contiguous()):
+            raise ValueError(f"sinks must be [{q_heads}] and contiguous, got {tuple(self.sinks.shape)}")
+
+    def sinks_of_rows(self, kv_heads: int, *, sequences: int = 1, tokens: int = 1) -> Tensor | None:
+        """Each packed row's sink, `[sequences * kv_heads, tokens * group, 1]`; None without sinks."""
+        return None if self.sinks is None else self.sinks.view(kv_heads, -1).repeat(sequences, tokens)[..., None]
 
 
-def attend_span(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, spec: AttentionSpec) -> tuple[Tensor, Tensor]:
+def attend_span(
+    q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, spec: AttentionSpec, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Attend to one span of keys. Returns (scores in fp32, output in the dtype of the products).
 
     hidden: bool `[n or 1, rows, span]`, true where a query must not see a key; None hides nothing. A row that sees no
-    key of the span gets a finite, meaningless output whose weight in `merge_spans` is zero.
+    key of the span gets a finite, meaningless output whose weight in `SpanMerger` is zero. sinks: of the rows, for one
+    span of all that are merged; they are the last column of its scores.
     """
     if q.device.type != "cpu":
         q, k, v = q.float(), k.float(), v.float()
@@ -51,6 +67,9 @@ def attend_span(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, spec: At
         scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)
     if hidden is not None:
         scores = scores.masked_fill_(hidden, _MASKED)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks), -1)
+        return scores, torch.bmm(torch.softmax(scores, -1)[..., :-1].to(v.dtype), v)
     return scores, torch.bmm(torch.softmax(scores, -1).to(v.dtype), v)
 
 
@@ -60,6 +79,10 @@ class SpanMerger:
     def __init__(self) -> None:
         self._output: Tensor | None = None
         self._log_sum: Tensor | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._output is None
 
     def add(self, scores: Tensor, output: Tensor) -> None:
         """Take in one span: its fp32 scores `[n, rows, span]` and its normalised output `[n, rows, width]`."""

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 @triton.jit
@@ -143,6 +144,13 @@ def attend_tiles(
             HAS_SOFTCAP, True, PRECISION,
         )  # fmt: skip
     return maximum, total, accumulated
+
+
+@triton.jit
+def with_sink(maximum, total, sinks_ptr, heads, used):
+    """`total` of rows, relative to `maximum`, with the sinks of their query heads; `used` where there is one."""
+    sink = tl.load(sinks_ptr + heads, mask=used, other=float("-inf")) * _LOG2_E
+    return total + tl.exp2(sink - tl.where(maximum == float("-inf"), 0.0, maximum))
 
 
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -76,8 +77,9 @@ def build_case(
 
 
 def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None, softcap: float | None = None
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None = None, softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Attention of the last `len(q)` tokens of one sequence, head by head and token by token, in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
@@ -89,14 +91,17 @@ def dense_attention(
             scores = k[seen, head // group].double() @ q[token, head].double() * scale
             if softcap is not None:
                 scores = softcap * torch.tanh(scores / softcap)
-            out[token, head] = torch.softmax(scores, 0) @ v[seen, head // group].double()
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head, None].double()))
+            weights = torch.softmax(scores, 0)[: position + 1 - low]
+            out[token, head] = weights @ v[seen, head // group].double()
     return out
 
 
-def ragged_attention(q: Tensor, starts: list[int], case: PagedCase, **options: float | None) -> Tensor:
+def ragged_attention(q: Tensor, starts: list[int], case: PagedCase, **options: Any) -> Tensor:
     """`dense_attention` of every sequence, in the dtype of `q`."""
     parts = [
-        dense_attention(q[starts[i] : starts[i + 1]], case.keys[i], case.values[i], **options)  # type: ignore[arg-type]
+        dense_attention(q[starts[i] : starts[i + 1]], case.keys[i], case.values[i], **options)
         for i in range(len(starts) - 1)
     ]
     return torch.cat(parts).to(q.dtype)

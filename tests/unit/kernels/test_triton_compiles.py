@@ -68,6 +68,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
         (32, 8, 128, torch.bfloat16, torch.float32, {}),
         (32, 8, 128, torch.float32, torch.bfloat16, {}),
         (6, 2, 80, torch.bfloat16, torch.float16, {"window": 1024}),
+        (64, 8, 64, torch.bfloat16, torch.bfloat16, {"window": 1024, "sinks": torch.zeros(64)}),
     ],
 )
 def test_attention_kernels_compile(compiled, monkeypatch, q_heads, kv_heads, width, dtype, stored, options) -> None:

@@ -21,6 +21,7 @@ def paged_attention_deterministic(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """`extend_attention`, bitwise the same for a token whatever the batch, the chunking and the block size.
 
@@ -32,5 +33,6 @@ def paged_attention_deterministic(
     check_cu_seqlens(cu_seqlens, block_table.shape[0])
     if KEY_TILE % layer_view.shape[3]:
         raise ValueError(f"block_tokens must divide {KEY_TILE}, got {layer_view.shape[3]}")
-    spec = AttentionSpec(scale=scale, window=window, softcap=softcap)
+    spec = AttentionSpec(scale=scale, window=window, softcap=softcap, sinks=sinks)
+    spec.check_sinks(q.shape[1])
     return paged_attention_deterministic_reference(q, layer_view, cu_seqlens, block_table, context_lens, spec)

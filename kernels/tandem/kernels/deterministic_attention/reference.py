@@ -104,6 +104,9 @@ def _attend_groups(
         total=packed.new_zeros((*packed.shape[:-1], 1), dtype=torch.float32),
         accumulated=torch.zeros_like(packed, dtype=torch.float32),
     )
+    if spec.sinks is not None:  # as if a tile with that score and a value of zero had come first
+        state.maximum[:] = spec.sinks.view(kv_heads, 1, -1, 1)
+        state.total.fill_(1.0)
     begins = [max(0, group.position - spec.window + 1) if spec.window else 0 for group in groups]
     ends = [group.position + group.count for group in groups]
     begins_column, ends_column = (torch.tensor(x, device=device)[:, None] for x in (begins, ends))

@@ -24,6 +24,7 @@ def extend_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Attend from the last tokens of every sequence, causally. Their keys and values must already be stored.
@@ -34,14 +35,15 @@ def extend_attention(
     block_table: int32 `[n, max_blocks]`. Entries past the context, or wholly before the window of a sequence's first
     query, are never read.
     context_lens: int32 `[n]`, tokens stored including this chunk: query j of c sits at position context - c + j.
-    scale, window, softcap: see `AttentionSpec`.
+    scale, window, softcap, sinks: see `AttentionSpec`.
     Returns `[total_tokens, q_heads, width]` in the dtype of `q`; rows past `cu_seqlens[n]` are undefined. Raises
     ValueError (shapes) or TypeError (dtypes). On CUDA it never synchronises; the grid depends on shapes alone.
     Source: FlashAttention-2 (Dao 2023), section 3.1; chunked prefill after Sarathi (Agrawal et al. 2023).
     """
     check_attention_arguments(q, layer_view, block_table, context_lens)
     check_cu_seqlens(cu_seqlens, block_table.shape[0])
-    spec = AttentionSpec(scale=scale, window=window, softcap=softcap)
+    spec = AttentionSpec(scale=scale, window=window, softcap=softcap, sinks=sinks)
+    spec.check_sinks(q.shape[1])
     if q.shape[0] == 0 or block_table.shape[0] == 0:
         return torch.empty_like(q)
     if uses_triton(q.device, backend):

@@ -1,4 +1,4 @@
-"""extend_attention by torch's own flash kernel for the CPU, for chunks of some length without window and soft cap.
+"""extend_attention by torch's own flash kernel for the CPU, for longer chunks without window, soft cap and sinks.
 
 Keys and values of a sequence are gathered whole; the kernel never holds the scores.
 """
@@ -19,7 +19,7 @@ _FEWEST_ROWS = 4
 
 def takes(q: Tensor, block_table: Tensor, spec: AttentionSpec) -> bool:
     """Whether this is the better way on a CPU; it gives the reference's numbers, summed up in another order."""
-    is_plain = spec.window is None and spec.softcap is None
+    is_plain = spec.window is None and spec.softcap is None and spec.sinks is None
     return is_plain and q.dtype in _DTYPES and q.shape[0] >= _FEWEST_ROWS * block_table.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""extend_attention in torch: the specification, and the CPU path for short chunks, windows and soft caps.
+"""extend_attention in torch: the specification, and the CPU path for short chunks, windows, soft caps and sinks.
 
 Per sequence, spans of keys outside (gathered once each), tiles of queries inside, both small enough for the cache; a
 tile touches only keys that one of its queries may see. Synchronises on an accelerator.
@@ -66,7 +66,8 @@ def _extend_sequence(
             keys = slice(seen_from - low, seen_to - low)
             hidden = _hidden(first, last, seen_from, seen_to, group, spec, q.device)
             rows = slice(tile * group, (last + 1 - past) * group)
-            scores, part = attend_span(packed[:, rows], k[:, keys], v[:, keys], hidden, spec)
+            sinks = spec.sinks_of_rows(kv_heads, tokens=last + 1 - first) if mergers[tile].is_empty else None
+            scores, part = attend_span(packed[:, rows], k[:, keys], v[:, keys], hidden, spec, sinks)
             if length - begin > span_tokens:
                 mergers[tile].add(scores, part)
                 part = mergers[tile].output()

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tandem.kernels.packed_attention import AttentionSpec
-from tandem.kernels.triton_attention import attend_tiles, score_factors
+from tandem.kernels.triton_attention import attend_tiles, score_factors, with_sink
 
 # Up to this padded width: (rows, key tile, warps, stages) for two-byte numbers. Four-byte ones have no tensor cores to
 # go through and hold their tiles in registers: a quarter of the rows, half the keys.
@@ -43,6 +43,7 @@ def _extend_kernel(
     cu_seqlens_ptr,
     table_ptr,
     lens_ptr,
+    sinks_ptr,
     out_ptr,
     sequences,
     q_stride,
@@ -62,6 +63,7 @@ def _extend_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     program = tl.program_id(0)
@@ -88,12 +90,14 @@ def _extend_kernel(
         if WINDOW > 0:
             first_tile = tl.maximum(first_position - WINDOW + 1, 0) // TILE
         k_ptr = view_ptr + kv_head.to(tl.int64) * stride_head
-        _, total, accumulated = attend_tiles(
+        maximum, total, accumulated = attend_tiles(
             q, first_tile, tl.cdiv(last_position + 1, TILE), first_position, last_position,
             tl.where(row_used, past + queries, -1), table_ptr + sequence.to(tl.int64) * table_stride, k_ptr,
             k_ptr + stride_plane, stride_block, scale_log2, softcap, ROWS, BLOCK_TOKENS, WIDTH, PADDED_WIDTH, TILE,
             WINDOW, HAS_SOFTCAP, PRECISION,
         )  # fmt: skip
+        if HAS_SINKS:
+            total = with_sink(maximum, total, sinks_ptr, kv_head * GROUP + rows % GROUP, row_used)
         out = accumulated / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(out_ptr + tokens * out_stride + in_token, out.to(out_ptr.dtype.element_ty), mask=used)
 
@@ -120,11 +124,12 @@ def extend_attention_triton(
     sequences = table.shape[0]
     scale_log2, softcap = score_factors(spec.scale, spec.softcap)
     _extend_kernel[(tokens // tile_queries + sequences, kv_heads)](
-        q, layer_view, cu_seqlens, table, context_lens, out, sequences, q.stride(0), out.stride(0), table.stride(0),
-        layer_view.stride(0), layer_view.stride(1), layer_view.stride(2), scale_log2, softcap,
+        q, layer_view, cu_seqlens, table, context_lens, q if spec.sinks is None else spec.sinks, out, sequences,
+        q.stride(0), out.stride(0), table.stride(0), layer_view.stride(0), layer_view.stride(1), layer_view.stride(2),
+        scale_log2, softcap,
         GROUP=group, ROWS=rows, TILE_QUERIES=tile_queries, BLOCK_TOKENS=layer_view.shape[3], WIDTH=width,
         PADDED_WIDTH=padded_width, TILE=tile, WINDOW=spec.window or 0, HAS_SOFTCAP=spec.softcap is not None,
-        PRECISION="ieee", num_warps=warps, num_stages=stages,
+        HAS_SINKS=spec.sinks is not None, PRECISION="ieee", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 

@@ -23,6 +23,7 @@ def paged_decode(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
     backend: str | None = None,
 ) -> Tensor:
     """Attend from the last token of every sequence. Its own key and value must already be stored.
@@ -31,7 +32,7 @@ def paged_decode(
     layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`; another dtype than that of q is converted when read.
     block_table: int32 `[batch, max_blocks]`. Entries past the context, or wholly before its window, are never read.
     context_lens: int32 `[batch]`, tokens stored; 0 marks a padding row, whose output is zero.
-    scale, window, softcap: see `AttentionSpec`.
+    scale, window, softcap, sinks: see `AttentionSpec`.
     Returns `[batch, q_heads, width]` in the dtype of `q`, owned by the caller. Raises ValueError (shapes) or TypeError
     (dtypes), on the CPU IndexError for a block outside the pool. On CUDA it never synchronises, and its launches depend
     on shapes alone, so that a graph stays valid. On the CPU C code runs where there is a compiler and no window.
@@ -40,7 +41,8 @@ def paged_decode(
     check_attention_arguments(q, layer_view, block_table, context_lens)
     if q.shape[0] != block_table.shape[0]:
         raise ValueError(f"q has {q.shape[0]} sequences, block_table {block_table.shape[0]}")
-    spec = AttentionSpec(scale=scale, window=window, softcap=softcap)
+    spec = AttentionSpec(scale=scale, window=window, softcap=softcap, sinks=sinks)
+    spec.check_sinks(q.shape[1])
     if q.shape[0] == 0:
         return torch.empty_like(q)
     if uses_triton(q.device, backend):

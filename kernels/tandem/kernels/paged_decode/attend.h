@@ -113,11 +113,12 @@ ENTRY void NAME(attend)(const struct decode *d, int64_t sequence, int64_t head, 
     }
 }
 
-/* What a state has come to, into the output; nothing was seen where the total is zero. */
+/* What a state has come to, into the output; nothing was seen where the total is zero. A sink adds to the total alone. */
 ENTRY void NAME(finish)(const struct decode *d, int64_t sequence, int64_t head, const float *state) {
     const int64_t width = d->width;
     for (int64_t g = 0; g < d->group; g++) {
-        const float total = state[d->padded + g];
+        float total = state[d->padded + g];
+        if (d->sinks) total += expf(d->sinks[head * d->group + g] - state[g]);
         const VEC share = NAME(all)(total > 0.0f ? 1.0f / total : 0.0f);
         const int64_t place = ((sequence * d->kv_heads + head) * d->group + g) * width;
         for (int64_t i = 0; i < width; i += LANES)

@@ -39,6 +39,7 @@ def paged_decode_native(
     blocks, planes, heads = layer_view.stride()[:3]
     answer = LIBRARY.call((
         q.data_ptr(), layer_view.data_ptr(), out.data_ptr(), block_table.data_ptr(), context_lens.data_ptr(),
+        0 if spec.sinks is None else spec.sinks.data_ptr(),
         batch, kv_heads, q_heads // kv_heads, width, block_tokens, num_blocks, block_table.shape[1],
         q.stride(0), block_table.stride(0), blocks * number_bytes, planes * number_bytes, heads * number_bytes,
         q.dtype is torch.bfloat16, layer_view.dtype is torch.bfloat16, torch.get_num_threads(),

@@ -21,6 +21,7 @@ struct decode {
     const char *q, *pool; /* the first key of block 0, head 0 */
     char *out;
     const int32_t *table, *lens;
+    const float *sinks; /* of all query heads, or NULL */
     int64_t batch, kv_heads, group, width, block_tokens;
     int64_t num_blocks, max_blocks;                /* of the pool, of a row of the table */
     int64_t q_stride, table_stride;                /* from sequence to sequence, in numbers */

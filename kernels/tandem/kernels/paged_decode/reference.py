@@ -67,9 +67,10 @@ def _decode_batch(
     kv_heads, block_tokens = layer_view.shape[2], layer_view.shape[3]
     packed = q.reshape(batch * kv_heads, q_heads // kv_heads, width)
     first = [max(0, length - spec.window) // block_tokens if spec.window else 0 for length in lens]
+    sinks = spec.sinks_of_rows(kv_heads, sequences=batch)
     if batch > 1 and (len(set(lens)) > 1):
         k, v, hidden = _gather_ragged(layer_view, block_table, lens, first, spec, q.dtype)
-        return attend_span(packed, k, v, hidden, spec)[1].view(batch, q_heads, width).to(q.dtype)
+        return attend_span(packed, k, v, hidden, spec, sinks)[1].view(batch, q_heads, width).to(q.dtype)
     length, begin = lens[0], first[0]
     span_blocks = max(1, budget_tokens // (batch * block_tokens))
     end = -(-length // block_tokens)
@@ -79,7 +80,7 @@ def _decode_batch(
         k, v = gather_tokens(layer_view, block_table[:, low:high], q.dtype)
         skipped = max(0, length - spec.window - low * block_tokens) if spec.window and low == begin else 0
         visible = slice(skipped, length - low * block_tokens)
-        scores, out = attend_span(packed, k[:, visible], v[:, visible], None, spec)
+        scores, out = attend_span(packed, k[:, visible], v[:, visible], None, spec, sinks if low == begin else None)
         if high - low == end - begin:
             return out.view(batch, q_heads, width).to(q.dtype)
         merger.add(scores, out)

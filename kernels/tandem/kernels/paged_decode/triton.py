@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tandem.kernels.packed_attention import AttentionSpec
-from tandem.kernels.triton_attention import attend_tiles, score_factors
+from tandem.kernels.triton_attention import attend_tiles, score_factors, with_sink
 
 # Up to this padded width: (key tile for two-byte numbers, warps, stages). Keys and values of all stages fit in shared
 # memory beside a second program's.
@@ -33,6 +33,7 @@ def _split_kernel(
     view_ptr,
     table_ptr,
     lens_ptr,
+    sinks_ptr,
     out_ptr,
     partial_ptr,
     statistics_ptr,
@@ -52,6 +53,7 @@ def _split_kernel(
     TILE: tl.constexpr,
     WINDOW: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     sequence = tl.program_id(0).to(tl.int64)
@@ -80,6 +82,8 @@ def _split_kernel(
     )  # fmt: skip
     q_heads = tl.num_programs(1) * GROUP
     if SPLITS == 1:
+        if HAS_SINKS:
+            total = with_sink(maximum, total, sinks_ptr, heads, rows < GROUP)
         out = accumulated / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(out_ptr + sequence * q_heads * WIDTH + in_head, out.to(out_ptr.dtype.element_ty), mask=used)
     else:
@@ -93,10 +97,13 @@ def _split_kernel(
 def _reduce_kernel(
     partial_ptr,
     statistics_ptr,
+    sinks_ptr,
     out_ptr,
+    Q_HEADS: tl.constexpr,
     SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, SPLITS)
@@ -106,6 +113,8 @@ def _reduce_kernel(
     maximum = tl.max(maxima, 0)
     weights = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
     total = tl.sum(totals * weights, 0)
+    if HAS_SINKS:
+        total = with_sink(maximum, total, sinks_ptr, row % Q_HEADS, True)
     partial = tl.load(
         partial_ptr + (row * SPLITS + splits)[:, None] * WIDTH + dims[None, :], mask=dims[None, :] < WIDTH, other=0.0
     )
@@ -127,23 +136,25 @@ def paged_decode_triton(
     readable = min(table.shape[1] * block_tokens, spec.window or table.shape[1] * block_tokens)
     splits = decode_splits(batch * kv_heads, readable, _processors(q.device))
     out = torch.empty((batch, q_heads, width), dtype=q.dtype, device=q.device)
-    partial, statistics = out, out
+    partial, statistics, sinks = out, out, out if spec.sinks is None else spec.sinks
     if splits > 1:
         partial = torch.empty((batch, q_heads, splits, width), dtype=torch.float32, device=q.device)
         statistics = torch.empty((batch, q_heads, splits, 2), dtype=torch.float32, device=q.device)
     scale_log2, softcap = score_factors(spec.scale, spec.softcap)
     group = q_heads // kv_heads
     _split_kernel[(batch, kv_heads, splits)](
-        q, layer_view, table, context_lens, out, partial, statistics, q.stride(0), table.stride(0),
+        q, layer_view, table, context_lens, sinks, out, partial, statistics, q.stride(0), table.stride(0),
         layer_view.stride(0), layer_view.stride(1), layer_view.stride(2), scale_log2, softcap,
         GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), SPLITS=splits, BLOCK_TOKENS=block_tokens,
         WIDTH=width, PADDED_WIDTH=padded_width, TILE=tile, WINDOW=spec.window or 0,
-        HAS_SOFTCAP=spec.softcap is not None, PRECISION="ieee", num_warps=warps, num_stages=stages,
+        HAS_SOFTCAP=spec.softcap is not None, HAS_SINKS=spec.sinks is not None, PRECISION="ieee", num_warps=warps,
+        num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         _reduce_kernel[(batch * q_heads,)](
-            partial, statistics, out, SPLITS=splits, WIDTH=width, PADDED_WIDTH=padded_width, num_warps=4
-        )
+            partial, statistics, sinks, out, Q_HEADS=q_heads, SPLITS=splits, WIDTH=width, PADDED_WIDTH=padded_width,
+            HAS_SINKS=spec.sinks is not None, num_warps=4,
+        )  # fmt: skip
     return out
 
 

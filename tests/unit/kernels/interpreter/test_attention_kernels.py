@@ -130,6 +130,19 @@ def test_extend_never_reads_blocks_that_left_the_window_of_its_first_query(paged
     check_extend(case, randn(count, 2, 16), [0, count], scale=0.25, window=window)
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("options", [{}, {"window": 21, "softcap": 5.0}])
+def test_sinks(paged, randn, monkeypatch, splits, options) -> None:
+    from tandem.kernels.paged_decode import triton as decode
+
+    monkeypatch.setattr(decode, "decode_splits", lambda *_: splits)
+    sinks = torch.tensor([-200.0, 0.5, 2.0, 20.0, -1.0, 0.0])
+    case = paged([40, 0, 9])
+    check_decode(case, randn(3, 6, 16), scale=0.25, sinks=sinks, **options)
+    case = paged([40, 9])
+    check_extend(case, randn(21, 6, 16), [0, 12, 21], scale=0.25, sinks=sinks, **options)
+
+
 def test_tiles_of_real_size(paged, randn, monkeypatch) -> None:
     from tandem.kernels.extend_attention import triton as extend
     from tandem.kernels.paged_decode import triton as decode
