@@ -45,13 +45,16 @@ def test_decode(paged, expected_attention, randn, options, backend, dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_extend(paged, expected_attention, randn, options, dtype) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_extend(paged, expected_attention, randn, options, backend, dtype) -> None:
+    """By itself it takes torch's flash kernel where there are no windows: whole prompts, and chunks behind others."""
     lens, counts = [5, 1, 40, 33, 12], [5, 1, 30, 0, 4]
     case = paged(lens, dtype=dtype)
     starts = [0, *torch.tensor(counts).cumsum(0).tolist()]
     q = randn(starts[-1], 4, 16, dtype=dtype)
     cu_seqlens = torch.tensor(starts, dtype=torch.int32)
-    out = extend_attention(q, case.layer_view, cu_seqlens, case.block_table, case.context_lens, **options)
+    arguments = (q, case.layer_view, cu_seqlens, case.block_table, case.context_lens)
+    out = extend_attention(*arguments, backend=backend, **options)
     close(out, expected_attention(q, starts, case, **options))
 
 
@@ -107,7 +110,7 @@ def test_deterministic(paged, expected_attention, randn, options) -> None:
 
 def test_which_code_has_them(paged, randn, sinks) -> None:
     case, spec = paged([40]), AttentionSpec(scale=1.0, sinks=sinks)
-    assert not flash.takes(randn(40, 4, 16), case.block_table, spec)
+    assert flash.takes(randn(40, 4, 16), case.block_table, spec)
     assert binding.takes(randn(1, 4, 16), case.layer_view, spec) == binding.LIBRARY.is_available()
 
 

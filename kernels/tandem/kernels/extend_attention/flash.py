@@ -1,4 +1,4 @@
-"""extend_attention by torch's own flash kernel for the CPU, for longer chunks without window, soft cap and sinks.
+"""extend_attention by torch's own flash kernel for the CPU, for chunks of some length without window and soft cap.
 
 Keys and values of a sequence are gathered whole; the kernel never holds the scores.
 """
@@ -19,7 +19,7 @@ _FEWEST_ROWS = 4
 
 def takes(q: Tensor, block_table: Tensor, spec: AttentionSpec) -> bool:
     """Whether this is the better way on a CPU; it gives the reference's numbers, summed up in another order."""
-    is_plain = spec.window is None and spec.softcap is None and spec.sinks is None
+    is_plain = spec.window is None and spec.softcap is None
     return is_plain and q.dtype in _DTYPES and q.shape[0] >= _FEWEST_ROWS * block_table.shape[0]
 
 
@@ -43,8 +43,22 @@ def extend_attention_flash(
         shared = (-1, packed.shape[1], -1, -1)
         is_whole = tokens == length
         seen = None if is_whole else torch.ones(tokens, length, dtype=torch.bool).tril_(length - tokens)
-        answer = functional.scaled_dot_product_attention(
-            packed, k.expand(shared), v.expand(shared), attn_mask=seen, is_causal=is_whole, scale=spec.scale
-        )
+        k, v = k.expand(shared), v.expand(shared)
+        if spec.sinks is not None:
+            answer = _with_sinks(packed, k, v, seen, spec.sinks.view(kv_heads, -1, 1), spec.scale)
+        else:
+            answer = functional.scaled_dot_product_attention(
+                packed, k, v, attn_mask=seen, is_causal=is_whole, scale=spec.scale
+            )
         out[rows].view(tokens, kv_heads, -1, width).permute(1, 2, 0, 3).copy_(answer)
     return out
+
+
+def _with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, sinks: Tensor, scale: float) -> Tensor:
+    """The same kernel, which also says the logarithm of each row's denominator: a sink makes that larger."""
+    mask = None if seen is None else torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, float("-inf"))
+    answer, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        q, k, v, 0.0, seen is None, attn_mask=mask, scale=scale
+    )
+    share: Tensor = torch.sigmoid(log_sum - sinks)[..., None]
+    return answer.float().mul_(share)

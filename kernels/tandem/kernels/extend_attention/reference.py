@@ -1,4 +1,4 @@
-"""extend_attention in torch: the specification, and the CPU path for short chunks, windows, soft caps and sinks.
+"""extend_attention in torch: the specification, and the CPU path for short chunks, windows and soft caps.
 
 Per sequence, spans of keys outside (gathered once each), tiles of queries inside, both small enough for the cache; a
 tile touches only keys that one of its queries may see. Synchronises on an accelerator.
