@@ -12,6 +12,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
     "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
 }  # fmt: skip
 
 
@@ -67,7 +69,7 @@ class RandomModel:
     def features(self) -> int:
         """Of the MLP, or of each expert."""
         features = self.intermediate or 3 * self.hidden
-        return (self.expert_intermediate or features) if self.family in EXPERT_NAMES else features
+        return (self.expert_intermediate or features) if self.family in (*EXPERT_NAMES, "gpt_oss") else features
 
 
 def make_random_model(model: RandomModel, folder: Path) -> None:
@@ -119,6 +121,17 @@ def _config(model: RandomModel) -> dict[str, Any]:
             "num_experts": model.experts, "num_experts_per_tok": model.experts_per_token, "norm_topk_prob": True,
             "moe_intermediate_size": model.features, "decoder_sparse_step": 1, "mlp_only_layers": [],
         }  # fmt: skip
+    if model.family == "gpt_oss":
+        config |= {
+            "num_local_experts": model.experts, "num_experts_per_tok": model.experts_per_token, "attention_bias": True,
+            "intermediate_size": model.features, "sliding_window": model.window, "rope_theta": 150000.0,
+            "swiglu_limit": 0.5, "swiglu_alpha": 1.702,  # a limit that is felt by weights like these
+            "layer_types": ["full_attention" if layer % 2 else "sliding_attention" for layer in range(model.layers)],
+            "rope_scaling": {
+                "rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                "original_max_position_embeddings": model.max_positions // 4,
+            },
+        }  # fmt: skip
     if model.family in ("qwen2", "qwen3", "qwen3_moe"):
         config |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": model.layers}
     return config
@@ -141,7 +154,7 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
         layer = f"model.layers.{index}"
         for name, rows in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
             draw(f"{layer}.self_attn.{name}.weight", rows, model.hidden)
-            if model.family == "qwen2":
+            if model.family in ("qwen2", "gpt_oss"):
                 draw(f"{layer}.self_attn.{name}.bias", rows)
         if model.family in ("qwen3", "gemma3", "qwen3_moe"):
             draw(f"{layer}.self_attn.q_norm.weight", head_dim, around=norm)
@@ -153,6 +166,9 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
             mlps = [f"{layer}.{block}.experts.{expert}" for expert in range(model.experts)]
             # Wide, so that experts are chosen clearly.
             draw(f"{layer}.{block}.gate.weight", model.experts, model.hidden, std=4 * model.std)
+        if model.family == "gpt_oss":
+            mlps = []
+            _draw_gpt_oss(model, layer, draw)
         for mlp in mlps:
             draw(f"{mlp}.{gate}.weight", model.features, model.hidden)
             draw(f"{mlp}.{up}.weight", model.features, model.hidden)
@@ -164,6 +180,19 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
     if not model.is_tied:
         draw("lm_head.weight", model.vocab, model.hidden)
     return made
+
+
+def _draw_gpt_oss(model: RandomModel, layer: str, draw: Callable[..., None]) -> None:
+    """Sinks, biases, and experts, those of a layer in one tensor, with inputs first."""
+    experts, pair = model.experts, 2 * model.features
+    draw(f"{layer}.self_attn.o_proj.bias", model.hidden)
+    draw(f"{layer}.self_attn.sinks", model.heads, std=1.0)
+    draw(f"{layer}.mlp.router.weight", experts, model.hidden, std=4 * model.std)
+    draw(f"{layer}.mlp.router.bias", experts)
+    draw(f"{layer}.mlp.experts.gate_up_proj", experts, model.hidden, pair)
+    draw(f"{layer}.mlp.experts.gate_up_proj_bias", experts, pair)
+    draw(f"{layer}.mlp.experts.down_proj", experts, model.features, model.hidden)
+    draw(f"{layer}.mlp.experts.down_proj_bias", experts, model.hidden)
 
 
 def _write_tokenizer(model: RandomModel, folder: Path) -> None:

@@ -39,7 +39,7 @@ class ExpertsConfig:
 
 def mixtral_experts(raw: Fields, layers: int) -> ExpertsConfig:
     """Experts in every layer."""
-    return _checked(raw, ExpertsConfig(
+    return checked(raw, ExpertsConfig(
         count=raw.positive("num_local_experts"),
         per_token=raw.positive("num_experts_per_tok"),
         intermediate=raw.positive("intermediate_size"),
@@ -55,7 +55,7 @@ def qwen3_experts(raw: Fields, layers: int) -> ExpertsConfig:
     if not isinstance(dense, list) or not all(type(layer) is int and 0 <= layer < layers for layer in dense):
         raise raw.error(f"mlp_only_layers is {dense!r}", why=f"it must list layers from 0 to {layers - 1}")
     count = "num_experts" if raw.get("num_experts") is not None else "num_local_experts"  # transformers 5 saves this
-    return _checked(raw, ExpertsConfig(
+    return checked(raw, ExpertsConfig(
         count=raw.positive(count, default=128),
         per_token=raw.positive("num_experts_per_tok"),
         intermediate=raw.positive("moe_intermediate_size"),
@@ -64,7 +64,7 @@ def qwen3_experts(raw: Fields, layers: int) -> ExpertsConfig:
     ))  # fmt: skip
 
 
-def _checked(raw: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+def checked(raw: Fields, experts: ExpertsConfig) -> ExpertsConfig:
     if experts.per_token > experts.count:
         raise raw.error(f"num_experts_per_tok is {experts.per_token}", why=f"a layer has {experts.count} experts")
     return experts

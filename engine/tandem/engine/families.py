@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.engine.biased_experts_config import GPT_OSS_DEFAULTS, MXFP4, gpt_oss_experts
 from tandem.engine.config_fields import Fields
 from tandem.engine.experts_config import ExpertsConfig, mixtral_experts, qwen3_experts
 
@@ -33,6 +34,11 @@ def all_but_each_nth(raw: Fields, layers: int) -> Iterable[int]:
     return (layer for layer in range(layers) if (layer + 1) % pattern)
 
 
+def every_other_layer(_raw: Fields, layers: int) -> Iterable[int]:
+    """gpt-oss: the first, the third, …"""
+    return range(0, layers, 2)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
     """How one architecture differs from plain Llama.
@@ -45,6 +51,9 @@ class FamilySpec:
     has_output_norms        attention and MLP have norms behind them, too
     scales_embedding        embeddings are multiplied by the root of the hidden size
     experts                 reads the mixture of experts that some layers have in place of the MLP
+    has_sinks               every head has a logit that joins the softmax's denominator
+    has_float_norms         norms multiply in fp32, before they round
+    quantizations           names in `quantization_config` whose weights are read, into plain ones
     defaults                what transformers takes for fields that config.json leaves out
     reads                   fields among `ANSWER_FIELDS` that are computed, and `layer_types` where those may differ
     """
@@ -58,6 +67,9 @@ class FamilySpec:
     has_output_norms: bool = False
     scales_embedding: bool = False
     experts: Callable[[Fields, int], ExpertsConfig] | None = None
+    has_sinks: bool = False
+    has_float_norms: bool = False
+    quantizations: frozenset[str] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reads: frozenset[str] = frozenset()
 
@@ -107,6 +119,11 @@ FAMILIES: dict[str, FamilySpec] = {
             "attention_bias", "decoder_sparse_step", "mlp_only_layers", "norm_topk_prob", "use_sliding_window",
         }),
     ),
+    "GptOssForCausalLM": FamilySpec(
+        windowed=every_other_layer, experts=gpt_oss_experts, has_sinks=True, has_float_norms=True,
+        quantizations=frozenset({MXFP4}), defaults=GPT_OSS_DEFAULTS,
+        reads=frozenset({"attention_bias", "layer_types", "swiglu_alpha", "swiglu_limit"}),
+    ),
 }  # fmt: skip
 """Every architecture that is computed."""
 
@@ -145,6 +162,7 @@ ANSWER_FIELDS: dict[str, tuple[Any, ...]] = {
     "n_group": (1,),
     "topk_group": (1,),
     "routed_scaling_factor": (1,),
+    "swiglu_alpha": (),
     "swiglu_limit": (),
 }
 """Fields that change answers, and what each may be, besides absent, in a family that does not compute with it."""

@@ -58,6 +58,8 @@ class ModelConfig:
     attention_softcap: float | None = None
     final_softcap: float | None = None
     experts: ExpertsConfig | None = None
+    has_sinks: bool = False
+    has_float_norms: bool = False
 
     @property
     def dense_layers(self) -> int:
@@ -132,6 +134,8 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         attention_softcap=raw.optional("attn_logit_softcapping"),
         final_softcap=raw.optional("final_logit_softcapping"),
         experts=None if family.experts is None else family.experts(raw, layers),
+        has_sinks=family.has_sinks,
+        has_float_norms=family.has_float_norms,
     )
     _check_shape(raw, config)
     return config
@@ -150,10 +154,13 @@ def _family(raw: Fields) -> tuple[str, FamilySpec]:
 
 
 def _refuse_unsupported(raw: Fields, architecture: str, family: FamilySpec) -> None:
-    if raw.get("quantization_config"):
+    quantization = raw.get("quantization_config")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    if quantization and method not in family.quantizations:
         raise raw.error(
-            "quantized weights are not supported", why="quantization_config is set", todo="use plain weights"
-        )
+            f"weights quantized with {method} are not supported", why="quantization_config is set",
+            todo="use plain weights",
+        )  # fmt: skip
     for name, neutral in ANSWER_FIELDS.items():
         value = raw.get(name)
         if name not in family.reads and value is not None and value not in neutral:

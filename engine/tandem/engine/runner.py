@@ -188,11 +188,14 @@ class ModelRunner:
     ) -> Tensor:
         table, lens, starts = part.block_tables[group], part.context_lens, part.cu_seqlens
         scale, window, cap = self._scale, self._windows[layer], self._softcap
+        sinks = self._decoder.sinks[layer]
         if self.is_deterministic:
-            return paged_attention_deterministic(q, view, starts, table, lens, scale=scale, window=window, softcap=cap)
+            return paged_attention_deterministic(
+                q, view, starts, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks
+            )
         if is_decode:
-            return paged_decode(q, view, table, lens, scale=scale, window=window, softcap=cap)
-        return extend_attention(q, view, starts, table, lens, scale=scale, window=window, softcap=cap)
+            return paged_decode(q, view, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks)
+        return extend_attention(q, view, starts, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks)
 
 
 def _device(name: str) -> torch.device:

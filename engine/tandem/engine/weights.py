@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -44,9 +44,22 @@ class Entry:
     stored_rows: int
 
 
+class Source(Protocol):
+    """Reads a part that the checkpoint does not have as the model does: turned, in turns, or packed."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The tensors that it reads."""
+
+    def read(self, checkpoint: Checkpoint, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
+        """[rows, columns] of the part, of a vector [rows]; what is packed is unpacked into `dtype`. Raises ModelError
+        for tensors of another shape."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One checkpoint tensor inside a Parameter, or with `entry` a piece of one. `rows` counts dim 0 of all ranks' part.
+    """One checkpoint tensor inside a Parameter, or with `entry` a piece of one, or what `source` makes of some. `rows`
+    counts dim 0 of all ranks' part.
 
     `replicas` ranks in a row hold the same slice: KV heads when there are fewer of them than ranks.
     """
@@ -55,6 +68,11 @@ class Part:
     rows: int
     replicas: int = 1
     entry: Entry | None = None
+    source: Source | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key,) if self.source is None else self.source.keys
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,9 +134,19 @@ class Checkpoint:
         self.file_of: dict[str, str] = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
         self._files = files
 
-    def slice_of(self, key: str) -> Any:
-        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for."""
-        return self._files[self.file_of[key]].get_slice(key)
+    def slice_of(self, key: str, shape: tuple[int, ...]) -> Any:
+        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for.
+
+        Raises ModelError unless the tensor has this shape.
+        """
+        found = self._files[self.file_of[key]].get_slice(key)
+        if tuple(found.get_shape()) != shape:
+            raise ModelError(
+                f"{key} in {self.path_of(key)} has shape {list(found.get_shape())}",
+                why=f"config.json asks for {list(shape)}",
+                todo="check that config.json and the weights belong together",
+            )  # fmt: skip
+        return found
 
     def path_of(self, key: str) -> Path:
         return self.folder / self.file_of[key]
@@ -148,7 +176,7 @@ def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
 
 def _check_keys(checkpoint: Checkpoint, parameters: list[Parameter], ignored: set[str]) -> None:
     present = set(checkpoint.file_of)
-    wanted = {part.key for parameter in parameters for part in parameter.parts_in(present)}
+    wanted = {key for parameter in parameters for part in parameter.parts_in(present) for key in part.keys}
     extra = {key for key in present - wanted - ignored if not key.endswith("rotary_emb.inv_freq")}
     for problem, keys in (("is missing", wanted - present), ("has unexpected", extra)):
         if keys:
@@ -163,27 +191,27 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
     """Copy this rank's slice of `part` to the head of `target`; returns the rows written."""
     from safetensors import SafetensorError
 
-    path = checkpoint.path_of(part.key)
+    path, index = checkpoint.path_of(part.key), _index(parameter, part, tp_rank, tp_size)
     try:
-        source = checkpoint.slice_of(part.key)
-        shape = tuple(source.get_shape())
-        expected = _stored_shape(parameter, part)
-        if shape != expected:
-            raise ModelError(
-                f"{part.key} in {path} has shape {list(shape)}", why=f"config.json asks for {list(expected)}",
-                todo="check that config.json and the weights belong together",
-            )  # fmt: skip
-        data: Tensor = source[_index(parameter, part, tp_rank, tp_size)]
+        if part.source is None:
+            data: Tensor = checkpoint.slice_of(part.key, _stored_shape(parameter, part))[index]
+        else:
+            rows, columns = (*index, slice(0, 1))[:2]
+            data = part.source.read(checkpoint, rows, columns, target.dtype)
     except SafetensorError as error:
         raise ModelError(f"{part.key} in {path} cannot be read", why=str(error), todo="download it again") from error
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"{part.key} in {path} cannot be unpacked", why=str(error), todo="download it again"
+        ) from error
     if not data.is_floating_point():
         raise ModelError(
             f"{part.key} in {path} is {data.dtype}", why="only unquantized weights are loaded", todo="use plain weights"
         )
-    rows = _rows(part, parameter.split, tp_size)
+    count = _rows(part, parameter.split, tp_size)
     target[: data.shape[0]].copy_(data)
-    target[data.shape[0] : rows].zero_()
-    return rows
+    target[data.shape[0] : count].zero_()
+    return count
 
 
 def _stored_shape(parameter: Parameter, part: Part) -> tuple[int, ...]:

@@ -108,6 +108,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "family": "qwen3_moe", "heads": 8, "kv_heads": 4, "vocab": 512, "experts": 16, "experts_per_token": 4,
         "expert_intermediate": 32,
     },
+    "sinks": {"family": "gpt_oss", "heads": 8, "kv_heads": 2, "vocab": 512, "window": 20},
     "biases": {"family": "llama", "heads": 8, "kv_heads": 1, "vocab": 9, "seed": 6},
 }  # fmt: skip
 

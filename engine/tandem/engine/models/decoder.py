@@ -20,8 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.core.errors import ModelError
+from tandem.engine.biased_experts_config import BiasedExpertsConfig
 from tandem.engine.linear import Linear, make_linear
 from tandem.engine.model_config import ModelConfig
+from tandem.engine.models.biased_experts import biased_expert_parameters, clamped_gate
 from tandem.engine.models.experts import ExpertParameters, Experts, expert_parameters, pack_experts
 from tandem.engine.models.mlp import Mlp, MlpParameters, mlp_parameters
 from tandem.engine.models.rope import rotation_table
@@ -63,6 +65,7 @@ class LayerParameters:
     mlp_norm: Parameter
     feed_forward: MlpParameters | ExpertParameters
     mlp_out_norm: Parameter | None
+    sinks: Parameter | None
 
     def members(self) -> list[Parameter]:
         every = (getattr(self, name) for name in self.__slots__ if name != "feed_forward")
@@ -93,6 +96,8 @@ class Decoder:
             self.head = self._parameter(("lm_head", config.vocab_size), columns=config.hidden, split=split)
         self.layers = [self._layer_parameters(index) for index in range(config.layers)]
         self._steps: list[_Layer] = []
+        self.sinks: tuple[Tensor | None, ...] = (None,) * config.layers
+        """Of every layer, fp32 [this rank's heads], once `load` has read them: `attend` needs them."""
 
     def parameters(self) -> list[Parameter]:
         """Every tensor once, in no particular order."""
@@ -125,6 +130,7 @@ class Decoder:
             self._embed, self._final_norm = self.embedding.tensor, self._norm(self.norm)
             # In the model's dtype, as transformers has it: in bf16 that is another number.
             self._embedding_scale = float(torch.tensor(self.config.embedding_scale, dtype=self.dtype))
+            self.sinks = tuple(None if layer.sinks is None else layer.sinks.tensor.float() for layer in self.layers)
             self._steps = [self._prepare(index, layer) for index, layer in enumerate(self.layers)]
             self._to_logits = self._linear(self.head, None)
 
@@ -211,10 +217,14 @@ class Decoder:
             mlp_norm=make((f"{name}.{mlp_norm}", c.hidden)),
             feed_forward=self._feed_forward_parameters(index),
             mlp_out_norm=make((f"{name}.post_feedforward_layernorm", c.hidden)) if c.has_output_norms else None,
+            sinks=make((attention, c.heads), split=rows, kind="sinks") if c.has_sinks else None,
         )
 
     def _feed_forward_parameters(self, index: int) -> MlpParameters | ExpertParameters:
         c, make = self.config, self._parameter
+        if isinstance(c.experts, BiasedExpertsConfig):
+            stack = partial(Parameter.on_meta, dtype=self.dtype, tp_size=self._tp_size)
+            return biased_expert_parameters(c.experts, f"model.layers.{index}", c.hidden, make, stack)
         if c.experts is not None and index in c.experts.layers:
             return expert_parameters(c.experts, f"model.layers.{index}", c.hidden, make)
         return mlp_parameters(
@@ -243,15 +253,21 @@ class Decoder:
         if isinstance(of, MlpParameters):
             down = self._normed(self._summed(of.down, of.down_bias), layer.mlp_out_norm)
             return Mlp(gate_up=self._linear(of.gate_up, of.gate_up_bias), activate=activate, down=down)
-        assert self.config.experts is not None
-        router = ROUTERS[self.config.experts.routing](self.config.experts, self._linear(of.router, None))
-        products = list(zip(self._expert_linears(of.gate_up), self._expert_linears(of.down), strict=True))
+        experts = self.config.experts
+        assert experts is not None
+        if isinstance(experts, BiasedExpertsConfig):
+            activate = clamped_gate(experts, is_deterministic=self._is_deterministic)
+        router = ROUTERS[experts.routing](experts, self._linear(of.router, of.router_bias))
+        down_bias = of.down_bias if self._group.rank == 0 else None  # the ranks' answers are added up
+        gate_ups, downs = self._expert_linears(of.gate_up, of.gate_up_bias), self._expert_linears(of.down, down_bias)
+        products = list(zip(gate_ups, downs, strict=True))
         return self._normed(self._added_up(Experts(router, products, activate)), layer.mlp_out_norm)
 
-    def _expert_linears(self, weight: Parameter) -> list[Linear]:
+    def _expert_linears(self, weight: Parameter, bias: Parameter | None) -> list[Linear]:
         assert self.config.experts is not None
         make = partial(make_linear, is_deterministic=self._is_deterministic)
-        linears = pack_experts(weight.tensor, self.config.experts.count, make)
+        tensor = None if bias is None else bias.tensor
+        linears = pack_experts(weight.tensor, tensor, self.config.experts.count, make)
         weight.tensor = weight.tensor.to("meta")
         return linears
 
@@ -289,7 +305,10 @@ class Decoder:
 
     def _norm(self, weight: Parameter) -> _Norm:
         c = self.config
-        return _Norm(weight.tensor, c.norm_eps, self._backend, has_unit_offset=c.has_unit_offset_norms)
+        return _Norm(
+            weight.tensor, c.norm_eps, self._backend, has_unit_offset=c.has_unit_offset_norms,
+            is_float=c.has_float_norms,
+        )  # fmt: skip
 
     def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
         tensor = None if bias is None else bias.tensor
@@ -351,8 +370,10 @@ class _Norm:
 
     __slots__ = ("_backend", "_dtype", "_eps", "_weight")
 
-    def __init__(self, weight: Tensor, eps: float, backend: str | None, *, has_unit_offset: bool = False) -> None:
-        self._weight = weight.float() + 1.0 if has_unit_offset else weight
+    def __init__(
+        self, weight: Tensor, eps: float, backend: str | None, *, has_unit_offset: bool = False, is_float: bool = False
+    ) -> None:
+        self._weight = weight.float() + 1.0 if has_unit_offset else weight.float() if is_float else weight
         self._dtype, self._eps, self._backend = weight.dtype, eps, backend
 
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
@@ -378,8 +399,8 @@ class _HeadNorm:
 
 
 def _scaled(normed: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """fp32 `normed`, written over, times `weight`, in `dtype`: Gemma's weights of 1 + w are fp32 and multiply before
-    rounding, everybody else's after it."""
+    """fp32 `normed`, written over, times `weight`, in `dtype`: Gemma's weights of 1 + w and gpt-oss's are fp32 and
+    multiply before rounding, everybody else's after it."""
     return normed.mul_(weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype).mul_(weight)
 
 

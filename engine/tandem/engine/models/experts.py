@@ -26,14 +26,19 @@ class ExpertParameters:
 
     gate_up     [count · 2 · features, hidden]: gate and up of the first expert, gate and up of the next, …
     down        [count · hidden, features]
+    …_bias      [count · rows] in the same order, where the family has them
     """
 
     router: Parameter
     gate_up: Parameter
     down: Parameter
+    router_bias: Parameter | None = None
+    gate_up_bias: Parameter | None = None
+    down_bias: Parameter | None = None
 
     def members(self) -> list[Parameter]:
-        return [self.router, self.gate_up, self.down]
+        biases = (self.router_bias, self.gate_up_bias, self.down_bias)
+        return [self.router, self.gate_up, self.down, *(bias for bias in biases if bias is not None)]
 
 
 def expert_parameters(experts: ExpertsConfig, layer: str, hidden: int, make: MakeParameter) -> ExpertParameters:
@@ -102,9 +107,12 @@ def _weighted_sum(answers: Tensor, place: Tensor, routing: Routing) -> Tensor:
     return total
 
 
-def pack_experts(weight: Tensor, count: int, make: Callable[[Tensor], Linear]) -> list[Linear]:
-    """A product for each of `count` experts that are stacked along dim 0 of `weight`.
+def pack_experts(
+    weight: Tensor, bias: Tensor | None, count: int, make: Callable[[Tensor, Tensor | None], Linear]
+) -> list[Linear]:
+    """A product for each of `count` experts that are stacked along dim 0 of `weight` and `bias`.
 
     Where `make` packs, the packed ones lie beside `weight` until the caller lets go of it: those of one layer.
     """
-    return [make(one) for one in weight.view(count, -1, weight.shape[1]).unbind(0)]
+    biases = [None] * count if bias is None else bias.view(count, -1).unbind(0)
+    return [make(*one) for one in zip(weight.view(count, -1, weight.shape[1]).unbind(0), biases, strict=True)]

@@ -51,5 +51,18 @@ def _row_sums(weights: Tensor) -> Tensor:
     return total[:, None]
 
 
-ROUTERS: dict[str, Callable[[ExpertsConfig, Linear], Router]] = {"softmax": SoftmaxRouter}
+class ChosenSoftmaxRouter:
+    """The largest scores; their softmax, without the others, are the weights (gpt-oss)."""
+
+    def __init__(self, experts: ExpertsConfig, linear: Linear) -> None:
+        self._linear, self._per_token = linear, experts.per_token
+
+    def __call__(self, x: Tensor) -> Routing:
+        scores, chosen = self._linear(x).topk(self._per_token, -1)
+        return Routing(chosen, torch.softmax(scores, -1, dtype=torch.float32).to(x.dtype).float())
+
+
+ROUTERS: dict[str, Callable[[ExpertsConfig, Linear], Router]] = {
+    "softmax": SoftmaxRouter, "chosen_softmax": ChosenSoftmaxRouter
+}  # fmt: skip
 """By `ExpertsConfig.routing`."""

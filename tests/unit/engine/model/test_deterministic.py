@@ -16,7 +16,7 @@ LENGTH = 150
 @pytest.fixture(
     scope="module", params=[
         ("bundled", "auto"), ("mistral", "auto"), ("qwen3", "auto"), ("gemma2", "auto"), ("gemma3", "auto"),
-        ("mixtral", "auto"), ("qwen3_moe", "auto"),
+        ("mixtral", "auto"), ("qwen3_moe", "auto"), ("gpt_oss", "auto"),
         ("qwen3", "bfloat16"), ("bundled", "float16"),
     ],
     ids="-".join,
@@ -83,7 +83,7 @@ def test_two_threads_change_no_bit(runner: ModelRunner, tokens: list[int], alone
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["qwen2", "mistral", "gemma2", "gemma3", "qwen3_moe", "gpt_oss"])
 def test_it_agrees_with_the_plain_path(name: str, reference: Any, model_folder: Any, driver_of: Any) -> None:
     want = reference(name)
     runner = ModelRunner(model_dir=model_folder(name), num_blocks=40, max_model_len=512, is_deterministic=True)

@@ -16,7 +16,7 @@ from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
 
-MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")
+MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
 ANSWER = 24
 LENGTHS = (5, 16, 47, 90)
 

@@ -141,6 +141,8 @@ ALTERNATING = ["full_attention", "sliding_attention", "full_attention"]
         ("Gemma2ForCausalLM", {}, (4096, None, 4096)),
         ("Gemma2ForCausalLM", WINDOW | {"layer_types": ALTERNATING}, (None, 24, None)),
         ("Gemma3ForCausalLM", WINDOW, (24, 24, 24)),
+        ("GptOssForCausalLM", WINDOW, (24, None, 24)),
+        ("GptOssForCausalLM", WINDOW | {"layer_types": ALTERNATING}, (None, 24, None)),
         ("Gemma3ForCausalLM", WINDOW | {"sliding_window_pattern": 3}, (24, 24, None)),
         ("Qwen2ForCausalLM", WINDOW, (None, None, None)),
         ("Qwen2ForCausalLM", WINDOW | {"use_sliding_window": True}, (None, None, None)),

@@ -21,7 +21,10 @@ def test_the_same_arguments_give_the_same_bytes(random_model_tool: Any, tmp_path
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe"])
+MODELS = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_greedy_answers_vary(name: str, fp32_runner: Any, driver_of: Any) -> None:
     runner: ModelRunner = fp32_runner(name)
     driver, token, answer = driver_of(runner), 17, []

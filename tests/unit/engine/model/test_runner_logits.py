@@ -15,8 +15,8 @@ from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
 
-MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe")
-WINDOWED = ("mistral", "gemma2", "gemma3")
+MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
+WINDOWED = ("mistral", "gemma2", "gemma3", "gpt_oss")
 TOLERANCE = 1e-4
 
 
