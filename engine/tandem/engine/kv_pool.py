@@ -15,13 +15,14 @@ from tandem.core.errors import StartupError
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.engine.pool_plan import human_size
 from tandem.kernels.dtypes import TORCH_DTYPES
+from tandem.kernels.layer_view import key_value_view
 
 
 class KVPools:
     """Pool tensors `[num_blocks, group_layers, planes, heads_local, block_tokens, width]`, one a group, zeroed.
 
-    `layer_views[layer]` is `[num_blocks, planes, heads_local, block_tokens, width]` of a model layer and
-    `group_of_layer[layer]` its group. Allocated once; lives as long as the rank. Raises StartupError if the device
+    `layer_views[layer]` is `[num_blocks, 2, heads_local, block_tokens, width]` of a model layer, keys and values in the
+    same memory where the group has one plane, and `group_of_layer[layer]` its group. Allocated once; lives as long as the rank. Raises StartupError if the device
     has not the memory.
     """
 
@@ -37,7 +38,7 @@ class KVPools:
             for index, layer in enumerate(group.layers):
                 if layer in views:
                     raise ValueError(f"layer {layer} is in two KV groups")
-                views[layer] = (int(group.group), tensor[:, index])
+                views[layer] = (int(group.group), key_value_view(tensor[:, index]))
         if sorted(views) != list(range(len(views))):
             raise ValueError(f"KV groups must cover layers 0, 1, … without gaps, got {sorted(views)}")
         self.group_of_layer = tuple(views[layer][0] for layer in range(len(views)))

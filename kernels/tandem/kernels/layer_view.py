@@ -3,7 +3,8 @@
     pool        [num_blocks, group_layers, planes, heads, block_tokens, width]   contiguous
     layer view  pool[:, layer] = [num_blocks, planes, heads, block_tokens, width]   strided over blocks
 
-Plane 0 holds keys, plane 1 values. Inside (block, plane, head) the `block_tokens x width` numbers are contiguous: the
+Plane 0 holds keys, plane 1 values. A pool of one plane holds rows that are both (a latent, DeepSeek-V2, section 2.1):
+its view has two planes in the same memory (`key_value_view`). Inside (block, plane, head) the `block_tokens x width` numbers are contiguous: the
 *row* in which this module counts. It must not know about attention.
 """
 
@@ -16,6 +17,16 @@ from tandem.kernels.dtypes import TORCH_DTYPES
 
 KEY_PLANE = 0
 VALUE_PLANE = 1
+
+
+def key_value_view(layer_view: Tensor) -> Tensor:
+    """`[num_blocks, 2, heads, block_tokens, width]` of a layer of one plane or two, without a copy."""
+    return layer_view.expand(-1, 2, -1, -1, -1) if layer_view.shape[1] == 1 else layer_view
+
+
+def is_shared(layer_view: Tensor) -> bool:
+    """Whether keys and values are the same memory."""
+    return layer_view.stride(1) == 0
 
 
 def check_layer_view(layer_view: Tensor) -> None:
@@ -70,9 +81,9 @@ def gather_tokens(layer_view: Tensor, block_ids: Tensor, dtype: torch.dtype) -> 
     """Copy whole blocks out of the view, side by side, as keys and values in `dtype`.
 
     block_ids: `[n, blocks]`, any integer dtype. Returns two tensors `[n * heads, blocks * block_tokens, width]`, head
-    fastest in the first dimension. One copy, and one more where the view's dtype is another: the view is read as a
-    matrix of rows, so that the copied rows land in their final order. Raises IndexError for a block id outside the view
-    (CPU).
+    fastest in the first dimension; the same one twice where the memory is shared. One copy, and one more where the
+    view's dtype is another: the view is read as a matrix of rows, so that the copied rows land in their final order.
+    Raises IndexError for a block id outside the view (CPU).
     """
     num_blocks, _, heads, block_tokens, width = layer_view.shape
     row = block_tokens * width
@@ -81,8 +92,8 @@ def gather_tokens(layer_view: Tensor, block_ids: Tensor, dtype: torch.dtype) -> 
     index = torch.add(head_rows[:, None], block_ids[:, None, :], alpha=rows_per_block).view(-1)
     matrix_rows = (num_blocks - 1) * rows_per_block + (heads - 1) * rows_per_head + 1
     planes = []
-    for plane in (KEY_PLANE, VALUE_PLANE):
+    for plane in (KEY_PLANE, VALUE_PLANE)[: 1 if is_shared(layer_view) else 2]:
         matrix = layer_view[:, plane].as_strided((matrix_rows, row), (row, 1))
         gathered = matrix.index_select(0, index).to(dtype)
         planes.append(gathered.view(-1, block_ids.shape[1] * block_tokens, width))
-    return planes[0], planes[1]
+    return planes[0], planes[-1]

@@ -18,7 +18,8 @@ def kv_store(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor, *, 
 
     k, v: `[tokens, kv_heads, width]`, token stride free, the rest contiguous.
     layer_view: `[num_blocks, 2, kv_heads, block_tokens, width]`; its dtype is the one stored in: numbers are rounded to
-    the nearest, ties to even, and become infinite beyond its range.
+    the nearest, ties to even, and become infinite beyond its range. Where keys and values share memory, k and v must be
+    equal.
     slot_mapping: int64 `[tokens]`, slot = block * block_tokens + offset; -1 skips the token (padding). Slots must be
     distinct and inside the view; CPU raises IndexError for one beyond it.
     Raises ValueError (shapes) or TypeError (dtypes). Launches on the current stream, never synchronises.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.kernels.layer_view import KEY_PLANE, VALUE_PLANE
+from tandem.kernels.layer_view import KEY_PLANE, VALUE_PLANE, is_shared
 
 
 def kv_store_reference(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: Tensor) -> None:
@@ -16,5 +16,6 @@ def kv_store_reference(k: Tensor, v: Tensor, layer_view: Tensor, slot_mapping: T
     block_tokens = layer_view.shape[3]
     blocks = torch.div(slot_mapping, block_tokens, rounding_mode="floor")
     offsets = slot_mapping - blocks * block_tokens
-    layer_view[blocks, KEY_PLANE, :, offsets] = k.to(layer_view.dtype)
-    layer_view[blocks, VALUE_PLANE, :, offsets] = v.to(layer_view.dtype)
+    layer_view[:, KEY_PLANE][blocks, :, offsets] = k.to(layer_view.dtype)
+    if not is_shared(layer_view):
+        layer_view[:, VALUE_PLANE][blocks, :, offsets] = v.to(layer_view.dtype)
