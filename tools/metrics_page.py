@@ -62,6 +62,7 @@ A worker whose peak nobody said is in neither. Time without work counts; divide 
 - **FLOPs**: 2 for each number of the matrices that a token passes, and 4 · layers · heads · head_dim for each token
   that it attends to. The head, and what is behind the last attention, count only for tokens whose logits were wanted.
 - **Bytes**: those matrices once a step, and the KV of each sequence's context once a step.
+- **Latents**: 2 · layers · heads · (the row that is cached + `kv_lora_rank`) for each token that is attended to.
 - **Not counted**: norms, biases, activations, lookups of embeddings, what is written, and what a kernel reads twice.
   What ranks hold several times counts once. KV that sequences share counts for each of them, for each reads it.
 - Sliding windows count as if tokens attended to the whole context, so the shares of such models are too high.

@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3": "Gemma3ForCausalLM",
     "mixtral": "MixtralForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
 }  # fmt: skip
 
 
@@ -35,8 +36,13 @@ GEMMAS = ("gemma2", "gemma3")
 EXPERT_NAMES = {
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "deepseek_v2": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "deepseek_v3": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 """Of families with experts: their block of a layer, and gate, up and down of each."""
+LATENTS = ("deepseek_v2", "deepseek_v3")
+LATENT_RANK, PLAIN, TURNED, VALUE = 32, 12, 16, 20
+"""Of a latent and of the parts of a head; `head_dim` and `kv_heads` say nothing there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +140,26 @@ def _config(model: RandomModel) -> dict[str, Any]:
         }  # fmt: skip
     if model.family in ("qwen2", "qwen3", "qwen3_moe"):
         config |= {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": model.layers}
+    if model.family in LATENTS:
+        config |= _latent_config(model)
+    return config
+
+
+def _latent_config(model: RandomModel) -> dict[str, Any]:
+    """Version 2 makes queries of what comes in, version 3 of a latent; version 3 stretches positions. The first layer
+    has no experts."""
+    config: dict[str, Any] = {
+        "num_key_value_heads": model.heads, "head_dim": TURNED, "kv_lora_rank": LATENT_RANK, "qk_nope_head_dim": PLAIN,
+        "qk_rope_head_dim": TURNED, "v_head_dim": VALUE, "q_lora_rank": None, "first_k_dense_replace": 1,
+        "n_routed_experts": model.experts, "num_experts_per_tok": model.experts_per_token, "n_shared_experts": 1,
+        "moe_intermediate_size": model.features,
+        "n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 1.5,
+        "norm_topk_prob": False,
+    }  # fmt: skip
+    if model.family == "deepseek_v3":
+        scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512, "mscale": 0.7}
+        config |= {"q_lora_rank": LATENT_RANK, "rope_scaling": scaling | {"mscale_all_dim": 1.2}}
+        config |= {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True}
     return config
 
 
@@ -147,25 +173,30 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
         values = torch.randn(shape, generator=generator) * std + around
         made[name] = values.to(TORCH_DTYPES[model.dtype])
 
-    is_gemma = model.family in GEMMAS
+    is_gemma, is_latent = model.family in GEMMAS, model.family in LATENTS
     norm = 0.0 if is_gemma else 1.0  # Gemma's norms multiply by 1 + weight
     draw("model.embed_tokens.weight", model.vocab, model.hidden)
     for index in range(model.layers):
         layer = f"model.layers.{index}"
-        for name, rows in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)):
+        for name, rows in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow)) * (not is_latent):
             draw(f"{layer}.self_attn.{name}.weight", rows, model.hidden)
             if model.family in ("qwen2", "gpt_oss"):
                 draw(f"{layer}.self_attn.{name}.bias", rows)
         if model.family in ("qwen3", "gemma3", "qwen3_moe"):
             draw(f"{layer}.self_attn.q_norm.weight", head_dim, around=norm)
             draw(f"{layer}.self_attn.k_norm.weight", head_dim, around=norm)
-        draw(f"{layer}.self_attn.o_proj.weight", model.hidden, wide)
+        if is_latent:
+            _draw_latent(model, f"{layer}.self_attn", draw)
+        draw(f"{layer}.self_attn.o_proj.weight", model.hidden, model.heads * VALUE if is_latent else wide)
         mlps, (gate, up, down) = [f"{layer}.mlp"], ("gate_proj", "up_proj", "down_proj")
-        if model.family in EXPERT_NAMES:
+        if model.family in EXPERT_NAMES and not (is_latent and index == 0):
             block, gate, up, down = EXPERT_NAMES[model.family]
             mlps = [f"{layer}.{block}.experts.{expert}" for expert in range(model.experts)]
             # Wide, so that experts are chosen clearly.
             draw(f"{layer}.{block}.gate.weight", model.experts, model.hidden, std=4 * model.std)
+            mlps += [f"{layer}.{block}.shared_experts"] if is_latent else []
+            if model.family == "deepseek_v3":
+                draw(f"{layer}.{block}.gate.e_score_correction_bias", model.experts)
         if model.family == "gpt_oss":
             mlps = []
             _draw_gpt_oss(model, layer, draw)
@@ -193,6 +224,19 @@ def _draw_gpt_oss(model: RandomModel, layer: str, draw: Callable[..., None]) -> 
     draw(f"{layer}.mlp.experts.gate_up_proj_bias", experts, pair)
     draw(f"{layer}.mlp.experts.down_proj", experts, model.features, model.hidden)
     draw(f"{layer}.mlp.experts.down_proj_bias", experts, model.hidden)
+
+
+def _draw_latent(model: RandomModel, attention: str, draw: Callable[..., None]) -> None:
+    queries = model.heads * (PLAIN + TURNED)
+    if model.family == "deepseek_v3":
+        draw(f"{attention}.q_a_proj.weight", LATENT_RANK, model.hidden)
+        draw(f"{attention}.q_a_layernorm.weight", LATENT_RANK, around=1.0)
+        draw(f"{attention}.q_b_proj.weight", queries, LATENT_RANK)
+    else:
+        draw(f"{attention}.q_proj.weight", queries, model.hidden)
+    draw(f"{attention}.kv_a_proj_with_mqa.weight", LATENT_RANK + TURNED, model.hidden)
+    draw(f"{attention}.kv_a_layernorm.weight", LATENT_RANK, around=1.0)
+    draw(f"{attention}.kv_b_proj.weight", model.heads * (PLAIN + VALUE), LATENT_RANK)
 
 
 def _write_tokenizer(model: RandomModel, folder: Path) -> None:

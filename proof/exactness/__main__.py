@@ -25,7 +25,10 @@ from tests.integration.worker.loopback import Loopback
 from tools.random_model import RandomModel, make_random_model
 
 BUNDLED = "tandem-tiny"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
+FAMILIES = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2",
+    "deepseek_v3",
+)  # fmt: skip
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513, 1024, 2047, 3000)
 SLICE_LENGTHS = (1, 16, 17, 65, 300)
 OUTPUT_TOKENS = 6

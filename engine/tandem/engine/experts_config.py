@@ -24,8 +24,11 @@ class ExpertsConfig:
     count           experts of a layer, of which each token meets `per_token`
     intermediate    features of one expert
     layers          those with experts; the others have a dense MLP
-    routing         how a token's experts and their weights are chosen: a name among `ROUTERS` (models/routing.py)
+    routing         how a token's experts and their weights are chosen: a name among `ROUTERS` (models/experts.py)
     is_normed       the weights of a token's experts are divided by their sum
+    groups          in which experts are chosen: those of `chosen_groups` of them alone
+    scaling         what the weights are multiplied by
+    shared          features of an MLP beside the experts that every token meets; 0 = there is none
     """
 
     count: int
@@ -34,6 +37,10 @@ class ExpertsConfig:
     layers: frozenset[int]
     routing: str = "softmax"
     is_normed: bool = True
+    groups: int = 1
+    chosen_groups: int = 1
+    scaling: float = 1.0
+    shared: int = 0
     names: ExpertNames = ExpertNames()
 
 

@@ -11,7 +11,9 @@ from typing import Any
 
 from tandem.engine.biased_experts_config import GPT_OSS_DEFAULTS, MXFP4, gpt_oss_experts
 from tandem.engine.config_fields import Fields
+from tandem.engine.deepseek_experts import V2_DEFAULTS, V3_DEFAULTS, deepseek_v2_experts, deepseek_v3_experts
 from tandem.engine.experts_config import ExpertsConfig, mixtral_experts, qwen3_experts
+from tandem.engine.latent_config import DEFAULTS as LATENT_DEFAULTS
 
 
 def no_layer(_raw: Fields, _layers: int) -> Iterable[int]:
@@ -54,6 +56,7 @@ class FamilySpec:
     has_sinks               every head has a logit that joins the softmax's denominator
     has_float_norms         norms multiply in fp32, before they round
     quantizations           names in `quantization_config` whose weights are read, into plain ones
+    has_latent              attention caches a latent instead of keys and values
     defaults                what transformers takes for fields that config.json leaves out
     reads                   fields among `ANSWER_FIELDS` that are computed, and `layer_types` where those may differ
     """
@@ -66,10 +69,11 @@ class FamilySpec:
     has_unit_offset_norms: bool = False
     has_output_norms: bool = False
     scales_embedding: bool = False
-    experts: Callable[[Fields, int], ExpertsConfig] | None = None
+    experts: Callable[[Fields, int], ExpertsConfig | None] | None = None
     has_sinks: bool = False
     has_float_norms: bool = False
     quantizations: frozenset[str] = frozenset()
+    has_latent: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
     reads: frozenset[str] = frozenset()
 
@@ -83,6 +87,11 @@ _GEMMA: dict[str, Any] = {
 _GEMMA_READS = frozenset({
     "attention_bias", "attn_logit_softcapping", "final_logit_softcapping", "hidden_activation", "layer_types",
     "query_pre_attn_scalar",
+})  # fmt: skip
+
+_DEEPSEEK_READS = frozenset({
+    "attention_bias", "first_k_dense_replace", "n_group", "n_shared_experts", "norm_topk_prob", "routed_scaling_factor",
+    "scoring_func", "topk_group", "topk_method",
 })  # fmt: skip
 
 FAMILIES: dict[str, FamilySpec] = {
@@ -124,6 +133,14 @@ FAMILIES: dict[str, FamilySpec] = {
         quantizations=frozenset({MXFP4}), defaults=GPT_OSS_DEFAULTS,
         reads=frozenset({"attention_bias", "layer_types", "swiglu_alpha", "swiglu_limit"}),
     ),
+    "DeepseekV2ForCausalLM": FamilySpec(
+        has_latent=True, experts=deepseek_v2_experts, defaults=LATENT_DEFAULTS | V2_DEFAULTS,
+        reads=_DEEPSEEK_READS | {"mlp_bias"},
+    ),
+    "DeepseekV3ForCausalLM": FamilySpec(
+        has_latent=True, experts=deepseek_v3_experts, defaults=LATENT_DEFAULTS | V3_DEFAULTS,
+        reads=_DEEPSEEK_READS | {"rope_interleave"},
+    ),
 }  # fmt: skip
 """Every architecture that is computed."""
 
@@ -136,6 +153,7 @@ ANSWER_FIELDS: dict[str, tuple[Any, ...]] = {
     "query_pre_attn_scalar": (),
     "hidden_activation": (),
     "use_bidirectional_attention": (False,),
+    "rope_interleave": (True,),
     "pretraining_tp": (1,),
     "use_qk_norm": (False,),
     "qk_layernorm": (False,),

@@ -22,8 +22,8 @@ class KVPools:
     """Pool tensors `[num_blocks, group_layers, planes, heads_local, block_tokens, width]`, one a group, zeroed.
 
     `layer_views[layer]` is `[num_blocks, 2, heads_local, block_tokens, width]` of a model layer, keys and values in the
-    same memory where the group has one plane, and `group_of_layer[layer]` its group. Allocated once; lives as long as the rank. Raises StartupError if the device
-    has not the memory.
+    same memory where the group has one plane, and `group_of_layer[layer]` its group. Allocated once; lives as long as
+    the rank. Raises StartupError if the device has not the memory.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: Sequence[int], device: torch.device) -> None:

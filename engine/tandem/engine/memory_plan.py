@@ -88,11 +88,7 @@ def plan_memory(
 ) -> MemoryPlan:  # fmt: skip
     """The plan of one rank of `layout.tp`, whose weights are `weight_bytes` and compute in `dtype`."""
     size, tp = DTYPE_BYTES[dtype], layout.tp
-    heads, kv_heads = config.heads // tp, max(1, config.kv_heads // tp)
-    # Fused projection, its rotated half and the halves that are added up for it, and what attention answers.
-    attention = size * config.head_dim * (4 * heads + 4 * kv_heads)
-    if config.has_qk_norm:
-        attention += 8 * config.head_dim * (heads + kv_heads)  # in fp32, before and after
+    attention = _attention_bytes(config, size, tp)
     mlp = size * (3 * (config.intermediate // tp) + config.hidden) if config.dense_layers else 0
     token = config.hidden * (2 * size + 8) + max(attention, mlp, _experts_bytes(config, size, tp))
     tables = 2 * size * config.head_dim * (max_positions + bounds.tokens) * (2 if config.local_rope else 1)
@@ -110,13 +106,26 @@ def plan_memory(
     )
 
 
+def _attention_bytes(config: ModelConfig, size: int, tp: int) -> int:
+    """Of one token: projections, their rotated part and the halves that are added up for it, and the answer."""
+    heads, kv_heads = config.heads // tp, max(1, config.kv_heads // tp)
+    if config.latent is not None:
+        return size * config.latent.token_numbers(heads)
+    # Fused projection, its rotated half and the halves that are added up for it, and what attention answers.
+    attention = size * config.head_dim * (4 * heads + 4 * kv_heads)
+    if config.has_qk_norm:
+        attention += 8 * config.head_dim * (heads + kv_heads)  # in fp32, before and after
+    return attention
+
+
 def _experts_bytes(config: ModelConfig, size: int, tp: int) -> int:
     """A token's share of the widest moment of a layer of experts: its row for each of them, its scores, and what either
-    an expert that all tokens chose takes, or the sum of the answers in fp32."""
+    an expert that all tokens chose takes, or the sum of the answers in fp32, or what shared experts take beside it."""
     experts, hidden = config.experts, config.hidden
     if experts is None:
         return 0
     widest = max(size * (3 * (experts.intermediate // tp) + hidden), hidden * (8 + 2 * size))
+    widest = max(widest, size * (3 * (experts.shared // tp) + 2 * hidden))
     return experts.per_token * (hidden * size + 6 * 8) + experts.count * (size + 8) + widest
 
 

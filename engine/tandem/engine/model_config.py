@@ -7,16 +7,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from tandem.core.kvlayout import DTYPE_BYTES
 from tandem.engine.config_fields import Fields, read_fields
+from tandem.engine.deepseek_experts import unused_layers
 from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES, FamilySpec, no_layer
+from tandem.engine.fp8_config import read_scale_blocks
+from tandem.engine.latent_config import LatentShape, read_latent
 from tandem.engine.rope_config import RopeConfig, read_rope, read_ropes_by_layer_type
 
 DTYPES = tuple(DTYPE_BYTES)
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """Names in config.json, and which of the decoder's activations they mean."""
+
+
+class KVShape(NamedTuple):
+    """What is cached of a token in a layer, over all ranks. `is_replicated`: every rank has all of it."""
+
+    planes: int
+    heads: int
+    width: int
+    is_replicated: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +39,10 @@ class ModelConfig:
     A token of the layers `windowed_layers` attends to the last `window` tokens, itself among them; their rotation is
     `local_rope` where there is one. Scores are q·k / root of `query_scalar` (None: of `head_dim`). A cap c makes of a
     score or logit s c·tanh(s / c). `has_output_norms`: attention and MLP have a norm behind them, too. `intermediate`
-    is of the dense MLPs; layers of `experts` have none.
+    is of the dense MLPs; layers of `experts` have none. With a `latent` attention is made as it says: `head_dim` is
+    then the part of a head that turns, and every head has keys and values. `scale_blocks`: the checkpoint's matrices
+    may be FP8, with a scale for so many rows and columns. `unused_layers`: those behind the last one, which foretell
+    more than one token; they are not loaded.
     """
 
     architecture: str
@@ -60,6 +76,15 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     has_sinks: bool = False
     has_float_norms: bool = False
+    latent: LatentShape | None = None
+    scale_blocks: tuple[int, int] | None = None
+    unused_layers: int = 0
+
+    @property
+    def kv_shape(self) -> KVShape:
+        if self.latent is not None:
+            return KVShape(1, 1, self.latent.width, is_replicated=True)
+        return KVShape(2, self.kv_heads, self.head_dim, is_replicated=False)
 
     @property
     def dense_layers(self) -> int:
@@ -69,6 +94,8 @@ class ModelConfig:
     @property
     def attention_scale(self) -> float:
         """What q·k is multiplied by."""
+        if self.latent is not None:
+            return self.latent.scale
         return float((self.query_scalar or self.head_dim) ** -0.5)
 
     def window_of(self, layer: int) -> int | None:
@@ -104,6 +131,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     has_bias = raw.flag("attention_bias", default=False)
     window, windowed_layers = _windows(raw, family, layers)
     rope, local_rope = read_ropes_by_layer_type(raw) if family.has_local_rope else (read_rope(raw), None)
+    latent = read_latent(raw, heads) if family.has_latent else None
     config = ModelConfig(
         architecture=architecture,
         vocab_size=raw.positive("vocab_size"),
@@ -112,7 +140,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         layers=layers,
         heads=heads,
         kv_heads=raw.positive("num_key_value_heads", default=heads),
-        head_dim=raw.positive("head_dim", default=hidden // heads),
+        head_dim=latent.turned if latent else raw.positive("head_dim", default=hidden // heads),
         norm_eps=raw.number("rms_norm_eps", default=1e-6),
         rope=rope,
         max_positions=raw.positive("max_position_embeddings"),
@@ -136,6 +164,9 @@ def read_model_config(model_dir: Path) -> ModelConfig:
         experts=None if family.experts is None else family.experts(raw, layers),
         has_sinks=family.has_sinks,
         has_float_norms=family.has_float_norms,
+        latent=latent,
+        scale_blocks=read_scale_blocks(raw),
+        unused_layers=unused_layers(raw) if latent else 0,
     )
     _check_shape(raw, config)
     return config
@@ -156,7 +187,7 @@ def _family(raw: Fields) -> tuple[str, FamilySpec]:
 def _refuse_unsupported(raw: Fields, architecture: str, family: FamilySpec) -> None:
     quantization = raw.get("quantization_config")
     method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if quantization and method not in family.quantizations:
+    if quantization and method not in family.quantizations and read_scale_blocks(raw) is None:
         raise raw.error(
             f"weights quantized with {method} are not supported", why="quantization_config is set",
             todo="use plain weights",

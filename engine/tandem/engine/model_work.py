@@ -1,6 +1,7 @@
 """What steps of a decoder compute and read, by arithmetic of the model's shape. Imports no torch.
 
-    FLOPs    2 · matrices · tokens, and 4 · layers · heads · head_dim for each pair of a token and one it attends to
+    FLOPs    2 · matrices · tokens, and 4 · layers · heads · head_dim for each pair of a token and one it attends to; of
+             a latent, 2 · layers · heads · (its row and its rank)
     bytes    the matrices once a step, and the KV of every sequence's context once
 
 Of a layer's experts, FLOPs are those that a token meets, and bytes those that the step's tokens meet together, which
@@ -79,7 +80,11 @@ def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout) -> ModelWor
     attention, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     size, experts = DTYPE_BYTES[dtype], _expert_work(config, DTYPE_BYTES[dtype])
     before = config.hidden * (attention + 2 * kv)
-    behind = [config.hidden * (attention + _shared_features(config, layer)) for layer in range(config.layers)]
+    at_o, pair = config.hidden * attention, 4 * attention
+    if (latent := config.latent) is not None:
+        before, at_o = latent.before(config.hidden, config.heads), latent.behind(config.hidden, config.heads)
+        pair = 2 * config.heads * (latent.width + latent.rank)
+    behind = [at_o + config.hidden * _shared_features(config, layer) for layer in range(config.layers)]
     every = config.layers * before + sum(behind[:-1])
     wanted = behind[-1] + config.hidden * config.vocab_size
     token_met = row_met = 0
@@ -89,7 +94,7 @@ def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout) -> ModelWor
     return ModelWork(
         token_flops=2 * (every + token_met),
         row_flops=2 * (wanted + row_met),
-        pair_flops=4 * config.layers * attention,
+        pair_flops=config.layers * pair,
         token_weight_bytes=every * size,
         row_weight_bytes=wanted * size,
         kv_token_bytes=KVLayout(groups=layout.groups).token_bytes(),
@@ -98,10 +103,10 @@ def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout) -> ModelWor
 
 
 def _shared_features(config: ModelConfig, layer: int) -> int:
-    """Rows of what every token meets in a layer's feed-forward: the MLP, or the router."""
+    """Rows of what every token meets in a layer's feed-forward: the MLP, or the router and shared experts."""
     if config.experts is None or layer not in config.experts.layers:
         return 3 * config.intermediate
-    return config.experts.count
+    return config.experts.count + 3 * config.experts.shared
 
 
 def _expert_work(config: ModelConfig, size: int) -> ExpertWork | None:

@@ -15,10 +15,11 @@ from tandem.engine.model_config import ModelConfig
 
 
 def kv_layout(config: ModelConfig, *, dtype: str, block_tokens: int, tp: int = 1) -> KVLayout:
-    """The KV groups of a model: one for the dense families, whose windows keep what left them."""
+    """The KV groups of a model: one, for all layers have one shape, and windows keep what left them."""
+    shape = config.kv_shape
     group = KVGroupSpec(
-        group=GroupId(0), layers=tuple(range(config.layers)), planes=2, heads=config.kv_heads, width=config.head_dim,
-        block_tokens=block_tokens, dtype=dtype,
+        group=GroupId(0), layers=tuple(range(config.layers)), planes=shape.planes, heads=shape.heads,
+        width=shape.width, block_tokens=block_tokens, dtype=dtype, is_replicated=shape.is_replicated,
     )  # fmt: skip
     return KVLayout(groups=(group,), tp=tp)
 

@@ -30,6 +30,7 @@ from tandem.engine.step_batch import StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
 from tandem.engine.tp_fit import check_tp
 from tandem.kernels import cpu_code
+from tandem.kernels.backend import REFERENCE
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.dtypes import TORCH_DTYPES
@@ -102,6 +103,8 @@ class ModelRunner:
         self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
         self._windows = tuple(self.config.window_of(layer) for layer in range(self.config.layers))
         self._scale, self._softcap = self.config.attention_scale, self.config.attention_softcap
+        # The Triton kernels hold a row in registers, which those of a latent are too wide for.
+        self._attention_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
 
     @property
     def vocab_size(self) -> int:
@@ -188,14 +191,18 @@ class ModelRunner:
     ) -> Tensor:
         table, lens, starts = part.block_tables[group], part.context_lens, part.cu_seqlens
         scale, window, cap = self._scale, self._windows[layer], self._softcap
-        sinks = self._decoder.sinks[layer]
+        sinks, backend = self._decoder.sinks[layer], self._attention_backend
         if self.is_deterministic:
             return paged_attention_deterministic(
                 q, view, starts, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks
             )
         if is_decode:
-            return paged_decode(q, view, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks)
-        return extend_attention(q, view, starts, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks)
+            return paged_decode(
+                q, view, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks, backend=backend
+            )
+        return extend_attention(
+            q, view, starts, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks, backend=backend
+        )
 
 
 def _device(name: str) -> torch.device:

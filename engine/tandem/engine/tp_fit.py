@@ -20,6 +20,8 @@ def tp_refusal(config: ModelConfig, tp: int) -> str:
         return f"its {config.intermediate} intermediate features cannot be split evenly over {tp} ranks"
     if config.experts is not None and config.experts.intermediate % tp:
         return f"its experts' {config.experts.intermediate} features cannot be split evenly over {tp} ranks"
+    if config.experts is not None and config.experts.shared % tp:
+        return f"its shared experts' {config.experts.shared} features cannot be split evenly over {tp} ranks"
     return ""
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.errors import ModelError
+from tandem.engine.fp8_blocks import SUFFIX, BlockScaledSlice
 from tandem.engine.model_source import INDEX_NAME, weight_files
 
 _NAMED = 3  # keys that an error spells out
@@ -108,16 +109,19 @@ class Parameter:
 
 def load_weights(
     model_dir: Path, parameters: Iterable[Parameter], *, device: str = "cpu", tp_rank: int = 0, tp_size: int = 1,
-    ignored_keys: Iterable[str] = (),
+    ignored_keys: Iterable[str] = (), ignored_prefixes: tuple[str, ...] = (),
+    scale_blocks: tuple[int, int] | None = None,
 ) -> None:  # fmt: skip
     """Fill every parameter of rank `tp_rank` from the checkpoint in `model_dir`, in its dtype, on `device`.
 
-    Every checkpoint key must be used, save `ignored_keys` and the rotary buffers that old exports carry. Raises
-    ModelError for missing, unexpected or misshapen tensors and for files that are absent, truncated or pickled.
+    Every checkpoint key must be used, save `ignored_keys`, those that begin as one of `ignored_prefixes`, and the
+    rotary buffers that old exports carry. `scale_blocks`: as `ModelConfig` has them. Raises ModelError for missing,
+    unexpected or misshapen tensors and for files that are absent, truncated or pickled.
     """
     wanted = list(parameters)
-    with open_checkpoint(model_dir) as checkpoint:
-        _check_keys(checkpoint, wanted, set(ignored_keys))
+    with open_checkpoint(model_dir, scale_blocks) as checkpoint:
+        ignored = {key for key in checkpoint.file_of if key.startswith(ignored_prefixes)}
+        _check_keys(checkpoint, wanted, ignored.union(ignored_keys))
         for parameter in wanted:
             target = torch.empty(parameter.tensor.shape, dtype=parameter.tensor.dtype, device=device)
             start = 0
@@ -127,33 +131,38 @@ def load_weights(
 
 
 class Checkpoint:
-    """The mapped safetensors files of a model and which of them holds each key."""
+    """The mapped safetensors files of a model and which of them holds each key; scales are part of what they scale."""
 
-    def __init__(self, folder: Path, files: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, files: dict[str, Any], scale_blocks: tuple[int, int] | None = None) -> None:
         self.folder = folder
-        self.file_of: dict[str, str] = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
-        self._files = files
+        keys = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
+        scales = {key for key in keys if key.endswith(SUFFIX) and key.removesuffix(SUFFIX) in keys}
+        self._scales = {key: keys[key] for key in scales} if scale_blocks else {}
+        self.file_of: dict[str, str] = {key: name for key, name in keys.items() if key not in self._scales}
+        self._files, self._scale_blocks = files, scale_blocks
 
     def slice_of(self, key: str, shape: tuple[int, ...]) -> Any:
-        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for.
+        """A lazy safetensors slice of tensor `key`; indexing it copies only what was asked for, scaled if it is.
 
         Raises ModelError unless the tensor has this shape.
         """
-        found = self._files[self.file_of[key]].get_slice(key)
+        found, scales = self._files[self.file_of[key]].get_slice(key), self._scales.get(key + SUFFIX)
         if tuple(found.get_shape()) != shape:
             raise ModelError(
                 f"{key} in {self.path_of(key)} has shape {list(found.get_shape())}",
                 why=f"config.json asks for {list(shape)}",
                 todo="check that config.json and the weights belong together",
             )  # fmt: skip
-        return found
+        if scales is None or self._scale_blocks is None:
+            return found
+        return BlockScaledSlice(found, self._files[scales].get_slice(key + SUFFIX), self._scale_blocks)
 
     def path_of(self, key: str) -> Path:
         return self.folder / self.file_of[key]
 
 
 @contextmanager
-def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(model_dir: Path, scale_blocks: tuple[int, int] | None = None) -> Iterator[Checkpoint]:
     """Map the files of the checkpoint in `model_dir`; they are unmapped on exit. Raises ModelError."""
     from safetensors import SafetensorError, safe_open
 
@@ -171,7 +180,7 @@ def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
                 raise ModelError(
                     f"{path} is damaged", why=str(error), todo="download the model again; the file may be cut short"
                 ) from error
-        yield Checkpoint(model_dir, files)
+        yield Checkpoint(model_dir, files, scale_blocks)
 
 
 def _check_keys(checkpoint: Checkpoint, parameters: list[Parameter], ignored: set[str]) -> None:
@@ -204,7 +213,7 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
         raise ModelError(
             f"{part.key} in {path} cannot be unpacked", why=str(error), todo="download it again"
         ) from error
-    if not data.is_floating_point():
+    if not data.is_floating_point() or data.element_size() == 1:
         raise ModelError(
             f"{part.key} in {path} is {data.dtype}", why="only unquantized weights are loaded", todo="use plain weights"
         )

@@ -4,8 +4,8 @@
     layer view  pool[:, layer] = [num_blocks, planes, heads, block_tokens, width]   strided over blocks
 
 Plane 0 holds keys, plane 1 values. A pool of one plane holds rows that are both (a latent, DeepSeek-V2, section 2.1):
-its view has two planes in the same memory (`key_value_view`). Inside (block, plane, head) the `block_tokens x width` numbers are contiguous: the
-*row* in which this module counts. It must not know about attention.
+its view has two planes in the same memory (`key_value_view`). Inside (block, plane, head) the `block_tokens x width`
+numbers are contiguous: the *row* in which this module counts. It must not know about attention.
 """
 
 from __future__ import annotations

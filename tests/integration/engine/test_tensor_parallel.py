@@ -109,6 +109,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "expert_intermediate": 32,
     },
     "sinks": {"family": "gpt_oss", "heads": 8, "kv_heads": 2, "vocab": 512, "window": 20},
+    "latent": {"family": "deepseek_v2", "heads": 8, "kv_heads": 1, "vocab": 511},
+    "queries of a latent": {"family": "deepseek_v3", "heads": 8, "kv_heads": 1, "vocab": 512},
     "biases": {"family": "llama", "heads": 8, "kv_heads": 1, "vocab": 9, "seed": 6},
 }  # fmt: skip
 

@@ -21,13 +21,14 @@ from torch.nn import functional
 
 from tandem.core.errors import ModelError
 from tandem.engine.biased_experts_config import BiasedExpertsConfig
+from tandem.engine.latent_config import NORM_EPS, LatentShape
 from tandem.engine.linear import Linear, make_linear
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.models.biased_experts import biased_expert_parameters, clamped_gate
-from tandem.engine.models.experts import ExpertParameters, Experts, expert_parameters, pack_experts
-from tandem.engine.models.mlp import Mlp, MlpParameters, mlp_parameters
+from tandem.engine.models.experts import ROUTERS, ExpertParameters, Experts, expert_parameters, pack_experts
+from tandem.engine.models.latent import LatentAttention, LatentParameters
+from tandem.engine.models.mlp import Mlp, MlpParameters, beside, mlp_parameters
 from tandem.engine.models.rope import rotation_table
-from tandem.engine.models.routing import ROUTERS
 from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
@@ -40,7 +41,8 @@ from tandem.kernels.silu_mul import silu_mul
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim].
 
-k and v are of the new tokens only and rotated; attend stores them before it answers.
+Where a latent is cached, k and v are the same tensor of one head, as wide as its rows, and so are q and the answer. k
+and v are of the new tokens only and rotated; attend stores them before it answers.
 """
 
 _ELEMENTWISE_GRAIN = 32768
@@ -66,10 +68,12 @@ class LayerParameters:
     feed_forward: MlpParameters | ExpertParameters
     mlp_out_norm: Parameter | None
     sinks: Parameter | None
+    latent: LatentParameters | None = None
 
     def members(self) -> list[Parameter]:
-        every = (getattr(self, name) for name in self.__slots__ if name != "feed_forward")
-        return [member for member in every if member is not None] + self.feed_forward.members()
+        every = [getattr(self, name) for name in self.__slots__]
+        found = [member for member in every if isinstance(member, Parameter)] + self.feed_forward.members()
+        return found if self.latent is None else found + self.latent.members()
 
 
 class Decoder:
@@ -115,11 +119,13 @@ class Decoder:
     def load(self, model_dir: Path, *, device: str = "cpu", on_read: Callable[[], None] = lambda: None) -> None:
         """Read this rank's weights, call `on_read`, and prepare them for `device`; raises ModelError (see
         `load_weights`)."""
-        ignored = ["lm_head.weight"] if self.config.is_tied else []
+        ignored, layers = ["lm_head.weight"] if self.config.is_tied else [], self.config.layers
+        unused = tuple(f"model.layers.{layer}." for layer in range(layers, layers + self.config.unused_layers))
         with torch.inference_mode():
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
-                tp_size=self._tp_size, ignored_keys=ignored,
+                tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,
+                scale_blocks=self.config.scale_blocks,
             )  # fmt: skip
             on_read()
             self._ropes = list(dict.fromkeys(self.config.rope_of(layer) for layer in range(self.config.layers)))
@@ -201,23 +207,27 @@ class Decoder:
         c, name = self.config, f"model.layers.{index}"
         mlp_norm = "pre_feedforward_layernorm" if c.has_output_norms else "post_attention_layernorm"
         attention = f"{name}.self_attn"
+        mixed = c.heads * (c.latent.value if c.latent else c.head_dim)
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
         qkv = ((f"{attention}.q_proj", wide), (f"{attention}.k_proj", narrow), (f"{attention}.v_proj", narrow))
         copies = max(1, self._tp_size // c.kv_heads)
         rows, columns, make = Split.ROWS, Split.COLUMNS, self._parameter
+        latent = None if c.latent is None else LatentParameters.of(c, attention, make, self._tp_size)
+        qkv_bias = make(*qkv, split=rows, kind="bias", replicas=copies) if c.has_qkv_bias else None
         return LayerParameters(
             input_norm=make((f"{name}.input_layernorm", c.hidden)),
-            qkv=make(*qkv, columns=c.hidden, split=rows, replicas=copies),
-            qkv_bias=make(*qkv, split=rows, kind="bias", replicas=copies) if c.has_qkv_bias else None,
+            qkv=latent.down if latent else make(*qkv, columns=c.hidden, split=rows, replicas=copies),
+            qkv_bias=latent.down_bias if latent else qkv_bias,
             q_norm=make((f"{attention}.q_norm", c.head_dim)) if c.has_qk_norm else None,
             k_norm=make((f"{attention}.k_norm", c.head_dim)) if c.has_qk_norm else None,
-            o=make((f"{attention}.o_proj", c.hidden), columns=wide, split=columns),
+            o=make((f"{attention}.o_proj", c.hidden), columns=mixed, split=columns),
             o_bias=make((f"{attention}.o_proj", c.hidden), kind="bias") if c.has_o_bias else None,
             attention_out_norm=make((f"{name}.post_attention_layernorm", c.hidden)) if c.has_output_norms else None,
             mlp_norm=make((f"{name}.{mlp_norm}", c.hidden)),
             feed_forward=self._feed_forward_parameters(index),
             mlp_out_norm=make((f"{name}.post_feedforward_layernorm", c.hidden)) if c.has_output_norms else None,
             sinks=make((attention, c.heads), split=rows, kind="sinks") if c.has_sinks else None,
+            latent=latent,
         )
 
     def _feed_forward_parameters(self, index: int) -> MlpParameters | ExpertParameters:
@@ -238,12 +248,17 @@ class Decoder:
         if layer.q_norm is not None and layer.k_norm is not None:
             tables = (layer.q_norm.tensor.expand(heads, -1), layer.k_norm.tensor.expand(kv_heads, -1))
             qk_norm = _HeadNorm(torch.cat(tables), c.norm_eps, has_unit_offset=c.has_unit_offset_norms)
+        latent = self._latent(c.latent, layer.latent, heads) if c.latent and layer.latent else None
         made = _Layer(
             rope=self._ropes.index(c.rope_of(index)), heads=heads, kv_heads=kv_heads, head_dim=c.head_dim,
             input_norm=self._norm(layer.input_norm), qkv=self._linear(layer.qkv, layer.qkv_bias), qk_norm=qk_norm,
             o=self._normed(self._summed(layer.o, layer.o_bias), layer.attention_out_norm),
             mlp_norm=self._norm(layer.mlp_norm), feed_forward=self._feed_forward(layer), backend=self._backend,
+            latent=latent,
         )  # fmt: skip
+        if latent is not None:
+            behind, out = latent.answers, made.o
+            return replace(made, o=lambda x: out(behind(x)))
         return replace(made, row=self._row(layer, made))
 
     def _feed_forward(self, layer: LayerParameters) -> Linear:
@@ -257,11 +272,15 @@ class Decoder:
         assert experts is not None
         if isinstance(experts, BiasedExpertsConfig):
             activate = clamped_gate(experts, is_deterministic=self._is_deterministic)
-        router = ROUTERS[experts.routing](experts, self._linear(of.router, of.router_bias))
+        correction = None if of.correction is None else of.correction.tensor
+        router = ROUTERS[experts.routing](experts, self._linear(of.router, of.router_bias), correction)
         down_bias = of.down_bias if self._group.rank == 0 else None  # the ranks' answers are added up
         gate_ups, downs = self._expert_linears(of.gate_up, of.gate_up_bias), self._expert_linears(of.down, down_bias)
-        products = list(zip(gate_ups, downs, strict=True))
-        return self._normed(self._added_up(Experts(router, products, activate)), layer.mlp_out_norm)
+        part: Linear = Experts(router, list(zip(gate_ups, downs, strict=True)), activate)
+        if of.shared is not None:
+            up, down = (self._linear(weight, None) for weight in (of.shared.gate_up, of.shared.down))
+            part = beside(part, Mlp(gate_up=up, activate=activate, down=down))
+        return self._normed(self._added_up(part), layer.mlp_out_norm)
 
     def _expert_linears(self, weight: Parameter, bias: Parameter | None) -> list[Linear]:
         assert self.config.experts is not None
@@ -270,6 +289,19 @@ class Decoder:
         linears = pack_experts(weight.tensor, tensor, self.config.experts.count, make)
         weight.tensor = weight.tensor.to("meta")
         return linears
+
+    def _latent(self, shape: LatentShape, made_of: LatentParameters, heads: int) -> LatentAttention:
+        """Attention between the layer's first product and its output; brings the first one's weights into order."""
+        made_of.arrange(shape, heads)
+        make_queries = None
+        if made_of.q_norm is not None and made_of.q_up is not None:
+            norm, up = self._norm(made_of.q_norm, NORM_EPS), self._linear(made_of.q_up, None)
+            make_queries = lambda x: up(norm(x))  # noqa: E731
+        into, out_of = made_of.head_products(shape, heads, is_deterministic=self._is_deterministic)
+        return LatentAttention(
+            shape=shape, heads=heads, make_queries=make_queries, norm=self._norm(made_of.kv_norm, NORM_EPS),
+            into_latent=into, out_of_latent=out_of, backend=self._backend,
+        )  # fmt: skip
 
     def _row(self, layer: LayerParameters, made: _Layer) -> DenseRow | None:
         """The code for a single row, which has norms of plain weights before attention and MLP alone, and SiLU."""
@@ -303,10 +335,10 @@ class Decoder:
         norm = self._norm(weight)
         return lambda x: norm(linear(x))
 
-    def _norm(self, weight: Parameter) -> _Norm:
+    def _norm(self, weight: Parameter, eps: float | None = None) -> _Norm:
         c = self.config
         return _Norm(
-            weight.tensor, c.norm_eps, self._backend, has_unit_offset=c.has_unit_offset_norms,
+            weight.tensor, eps or c.norm_eps, self._backend, has_unit_offset=c.has_unit_offset_norms,
             is_float=c.has_float_norms,
         )  # fmt: skip
 
@@ -338,12 +370,15 @@ class _Layer:
     backend: str | None
     row: DenseRow | None = None
     """The same for a single row, where there is such code."""
+    latent: LatentAttention | None = None
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] to rotated q [T, heads, head_dim] and k, and v [T, kv_heads, head_dim].
 
         q and k lie side by side in the fused projection and turn together; cos, sin: [T, head_dim].
         """
+        if self.latent is not None:
+            return self.latent.project(self.qkv(self.input_norm(x)), cos, sin)
         tokens = x.shape[0]
         if tokens == 1 and self.row is not None:
             fused = self.row.before(x, cos, sin).view(1, self.heads + 2 * self.kv_heads, self.head_dim)

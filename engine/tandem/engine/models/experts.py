@@ -15,9 +15,18 @@ from torch import Tensor
 
 from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.linear import Linear
-from tandem.engine.models.mlp import MakeParameter
-from tandem.engine.models.routing import Router, Routing
+from tandem.engine.models.group_routing import CorrectedSigmoidRouter, GroupedSoftmaxRouter
+from tandem.engine.models.mlp import MakeParameter, MlpParameters, mlp_parameters
+from tandem.engine.models.routing import ChosenSoftmaxRouter, Router, Routing, SoftmaxRouter
 from tandem.engine.weights import Entry, Parameter, Part, Split
+
+ROUTERS: dict[str, Callable[[ExpertsConfig, Linear, Tensor | None], Router]] = {
+    "softmax": SoftmaxRouter, "chosen_softmax": ChosenSoftmaxRouter, "softmax by groups": GroupedSoftmaxRouter,
+    "sigmoid by groups": CorrectedSigmoidRouter,
+}  # fmt: skip
+"""By `ExpertsConfig.routing`; made of the experts, the product that scores them, and the correction, or None."""
+_IN_FP32 = ("softmax by groups", "sigmoid by groups")
+"""Routings whose scores are computed in fp32, whatever the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +36,8 @@ class ExpertParameters:
     gate_up     [count · 2 · features, hidden]: gate and up of the first expert, gate and up of the next, …
     down        [count · hidden, features]
     …_bias      [count · rows] in the same order, where the family has them
+    correction  [count], fp32, of routers that have one
+    shared      the MLP that every token meets
     """
 
     router: Parameter
@@ -35,10 +46,13 @@ class ExpertParameters:
     router_bias: Parameter | None = None
     gate_up_bias: Parameter | None = None
     down_bias: Parameter | None = None
+    correction: Parameter | None = None
+    shared: MlpParameters | None = None
 
     def members(self) -> list[Parameter]:
-        biases = (self.router_bias, self.gate_up_bias, self.down_bias)
-        return [self.router, self.gate_up, self.down, *(bias for bias in biases if bias is not None)]
+        some = (self.router_bias, self.gate_up_bias, self.down_bias, self.correction)
+        found = [self.router, self.gate_up, self.down, *(one for one in some if one is not None)]
+        return found if self.shared is None else found + self.shared.members()
 
 
 def expert_parameters(experts: ExpertsConfig, layer: str, hidden: int, make: MakeParameter) -> ExpertParameters:
@@ -53,7 +67,15 @@ def expert_parameters(experts: ExpertsConfig, layer: str, hidden: int, make: Mak
     router.other_parts = (Part(key=f"{layer}.mlp.gate.weight", rows=experts.count),)
     gate_up.other_parts = _entries(f"{layer}.mlp.experts.gate_up_proj", experts.count, features, 2)
     down.other_parts = _entries(f"{layer}.mlp.experts.down_proj", experts.count, hidden, 1)
-    return ExpertParameters(router=router, gate_up=gate_up, down=down)
+    correction = shared = None
+    if experts.routing in _IN_FP32:
+        router.tensor = router.tensor.float()
+    if experts.routing == "sigmoid by groups":
+        correction = make((f"{block}.gate", experts.count), kind="e_score_correction_bias")
+        correction.tensor = correction.tensor.float()
+    if experts.shared:
+        shared = mlp_parameters(f"{block}.shared_experts", make, hidden=hidden, intermediate=experts.shared)
+    return ExpertParameters(router=router, gate_up=gate_up, down=down, correction=correction, shared=shared)
 
 
 def _entries(key: str, count: int, rows: int, pieces: int) -> tuple[Part, ...]:

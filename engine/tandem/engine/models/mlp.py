@@ -48,6 +48,11 @@ def mlp_parameters(
     )
 
 
+def beside(experts: Linear, shared: Mlp) -> Linear:
+    """The sum of what experts and the MLP that all tokens meet say of [T, hidden]; written over the first."""
+    return lambda x: experts(x).add_(shared(x))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mlp:
     """Ready to run: [T, hidden] to [T, hidden]."""

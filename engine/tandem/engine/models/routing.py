@@ -33,16 +33,16 @@ class SoftmaxRouter:
     `linear` makes a score for every expert: [T, hidden] to [T, count].
     """
 
-    def __init__(self, experts: ExpertsConfig, linear: Linear) -> None:
+    def __init__(self, experts: ExpertsConfig, linear: Linear, correction: Tensor | None = None) -> None:
         self._linear, self._per_token, self._is_normed = linear, experts.per_token, experts.is_normed
 
     def __call__(self, x: Tensor) -> Routing:
         probabilities = torch.softmax(self._linear(x), -1, dtype=torch.float32)
         weights, chosen = probabilities.topk(self._per_token, -1)
-        return Routing(chosen, weights / _row_sums(weights) if self._is_normed else weights)
+        return Routing(chosen, weights / row_sums(weights) if self._is_normed else weights)
 
 
-def _row_sums(weights: Tensor) -> Tensor:
+def row_sums(weights: Tensor) -> Tensor:
     """[T, 1], added from left to right: the order of torch.sum depends on the shape."""
     first, *others = weights.unbind(1)
     total = first.clone()
@@ -54,15 +54,9 @@ def _row_sums(weights: Tensor) -> Tensor:
 class ChosenSoftmaxRouter:
     """The largest scores; their softmax, without the others, are the weights (gpt-oss)."""
 
-    def __init__(self, experts: ExpertsConfig, linear: Linear) -> None:
+    def __init__(self, experts: ExpertsConfig, linear: Linear, correction: Tensor | None = None) -> None:
         self._linear, self._per_token = linear, experts.per_token
 
     def __call__(self, x: Tensor) -> Routing:
         scores, chosen = self._linear(x).topk(self._per_token, -1)
         return Routing(chosen, torch.softmax(scores, -1, dtype=torch.float32).to(x.dtype).float())
-
-
-ROUTERS: dict[str, Callable[[ExpertsConfig, Linear], Router]] = {
-    "softmax": SoftmaxRouter, "chosen_softmax": ChosenSoftmaxRouter
-}  # fmt: skip
-"""By `ExpertsConfig.routing`."""

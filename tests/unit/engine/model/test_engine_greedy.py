@@ -16,7 +16,10 @@ from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
 
-MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
+MODELS = (
+    "bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss",
+    "deepseek_v3",
+)  # fmt: skip
 ANSWER = 24
 LENGTHS = (5, 16, 47, 90)
 

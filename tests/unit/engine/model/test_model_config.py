@@ -119,6 +119,8 @@ def test_a_field_that_changes_answers_is_computed_or_named(
         "head_dim": 8,
         name: ANSWER_FIELDS[name][0] if ANSWER_FIELDS[name] else None,
     }
+    if FAMILIES[architecture].has_latent:
+        changes = {"num_key_value_heads": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 2} | changes
     assert read_model_config(write_config(raw_config | changes)).architecture == architecture
     if name not in FAMILIES[architecture].reads:
         with pytest.raises(ModelError, match=f"{name} 7.5 is not supported"):

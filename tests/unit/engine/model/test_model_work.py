@@ -9,6 +9,7 @@ import torch
 
 from tandem.cluster.planner.hardware import MODELS
 from tandem.engine.experts_config import ExpertsConfig
+from tandem.engine.latent_config import LatentShape
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.model_work import ModelWork, model_work
 from tandem.engine.models.decoder import Decoder
@@ -25,6 +26,10 @@ LLAMA_3_8B = dataclasses.replace(
     TINY, vocab_size=128_256, hidden=4096, intermediate=14_336, layers=32, heads=32, kv_heads=8, head_dim=128,
     is_tied=False,
 )  # fmt: skip
+
+
+LATENT = LatentShape(query_rank=96, rank=64, plain=32, turned=16, value=48, is_interleaved=True)
+DEEPSEEK = dataclasses.replace(LLAMA_3_8B, hidden=512, layers=3, intermediate=768, kv_heads=32, head_dim=16)
 
 
 def work_of(config: ModelConfig, *, tp: int = 1) -> ModelWork:
@@ -66,7 +71,25 @@ def test_experts_by_hand() -> None:
     assert work.bytes_read(alone) == pytest.approx(2 * (token + 2 * 4 * expert) + 10 * kv)
 
 
-@pytest.mark.parametrize("config", [TINY, LLAMA_3_8B], ids=["tied", "untied"])
+def test_shared_experts_are_met_by_every_token() -> None:
+    experts = ExpertsConfig(count=4, per_token=2, intermediate=64, layers=frozenset({1, 2}))
+    without, beside = (
+        work_of(dataclasses.replace(DEEPSEEK, latent=LATENT, experts=dataclasses.replace(experts, shared=shared)))
+        for shared in (0, 96)
+    )
+    more = beside.token_flops + beside.row_flops - without.token_flops - without.row_flops
+    assert more == 2 * 2 * 3 * DEEPSEEK.hidden * 96
+    assert beside.row_weight_bytes - without.row_weight_bytes == 2 * 3 * DEEPSEEK.hidden * 96
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        TINY, LLAMA_3_8B, dataclasses.replace(DEEPSEEK, latent=LATENT),
+        dataclasses.replace(DEEPSEEK, latent=dataclasses.replace(LATENT, query_rank=None)),
+    ],
+    ids=["tied", "untied", "latent", "latent without query rank"],
+)  # fmt: skip
 def test_the_matrices_are_those_of_the_decoder(config: ModelConfig) -> None:
     decoder = Decoder(config, dtype=torch.bfloat16, max_positions=64)
     tensors = [one.tensor for one in decoder.parameters() if config.is_tied or one is not decoder.embedding]
