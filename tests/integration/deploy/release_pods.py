@@ -126,13 +126,21 @@ def ask(api: str, key: str, tokens: int = 8) -> tuple[int, dict[str, Any]]:
             return error.code, json.load(error)
 
 
+def connected(cluster: Cluster, router: str) -> set[str]:
+    """Workers that the router can send work to."""
+    return {each["worker"] for each in _workers(cluster, router) if each["is_connected"]}
+
+
 def in_flight(cluster: Cluster, router: str, worker: str) -> int:
     """Requests that the router has there."""
+    return int(next(each["router_in_flight"] for each in _workers(cluster, router) if each["worker"] == worker))
+
+
+def _workers(cluster: Cluster, router: str) -> list[dict[str, Any]]:
     key = (cluster.pods[router].place.folder / "etc/tandem/secrets/admin-key").read_text().strip()
     url = f"{cluster.ready(router)['admin']}/admin/v1/status"
     with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})) as response:
-        workers = json.load(response)["workers"]
-    return int(next(each["router_in_flight"] for each in workers if each["worker"] == worker))
+        return list(json.load(response)["workers"])
 
 
 def reattempts(cluster: Cluster, router: str) -> float:

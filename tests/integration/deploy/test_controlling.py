@@ -56,16 +56,18 @@ class Stage:
         assert done.returncode == 0, f"{words}: {done.stderr}\n{self.pods.logs()}"
         return dict(json.loads(done.stdout))
 
-    def workers(self, role: str) -> set[str]:
-        """Who serves as that, as `clusterctl status` says."""
+    def workers(self) -> dict[str, set[str]]:
+        """Who serves as what, as `clusterctl status` says at one moment."""
         rows = self.clusterctl("status")["workers"]
-        return {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}
+        return {
+            role: {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}
+            for role in ("prefill", "decode")
+        }
 
     def has(self, prefill: int, decode: int) -> bool:
-        live = set(self.world.live())
-        return live == self.workers("prefill") | self.workers("decode") and (
-            len(self.workers("prefill")), len(self.workers("decode"))
-        ) == (prefill, decode)  # fmt: skip
+        live, found = set(self.world.live()), self.workers()
+        counts = len(found["prefill"]), len(found["decode"])
+        return live == found["prefill"] | found["decode"] and counts == (prefill, decode)
 
     def deployment(self, pool: str) -> str:
         return f"{self.pods.release.prefix}-worker-{pool}"
@@ -111,7 +113,7 @@ def scale_up(stage: Stage) -> None:
 
 
 def drain_and_uncordon(stage: Stage) -> None:
-    worker = sorted(stage.workers("decode"))[0]
+    worker = sorted(stage.workers()["decode"])[0]
     stage.clusterctl("drain", worker, "--yes", "--timeout", "60")
     states = {row["worker"]: row["state"] for row in stage.clusterctl("status")["workers"]}
     assert states[worker] == "drained"
@@ -119,7 +121,7 @@ def drain_and_uncordon(stage: Stage) -> None:
 
 
 def flip_there_and_back(stage: Stage) -> None:
-    worker, pods = sorted(stage.workers("decode"))[0], stage.world.live()
+    worker, pods = sorted(stage.workers()["decode"])[0], stage.world.live()
     for role, counts in (("prefill", (2, 2)), ("decode", (1, 3))):
         stage.clusterctl("flip", worker, "--to", role, "--yes", "--timeout", "60")
         assert stage.has(*counts)
@@ -136,7 +138,7 @@ def scale_down(stage: Stage) -> None:
     (victim,) = [row["worker_id"] for row in found["changes"]]
     wait_for(lambda: victim in stage.kubelet.exits)
     assert stage.world.ended == [victim], "it and nobody else"
-    assert stage.has(1, 2)
+    wait_for(lambda: stage.has(1, 2), what="the router sees that it is gone")
 
 
 def is_deleted_by_somebody(stage: Stage) -> None:

@@ -32,7 +32,11 @@ signal.signal(signal.SIGTERM, leave)
 (here / "started").touch()
 http.server.ThreadingHTTPServer((sys.argv[1], 8000), Handler).serve_forever()
 """
-HEALTH = {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 1, "failureThreshold": 2}
+HEALTH = {
+    "httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 1, "timeoutSeconds": 20, "failureThreshold": 2,
+}  # fmt: skip
+STARTED = {**HEALTH, "failureThreshold": 1000}
+"""It has as long to listen as it takes."""
 
 
 def container(**changes: Any) -> Object:
@@ -115,8 +119,9 @@ def test_a_pod_starts_when_what_it_mounts_is_there_and_is_reached_when_it_is_rea
 
 def test_who_does_not_live_is_ended_and_starts_anew_in_the_same_pod(cluster: Cluster) -> None:
     add_program(cluster)
-    deployed(cluster, livenessProbe=HEALTH)
+    deployed(cluster, startupProbe=STARTED, livenessProbe=HEALTH)
     name, place = the_pod(cluster)
+    wait_for(lambda: condition(cluster, name) == "True")
     (place / "started").unlink()
     (place / "sick").touch()
     wait_for(lambda: (place / "told").exists())
@@ -156,7 +161,7 @@ def test_a_pod_that_is_deleted_is_told_by_its_hook_then_by_a_signal(cluster: Clu
 
 def test_who_does_not_leave_in_its_grace_is_killed(cluster: Cluster) -> None:
     add_program(cluster)
-    deployed(cluster, grace_s=3, lifecycle={"preStop": {"sleep": {"seconds": 1}}})
+    deployed(cluster, grace_s=4, lifecycle={"preStop": {"sleep": {"seconds": 3}}})
     name, place = the_pod(cluster)
     (place / "deaf").touch()
     cluster.delete_pod(name)
@@ -164,4 +169,4 @@ def test_who_does_not_leave_in_its_grace_is_killed(cluster: Cluster) -> None:
     end = cluster.kubelet.ends[name]
     assert (place / "told").exists()
     assert end.status == -signal.SIGKILL
-    assert 2.9 < end.took_s < 6, "what the hook took is part of it"
+    assert 3.9 < end.took_s < 7, "what the hook took is part of it"

@@ -20,6 +20,7 @@ from tests.integration.deploy.release_pods import (
     Cluster,
     ask,
     clusterctl,
+    connected,
     get,
     in_flight,
     new_key,
@@ -50,6 +51,8 @@ def test_the_pods_of_a_release_serve_and_leave_without_a_failed_answer(cluster: 
     api = cluster.ready("router-a")["http"]
     assert get(f"{api}/livez") == 200, "it lives before anybody can answer"
     wait_for(lambda: get(f"{api}/readyz") == 200, 120, cluster.logs())
+    every = {"prefill-a", "decode-a", "decode-b"}
+    wait_for(lambda: connected(cluster, "router-a") == every, 120, "it is ready with the first pair")
     key = new_key(cluster, "router-a")
     assert ask(api, "")[0] == 401
     assert ask(api, key)[0] == 200

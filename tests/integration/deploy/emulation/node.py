@@ -51,7 +51,7 @@ class Cluster:
         """`kubectl delete pod --wait=false`."""
         self.world.store.delete(PODS, self.world.store.get(PODS, NAMESPACE, name))
 
-    def clusterctl(self, *words: str, timeout_s: float = 90.0) -> dict[str, Any]:
+    def clusterctl(self, *words: str, timeout_s: float = 240.0) -> dict[str, Any]:
         """The real one, through `kubectl port-forward deployment/demo-tandem-router 8002`."""
         router = next(self.kubelet.running[pod["metadata"]["name"]] for pod in self.pods(ROUTER) if is_ready(pod))
         ready = json.loads(router.container.path("/run/tandem/router/router.ready.json").read_text())
@@ -62,10 +62,13 @@ class Cluster:
         assert done.returncode == 0, f"{words}: {done.stderr}\n{self.logs()}"
         return dict(json.loads(done.stdout))
 
-    def workers(self, role: str) -> set[str]:
-        """Who serves as that, as `clusterctl status` says."""
+    def workers(self) -> dict[str, set[str]]:
+        """Who serves as what, as `clusterctl status` says at one moment."""
         rows = self.clusterctl("status")["workers"]
-        return {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}
+        return {
+            role: {row["worker"] for row in rows if row["is_connected"] and row["role"] == role}
+            for role in ("prefill", "decode")
+        }
 
     def logs(self) -> str:
         """What everybody says at last, and who ended unasked."""

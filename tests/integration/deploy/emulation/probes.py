@@ -30,6 +30,8 @@ class Probe:
     spec: Object
     losing_pace: float = PACE
     """How much of its period passes between looks at somebody who was good and is not."""
+    patience: float = 1.0
+    """How many times as many failures as the chart says are too many."""
     is_good: bool | None = None
     _next_s: float = 0.0
     _successes: int = 0
@@ -45,7 +47,7 @@ class Probe:
         self._successes, self._failures = (self._successes + 1, 0) if answer else (0, self._failures + 1)
         if self._successes >= self.spec.get("successThreshold", 1):
             self.is_good = True
-        if self._failures >= self.spec.get("failureThreshold", 3):
+        if self._failures >= self.patience * self.spec.get("failureThreshold", 3):
             self.is_good = False
 
 
@@ -61,8 +63,9 @@ class Probes:
     def __post_init__(self) -> None:
         spec = self.container.spec
         startup, readiness, liveness = (spec.get(kind) for kind in _KINDS)
-        self.startup = Probe(startup) if startup else None
-        # Whole periods, as processes start no faster than in a cluster: what waits for them may not be ready so long.
+        # Processes start no faster than in a cluster: they have as long as the chart says, with more looks in it.
+        self.startup = Probe(startup, patience=1.0 / PACE) if startup else None
+        # Whole periods, for the same reason: what waits for processes that start may not be ready so long.
         self.readiness = Probe(readiness, losing_pace=1.0) if readiness else None
         self.liveness = Probe(liveness) if liveness else None
 

@@ -20,8 +20,8 @@ from tests.integration.deploy.rendering import NAME, NAMESPACE, Helm
 from tools.waiting import wait_for
 
 KEYS = {name: f"{name} of thirty-two bytes!" for name in ("cluster-secret", "admin-key", "redis-password")}
-WAIT: dict[str, Any] = {"wait": "watcher", "timeout": 120}
-"""`--wait --timeout 2m`."""
+WAIT: dict[str, Any] = {"wait": "watcher", "timeout": 300}
+"""`--wait`, with Helm's own `--timeout 5m`: pods that replace each other start one after the other, maybe slowly."""
 
 
 @dataclass
