@@ -28,6 +28,9 @@ settings.load_profile("any machine")
 # Each client of httpx would read all certificates of this machine anew, which takes longer than most of its requests.
 vars(transports)["create_ssl_context"] = functools.cache(httpx.create_ssl_context)
 
+# Five seconds, which is what clients of httpx wait unless they are told, are little where ten processes start beside.
+vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(60.0)))
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A runner in the background ignores Ctrl-C, and so would every process that a test sends one.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -36,7 +36,7 @@ from tandem.prefixindex.stores.planning import PlanningStore
 from tandem.router.process.main import Router, Surroundings
 from tandem.router.process.storage import open_storage
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
-from tools.waiting import wait_for_async
+from tools.waiting import PATIENCE_S, wait_for_async
 
 ROOT = Path(__file__).parents[3]
 MODEL = ROOT / "models" / "tandem-tiny"
@@ -134,20 +134,30 @@ class House:
     def admin_url(self) -> str:
         return f"http://127.0.0.1:{self.ports['admin']}"
 
-    def call(self, coroutine: Any, timeout_s: float = 20.0) -> Any:
+    def call(self, coroutine: Any, timeout_s: float = PATIENCE_S) -> Any:
         """Run something in the router's event loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Wait until `condition` holds, looked at from the router's own loop."""
         self.call(wait_for_async(condition, timeout_s), timeout_s + 5)
 
     def wait_ready(self) -> None:
-        self.wait(lambda: not self.router.readiness.missing())
+        """Until it serves, has met every worker that runs and that it was told of, and has tried all that it wants to
+        try: it is ready as soon as one pair has answered."""
+        self.wait(self._is_calm)
+
+    def _is_calm(self) -> bool:
+        readiness, told = self.router.readiness, self.directory.workers
+        links = [self.router.table.link(name) for name, worker in told.items() if worker.is_running]
+        is_missing = bool(readiness.missing())  # looks at who is here
+        tried = [key for keys in readiness._tried.values() for key in keys]
+        has_met_all = all(link is not None and link.is_up for link in links)
+        return not is_missing and has_met_all and readiness._proven.issuperset(tried)
 
     def start(self) -> None:
         self._thread.start()
-        assert self._listening.wait(20)
+        assert self._listening.wait(PATIENCE_S)
         if self._failure is not None:
             raise self._failure
 
@@ -289,4 +299,4 @@ def builder(folder: Path) -> Iterator[Build]:
 def ask(house: House, **more: Any) -> httpx.Response:
     """The answer to a short greedy completion, once it is complete; `more` goes into the body."""
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0, **more}
-    return httpx.post(f"{house.url}/v1/completions", json=body, timeout=15)
+    return httpx.post(f"{house.url}/v1/completions", json=body, timeout=PATIENCE_S)

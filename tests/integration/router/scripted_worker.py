@@ -122,6 +122,10 @@ class ScriptedWorker:
         await server.start()
         self.address, self._server = f"127.0.0.1:{port}", server
 
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
     async def stop(self) -> None:
         """Die: streams break at once."""
         for task in list(self.running.values()):

@@ -7,6 +7,7 @@ import pytest
 from tests.integration.router.house import Build
 from tests.integration.router.leaving import WAYS, ask
 from tests.integration.router.scripted_worker import Script
+from tools.waiting import wait_for
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -29,4 +30,4 @@ def test_a_client_that_leaves_between_attempts(build: Build, way: str) -> None:
     assert len(decode.submitted) == 1
     assert all(not link.requests and not len(link.outstanding) for link in house.router.table.links)
     api = "grpc" if way == "grpc" else "completions"
-    assert house.metric(f'tandem_requests_total{{api="{api}",outcome="cancelled"}}') == 1
+    wait_for(lambda: house.metric(f'tandem_requests_total{{api="{api}",outcome="cancelled"}}') == 1)

@@ -14,6 +14,7 @@ from tandem.router.workers.links import WorkerLink
 from tandem.router.workers.wire import TokenChunk
 from tests.integration.router.house import Build, House, ask
 from tests.integration.router.scripted_worker import Script
+from tools.waiting import wait_for
 
 D = WorkerId("decode-0")
 
@@ -93,7 +94,7 @@ def test_new_incarnation_in_the_registry_gets_the_requests_of_the_old_one(build:
             house.directory.changed()
 
         house.call(renew())
-        answer = waiting.result(10)
+        answer = waiting.result(60)
     assert answer.status_code == 200
     assert [submit.attempt for submit in worker.submitted] == [1, 2]
     house.wait_ready()
@@ -120,7 +121,7 @@ def test_worker_that_left_finishes_its_requests_and_gets_no_new_ones(build: Buil
         assert ask(house).status_code == 200
         assert ask(house).status_code == 200
         assert len(house.workers["decode-0"].submitted) == before
-        assert [answer.result(10).status_code for answer in waiting] == [200, 200]
+        assert [answer.result(60).status_code for answer in waiting] == [200, 200]
     house.kill_worker("decode-0")
     house.wait(lambda: house.router.table.link(D) is None)
     assert httpx.get(f"{house.url}/readyz").status_code == 200
@@ -180,5 +181,4 @@ def test_burst_with_cancels_leaves_nothing_behind(build: Build) -> None:
     house.wait(lambda: not house.router.dispatcher.flights)
     house.wait(lambda: not any(worker.running for worker in house.workers.values()))
     assert all(not link.requests and not len(link.outstanding) for link in house.router.table.links)
-    total = house.metric('tandem_requests_total{api="completions"')
-    assert total == 100
+    wait_for(lambda: house.metric('tandem_requests_total{api="completions"') == 100)

@@ -33,7 +33,7 @@ from tools.waiting import wait_for
 
 def failure(config: RouterConfig, folder: Path) -> str:
     with start(config, folder) as process:
-        _, words = process.communicate(timeout=30)
+        _, words = process.communicate(timeout=60)
         assert process.returncode == 2, words
     assert words.count("\n") == 1, words
     return words
@@ -45,7 +45,7 @@ def test_serves_over_redis_and_stops(config: RouterConfig, redis_url: str, tmp_p
         try:
             asyncio.run(_serve(config, redis_url, secret))
             process.send_signal(signal.SIGTERM)
-            assert process.wait(15) == 0
+            assert process.wait(60) == 0
         finally:
             process.kill()
 
@@ -81,7 +81,7 @@ async def _serve(config: RouterConfig, redis_url: str, secret: ClusterSecret) ->
 async def _use(places: dict[str, Any]) -> None:
     url, admin = places["http"], places["admin"]
     async with httpx.AsyncClient() as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (await client.get(f"{url}/readyz")).status_code != 200:
                 await asyncio.sleep(0.1)
         answer = await client.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi"})

@@ -41,7 +41,7 @@ from tools.waiting import wait_for_async
 
 TLS = Path(__file__).parent / "tls"
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4, "ignore_eos": True}
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ async def running(config: RouterConfig) -> AsyncIterator[tuple[subprocess.Popen[
         assert process.poll() is None, process.communicate()[1]
         yield process, json.loads(await asyncio.to_thread(Path(config.ready_file).read_text))
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 20) == 0
+        assert await asyncio.to_thread(process.wait, PATIENCE_S) == 0
     finally:
         process.kill()
         process.communicate()

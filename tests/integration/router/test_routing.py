@@ -27,7 +27,7 @@ def admin(house: House, path: str, body: object = None) -> tuple[int, dict[str, 
 
 def complete(house: House, headers: dict[str, str] | None = None, **more: Any) -> httpx.Response:
     body = {"model": "tiny", "prompt": "Hello there", "max_tokens": 4, "temperature": 0, **more}
-    return httpx.post(f"{house.url}/v1/completions", json=body, headers=headers, timeout=15)
+    return httpx.post(f"{house.url}/v1/completions", json=body, headers=headers, timeout=60)
 
 
 def _any_done(answers: list[concurrent.futures.Future[httpx.Response]]) -> bool:
@@ -137,10 +137,14 @@ def test_a_policy_that_does_not_exist_changes_nothing(build: Build) -> None:
 
 def test_own_dispatches_count_at_once(build: Build) -> None:
     """Two prompts at the same moment, two prefill workers, no load report: they go to different ones."""
-    house = build(prefill=2, decode=1, script=Script(prefill_s=1.0))
+    house = build(prefill=2, decode=1)
     house.wait_ready()
+    for worker in house.workers.values():
+        worker.script.is_held = True
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         answers = [pool.submit(complete, house, max_tokens=2) for _ in range(4)]
         house.wait(lambda: sum(len(house.workers[f"prefill-{i}"].submitted) for i in range(2)) == 4)
         assert [len(house.workers[f"prefill-{i}"].submitted) for i in range(2)] == [2, 2]
+        for worker in house.workers.values():
+            worker.script.is_held = False
         assert {answer.result().status_code for answer in answers} == {200}

@@ -62,28 +62,36 @@ def check_sum(receiver: Receiver, root: ReceivedSpan) -> None:
     assert sum(leaf.took_s for leaf in receiver.leaves(root)) == pytest.approx(root.took_s, abs=1e-5)
 
 
-def check_whole(receiver: Receiver, root: ReceivedSpan, latency_s: float) -> None:
-    """Every part is there, nothing is counted twice, and all of it is what the client waited for."""
+def check_whole(receiver: Receiver, root: ReceivedSpan, latency_s: float) -> bool:
+    """Every part is there and nothing is counted twice. Whether each took what it should, and all of it what the client
+    waited for: a machine that is busy elsewhere makes some calls longer, but not all of them."""
     check_sum(receiver, root)
-    assert root.took_s == pytest.approx(latency_s, rel=0.05, abs=0.01)
     (attempt,) = [one for one in receiver.below(root) if one.name == "attempt"]
     parts = receiver.below(attempt)
     assert [part.name for part in parts] == PARTS
-    assert parts[1].took_s == pytest.approx(SLOW.prefill_s, rel=0.3)
-    assert parts[2].took_s == pytest.approx(SLOW.transfer_s, rel=0.5)
     assert not any(one.is_error for one in (root, attempt, *parts))
+    assert root.took_s < latency_s
+    assert parts[1].took_s > 0.99 * SLOW.prefill_s
+    assert parts[2].took_s > 0.99 * SLOW.transfer_s
+    return bool(
+        root.took_s == pytest.approx(latency_s, rel=0.05, abs=0.01)
+        and parts[1].took_s == pytest.approx(SLOW.prefill_s, rel=0.3)
+        and parts[2].took_s == pytest.approx(SLOW.transfer_s, rel=0.5)
+    )
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_one_call_is_one_tree_that_adds_up(house: House, receiver: Receiver, is_stream: bool) -> None:
-    began_s = time.perf_counter()
-    with httpx.Client(timeout=20) as client:
-        client.get(f"{house.url}/livez")  # the connection is there
-        began_s = time.perf_counter()
-        answer = client.post(f"{house.url}/v1/completions", json={**COMPLETION, "stream": is_stream})
-        latency_s = time.perf_counter() - began_s
-    root = receiver.root(answer.headers["x-request-id"])
-    check_whole(receiver, root, latency_s)
+    def called() -> tuple[httpx.Response, ReceivedSpan] | None:
+        with httpx.Client() as client:
+            client.get(f"{house.url}/livez")  # the connection is there
+            began_s = time.perf_counter()
+            answer = client.post(f"{house.url}/v1/completions", json={**COMPLETION, "stream": is_stream})
+            latency_s = time.perf_counter() - began_s
+        root = receiver.root(answer.headers["x-request-id"])
+        return (answer, root) if check_whole(receiver, root, latency_s) else None
+
+    answer, root = wait_for(called, what="a call whose parts take what they should")
     assert (root.name, root.is_server, root.parent) == ("text_completion tandem-tiny", True, "")
     assert answer.headers["traceresponse"].startswith(f"00-{root.trace}-{root.id}-")
     assert is_sampled(answer)
@@ -109,7 +117,7 @@ def test_it_is_the_same_trace_that_clusterctl_shows(house: House, receiver: Rece
 
 def test_the_client_s_trace_is_gone_on_with(house: House, receiver: Receiver) -> None:
     headers = {**parent(), "tracestate": "vendor=value"}
-    answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=20)
+    answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=60)
     root = receiver.root(answer.headers["x-request-id"])
     assert (root.trace, root.parent, root.state) == (TRACE, PARENT, "vendor=value")
     assert {one.trace for one in receiver.leaves(root)} == {TRACE}
@@ -120,7 +128,7 @@ def test_grpc_goes_on_with_it_too(house: House, receiver: Receiver) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
         sampling = i.GenerateSampling(max_tokens=4, temperature=0)
         request = i.GenerateRequest(model="tiny", text="Hello", sampling=sampling)
-        call = i_grpc.InferenceStub(channel).Generate(request, metadata=tuple(parent().items()), timeout=20)
+        call = i_grpc.InferenceStub(channel).Generate(request, metadata=tuple(parent().items()), timeout=60)
         responses, told = list(call), dict(call.initial_metadata())
     root = receiver.root(responses[0].id)
     assert (root.trace, root.parent) == (TRACE, PARENT)
@@ -142,7 +150,7 @@ def test_grpc_goes_on_with_it_too(house: House, receiver: Receiver) -> None:
 )
 def test_a_malformed_parent_is_no_parent(house: House, receiver: Receiver, words: str) -> None:
     headers = [(b"traceparent", words.encode("latin-1"))]
-    answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=20)
+    answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=60)
     assert answer.status_code == 200
     root = receiver.root(answer.headers["x-request-id"])
     assert root.parent == ""
@@ -151,7 +159,7 @@ def test_a_malformed_parent_is_no_parent(house: House, receiver: Receiver, words
 
 def test_chats_prompts_and_responses(house: House, receiver: Receiver) -> None:
     body: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-    answer = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=20)
+    answer = httpx.post(f"{house.url}/v1/chat/completions", json=body, timeout=60)
     root = receiver.root(answer.headers["x-request-id"])
     assert (root.name, root.attributes["http.route"]) == ("chat tandem-tiny", "/v1/chat/completions")
     answer = ask(house, prompt=["Hello", "there"], max_tokens=2)
@@ -170,7 +178,7 @@ def test_a_client_that_leaves_ends_every_span(house: House, receiver: Receiver, 
     leave = begin_asking(http, rpc, way, "Hello", max_tokens=400)
     house.wait(lambda: any(flight.output_tokens > 2 for flight in house.router.dispatcher.flights))
     leave()
-    (root,) = wait_for(lambda: cancelled()[before:], 10)
+    (root,) = wait_for(lambda: cancelled()[before:])
     assert root.name == "text_completion tandem-tiny"
     assert not root.is_error, "it is the client's own doing"
     assert [leaf.name for leaf in receiver.leaves(root)][-2:] == ["decode", "deliver"]
@@ -188,10 +196,10 @@ def test_a_client_that_leaves_ends_every_span(house: House, receiver: Receiver, 
 def test_what_is_refused_is_a_span_with_its_code(
     house: House, receiver: Receiver, body: dict[str, Any], code: str
 ) -> None:
-    answer = httpx.post(f"{house.url}/v1/completions", json=body, timeout=20)
+    answer = httpx.post(f"{house.url}/v1/completions", json=body, timeout=60)
     assert answer.json()["error"]["code"] == code
     trace, span = answer.headers["traceresponse"].split("-")[1:3]
-    root = wait_for(lambda: next((one for one in list(receiver.spans) if one.id == span), None), 10)
+    root = wait_for(lambda: next((one for one in list(receiver.spans) if one.id == span), None))
     assert (root.trace, root.name, root.attributes["error.type"]) == (trace, "text_completion", code)
     assert not root.is_error
     assert not any(b"my own secret" in body for body in receiver.bodies)
@@ -200,7 +208,7 @@ def test_what_is_refused_is_a_span_with_its_code(
 def test_who_is_not_sampled_is_told_so_and_sends_nothing(house: House, receiver: Receiver) -> None:
     other = TRACE.replace("0", "1")
     headers = {"traceparent": f"00-{other}-{PARENT}-00"}
-    answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=20)
+    answer = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=headers, timeout=60)
     assert re.fullmatch(f"00-{other}-[0-9a-f]{{16}}-00", answer.headers["traceresponse"])
     receiver.root(ask(house).headers["x-request-id"])  # one that came later has arrived
     assert not any(one.trace == other for one in receiver.spans)
@@ -221,7 +229,7 @@ def test_a_worker_dies_and_the_next_attempt_is_on_the_same_tree(
         for worker in house.workers.values():
             worker.script = Script(transfer_s=0.03)
         house.kill_worker(victim)
-        answer = waiting.result(20)
+        answer = waiting.result(60)
     assert answer.status_code == 200
     root = receiver.root(answer.headers["x-request-id"])
     check_sum(receiver, root)
@@ -250,15 +258,15 @@ def test_requests_of_a_batch_are_calls_of_their_own(
         for n in (1, 2)
     ]
     form: Any = {"purpose": (None, "batch"), "file": ("in.jsonl", "\n".join(lines).encode())}
-    file = httpx.post(f"{house.url}/v1/files", files=form, timeout=20).json()["id"]
+    file = httpx.post(f"{house.url}/v1/files", files=form, timeout=60).json()["id"]
     wish = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     before = len(receiver.spans)
-    httpx.post(f"{house.url}/v1/batches", json=wish, timeout=20).raise_for_status()
+    httpx.post(f"{house.url}/v1/batches", json=wish, timeout=60).raise_for_status()
 
     def background() -> list[ReceivedSpan]:
         return [one for one in receiver.spans[before:] if one.attributes.get("tandem.is_background")]
 
-    roots = wait_for(lambda: len(background()) == 2 and background(), 20)
+    roots = wait_for(lambda: len(background()) == 2 and background())
     for root in roots:
         assert root.parent == ""
         check_sum(receiver, root)
@@ -275,7 +283,7 @@ def test_nothing_that_a_client_sent_is_in_traces_or_logs(build: Build, receiver:
     finally:
         root_logger.handlers[:] = handlers
         root_logger.setLevel(level)
-    wait_for(lambda: sum(one.is_server for one in list(receiver.spans)) >= 1, 10)
+    wait_for(lambda: sum(one.is_server for one in list(receiver.spans)) >= 1)
     assert "attempt failed" in text.getvalue()
     posted = b"".join(receiver.bodies) + repr(receiver.headers).encode()
     for secret in secrets:
@@ -294,16 +302,16 @@ def _ask_with_secrets(house: House) -> list[str]:
     body = {**COMPLETION, "prompt": prompt, "stop": stop, "user": user, "cache_salt": salt, "prompt_cache_key": cache}
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         url = f"{house.url}/v1/completions"
-        waiting = pool.submit(httpx.post, url, json=body, headers={**headers, **parent()}, timeout=20)
+        waiting = pool.submit(httpx.post, url, json=body, headers={**headers, **parent()}, timeout=60)
         house.wait(lambda: [flight.output_tokens for flight in house.router.dispatcher.flights] == [2])
         (victim,) = [flight.plan.decode for flight in house.router.dispatcher.flights]
         for worker in house.workers.values():
             worker.script = Script(transfer_s=0.03)
         house.kill_worker(victim)
-        answer = waiting.result(20)
+        answer = waiting.result(60)
     assert answer.status_code == 200, answer.text
     for wrong in ({"model": model}, {"temperature": prompt}, {"stop": [stop] * 99}, {prompt: 1}, {"prompt": [10**6]}):
-        assert httpx.post(url, json={**body, **wrong}, headers=headers, timeout=20).status_code in (400, 404)
+        assert httpx.post(url, json={**body, **wrong}, headers=headers, timeout=60).status_code in (400, 404)
     messages = [{"role": "user", "content": chat}]
     done = httpx.post(
         f"{house.url}/v1/chat/completions", json={"model": "tiny", "messages": messages, "max_tokens": 3},
@@ -342,7 +350,7 @@ def test_who_samples_nothing_sends_nothing(build: Build, receiver: Receiver) -> 
     house.wait_ready()
     answers = [ask(house) for _ in range(5)]
     assert not any(is_sampled(answer) for answer in answers)
-    asked = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=parent(), timeout=20)
+    asked = httpx.post(f"{house.url}/v1/completions", json=COMPLETION, headers=parent(), timeout=60)
     receiver.root(asked.headers["x-request-id"])  # its client wants it to be traced
     traces = {answer.headers["traceresponse"].split("-")[1] for answer in answers}
     assert not any(one.trace in traces for one in receiver.spans)

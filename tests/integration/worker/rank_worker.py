@@ -24,7 +24,7 @@ from tandem.workerhost.auth import SecretInterceptor
 from tandem.workerhost.passing import ForRank
 from tandem.workerhost.server import WorkerService
 from tests.integration.worker.loopback import Loopback, Rank
-from tools.waiting import words_of
+from tools.waiting import PATIENCE_S, words_of
 
 
 class RankWorker:
@@ -93,6 +93,10 @@ class RankWorker:
         await server.start()
         self.address, self._server = f"127.0.0.1:{port}", server
 
+    @property
+    def is_running(self) -> bool:
+        return self._server is not None
+
     async def stop(self) -> None:
         """Die, as far as the router sees."""
         if self._server is not None:
@@ -115,13 +119,13 @@ class ServedPair(Loopback):
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="ranks")
 
-    def call(self, function: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+    def call(self, function: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
         """Run something on the step loops' thread, between two turns."""
         future: Future[Any] = Future()
         self._calls.put((function, future))
         return future.result(timeout_s)
 
-    def wait(self, condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
         """Wait until `condition` holds, looked at between turns."""
         held = threading.Event()
 
