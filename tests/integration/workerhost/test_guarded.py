@@ -26,7 +26,7 @@ async def code_of(address: str, metadata: Any, *messages: w.RouterMessage) -> gr
         for message in messages:
             await call.write(message)
         try:
-            await asyncio.wait_for(call.read(), 5)
+            await asyncio.wait_for(call.read(), 60)
         except grpc.aio.AioRpcError as error:
             return error.code()
         return grpc.StatusCode.OK
@@ -79,9 +79,9 @@ def test_a_router_that_leaves_is_reported() -> None:
                 call = stub.Stream(metadata=call_metadata(SECRET))
                 await call.write(router_wire.hello("r7", 1, 77))
                 await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
-                kinds = [(await asyncio.wait_for(call.read(), 5)).WhichOneof("kind") for _ in range(3)]
+                kinds = [(await asyncio.wait_for(call.read(), 60)).WhichOneof("kind") for _ in range(3)]
                 assert kinds == ["hello", "load", "pong"]
-            gone = await asyncio.wait_for(backend.got.get(), 5)
+            gone = await asyncio.wait_for(backend.got.get(), 60)
             assert gone.router_gone.router == "r7"
         return backend
 
@@ -95,15 +95,15 @@ def test_peers_talk_both_ways_and_hear_of_the_end() -> None:
             channels = PeerChannels(sender, SECRET, tasks)
             ask = w.PeerMessage(ticket_request=w.TicketRequest(request="r", attempt=1))
             assert channels.send(for_peer(ask, address))
-            heard = await asyncio.wait_for(receiver.got.get(), 5)
+            heard = await asyncio.wait_for(receiver.got.get(), 60)
             assert (heard.peer.worker, heard.peer.message) == ("p0", ask)
             answer = w.PeerMessage(ticket=w.Ticket(request="r", attempt=1))
             assert service.answer_peer("p0", answer.SerializeToString())
-            back = await asyncio.wait_for(sender.got.get(), 5)
+            back = await asyncio.wait_for(sender.got.get(), 60)
             assert (back.peer.worker, back.peer.message) == ("d0", answer)
             channels.close()
             for backend, other in ((receiver, "p0"), (sender, "d0")):
-                gone = await asyncio.wait_for(backend.got.get(), 5)
+                gone = await asyncio.wait_for(backend.got.get(), 60)
                 assert gone.peer_gone.worker == other
 
     asyncio.run(run())
@@ -117,7 +117,7 @@ def test_a_peer_of_another_incarnation_is_refused(incarnation: int) -> None:
             channels = PeerChannels(sender, SECRET, tasks)
             ping = w.PeerMessage(ping=w.Ping())
             channels.send(for_peer(ping, address, incarnation))
-            gone = await asyncio.wait_for(sender.got.get(), 5)
+            gone = await asyncio.wait_for(sender.got.get(), 60)
         return gone.peer_gone.reason
 
     assert "FAILED_PRECONDITION" in asyncio.run(run())
@@ -130,7 +130,7 @@ def test_unreachable_peer_is_reported(unused_port: Callable[[], int]) -> None:
             channels = PeerChannels(sender, SECRET, tasks)
             address = f"127.0.0.1:{unused_port()}"
             channels.send(for_peer(w.PeerMessage(), address, 1))
-            gone = await asyncio.wait_for(sender.got.get(), 10)
+            gone = await asyncio.wait_for(sender.got.get(), 60)
         return gone.peer_gone.reason
 
     assert "UNAVAILABLE" in asyncio.run(run())

@@ -131,7 +131,7 @@ def test_the_oldest_measurements_go_when_redis_stays_away(monkeypatch: pytest.Mo
         for peer in ("d1", "d2", "d3"):
             share.measured(speed_to_wire(replace(TCP, peer=peer)))
         sharing = asyncio.ensure_future(share.run(cast(LinkSpeedStore, store)))
-        peers = await asyncio.wait_for(store.written.get(), 5)
+        peers = await asyncio.wait_for(store.written.get(), 60)
         sharing.cancel()
         await asyncio.wait([sharing])
         return peers

@@ -26,7 +26,7 @@ async def opened(address: str, first: w.PeerMessage) -> Any:
     call = stub.Peer(metadata=call_metadata(SECRET))
     await call.write(first)
     try:
-        return await asyncio.wait_for(call.read(), 5)
+        return await asyncio.wait_for(call.read(), 60)
     finally:
         await channel.close(None)
 
@@ -74,7 +74,7 @@ async def dialled(major: int, minor: int) -> e.HostToRank:
             asked = w.PeerMessage(ticket_request=w.TicketRequest(request="r"))
             to = for_peer(asked, f"127.0.0.1:{port}", 5)
             assert channels.send(to)
-            heard = await asyncio.wait_for(backend.got.get(), 10)
+            heard = await asyncio.wait_for(backend.got.get(), 60)
             channels.close()
     finally:
         await server.stop(None)

@@ -81,7 +81,7 @@ class Scene:
         self.at.messages = asyncio.Queue()
         self.is_over = False
         await self.at.open(self.secret, self.tasks)
-        return (await asyncio.wait_for(self.at.messages.get(), 20)).hello.info
+        return (await asyncio.wait_for(self.at.messages.get(), 60)).hello.info
 
     async def ask(self, request: str, leg: Any, count: int) -> None:
         await self.at.send(submit=submit(request, leg, self.at, PROMPT, max_tokens=count, ignore_eos=True))
@@ -429,7 +429,7 @@ async def is_fenced(s: Scene, incarnation: Incarnation) -> None:
             call = method(metadata=metadata)
             await call.write(hello)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await asyncio.wait_for(call.read(), 20)
+                await asyncio.wait_for(call.read(), 60)
             assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
             assert "this worker is" in str(refused.value.details())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tandem.workerhost import rank_process, streams
+from tandem.workerhost import peers, rank_process, streams
 from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.passing import ForRank
 from tandem.workerhost.peers import PeerChannels
@@ -40,7 +39,7 @@ def submit(request: str) -> w.RouterMessage:
 async def open_stream(channel: Any, router: str) -> Any:
     call = worker_pb2_grpc.WorkerStub(channel).Stream(metadata=call_metadata(SECRET))
     await call.write(hello(router))
-    assert (await asyncio.wait_for(call.read(), 5)).HasField("hello")
+    assert (await asyncio.wait_for(call.read(), 60)).HasField("hello")
     return call
 
 
@@ -50,12 +49,12 @@ def test_a_newer_stream_ends_the_requests_of_the_older() -> None:
         async with serving(backend) as (_, address), grpc.aio.insecure_channel(address) as channel:
             older = await open_stream(channel, "r")
             await older.write(submit("a"))
-            kinds = [(await asyncio.wait_for(backend.got.get(), 5)).WhichOneof("kind")]
+            kinds = [(await asyncio.wait_for(backend.got.get(), 60)).WhichOneof("kind")]
             newer = await open_stream(channel, "r")
             await newer.write(submit("b"))
-            kinds += [(await asyncio.wait_for(backend.got.get(), 5)).WhichOneof("kind") for _ in range(2)]
+            kinds += [(await asyncio.wait_for(backend.got.get(), 60)).WhichOneof("kind") for _ in range(2)]
             newer.cancel()
-            kinds.append((await asyncio.wait_for(backend.got.get(), 5)).WhichOneof("kind"))
+            kinds.append((await asyncio.wait_for(backend.got.get(), 60)).WhichOneof("kind"))
         assert backend.got.empty()
         return kinds
 
@@ -72,15 +71,17 @@ def test_a_peer_that_comes_back_has_lost_its_transfers() -> None:
                 calls.append(stub.Peer(metadata=call_metadata(SECRET)))
                 mine = w.PeerHello(worker="p0", incarnation=incarnation, peer_incarnation=77, protocol=PROTOCOL[0])
                 await calls[-1].write(w.PeerMessage(hello=mine))
-                assert (await asyncio.wait_for(calls[-1].read(), 5)).HasField("hello")
-            gone = await asyncio.wait_for(backend.got.get(), 5)
+                assert (await asyncio.wait_for(calls[-1].read(), 60)).HasField("hello")
+            gone = await asyncio.wait_for(backend.got.get(), 60)
             assert (gone.peer_gone.worker, gone.peer_gone.incarnation) == ("p0", 0)
 
     asyncio.run(run())
 
 
-def test_a_peer_that_never_answers_does_not_hold_up_the_end() -> None:
-    async def run() -> float:
+def test_a_peer_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "HELLO_TIMEOUT_S", 600.0)
+
+    async def run() -> None:
         writers: list[asyncio.StreamWriter] = []
         silent = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
         address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
@@ -94,17 +95,14 @@ def test_a_peer_that_never_answers_does_not_hold_up_the_end() -> None:
                     await wait_for_async(lambda: writers)
             channels.close()
             assert not channels.send(to)
-            closed_s = time.monotonic()
-        took_s = time.monotonic() - closed_s
         assert {backend.got.get_nowait().peer_gone.incarnation for _ in range(2)} == {1, 2}
         for writer in writers:
             writer.close()
             await writer.wait_closed()
         silent.close()
         await silent.wait_closed()
-        return took_s
 
-    assert asyncio.run(run()) < 2
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 def test_who_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +156,7 @@ def test_a_peer_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
                 to = for_peer(failed, address)
                 for _ in range(30):
                     assert channels.send(to)
-                gone = (await asyncio.wait_for(backend.got.get(), 30)).peer_gone
+                gone = (await asyncio.wait_for(backend.got.get(), 60)).peer_gone
                 channels.close()
                 return gone
         finally:
@@ -178,7 +176,7 @@ def test_nobody_is_dialled_once_the_channels_are_closed() -> None:
         async with serving(far) as (_, address):
             failed = w.PeerMessage(failed=w.TransferFailed(request="x"))
             to = for_peer(failed, address)
-            async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
                 channels = PeerChannels(near, SECRET, tasks)
                 for drop in (channels.drop_all, channels.close):
                     assert channels.send(to)
@@ -209,7 +207,7 @@ def test_what_a_peer_says_and_the_rank_cannot_take_ends_its_channel_alone() -> N
             to = for_peer(ticket, address)
             assert channels.send(to)
             await wait_for_async(lambda: service.answer_peer("p0", ticket.SerializeToString()))
-            gone = (await asyncio.wait_for(backend.got.get(), 5)).peer_gone
+            gone = (await asyncio.wait_for(backend.got.get(), 60)).peer_gone
             channels.close()
             return gone
 
@@ -230,10 +228,10 @@ def test_a_submission_that_fits_no_ring_is_refused() -> None:
             call = await open_stream(channel, "r")
             await call.read()  # the load
             await call.write(w.RouterMessage(submit=w.Submit(request="big", attempt=3, prompt=[1] * 2000)))
-            failed = (await asyncio.wait_for(call.read(), 5)).failed
+            failed = (await asyncio.wait_for(call.read(), 60)).failed
             assert (failed.request, failed.attempt, failed.code) == ("big", 3, "request_too_large")
             await call.write(submit("next"))
-            assert (await asyncio.wait_for(backend.got.get(), 5)).router.message.submit.request == "next"
+            assert (await asyncio.wait_for(backend.got.get(), 60)).router.message.submit.request == "next"
 
     asyncio.run(run())
 
