@@ -42,6 +42,6 @@ def no_process_left() -> Iterator[None]:
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     _, alive = psutil.wait_procs(
-        [child for child in psutil.Process().children(recursive=True) if child.pid not in before], timeout=3
+        [child for child in psutil.Process().children(recursive=True) if child.pid not in before], timeout=30
     )
     assert not alive

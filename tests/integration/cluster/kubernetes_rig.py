@@ -165,7 +165,7 @@ class Scene:
 
     async def settled(self, prefill: int, decode: int) -> None:
         try:
-            await wait_for_async(lambda: self.is_settled(prefill, decode), 15)
+            await wait_for_async(lambda: self.is_settled(prefill, decode))
         except AssertionError as error:
             wants = {name: found["replicas"] for name, found in self.cluster.deployments.items()}
             told = "\n".join(map(str, self.events.seen[-30:]))
@@ -199,13 +199,13 @@ def play(
         async with AsyncExitStack() as stack:
 
             async def begin() -> asyncio.Task[None]:
-                api = await stack.enter_async_context(KubernetesApi(url, account, "serving", timeout_s=2.0))
+                api = await stack.enter_async_context(KubernetesApi(url, account, "serving", timeout_s=20.0))
                 return asyncio.create_task(control(api, homes, record, kubelet, events))
 
             found = Scene(cluster, kubelet, record, events, begin)
             tasks = [asyncio.create_task(kubelet.run()), *[await begin() for _ in range(controllers)]]
             playing = asyncio.create_task(scene(found))
-            done, _ = await asyncio.wait([playing, *tasks], timeout=60, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait([playing, *tasks], timeout=240, return_when=asyncio.FIRST_COMPLETED)
             for task in (playing, *tasks):
                 task.cancel()
             await asyncio.gather(playing, *tasks, return_exceptions=True)

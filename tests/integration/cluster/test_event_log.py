@@ -102,7 +102,7 @@ def test_recording_goes_on_without_redis(server: PrivateRedis) -> None:
         server.stop()
         for number in range(1000):
             log.record(EventKind.EXITED, f"w-{number}", "because")
-        await asyncio.wait_for(log.flush(), 10)
+        await asyncio.wait_for(log.flush(), 60)
         await redis.aclose()
 
     asyncio.run(run())

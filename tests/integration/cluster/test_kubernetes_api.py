@@ -42,10 +42,13 @@ def account(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def ask(url: str, account: Path, scene: Callable[[KubernetesApi], Coroutine[Any, Any, Any]], *, space: str = "") -> Any:
+def ask(
+    url: str, account: Path, scene: Callable[[KubernetesApi], Coroutine[Any, Any, Any]], *, space: str = "",
+    timeout_s: float = 30.0,
+) -> Any:  # fmt: skip
     async def run() -> Any:
-        async with KubernetesApi(url, account, space or "serving", timeout_s=2.0) as api:
-            return await asyncio.wait_for(scene(api), 30)
+        async with KubernetesApi(url, account, space or "serving", timeout_s=timeout_s) as api:
+            return await asyncio.wait_for(scene(api), 60)
 
     return asyncio.run(run())
 
@@ -183,7 +186,7 @@ def test_what_is_no_answer_is_over_in_time(
     url, end = answering(*parts, then_wait=is_waiting)
     try:
         with pytest.raises(UnavailableError, match=says):
-            ask(url, account, lambda api: api.pods(SELECTOR))
+            ask(url, account, lambda api: api.pods(SELECTOR), timeout_s=2.0)
     finally:
         end()
 

@@ -201,7 +201,7 @@ def test_controllers_that_die_all_the_while_get_there_too(account: Path) -> None
     async def scene(seen: Scene) -> None:
         for count in (5, 2, 4, 1):
             await seen.record.wish(partial(scaled, counts={D: count}, loads={}))
-            for patience_s in (0.05, 0.1, 0.2, 0.4, 0.8, 30.0):
+            for patience_s in (0.05, 0.1, 0.2, 0.4, 0.8, 60.0):
                 one = await seen.begin()
                 settled = asyncio.create_task(seen.settled(1, count))
                 await asyncio.wait([settled, one], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)

@@ -55,7 +55,7 @@ def hasty(gpus: FakeGpus, held: HeldState, environment: Environment) -> LocalLau
 
 
 async def _next(launcher: LocalLauncher) -> WorkerReport:
-    return await asyncio.wait_for(anext(aiter(launcher.watch())), 20)
+    return await asyncio.wait_for(anext(aiter(launcher.watch())), 60)
 
 
 async def _is_ready(launcher: LocalLauncher, worker_id: WorkerId = P) -> int:

@@ -39,7 +39,7 @@ def _spec() -> WorkerSpec:
 
 
 async def _next(launcher: LocalLauncher) -> WorkerReport:
-    return await asyncio.wait_for(anext(aiter(launcher.watch())), 20)
+    return await asyncio.wait_for(anext(aiter(launcher.watch())), 60)
 
 
 async def _ready(launcher: LocalLauncher) -> WorkerReady:
@@ -193,7 +193,7 @@ def test_a_stubborn_worker_is_killed(held: HeldState, environment: Environment, 
             await _ready(launcher)
             stop = asyncio.create_task(launcher.stop(W, grace_s=600 if hurried else 0.2))
             hurry.set() if hurried else None
-            await asyncio.wait_for(stop, 10)
+            await asyncio.wait_for(stop, 60)
             exited = await _next(launcher)
             assert isinstance(exited, WorkerExited)
             assert "signal 9" in exited.reason
@@ -283,7 +283,7 @@ def test_an_endless_line_is_dropped(held: HeldState) -> None:
             [sys.executable, "-c", code], variables=dict(os.environ), log_file=held.state.log_file("long")
         )
         lines = [line async for line in child.lines() if "after" in line]
-        assert await asyncio.wait_for(child.wait(), 20) == 0
+        assert await asyncio.wait_for(child.wait(), 60) == 0
         return lines
 
     assert asyncio.run(run()) == ["after"]

@@ -138,7 +138,7 @@ class Scene:
 
     async def settled(self, count: int) -> None:
         try:
-            await wait_for_async(lambda: self.is_settled(count), 15)
+            await wait_for_async(lambda: self.is_settled(count))
         except AssertionError as error:
             raise AssertionError(f"not {count}: {self.replicas} {self.started} {list(self.cluster.pods)}") from error
 
@@ -179,7 +179,7 @@ def play(account: Path, scene: Callable[[Scene], Coroutine[None, None, None]], *
         others = [found.operator.run(), found.place(), *(sizer().run() for _ in range(sizers))]
         tasks = [asyncio.create_task(each) for each in others]
         playing = asyncio.create_task(scene(found))
-        done, _ = await asyncio.wait([playing, *tasks], timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([playing, *tasks], timeout=240, return_when=asyncio.FIRST_COMPLETED)
         for task in (playing, *tasks):
             task.cancel()
         await asyncio.gather(playing, *tasks, return_exceptions=True)

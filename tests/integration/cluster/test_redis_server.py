@@ -18,7 +18,7 @@ HANGING = "#!/bin/sh\nexec sleep 600\n"
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.01)
 

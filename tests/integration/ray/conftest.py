@@ -79,7 +79,7 @@ def stop_keeper(keeper: Keeper) -> None:
     keeper.look()
     keeper.process.terminate()
     assert keeper.process.wait(timeout=60) == 0
-    assert not [pid for pid in keeper.seen if is_alive(pid)]
+    wait_for(lambda: not [pid for pid in keeper.seen if is_alive(pid)], what="nothing of it runs")
 
 
 def token_file(folder: Path) -> str:
