@@ -52,7 +52,7 @@ import atexit, queue, sys
 from tests.integration.kvtransfer.gloo_pair import Pair, outcome_of
 
 waiting = queue.SimpleQueue()
-atexit.register(lambda: sys.stdout.write(waiting.get().get(timeout=5)))  # the first to register is called last
+atexit.register(lambda: sys.stdout.write(waiting.get().get(timeout=50)))  # the first to register is called last
 pair = Pair()
 waiting.put(outcome_of(pair.receiver.receive(0, 10)))
 """

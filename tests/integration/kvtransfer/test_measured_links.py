@@ -184,7 +184,7 @@ def test_a_link_that_slowed_down_is_measured_again_and_new_transfers_move(
             transfer(any_rig, sender, receiver, source, target, endpoints, blocks=16)
         wait_until(lambda: any(link.transport == "grpc" for link in sender.links()))
     assert known(speeds, "tcp") < 1e8
-    assert known(speeds, "grpc") > 1e8  # measured anew too
+    assert known(speeds, "tcp") < known(speeds, "grpc") != 5e8, "measured anew, too"
     events = {r.message: vars(r)["fields"] for r in caplog.records if r.message.startswith("transfer_link_")}
     assert events["transfer_link_slow"]["measured"] == "2.00 GB/s"
     assert events["transfer_link_slow"]["achieved"].endswith("MB/s")
@@ -211,12 +211,13 @@ def test_a_forced_transport_is_measured_again_and_stays(
     wire, endpoints = slow_wire(receiver)
     sender = any_rig.sender(source, preference="tcp", speeds=speeds)
     transfer(any_rig, sender, receiver, source, target, endpoints)
-    assert known(speeds, "tcp") > 1e8
+    first = known(speeds, "tcp")
+    assert first > 0.0
     assert known(speeds, "grpc") == 0.0
-    wire.bytes_per_s = 1e7
+    wire.bytes_per_s = min(1e7, first / 20)  # as fast as the machine lets it, and far slower
     for _ in range(34):
         transfer(any_rig, sender, receiver, source, target, endpoints, blocks=8)
-    wait_until(lambda: known(speeds, "tcp") < 5e7)
+    wait_until(lambda: known(speeds, "tcp") < first / 2)
     transfer(any_rig, sender, receiver, source, target, endpoints)
     (link,) = sender.links()
     assert (link.transport, link.reason, link.unused) == ("tcp", "configured", ())

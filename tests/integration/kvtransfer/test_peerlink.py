@@ -39,7 +39,7 @@ def test_a_dial_that_breaks_fails_what_waits_for_it(
         ticket = rig.ticket(receiver.endpoints())
         receiver.expect(ticket)
         sender.open(ticket)
-        failed = source.event_within(10)
+        failed = source.event_within(rig.patience_s)
         assert isinstance(failed, SendFailed)
         assert "no room for a ring" in failed.reason
     finally:
