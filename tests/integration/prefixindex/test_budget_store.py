@@ -38,11 +38,13 @@ def test_three_routers_together_spend_one_budget(
     """Within 5 %: what is granted is what the bucket held, and what came into it."""
 
     async def flood(redis: Any, until_s: float) -> int:
+        """Until it is refused after that time: however slowly it asks, all of the budget is spent then."""
         store, granted = BudgetStore(redis, KEYS), 0
-        while await time_s(redis) < until_s:
+        while True:
             wait_s = await store.spend("acme", budget, Charge(requests=1, tokens=size))
             granted += size if wait_s == 0 else 0
-        return granted
+            if wait_s > 0 and await time_s(redis) >= until_s:
+                return granted
 
     async def scenario() -> tuple[int, float]:
         async with AsyncExitStack() as stack:

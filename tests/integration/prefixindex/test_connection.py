@@ -31,7 +31,7 @@ def test_a_cancelled_command_is_cancelled_at_every_moment(server: PrivateRedis, 
                     await asyncio.sleep(0)
                 for task in tasks:
                     task.cancel()
-                _, pending = await asyncio.wait(tasks, timeout=5)
+                _, pending = await asyncio.wait(tasks, timeout=60)
                 assert not pending, f"went on after a cancellation at turn {turns}"
 
     asyncio.run(scenario())
@@ -42,7 +42,7 @@ def test_everything_that_runs_ends_when_cancelled_in_an_outage(
 ) -> None:
     async def scenario() -> None:
         keys = Keys("test")
-        async with client(server.url) as redis, asyncio.timeout(30):
+        async with client(server.url) as redis, asyncio.timeout(120):
             worker = hosted_worker(redis, keys, "w")
             replica, watcher = IndexReplica(redis, keys), RegistryWatcher(redis, keys)
             async with running(worker.publisher.run(), worker.beat(), replica.run(), watcher.run(lambda _: None)):

@@ -144,9 +144,9 @@ def test_the_watcher_sees_arrivals_departures_and_lapses(
     async def scenario() -> None:
         seen: list[dict[WorkerId, WorkerRecord]] = []
         async with client(server.url) as redis:
-            watcher = RegistryWatcher(redis, KEYS, lease_s=0.6)
+            watcher = RegistryWatcher(redis, KEYS, lease_s=2.0)
             assert watcher.is_stale
-            one, two = WorkerLease(redis, KEYS, lease_s=0.4), WorkerLease(redis, KEYS)
+            one, two = WorkerLease(redis, KEYS, lease_s=1.5), WorkerLease(redis, KEYS)
             async with running(watcher.run(lambda records: seen.append(dict(records)), relist_s=0.1)):
                 await until(lambda: seen == [{}])
                 assert not watcher.is_stale
