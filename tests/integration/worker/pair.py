@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc.aio
 
+from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
 from tandem.core.lifecycle import RoleName
@@ -25,17 +26,19 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 
 MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
 class RunningWorker:
-    """One worker process and one open router stream to it. `progress`: what it said while it started."""
+    """One worker process and one open router stream to it. `progress`: what it said while it started; `ready_s`: when
+    it said that it is ready."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, ready: dict[str, Any], progress: list[str]
     ) -> None:
         self.name, self.process, self.ready, self.progress = name, process, ready, progress
+        self.ready_s = MonotonicClock().now_s()
         self.messages: asyncio.Queue[w.WorkerMessage] = asyncio.Queue()
         self.load = w.LoadReport()
         self._call: Any = None
@@ -181,7 +184,7 @@ async def stop(worker: RunningWorker) -> None:
     """End a worker's process, if it has not ended."""
     if worker.process.returncode is None:
         worker.process.terminate()
-    await asyncio.wait_for(worker.process.wait(), 20)
+    await asyncio.wait_for(worker.process.wait(), 60)
     worker.process._transport.close()  # type: ignore[attr-defined]
 
 

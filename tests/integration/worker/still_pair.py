@@ -36,7 +36,7 @@ class StillPair(ServedPair):
             self._is_still.clear()
 
         self.call(prepare)
-        assert reached.wait(20), self.failure
+        assert reached.wait(60), self.failure
 
     def go_on(self) -> None:
         """Deliver what was held, and turn for good. `turns` counts from here."""

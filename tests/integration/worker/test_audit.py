@@ -232,16 +232,16 @@ def test_a_worker_that_stands_still_is_named(setting: Setting) -> None:
 
     def stand() -> None:
         held.set()
-        assert go_on.wait(30)
+        assert go_on.wait(60)
 
-    standing = threading.Thread(target=lambda: setting.pair.call(stand, 40))
+    standing = threading.Thread(target=lambda: setting.pair.call(stand, 90))
     standing.start()
-    assert held.wait(10)
+    assert held.wait(60)
     try:
         code, found = setting.records("--wait", "0")
     finally:
         go_on.set()
-        standing.join(30)
+        standing.join(60)
     assert code == 1
     assert {missing["worker"] for missing in found["unanswered"]} == {"p0", "d0"}
     assert "no report came within 3 s" in found["unanswered"][0]["why"]

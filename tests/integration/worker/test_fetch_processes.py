@@ -22,7 +22,7 @@ from tools.waiting import wait_for_async, words_of
 
 PROMPT = [(7 * i) % 4000 + 10 for i in range(100)]
 NEW = [(11 * i) % 4000 + 10 for i in range(30)]
-BOUND_S = 20
+BOUND_S = 60
 
 
 async def turn(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int], count: int, held: int) -> list[int]:

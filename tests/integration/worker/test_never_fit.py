@@ -20,7 +20,7 @@ SLOW = SimSection(decode_step_s=0.02)
 async def refused(worker: RunningWorker, request: str, leg: Any, **sampling: Any) -> tuple[str, str]:
     """Code and reason, which come before the running answer's end."""
     await worker.send(submit=submit(request, leg, worker, PROMPT, ignore_eos=True, **sampling))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             message = await worker.messages.get()
             assert not any(chunk.finish for chunk in message.tokens.chunks), "it waited for the other one's end"
@@ -33,7 +33,7 @@ def test_a_request_that_can_never_fit_is_refused_at_once(folder: Path, leg: Any)
     async def run() -> list[tuple[str, str]]:
         async with pair(folder, engine="sim", sim=SLOW, kv_memory_bytes=16 << 20, max_model_len=2048) as (_, d0):
             await d0.send(submit=submit("long", w.LEG_FULL, d0, PROMPT, max_tokens=500, ignore_eos=True))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not (await d0.messages.get()).tokens.chunks:
                     pass
             return [

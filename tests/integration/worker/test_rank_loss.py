@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -100,4 +101,8 @@ def test_ranks_do_not_wait_for_one_that_died_at_the_start(folder: Path) -> None:
 
 def _pids_of_rank(rank: int) -> list[int]:
     """Processes below this one that have taken the rank's arguments."""
-    return [child.pid for child in psutil.Process().children(recursive=True) if f"--rank={rank}" in child.cmdline()]
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found += [child.pid] if f"--rank={rank}" in child.cmdline() else []
+    return found

@@ -16,7 +16,7 @@ from tests.integration.worker.alone import worker_of
 from tests.integration.worker.pair import RunningWorker
 
 HEARD_WITHIN_S = 2.0
-"""The last word of the start, and a stream that is opened then."""
+"""The last word of the start."""
 HOST = {"imports", "config", "ranks", "pool", "warm_up", "transfers", "registration", "weights"}
 MODEL = {"torch", "kernels", "packing"}
 
@@ -37,7 +37,7 @@ def test_a_worker_says_what_each_second_of_its_start_went_to(
     async def run() -> tuple[RunningWorker, float]:
         clock = MonotonicClock()
         async with worker_of(folder, **{"tp": 1, **settings}) as worker:
-            measured_s = clock.now_s() - process_started_s(clock, worker.process.pid)
+            measured_s = worker.ready_s - process_started_s(clock, worker.process.pid)
             worker.process.send_signal(signal.SIGTERM)
             return worker, measured_s
 

@@ -37,13 +37,13 @@ async def asked(worker: RunningWorker, service: str) -> Any:
     """What a readiness probe sees."""
     async with grpc.aio.insecure_channel(worker.ready["address"]) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=3.0)).status
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=30.0)).status
 
 
 async def until_finished(worker: RunningWorker) -> list[str]:
     """States that the worker told its router, until its request ended."""
     states = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             message = await worker.messages.get()
             if message.HasField("state"):
@@ -62,11 +62,11 @@ def test_a_slow_step_turns_readiness_off_and_its_end_turns_it_on_again(folder: P
 
             assert await is_(SERVING)
             await worker.send(submit=submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=2, ignore_eos=True))
-            await wait_for_async(lambda: is_(NOT_SERVING), 10)
+            await wait_for_async(lambda: is_(NOT_SERVING))
             assert await asked(worker, LIVE) == SERVING
             states = await until_finished(worker)
-            await wait_for_async(lambda: is_(SERVING), 10)
-            await wait_for_async(lambda: worker.load.counters[names.STEP_STALLS] == 1.0, 10)
+            await wait_for_async(lambda: is_(SERVING))
+            await wait_for_async(lambda: worker.load.counters[names.STEP_STALLS] == 1.0)
             worker.process.send_signal(signal.SIGTERM)
             return states, worker.load
 
@@ -78,7 +78,7 @@ def test_a_slow_step_turns_readiness_off_and_its_end_turns_it_on_again(folder: P
         (said,) = [line for line in log.splitlines() if f"m0/rank{rank} stacks of all threads" in line]
         assert "decodes=0 chunks=1 tokens=40 context_tokens=40 logit_rows=1" in said
     assert log.count("in _wait_until") >= tp, "the stack of the thread that computes"
-    assert re.search(r"a step does not end rank=\d running_s=1\.", log)
+    assert re.search(r"a step does not end rank=\d running_s=[1-4]\.", log)
     assert re.search(r"the step has ended rank=\d took_s=", log)
     assert not any(str(token) in log for token in PROMPT), "tokens of the prompt are in the log"
 
@@ -92,7 +92,7 @@ def test_a_step_past_its_limit_ends_the_worker_behind_its_stacks(folder: Path) -
             await worker.send(submit=submit("r", w.LEG_FULL, worker, PROMPT, max_tokens=2, ignore_eos=True))
             return await last_words(worker)
 
-    assert "a step of rank 0 has been running for 2 s" in asyncio.run(run())
+    assert re.search(r"a step of rank 0 has been running for [2-4] s", asyncio.run(run()))
     log = (folder / "m0.log").read_text()
     assert log.count("m0/rank0 stacks of all threads") == 1
     assert "in _wait_until" in log
