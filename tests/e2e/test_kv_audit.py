@@ -55,5 +55,7 @@ def test_the_audit_of_a_cluster() -> None:
         code, found = audit(cluster, "--wait", "0")  # asked before its host ends it
         assert code == 1
         assert [missing["worker"] for missing in found["unanswered"]] == [decode["worker"]]
-        wait_for(lambda: cluster.get("/readyz")[0] == 200, 30, "the worker is back")
+        before = [decode["pid"], rank]
+        wait_for(lambda: cluster.pids().get(decode["worker"], before) != before, what="it was started again")
+        wait_for(lambda: cluster.get("/readyz")[0] == 200, what="the worker is back")
         assert audit(cluster)[0] == 0
