@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,9 @@ from typing import Any
 from tools.waiting import wait_for
 
 START_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
+ANSWER_TIMEOUT_S = 30.0
+"""Of what is answered at once, where many other processes want the cores, too."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ class Cluster:
         headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.context['admin']}{path}", data, headers)
-        with urllib.request.urlopen(request, timeout=5) as response:
+        with urllib.request.urlopen(request, timeout=ANSWER_TIMEOUT_S) as response:
             return dict(json.load(response))
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -71,7 +74,7 @@ class Cluster:
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(f"{self.api}{path}", timeout=10) as response:
+            with urllib.request.urlopen(f"{self.api}{path}", timeout=ANSWER_TIMEOUT_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -79,7 +82,7 @@ class Cluster:
 
     def scrape(self) -> str:
         """Metrics as the admin port tells them: of all processes of a router."""
-        with urllib.request.urlopen(f"{self.context['admin']}/metrics", timeout=10) as response:
+        with urllib.request.urlopen(f"{self.context['admin']}/metrics", timeout=ANSWER_TIMEOUT_S) as response:
             return str(response.read().decode())
 
     def metric(self, name: str, **labels: str) -> float:
@@ -147,7 +150,7 @@ def stop(cluster: Cluster, number: int = signal.SIGTERM) -> None:
     cluster.process.send_signal(number)
     assert cluster.process.wait(STOP_TIMEOUT_S) == 0, cluster.output + cluster.logs()
     for pid in pids:
-        wait_for(functools.partial(_is_gone, pid), 5, f"process {pid} is gone")
+        wait_for(functools.partial(_is_gone, pid), what=f"process {pid} is gone")
 
 
 def _is_gone(pid: int) -> bool:
@@ -155,11 +158,13 @@ def _is_gone(pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Whether a process exists and is no zombie. A zombie whose other threads are still ending has its sockets open."""
     try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+        text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return False
+    threads = re.search(r"^Threads:\s+(\d+)", text, re.MULTILINE)
+    return "\nState:\tZ" not in text or (threads is not None and int(threads[1]) > 1)
 
 
 def _await_context(cluster: Cluster) -> dict[str, Any]:

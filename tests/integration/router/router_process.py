@@ -12,6 +12,7 @@ import msgspec
 from tandem.core.config import RouterConfig
 from tandem.prefixindex.lease import WorkerLease
 from tests.integration.router.scripted_worker import ScriptedWorker
+from tools.running_cluster import is_alive
 
 PATIENCE_S = 60.0
 """Starting some processes takes long where many others run."""
@@ -34,8 +35,5 @@ async def register_and_beat(lease: WorkerLease, worker: ScriptedWorker) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """It runs no more; its parent need not have noticed."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    """It runs no more, and its sockets are closed; its parent need not have noticed."""
+    return not is_alive(pid)
