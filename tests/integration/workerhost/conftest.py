@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tandem.workerhost import streams
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams in this process are held without pings, for as long as a test may take."""
+    monkeypatch.setattr(streams, "IDLE_TIMEOUT_S", 600.0)
+
 
 @pytest.fixture
 def unused_port() -> Callable[[], int]:
