@@ -101,7 +101,7 @@ class FrozenScene:
         wait_whole(self._cluster, WORKERS)
         old, reattempts, dropped = self._old_store(), self._reattempts(), self._dropped()
         clients = [] if cell.moment == "idle" else self._ask()
-        victim = self._find(cell)
+        victim = self._find(cell, clients)
         before = self._row(victim)
         incarnation, pids = str(before["incarnation"]), [before["pid"], *before["rank_pids"]]
         try:
@@ -134,7 +134,7 @@ class FrozenScene:
         AssertionError if a request fails or is answered wrongly."""
         wait_whole(self._cluster, WORKERS)
         clients = self._ask()
-        victim = self._find(Cell(role, "at work", "kept"))
+        victim = self._find(Cell(role, "at work", "kept"), clients)
         row = self._row(victim)
         killed_s = time.monotonic()
         kill(row["pid"] if part == "host" else row["rank_pids"][0])
@@ -179,11 +179,18 @@ class FrozenScene:
 
     # ---- the worker --------------------------------------------------------------------------------------------------
 
-    def _find(self, cell: Cell) -> str:
-        """A worker of the role, at the cell's moment."""
+    def _find(self, cell: Cell, clients: list[tuple[Client, list[int]]]) -> str:
+        """A worker of the role, at the cell's moment. Whose requests are over before that was seen are asked anew."""
         if cell.moment == "idle":
             return f"{cell.role}-{self._rng.randrange(2)}"
-        return str(wait_for(lambda: self._at_work(cell.role), what=f"some {cell.role} worker is at work"))
+
+        def found() -> str:
+            if not any(client.is_alive() for client, _ in clients):
+                self._check(clients)
+                clients[:] = self._ask()
+            return self._at_work(cell.role)
+
+        return str(wait_for(found, what=f"some {cell.role} worker is at work"))
 
     def _at_work(self, role: str) -> str:
         requests = self._cluster.admin("/admin/v1/requests")["requests"]

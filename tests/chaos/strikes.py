@@ -12,12 +12,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.survivors import Client, wait_whole
+from tests.chaos.survivors import Client, check, wait_whole
+from tests.integration.router.transcript import Transcript
 from tools.running_cluster import Cluster
 from tools.waiting import wait_for
 
 WORKERS = 4
 _NAP_S, _TRIES = 1.0, 20
+_STRIKES = 4
 CAUSES = ("lost", "transfer", "refused", "broken", "stalled")
 HOWS = ("kill host", "kill rank", "stop all", "stop host", "stop rank")
 MOMENTS = {
@@ -69,6 +71,19 @@ def strike(cluster: Cluster, cell: Cell, bodies: Mapping[str, Mapping[str, Any]]
             _signal(hit, signal.SIGCONT)
     reattempts = {cause: count - before[cause] for cause, count in _reattempts(cluster).items()}
     return Struck(worker, phases, {cause: count for cause, count in reattempts.items() if count}, clients)
+
+
+def strike_until_hit(
+    cluster: Cluster, cell: Cell, bodies: Mapping[str, Mapping[str, Any]], right: Mapping[str, Transcript]
+) -> Struck:
+    """`strike`, with all answers right each time, until it hit somebody: what a worker was seen to be at may be over
+    before the signal comes."""
+    for _ in range(_STRIKES):
+        struck = strike(cluster, cell, bodies)
+        check(struck.clients, right)
+        if struck.reattempts:
+            return struck
+    raise AssertionError(f"nobody was hit in {_STRIKES} strikes: {cell}")
 
 
 def _find(

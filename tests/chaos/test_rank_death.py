@@ -14,7 +14,8 @@ from tests.chaos.survivors import HEAR_OF_IT_S, Client, is_serving, long_answer
 from tools.running_cluster import Cluster, is_alive, is_free, running
 from tools.waiting import wait_for
 
-WORKER_ENDS_S = 5.0
+WORKER_ENDS_S = 20.0
+"""A loaded machine takes some seconds to end three processes; how long it takes by itself is printed."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_the_second_rank_is_lost(cluster: Cluster, worker: str, number: signal.S
     assert not set(after) & set(pids)
     reason = "rank 1 was killed by signal 9" if number is signal.SIGKILL else "rank 1 has stopped"
     assert reason in cluster.output[output:]
-    wait_for(lambda: is_free(cluster, workers=2), 10, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=2), what="nothing in flight, nothing held")
 
 
 def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
@@ -74,4 +75,4 @@ def test_a_group_that_is_stopped_whole_and_wakes_up(cluster: Cluster) -> None:
     after = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
     assert cluster.pids()["decode-0"] == pids
     assert after["decode-0"] != before["decode-0"]
-    wait_for(lambda: is_free(cluster, workers=2), 10, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=2), what="nothing in flight, nothing held")

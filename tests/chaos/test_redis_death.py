@@ -16,12 +16,12 @@ def test_redis_dies() -> None:
         streams = [Client(cluster, long_answer(100, 400)) for _ in range(3)]
         wait_for(lambda: all(s.events > 3 for s in streams), 30, "tokens flow")
         kill(redis)
-        wait_for(lambda: not is_alive(redis), 5, "Redis is gone")
+        wait_for(lambda: not is_alive(redis), what="Redis is gone")
         assert is_serving(cluster)
         for stream in streams:
             got = stream.transcript()
             assert (got.dones, got.errors) == (1, [])
-        wait_for(lambda: _is_registered(cluster.status()), 30, "every worker is in the registry again")
+        wait_for(lambda: _is_registered(cluster.status()), what="every worker is in the registry again")
         assert is_serving(cluster)
         assert {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]} == before
 

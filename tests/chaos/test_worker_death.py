@@ -14,8 +14,8 @@ from tests.chaos.survivors import HEAR_OF_IT_S, Client, is_serving, long_answer
 from tools.running_cluster import Cluster, is_alive, is_free, kill, running
 from tools.waiting import wait_for
 
-REST_ENDS_S = 5.0
-"""The kernel ends it at once; what takes time is to give its memory back."""
+REST_ENDS_S = 20.0
+"""The kernel ends it at once; what takes time is to give its memory back, on a loaded machine some seconds."""
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def test_kill_while_a_request_is_there(cluster: Cluster, worker: str, part: int)
     for stream in streams:
         stream.join(60)
         assert not stream.is_alive()
-    wait_for(lambda: is_free(cluster, workers=2), 10, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=2), what="nothing in flight, nothing held")
 
 
 @pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
 def test_a_worker_that_is_stopped_and_wakes_up(cluster: Cluster, worker: str) -> None:
     """SIGSTOP of all of it: clients hear of it; after SIGCONT it is somebody else, and serves."""
     wait_for(lambda: is_serving(cluster), 60, "the cluster serves")
-    wait_for(lambda: is_free(cluster, workers=2), 10, "nothing in flight")
+    wait_for(lambda: is_free(cluster, workers=2), what="nothing in flight")
     before = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
     pids = cluster.pids()[worker]
     streams = [Client(cluster, long_answer(100, 3000)) for _ in range(3)] if worker == "decode-0" else []
@@ -93,7 +93,7 @@ def test_a_worker_that_is_stopped_and_wakes_up(cluster: Cluster, worker: str) ->
     after = {w["worker"]: w["incarnation"] for w in cluster.status()["workers"]}
     assert cluster.pids()[worker] == pids
     assert after[worker] != before[worker]
-    wait_for(lambda: is_free(cluster, workers=2), 10, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=2), what="nothing in flight, nothing held")
 
 
 def _in_flight(cluster: Cluster, worker: str) -> int:
