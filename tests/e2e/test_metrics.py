@@ -52,6 +52,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     config = tmp_path_factory.mktemp("config") / "cluster.toml"
     config.write_text(CONFIG)
     with running(*FLAGS, "--config", str(config), "--processes", str(request.param)) as cluster:
+        wait_for(lambda: len(cluster.pids()) == 4, what="all workers are there, so that equal prompts meet")
         for number in (0, 0, 1, 2):
             body = {"model": "tandem-tiny", "prompt": [600 + number, *PROMPT], "max_tokens": 20, "temperature": 0}
             status, answer = cluster.post("/v1/completions", body)
@@ -100,7 +101,7 @@ def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
     def connected() -> float:
         return sum(sample.value for sample in families(cluster)[names.WORKER_UP].samples)
 
-    wait_for(lambda: connected() == 4, 30, "every process is connected to every worker")
+    wait_for(lambda: connected() == 4, what="every process is connected to every worker")
     assert count(names.VLLM_TTFT, "_count") == 4
     assert count(names.VLLM_GENERATION_TOKENS) == 4 * 20
     assert {s.labels["model_name"] for s in families(cluster)[names.VLLM_RUNNING].samples} == {"tandem-tiny"}
@@ -108,8 +109,8 @@ def test_what_answers_bring_about_is_measured(cluster: Cluster) -> None:
         assert cluster.metric(names.GENERATED_TOKENS) == 4 * 20
     wanted = {sample.labels["role"]: sample.value for sample in families(cluster)[names.DESIRED_WORKERS].samples}
     assert wanted == {"prefill": 2, "decode": 2, "mixed": 0}
-    wait_for(lambda: phases_with_a_cost(cluster) == {"prefill", "decode"}, 30)
-    wait_for(lambda: names.KV_LINK_SPEED in families(cluster), 30, "workers told of their links")
+    wait_for(lambda: phases_with_a_cost(cluster) == {"prefill", "decode"})
+    wait_for(lambda: names.KV_LINK_SPEED in families(cluster), what="workers told of their links")
 
 
 def test_every_panel_alert_and_autoscaler_finds_what_it_asks_for(cluster: Cluster) -> None:
@@ -146,7 +147,7 @@ def test_the_work_of_a_model_is_counted_and_peaks_are_as_configured(tmp_path: Pa
                 computed, answered = by_role(names.PREFILL_TOKENS), by_role(names.DECODE_TOKENS)
                 return computed.get("prefill", 0) >= prompts and answered.get("decode", 0) >= answers
 
-            wait_for(is_told, 20, "the last load reports")
+            wait_for(is_told, what="the last load reports")
             return {name: by_role(name) for name in OF_A_MODEL}
 
         before = counted(2, 1)  # of the request by which the router proved that the two can answer

@@ -54,6 +54,7 @@ def started(folder: Path, mode: str) -> Iterator[Cluster]:
     with running("--config", str(file), "--model", str(MODEL)) as cluster:
         for number in range(3):
             Client(cluster.context["grpc"], prompt(90_000 + number, PROMPT_TOKENS), 4).check()
+        wait_for(lambda: len(cluster.pids()) == 3, what="all workers are connected: it serves with a pair")
         yield cluster
 
 

@@ -57,7 +57,7 @@ def test_all_workers_are_replaced_and_put_back_under_load(tmp_path: Path) -> Non
             told = changed(cluster, "rollout", "start", "--set", "worker.max_sequences=32")
             name = told["after"]["rollouts"][0]["revision"]
             load.wait_more(6)
-            assert (revisions(cluster), roles(cluster)) == ({name: 2}, {"prefill": 1, "decode": 1})
+            wait_for(lambda: (revisions(cluster), roles(cluster)) == ({name: 2}, {"prefill": 1, "decode": 1}))
             second = cluster.pids()
             assert not set(first) & set(second)
             wait_ended(first, second)
@@ -65,7 +65,7 @@ def test_all_workers_are_replaced_and_put_back_under_load(tmp_path: Path) -> Non
             assert not again["is_changed"]
             changed(cluster, "rollout", "undo")
             load.wait_more(6)
-            assert revisions(cluster) == {"initial": 2}
+            wait_for(lambda: revisions(cluster) == {"initial": 2})
             wait_ended(second, cluster.pids())
         assert load.failures == []
         wait_balanced(cluster, 2)
@@ -73,6 +73,7 @@ def test_all_workers_are_replaced_and_put_back_under_load(tmp_path: Path) -> Non
 
 def test_paused_and_undone_half_way_under_load(tmp_path: Path) -> None:
     with started(tmp_path, "--prefill", "2", "--decode", "2") as cluster:
+        wait_for(lambda: len(cluster.pids()) == 4, what="all workers are connected: it serves with a pair")
         with ConstantLoad(cluster, asks(20, 160)) as load:
             first = cluster.pids()
             _pause_half_way(cluster, next_model(tmp_path))
@@ -86,7 +87,7 @@ def test_paused_and_undone_half_way_under_load(tmp_path: Path) -> None:
             assert not changed(cluster, "rollout", "pause")["is_changed"]
             changed(cluster, "rollout", "undo")
             load.wait_more(6)
-            assert (revisions(cluster), roles(cluster)) == ({"initial": 4}, {"prefill": 2, "decode": 2})
+            wait_for(lambda: (revisions(cluster), roles(cluster)) == ({"initial": 4}, {"prefill": 2, "decode": 2}))
             third = cluster.pids()
             stayed = {name: pids for name, pids in first.items() if second.get(name) == pids}
             assert {name: third.get(name) for name in stayed} == stayed, "who had not left was left alone"

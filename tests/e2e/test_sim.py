@@ -13,6 +13,7 @@ from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 PROMPT = [(7 * k) % 3000 + 600 for k in range(150)]
 ORACLE = expected_tokens(PROMPT, 30, 4096, eos_token_ids=(1,))
@@ -33,7 +34,8 @@ def test_completions(cluster: Cluster) -> None:
         assert answer["choices"][0]["text"] == Tokenizer.from_file(str(MODEL / "tokenizer.json")).decode(ORACLE)
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 30
-    assert cluster.metric("tandem_kv_transfer_blocks_total", direction="received") > 0
+    received = "tandem_kv_transfer_blocks_total"  # told with a later load report
+    wait_for(lambda: cluster.metric(received, direction="received") > 0, what="blocks have crossed")
 
 
 def test_grpc_tokens(cluster: Cluster) -> None:
