@@ -30,7 +30,7 @@ def test_what_the_configuration_promises_and_bounds(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=60) as response:
             assert response.status == 200
         counted = "tandem_slo_requests_total"  # once the answer has been sent
-        wait_for(lambda: cluster.metric(counted, slo="chat", outcome="met") == 1, 10.0, "a promise was kept")
+        wait_for(lambda: cluster.metric(counted, slo="chat", outcome="met") == 1, what="a promise was kept")
         statuses = [cluster.post("/v1/completions", BODY) for _ in range(6)]
         refused = [answer for status, answer in statuses if status == 429]
         assert refused, "ten seconds' worth of twelve a minute are two"

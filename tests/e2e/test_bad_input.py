@@ -336,4 +336,4 @@ def test_no_failure_was_the_clusters_own(cluster: Cluster, client: Client) -> No
     client.refused(400, client.post(TEXT, text(n=0)))
     assert cluster.metric("tandem_requests_total", outcome="internal") == 0
     assert cluster.metric("tandem_requests_total", outcome="invalid_request") > 0
-    wait_for(lambda: all(worker["in_flight"] == 0 for worker in cluster.status()["workers"]), 10, "nothing in flight")
+    wait_for(lambda: all(worker["in_flight"] == 0 for worker in cluster.status()["workers"]), what="nothing in flight")

@@ -67,7 +67,7 @@ def test_burst(cluster: Cluster) -> None:
             for w in status["workers"]
         )
 
-    wait_for(is_quiet, 10, "no request in flight, no block held")
+    wait_for(is_quiet, what="no request in flight, no block held")
     print(f"quiet {time.monotonic() - ended_s:.2f} s after the last request")
     for worker in cluster.status()["workers"]:
         for blocks in worker["blocks"]:

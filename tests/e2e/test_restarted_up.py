@@ -30,7 +30,7 @@ def kill_up(cluster: Cluster) -> None:
     """kill -9 of `up`; everything that it ran ends with it."""
     pids = [pid for group in cluster.pids().values() for pid in group]
     kill(cluster.process.pid)
-    assert cluster.process.wait(30) == -signal.SIGKILL
+    assert cluster.process.wait(60) == -signal.SIGKILL
     wait_for(lambda: not any(map(is_alive, pids)), PATIENCE_S, "its workers have ended")
 
 
@@ -98,12 +98,12 @@ def test_a_signal_ends_the_process_and_down_ends_the_cluster(tmp_path: Path) -> 
     with again(tmp_path) as cluster:
         changed(cluster, "scale", "--decode", "2")
         cluster.process.send_signal(signal.SIGTERM)
-        assert cluster.process.wait(30) == 0
+        assert cluster.process.wait(60) == 0
     with again(tmp_path) as cluster:
         wait_for(lambda: roles(cluster) == {"prefill": 1, "decode": 2}, PATIENCE_S, "it is as before")
         code, _, error = clusterctl(cluster, "down", "--yes")
         assert code == 0, error
-        assert cluster.process.wait(30) == 0
+        assert cluster.process.wait(60) == 0
     with again(tmp_path) as cluster:
         assert roles(cluster) == {"prefill": 1, "decode": 1}
         assert "`down` had ended the cluster" in told(cluster, "desired_replaced")[-1]

@@ -17,6 +17,7 @@ from tests.chaos.survivors import asks
 from tests.e2e.under_load import SETTINGS, ConstantLoad, changed, clusterctl, roles, wait_balanced, wait_ended
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running
+from tools.waiting import wait_for
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,13 @@ def _change_under_load(cluster: Cluster) -> None:
     with ConstantLoad(cluster, asks(24, 200)) as load:
         first = cluster.pids()
         changed(cluster, "scale", "--prefill", "2", "--decode", "4")
-        assert roles(cluster) == {"prefill": 2, "decode": 4}
+        wait_for(lambda: roles(cluster) == {"prefill": 2, "decode": 4} and len(cluster.pids()) == 6)
         assert {name: cluster.pids()[name] for name in first} == first, "nobody was started anew"
         load.wait_more(6)
         wide = cluster.pids()
         told = changed(cluster, "scale", "--ratio", "3:1", "--total", "4")
-        assert roles(cluster) == {"prefill": 3, "decode": 1}
         load.wait_more(6)
+        wait_for(lambda: roles(cluster) == {"prefill": 3, "decode": 1} and len(cluster.pids()) == 4)
         narrow = cluster.pids()
         stopped = {row["worker_id"] for row in told["changes"] if row["deed"] == "stop"}
         assert set(wide) - set(narrow) == stopped, "exactly those left that were shown"

@@ -45,7 +45,7 @@ def state() -> Iterator[Path]:
     """A state directory of this test alone. Whatever was started with it stands in its command line."""
     with tempfile.TemporaryDirectory(prefix="td-start-") as name:
         yield Path(name)
-        wait_for(lambda: not left_behind(Path(name)), 5, "no process is left")
+        wait_for(lambda: not left_behind(Path(name)), what="no process is left")
 
 
 def left_behind(state: Path) -> list[str]:
@@ -277,7 +277,7 @@ def test_ctrl_c_twice_while_starting(intact: Path, state: Path, moment: str) -> 
     assert code in (0, 1, 130, -signal.SIGINT), (code, seen, out, err)
     assert "Traceback" not in out + err, err
     for pid in pids:
-        wait_for(functools.partial(_is_gone, pid), 5, f"process {pid} is gone")
+        wait_for(functools.partial(_is_gone, pid), what=f"process {pid} is gone")
 
 
 def is_child(entry: Path, state: Path) -> bool:
