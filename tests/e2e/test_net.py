@@ -81,7 +81,7 @@ def test_a_forced_transport_with_two_ranks_a_worker_is_measured_and_all_its_link
         assert {row["transport"] for row in found["measured"]} == {"tcp"}
         ends = {(link["rank"], link["peer_rank"], link["transport"], link["reason"]) for link in found["links"]}
         assert ends == {(0, 0, "tcp", "configured"), (1, 1, "tcp", "configured")}
-        assert all(link["bytes_per_s"] > 1e6 for link in found["links"])
+        wait_for(lambda: all(link["bytes_per_s"] > 1e6 for link in net(cluster)["links"]), what="both know its speed")
 
 
 def test_a_transport_that_is_taken_by_name_alone_needs_the_name_alone() -> None:
