@@ -60,7 +60,7 @@ def test_a_drain_under_load(cluster: Cluster) -> None:
             wait_for_answers(clients, 5)
             assert operator.is_drained(name)
             changed(cluster, "uncordon", name)
-    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=4), what="nothing in flight, nothing held")
 
 
 def test_a_deadline_moves_what_runs_without_computing_it_again(cluster: Cluster) -> None:
@@ -75,11 +75,11 @@ def test_a_deadline_moves_what_runs_without_computing_it_again(cluster: Cluster)
     assert operator.is_drained("decode-0")
     for client in clients:
         client.check()
-    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=4), what="nothing in flight, nothing held")
     moves = cluster.metric("tandem_reattempts_total", cause="moved") - moved
     assert 0 < moves <= 6
     prompts = sum(len(client.prompt) for client in clients)
-    wait_for(lambda: counted(cluster, "prefill_tokens") - computed > prompts, 20, "the last load reports")
+    wait_for(lambda: counted(cluster, "prefill_tokens") - computed > prompts, what="the last load reports")
     fetches, late = counted(cluster, names.FETCHES) - fetched, counted(cluster, names.FETCHES_FAILED) - failed
     assert 0 < fetches <= moves <= fetches + late
     again = BLOCK_TOKENS * moves + (len(clients[0].prompt) + LONG_TOKENS) * late
@@ -96,7 +96,7 @@ def test_a_worker_changes_its_role_and_back_under_load(cluster: Cluster) -> None
             look = operator.flip("prefill-1", RoleName.PREFILL)
             assert look.role is RoleName.PREFILL
             print(f"without the drain: {look.last_flip_s * 1000:.1f} ms")
-    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=4), what="nothing in flight, nothing held")
 
 
 def test_prefix_hits_continue_on_a_worker_in_its_other_role(cluster: Cluster) -> None:
@@ -113,13 +113,13 @@ def test_prefix_hits_continue_on_a_worker_in_its_other_role(cluster: Cluster) ->
         said = cluster.admin("/admin/v1/route/explain", {"prompt": wanted})
         return any(row["worker"] == "prefill-1" and row["held_tokens"] == 400 for row in said["workers"])
 
-    wait_for(held, 20, "the router knows the blocks under the new incarnation")
+    wait_for(held, what="the router knows the blocks under the new incarnation")
     failed = counted(cluster, names.FETCHES_FAILED)
     client = Client(cluster.context["grpc"], wanted, 5)
     client.check()
-    is_late = counted(cluster, names.FETCHES_FAILED) > failed  # this machine is too busy
-    assert is_late or client.cached_tokens == 400 - BLOCK_TOKENS, "prefill-0 has none of it"
+    if client.cached_tokens != 400 - BLOCK_TOKENS:  # prefill-0 has none of it: it comes from there, or is computed
+        wait_for(lambda: counted(cluster, names.FETCHES_FAILED) > failed, what="this machine was too busy to fetch it")
     for name in ("decode-0", "decode-1"):
         changed(cluster, "uncordon", name)
     operator.flip("prefill-1", RoleName.PREFILL)
-    wait_for(lambda: is_free(cluster, workers=4), 20, "nothing in flight, nothing held")
+    wait_for(lambda: is_free(cluster, workers=4), what="nothing in flight, nothing held")

@@ -36,7 +36,7 @@ def status_of(cluster: Cluster, key: str | None) -> int:
 
 def test_a_key_from_its_creation_to_its_end() -> None:
     with running(*SIM) as cluster:
-        wait_for(lambda: "access for everybody on this machine" in cluster.output, 10, "it says who is let in")
+        wait_for(lambda: "access for everybody on this machine" in cluster.output, what="it says who is let in")
         assert status_of(cluster, None) == 200
         assert "no key yet" in clusterctl(cluster, "list")[1]
         wish = ("--tenant", "acme", "--expires", "30d", "--label", "first one")
@@ -54,7 +54,7 @@ def test_a_key_from_its_creation_to_its_end() -> None:
         assert key not in page
         (pid,) = [int(cluster.status()["router"]["pid"])]
         subprocess.run(["kill", "-9", str(pid)], check=True)
-        wait_for(lambda: _is_back(cluster, pid), 30, "the router is back")
+        wait_for(lambda: _is_back(cluster, pid), what="the router is back")
         assert (status_of(cluster, key), status_of(cluster, None)) == (200, 401)
         assert clusterctl(cluster, "revoke", rows[0]["id"], "--yes") == (0, f"revoked {rows[0]['id']}\n", "")
         assert status_of(cluster, key) == 401
