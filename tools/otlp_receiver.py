@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
-from tools.waiting import wait_for
+from tools.waiting import PATIENCE_S, wait_for
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Receiver:
     resources: list[dict[str, Any]] = field(default_factory=list)
     spans: list[ReceivedSpan] = field(default_factory=list)
 
-    def root(self, request: str, timeout_s: float = 15.0) -> ReceivedSpan:
+    def root(self, request: str, timeout_s: float = PATIENCE_S) -> ReceivedSpan:
         """The span of the call whose answer has this id, once it is here."""
 
         def found() -> ReceivedSpan | None:
