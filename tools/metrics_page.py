@@ -63,8 +63,8 @@ A worker whose peak nobody said is in neither. Time without work counts; divide 
   that it attends to. The head, and what is behind the last attention, count only for tokens whose logits were wanted.
 - **Bytes**: those matrices once a step, and the KV of each sequence's context once a step.
 - **Latents**: 2 · layers · heads · (the row that is cached + `kv_lora_rank`) for each token that is attended to.
-- **Experts**: FLOPs of those that a token meets; bytes of as many as the tokens of a step meet together if each drew its
-  own at random, which is more than they do where a router prefers some.
+- **Experts**: FLOPs of those that a token meets; bytes of as many as the tokens of a step meet together if each drew
+  its own at random, which is more than they do where a router prefers some.
 - **Not counted**: norms, biases, activations, lookups of embeddings, what is written, and what a kernel reads twice.
   What ranks hold several times counts once. KV that sequences share counts for each of them, for each reads it.
 - Sliding windows count as if tokens attended to the whole context, so the shares of such models are too high.
