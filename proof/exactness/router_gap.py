@@ -35,7 +35,7 @@ def _choices(router: Any, logits: Tensor) -> Iterator[tuple[Tensor, int]]:
     if correction is not None:
         logits = logits.sigmoid() + correction
     if kept < groups:
-        members = logits.unflatten(-1, (groups, -1))
+        members = logits.view(*logits.shape[:-1], groups, -1)
         of_groups = members.amax(-1) if correction is None else members.topk(2, -1).values.sum(-1)
         yield of_groups, kept
         left = torch.ones_like(of_groups, dtype=torch.bool).scatter_(-1, of_groups.topk(kept, -1).indices, value=False)

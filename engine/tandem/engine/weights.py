@@ -206,6 +206,8 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
             data: Tensor = checkpoint.slice_of(part.key, _stored_shape(parameter, part))[index]
         else:
             rows, columns = (*index, slice(0, 1))[:2]
+            assert isinstance(rows, slice)
+            assert isinstance(columns, slice)
             data = part.source.read(checkpoint, rows, columns, target.dtype)
     except SafetensorError as error:
         raise ModelError(f"{part.key} in {path} cannot be read", why=str(error), todo="download it again") from error

@@ -124,8 +124,9 @@ def test_which_code_has_them(paged, randn, sinks) -> None:
 def test_others_are_refused(paged, randn, wrong, error, complaint) -> None:
     case = paged([12])
     starts = torch.tensor([0, 1], dtype=torch.int32)
-    for attend, cut in (
+    ways: tuple[tuple[Any, tuple[torch.Tensor, ...]], ...] = (
         (paged_decode, ()), (extend_attention, (starts,)), (paged_attention_deterministic, (starts,)),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for attend, cut in ways:
         with pytest.raises(error, match=complaint):
             attend(randn(1, 4, 16), case.layer_view, *cut, case.block_table, case.context_lens, scale=1.0, sinks=wrong)

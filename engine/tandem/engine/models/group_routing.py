@@ -27,7 +27,7 @@ class GroupedSoftmaxRouter:
         experts = self._experts
         scores = torch.softmax(self._linear(x.float()), -1)
         if experts.groups > 1:
-            best = scores.unflatten(1, (experts.groups, -1)).amax(-1)
+            best = scores.view(len(scores), experts.groups, -1).amax(-1)
             scores = _within(scores, best, experts, hidden=0.0)
         weights, chosen = scores.topk(experts.per_token, -1)
         return Routing(chosen, weights * experts.scaling)
@@ -45,7 +45,7 @@ class CorrectedSigmoidRouter:
         scores = _sigmoid(self._linear(x.float()))
         corrected = scores + self._correction
         if experts.groups > 1:
-            members = corrected.unflatten(1, (experts.groups, -1))
+            members = corrected.view(len(corrected), experts.groups, -1)
             best = members.topk(min(2, members.shape[-1]), -1).values.sum(-1)
             corrected = _within(corrected, best, experts, hidden=float("-inf"))
         chosen = corrected.topk(experts.per_token, -1).indices

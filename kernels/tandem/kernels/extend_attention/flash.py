@@ -60,5 +60,5 @@ def _with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, sinks: Ten
     answer, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q, k, v, 0.0, seen is None, attn_mask=mask, scale=scale
     )
-    share: Tensor = torch.sigmoid(log_sum - sinks)[..., None]
-    return answer.float().mul_(share)
+    weighted: Tensor = answer.float().mul_(torch.sigmoid(log_sum - sinks)[..., None])
+    return weighted

@@ -45,7 +45,8 @@ def packed(source: Path, folder: Path, change: Callable[[dict[str, Tensor]], obj
 
 
 def logits_of_transformers(folder: Path, tokens: list[int], dtype: torch.dtype) -> Tensor:
-    from transformers import AutoModelForCausalLM, Mxfp4Config
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.quantization_config import Mxfp4Config
 
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation="eager", quantization_config=Mxfp4Config(dequantize=True)
@@ -62,7 +63,7 @@ def test_the_config_as_openai_and_as_transformers_write_it(model_folder: Any, wr
         count=8, per_token=2, intermediate=192, layers=frozenset({0, 1}), routing="chosen_softmax", alpha=1.702,
         limit=0.5,
     )  # fmt: skip
-    assert (config.window, config.windowed_layers, config.rope.kind) == (40, {0}, "yarn")
+    assert (config.window, config.windowed_layers, config.rope.kind) == (40, frozenset({0}), "yarn")
     assert (config.has_qkv_bias, config.has_o_bias, config.has_sinks) == (True, True, True)
     new = {key: value for key, value in old.items() if key not in ("rope_theta", "rope_scaling", "torch_dtype")}
     new |= {"dtype": "float32", "rope_parameters": {**old["rope_scaling"], "rope_theta": 150000.0}}
@@ -81,7 +82,7 @@ def test_what_config_json_leaves_out_is_as_in_transformers(raw_config: dict[str,
     assert (experts.count, experts.per_token) == (plain.num_local_experts, plain.num_experts_per_tok)
     assert (experts.alpha, experts.limit) == (plain.swiglu_alpha, plain.swiglu_limit)
     assert (config.head_dim, config.window, config.norm_eps) == (plain.head_dim, plain.sliding_window, 1e-5)
-    rope = plain.rope_parameters
+    rope: Any = plain.rope_parameters
     assert (config.rope.theta, config.rope.factor) == (rope["rope_theta"], rope["factor"])
     assert (config.rope.kind, config.rope.is_truncated) == ("yarn", False)
     assert config.rope.original_max_positions == rope["original_max_position_embeddings"]
@@ -117,7 +118,7 @@ def test_what_transformers_saves_loads_and_agrees(
     from transformers import GptOssConfig, GptOssForCausalLM
 
     torch.manual_seed(5)
-    model = GptOssForCausalLM(GptOssConfig(
+    model: Any = GptOssForCausalLM(GptOssConfig(
         vocab_size=128, hidden_size=32, intermediate_size=44, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=20,
         bos_token_id=0, eos_token_id=1, pad_token_id=0,
@@ -174,7 +175,7 @@ def experts_of_rank(folder: Path, rank: int, size: int) -> tuple[Tensor, Tensor,
     of: Any = layer.feed_forward
     assert layer.sinks is not None
     tensors = (of.gate_up.tensor, of.gate_up_bias.tensor, of.down.tensor, of.down_bias.tensor)
-    return (*(tensor.view(8, -1, *tensor.shape[1:]) for tensor in tensors), layer.sinks.tensor)  # type: ignore[return-value]
+    return (*(tensor.view(8, -1, *tensor.shape[1:]) for tensor in tensors), layer.sinks.tensor)
 
 
 @pytest.mark.parametrize("size", [2, 4])
