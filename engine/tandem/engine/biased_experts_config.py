@@ -40,11 +40,17 @@ class BiasedExpertsConfig(ExpertsConfig):
 
 def gpt_oss_experts(raw: Fields, layers: int) -> ExpertsConfig:
     """Raises ModelError with the field that is wrong or not supported."""
-    features, is_mxfp4 = raw.positive("intermediate_size"), bool(raw.get("quantization_config"))
+    quantization = raw.get("quantization_config") or {}
+    features, is_mxfp4 = raw.positive("intermediate_size"), quantization.get("quant_method") == MXFP4
+    if quantization and not is_mxfp4:
+        raise raw.error(
+            f"quantized weights ({quantization.get('quant_method')}) are not supported",
+            why=f"experts with biases are read plain or as {MXFP4}", todo="use one of these",
+        )  # fmt: skip
     for name in ("hidden_size", "intermediate_size") if is_mxfp4 else ():
         if raw.positive(name) % MXFP4_GROUP:
             raise raw.error(f"{name} is {raw.get(name)}", why=f"mxfp4 weights need a multiple of {MXFP4_GROUP}")
-    for unknown in sorted(set(raw.get("quantization_config") or {}) - _QUANTIZATION_FIELDS):
+    for unknown in sorted(set(quantization) - _QUANTIZATION_FIELDS):
         raise raw.error(f"quantization_config.{unknown} is not supported", why="mxfp4 weights are read without it")
     return checked(raw, BiasedExpertsConfig(
         count=raw.positive("num_local_experts"),

@@ -186,12 +186,13 @@ def _family(raw: Fields) -> tuple[str, FamilySpec]:
 
 def _refuse_unsupported(raw: Fields, architecture: str, family: FamilySpec) -> None:
     quantization = raw.get("quantization_config")
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    method = str(quantization.get("quant_method") if isinstance(quantization, dict) else quantization)
     if quantization and method not in family.quantizations and read_scale_blocks(raw) is None:
         raise raw.error(
-            f"weights quantized with {method} are not supported", why="quantization_config is set",
+            f"quantized weights ({method}) are not supported",
+            why="quantization_config is set",
             todo="use plain weights",
-        )  # fmt: skip
+        )
     for name, neutral in ANSWER_FIELDS.items():
         value = raw.get(name)
         if name not in family.reads and value is not None and value not in neutral:

@@ -53,8 +53,8 @@ class Source(Protocol):
         """The tensors that it reads."""
 
     def read(self, checkpoint: Checkpoint, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
-        """[rows, columns] of the part, of a vector [rows]; what is packed is unpacked into `dtype`. Raises ModelError
-        for tensors of another shape."""
+        """[rows, columns] of the part, [rows] of a vector, whose columns mean nothing; what is packed is unpacked into
+        `dtype`. Raises ModelError for tensors of another shape, TypeError or ValueError for what cannot be unpacked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,15 +200,12 @@ def _fill(checkpoint: Checkpoint, parameter: Parameter, part: Part, target: Tens
     """Copy this rank's slice of `part` to the head of `target`; returns the rows written."""
     from safetensors import SafetensorError
 
-    path, index = checkpoint.path_of(part.key), _index(parameter, part, tp_rank, tp_size)
+    path, mine = checkpoint.path_of(part.key), _slices(parameter, part, tp_rank, tp_size)
     try:
         if part.source is None:
-            data: Tensor = checkpoint.slice_of(part.key, _stored_shape(parameter, part))[index]
+            data: Tensor = checkpoint.slice_of(part.key, _stored_shape(parameter, part))[_index(part, mine)]
         else:
-            rows, columns = (*index, slice(0, 1))[:2]
-            assert isinstance(rows, slice)
-            assert isinstance(columns, slice)
-            data = part.source.read(checkpoint, rows, columns, target.dtype)
+            data = part.source.read(checkpoint, mine[0], mine[-1], target.dtype)
     except SafetensorError as error:
         raise ModelError(f"{part.key} in {path} cannot be read", why=str(error), todo="download it again") from error
     except (TypeError, ValueError) as error:
@@ -230,7 +227,7 @@ def _stored_shape(parameter: Parameter, part: Part) -> tuple[int, ...]:
     return (part.rows, *columns) if part.entry is None else (part.entry.of, part.entry.stored_rows, *columns)
 
 
-def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tuple[int | slice, ...]:
+def _slices(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> list[slice]:
     """The rows (and columns) of a part that rank `tp_rank` holds."""
     if parameter.split in (Split.ROWS, Split.PADDED_ROWS):
         rows = _rows(part, parameter.split, tp_size)
@@ -242,10 +239,15 @@ def _index(parameter: Parameter, part: Part, tp_rank: int, tp_size: int) -> tupl
         columns = parameter.columns // tp_size if parameter.split is Split.COLUMNS else parameter.columns
         first = tp_rank * columns if parameter.split is Split.COLUMNS else 0
         chosen.append(slice(first, first + columns))
-    if part.entry is not None:
-        offset = part.entry.first_row
-        return (part.entry.index, slice(chosen[0].start + offset, chosen[0].stop + offset), *chosen[1:])
-    return tuple(chosen)
+    return chosen
+
+
+def _index(part: Part, slices: list[slice]) -> tuple[int | slice, ...]:
+    """Where `slices` of the part are in its checkpoint tensor."""
+    if part.entry is None:
+        return tuple(slices)
+    rows, offset = slices[0], part.entry.first_row
+    return (part.entry.index, slice(rows.start + offset, rows.stop + offset), *slices[1:])
 
 
 def _rows(part: Part, split: Split, tp_size: int) -> int:

@@ -14,7 +14,9 @@ from tools.random_model import RandomModel, make_random_model
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32")], ids="-".join
+    ("family", "dtype"),
+    [("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32"), ("gpt_oss", "bfloat16")],
+    ids="-".join,
 )
 def test_the_largest_step_stays_within_its_plan(tmp_path: Path, family: str, dtype: str) -> None:
     """Of a fresh process: memory that the allocator keeps from before would hide what the step takes."""

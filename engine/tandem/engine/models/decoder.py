@@ -286,7 +286,7 @@ class Decoder:
         assert self.config.experts is not None
         make = partial(make_linear, is_deterministic=self._is_deterministic)
         tensor = None if bias is None else bias.tensor
-        linears = pack_experts(weight.tensor, tensor, self.config.experts.count, make)
+        linears = pack_experts(weight.tensor, self.config.experts.count, make, tensor)
         weight.tensor = weight.tensor.to("meta")
         return linears
 

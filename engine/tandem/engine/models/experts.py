@@ -129,12 +129,12 @@ def _weighted_sum(answers: Tensor, place: Tensor, routing: Routing) -> Tensor:
     return total
 
 
-def pack_experts(
-    weight: Tensor, bias: Tensor | None, count: int, make: Callable[[Tensor, Tensor | None], Linear]
-) -> list[Linear]:
-    """A product for each of `count` experts that are stacked along dim 0 of `weight` and `bias`.
+def pack_experts(weight: Tensor, count: int, make: Callable[..., Linear], bias: Tensor | None = None) -> list[Linear]:
+    """A product for each of `count` experts that are stacked along dim 0 of `weight`, and of `bias` where there is one.
 
     Where `make` packs, the packed ones lie beside `weight` until the caller lets go of it: those of one layer.
     """
-    biases = [None] * count if bias is None else bias.view(count, -1).unbind(0)
-    return [make(*one) for one in zip(weight.view(count, -1, weight.shape[1]).unbind(0), biases, strict=True)]
+    weights = weight.view(count, -1, weight.shape[1]).unbind(0)
+    if bias is None:
+        return [make(one) for one in weights]
+    return [make(*one) for one in zip(weights, bias.view(count, -1).unbind(0), strict=True)]

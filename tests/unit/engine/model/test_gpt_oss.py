@@ -15,8 +15,10 @@ from torch import Tensor
 from tandem.core.errors import ModelError
 from tandem.engine.biased_experts_config import BiasedExpertsConfig
 from tandem.engine.model_config import read_model_config
+from tandem.engine.model_work import model_work
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import SingleRank
+from tandem.engine.pool_plan import kv_layout
 from tandem.engine.runner import ModelRunner
 from tandem.engine.weights import load_weights
 
@@ -166,7 +168,7 @@ class Alone(SingleRank):
         self.rank, self.size = rank, size
 
 
-def experts_of_rank(folder: Path, rank: int, size: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def experts_of_rank(folder: Path, rank: int, size: int) -> list[Tensor]:
     """Gate and up, their biases, down and its bias of the last layer, by expert; and the layer's sinks."""
     group = Alone(rank, size)
     decoder = Decoder(read_model_config(folder), dtype=torch.float32, max_positions=64, group=group)
@@ -175,7 +177,7 @@ def experts_of_rank(folder: Path, rank: int, size: int) -> tuple[Tensor, Tensor,
     of: Any = layer.feed_forward
     assert layer.sinks is not None
     tensors = (of.gate_up.tensor, of.gate_up_bias.tensor, of.down.tensor, of.down_bias.tensor)
-    return (*(tensor.view(8, -1, *tensor.shape[1:]) for tensor in tensors), layer.sinks.tensor)
+    return [*(tensor.view(8, -1, *tensor.shape[1:]) for tensor in tensors), layer.sinks.tensor]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -195,10 +197,24 @@ def test_ranks_have_slices_of_every_expert(is_packed: bool, size: int, random_mo
     assert torch.equal(torch.cat([each[4] for each in ranks]), whole[4])
 
 
+def test_flops_and_bytes_are_of_its_matrices(model_folder: Any) -> None:
+    config = read_model_config(model_folder("gpt_oss"))
+    work = model_work(config, dtype="float32", layout=kv_layout(config, dtype="float32", block_tokens=16))
+    decoder = Decoder(config, dtype=torch.float32, max_positions=64)
+    tensors = [one.tensor for one in decoder.parameters() if one is not decoder.embedding]
+    assert work.experts is not None
+    plain, routed = work.token_weight_bytes + work.row_weight_bytes, 2 * 8 * work.experts.expert_bytes
+    assert plain + routed == sum(tensor.nbytes for tensor in tensors if tensor.ndim == 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, "weights quantized with fp8 are not supported"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"quantized weights \(awq\) are not supported"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            r"quantized weights \(fp8\) are not supported: .*plain or as mxfp4",
+        ),
         ({"quantization_config": MXFP4 | {"speed": 3}}, "quantization_config.speed is not supported"),
         ({"quantization_config": MXFP4, "intermediate_size": 100}, "intermediate_size is 100: .*multiple of 32"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9"),
