@@ -50,7 +50,8 @@ class RandomModel:
     """The shape to make; `head_dim` 0 means hidden / heads, `intermediate` 0 means three times hidden.
 
     `window`: tokens of the sliding window in families that have one, 0 for none. `experts`, `experts_per_token` and
-    `expert_intermediate` (0: as `intermediate`) are of mixtures of experts.
+    `expert_intermediate` (0: as `intermediate`) are of mixtures of experts. `has_biases`: on every product of a layer;
+    Llama's alone may.
     """
 
     family: str
@@ -70,6 +71,7 @@ class RandomModel:
     experts: int = 8
     experts_per_token: int = 2
     expert_intermediate: int = 0
+    has_biases: bool = False
 
     @property
     def features(self) -> int:
@@ -108,6 +110,8 @@ def _config(model: RandomModel) -> dict[str, Any]:
         "eos_token_id": 1,
         "torch_dtype": model.dtype,
     }
+    if model.has_biases:
+        config |= {"attention_bias": True, "mlp_bias": True}
     if model.family == "mistral":
         config["sliding_window"] = model.window or None
     if model.family in GEMMAS:
@@ -204,6 +208,11 @@ def _weights(model: RandomModel) -> dict[str, torch.Tensor]:
             draw(f"{mlp}.{gate}.weight", model.features, model.hidden)
             draw(f"{mlp}.{up}.weight", model.features, model.hidden)
             draw(f"{mlp}.{down}.weight", model.hidden, model.features)
+        if model.has_biases:
+            for name, rows in (("q_proj", wide), ("k_proj", narrow), ("v_proj", narrow), ("o_proj", model.hidden)):
+                draw(f"{layer}.self_attn.{name}.bias", rows)
+            for name, rows in ((gate, model.features), (up, model.features), (down, model.hidden)):
+                draw(f"{layer}.mlp.{name}.bias", rows)
         norms = ["input_layernorm", "post_attention_layernorm"]
         for name in norms + ["pre_feedforward_layernorm", "post_feedforward_layernorm"] * is_gemma:
             draw(f"{layer}.{name}.weight", model.hidden, around=norm)

@@ -187,7 +187,7 @@ def test_weights_that_are_no_numbers(intact: Path, tmp_path: Path, state: Path) 
         (("--kv-memory", "1KiB"), ("too small for one sequence of 2048 tokens", "Give --kv-memory")),
         (("--max-model-len", "9999"), ("max_model_len 9999", "2048", "Use 2048 or less")),
         (("--block-tokens", "100000"), ("--block-tokens 100000 is too large", "or less")),
-        (("--deterministic", "--dtype", "bfloat16"), ("--deterministic cannot run in bfloat16", "--dtype float32")),
+        (("--deterministic", "--dtype", "float16"), ("--deterministic cannot run in float16", "--dtype bfloat16")),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
 )

@@ -19,12 +19,14 @@ def make_linear(weight: Tensor, bias: Tensor | None = None, *, is_deterministic:
     """x · weightᵀ + bias for a `weight` of [out_features, in_features].
 
     On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`), and few
-    rows of bfloat16 are multiplied from the same bytes by C code. With `is_deterministic` (fp32 CPU) a row's result
-    does not depend on the other rows, bit for bit.
+    rows of bfloat16 are multiplied from the same bytes by C code. With `is_deterministic` (on the CPU) a row's result
+    does not depend on the other rows, bit for bit; then a weight in bfloat16 is copied, one in fp32 kept.
     """
     if is_deterministic:
-        from tandem.kernels.deterministic_linear import deterministic_linear
+        from tandem.kernels.deterministic_linear import RepeatableLinear, deterministic_linear
 
+        if weight.dtype is torch.bfloat16:
+            return RepeatableLinear(weight, bias)
         return partial(deterministic_linear, weight=weight, bias=bias)
     if weight.device.type == "cpu" and weight.dtype in _packable_dtypes():
         return PackedLinear(weight, bias)

@@ -29,6 +29,8 @@ _SAMPLER_BYTES = 32
 """For each logit that a token is chosen from: scores, heated scores, probabilities, their sum in float64, order."""
 _LOGPROB_BYTES = 13
 """For each logit whose log-probability is reported: that, whether it is larger, and the same as a number to add up."""
+_REPEATABLE_GATE_BYTES = 16
+"""For each gate of an MLP in deterministic mode: it and its partner, and what a written-out activation has in fp32."""
 _MEMORY_INFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 
 
@@ -84,13 +86,14 @@ _WORDS = {"weights": "weights", "kv": "KV", "activations": "activations", "sampl
 
 def plan_memory(
     config: ModelConfig, layout: KVLayout, num_blocks: tuple[int, ...], *,
-    dtype: str, weight_bytes: int, max_positions: int, bounds: StepBounds, is_cpu: bool,
+    dtype: str, weight_bytes: int, max_positions: int, bounds: StepBounds, is_cpu: bool, is_deterministic: bool = False,
 ) -> MemoryPlan:  # fmt: skip
     """The plan of one rank of `layout.tp`, whose weights are `weight_bytes` and compute in `dtype`."""
     size, tp = DTYPE_BYTES[dtype], layout.tp
-    attention = _attention_bytes(config, size, tp)
-    mlp = size * (3 * (config.intermediate // tp) + config.hidden) if config.dense_layers else 0
-    token = config.hidden * (2 * size + 8) + max(attention, mlp, _experts_bytes(config, size, tp))
+    gate = _REPEATABLE_GATE_BYTES if is_deterministic else 3 * size
+    attention = _attention_bytes(config, size, tp, is_deterministic=is_deterministic)
+    mlp = gate * (config.intermediate // tp) + size * config.hidden if config.dense_layers else 0
+    token = config.hidden * (2 * size + 8) + max(attention, mlp, _experts_bytes(config, size, tp, gate))
     tables = 2 * size * config.head_dim * (max_positions + bounds.tokens) * (2 if config.local_rope else 1)
     gathered = _gathered_bytes(config, layout, num_blocks, dtype, max_positions, bounds.tokens) if is_cpu else 0
     rows = min(bounds.tokens, bounds.sequences + max(SCORED_LOGITS // config.vocab_size, 16))
@@ -106,26 +109,28 @@ def plan_memory(
     )
 
 
-def _attention_bytes(config: ModelConfig, size: int, tp: int) -> int:
+def _attention_bytes(config: ModelConfig, size: int, tp: int, *, is_deterministic: bool) -> int:
     """Of one token: projections, their rotated part and the halves that are added up for it, and the answer."""
     heads, kv_heads = config.heads // tp, max(1, config.kv_heads // tp)
+    exact = 8 if is_deterministic else 0  # queries, and what attention answers, in fp32
     if config.latent is not None:
-        return size * config.latent.token_numbers(heads)
+        return (size + exact) * config.latent.token_numbers(heads)
     # Fused projection, its rotated half and the halves that are added up for it, and what attention answers.
     attention = size * config.head_dim * (4 * heads + 4 * kv_heads)
     if config.has_qk_norm:
         attention += 8 * config.head_dim * (heads + kv_heads)  # in fp32, before and after
-    return attention
+    return attention + exact * config.head_dim * heads
 
 
-def _experts_bytes(config: ModelConfig, size: int, tp: int) -> int:
+def _experts_bytes(config: ModelConfig, size: int, tp: int, gate: int) -> int:
     """A token's share of the widest moment of a layer of experts: its row for each of them, its scores, and what either
-    an expert that all tokens chose takes, or the sum of the answers in fp32, or what shared experts take beside it."""
+    an expert that all tokens chose takes, or the sum of the answers in fp32, or what shared experts take beside it;
+    `gate` bytes a gate."""
     experts, hidden = config.experts, config.hidden
     if experts is None:
         return 0
-    widest = max(size * (3 * (experts.intermediate // tp) + hidden), hidden * (8 + 2 * size))
-    widest = max(widest, size * (3 * (experts.shared // tp) + 2 * hidden))
+    widest = max(gate * (experts.intermediate // tp) + size * hidden, hidden * (8 + 2 * size))
+    widest = max(widest, gate * (experts.shared // tp) + size * 2 * hidden)
     return experts.per_token * (hidden * size + 6 * 8) + experts.count * (size + 8) + widest
 
 

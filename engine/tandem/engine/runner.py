@@ -40,6 +40,8 @@ from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
 
 _log = logging.getLogger(__name__)
+_DETERMINISTIC = ("float32", "bfloat16")
+"""Compute dtypes of `--deterministic`."""
 
 
 class ModelRunner:
@@ -87,6 +89,7 @@ class ModelRunner:
         self.memory = plan_memory(
             self.config, self.layout, counts, dtype=self.dtype, weight_bytes=self._decoder.weight_bytes(self.device),
             max_positions=self.max_model_len, bounds=bounds or StepBounds(), is_cpu=self.device.type == "cpu",
+            is_deterministic=is_deterministic,
         )  # fmt: skip
         self._check_memory()
         if self.device.type == "cpu":
@@ -219,14 +222,14 @@ def _device(name: str) -> torch.device:
 
 def _dtype(name: str, config: ModelConfig, device: torch.device, *, is_deterministic: bool) -> str:
     if name == "auto":
-        name = "float32" if is_deterministic else config.dtype
+        name = "float32" if is_deterministic and config.dtype not in _DETERMINISTIC else config.dtype
     if name not in TORCH_DTYPES:
         raise ConfigError(f"dtype {name} is unknown", todo=f"use auto, {', '.join(TORCH_DTYPES)}")
-    if is_deterministic and (name != "float32" or device.type != "cpu"):
+    if is_deterministic and (name not in _DETERMINISTIC or device.type != "cpu"):
         raise ConfigError(
             f"--deterministic cannot run in {name} on {device}",
-            why="only float32 on the CPU has kernels whose rows do not depend on each other",
-            todo="add --dtype float32 --device cpu, or leave --deterministic out",
+            why="only float32 and bfloat16 on the CPU have kernels whose rows do not depend on each other",
+            todo="add --dtype bfloat16 --device cpu, or leave --deterministic out",
         )
     return name
 

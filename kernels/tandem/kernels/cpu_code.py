@@ -6,13 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tandem.kernels import dense_row, rms_norm, rotate, silu_mul
 from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.deterministic_linear import packed as deterministic_linear
 from tandem.kernels.kv_store import binding as kv_store
 from tandem.kernels.packed_linear import packed
 from tandem.kernels.paged_decode import binding as paged_decode
 
 LIBRARIES: tuple[CpuLibrary, ...] = (
     packed.LIBRARY, paged_decode.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY, silu_mul.LIBRARY,
-    dense_row.LIBRARY,
+    dense_row.LIBRARY, deterministic_linear.LIBRARY,
 )  # fmt: skip
 
 

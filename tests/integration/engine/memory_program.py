@@ -19,7 +19,10 @@ PROMPT = BOUNDS.tokens - BOUNDS.sequences
 
 
 def main() -> None:
-    runner = ModelRunner(model_dir=Path(sys.argv[1]), num_blocks=2 * BOUNDS.tokens, bounds=BOUNDS)
+    runner = ModelRunner(
+        model_dir=Path(sys.argv[1]), num_blocks=2 * BOUNDS.tokens, bounds=BOUNDS,
+        is_deterministic="deterministic" in sys.argv[2:],
+    )  # fmt: skip
     assert len(_step(runner, 2, 2)) == 4  # code is mapped when it runs first
     before = _now_bytes()
     assert len(_step(runner, BOUNDS.sequences, PROMPT)) == BOUNDS.tokens

@@ -149,8 +149,10 @@ def of_ranks(
             folder = tmp_path_factory.mktemp(f"tp{size}")
             cases = {name: _case(each.folder, each.steps) for name, each in played.items()}
             plain = played["odd vocabulary"]
-            cases["deterministic"] = _case(plain.folder, plain.steps, is_deterministic=True)
-            cases["deterministic, other steps"] = _case(plain.folder, _one_by_one(plain.steps), is_deterministic=True)
+            for dtype in ("float32", "bfloat16"):
+                options = {"is_deterministic": True, "dtype": dtype}
+                cases[f"deterministic {dtype}"] = _case(plain.folder, plain.steps, **options)
+                cases[f"deterministic {dtype}, other steps"] = _case(plain.folder, _one_by_one(plain.steps), **options)
             cases["kv in bfloat16"] = _case(plain.folder, plain.steps, kv_dtype="bfloat16")
             cases["unequal"] = _case(plain.folder, Steps(1))
             cases["unequal"]["options_of_rank"] = {"1": {"num_blocks": NUM_BLOCKS - 3}}
@@ -212,10 +214,13 @@ def test_ranks_with_the_same_heads_store_the_same_bits(size: int, of_ranks: Any)
     assert all(torch.equal(rank["pool"], ranks[0]["pool"]) for rank in ranks)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("size", SIZES)
-def test_deterministic_ranks_do_not_depend_on_batch_or_chunks(size: int, played: Any, of_ranks: Any) -> None:
+def test_deterministic_ranks_do_not_depend_on_batch_or_chunks(
+    size: int, dtype: str, played: Any, of_ranks: Any
+) -> None:
     steps, found = played["odd vocabulary"].steps, of_ranks(size)
-    whole, single = found["deterministic"], found["deterministic, other steps"]
+    whole, single = found[f"deterministic {dtype}"], found[f"deterministic {dtype}, other steps"]
     rows = [whole[0][f"logits {n}"] for n, step in enumerate(steps.steps) if step["rows"] and not step["is_sampled"]]
     assert sum(map(len, rows)) > 0
     other = _one_by_one(steps)

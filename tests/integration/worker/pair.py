@@ -214,3 +214,16 @@ async def tokens_of(worker: RunningWorker, request: str, count: int, start: int 
                 assert chunk.index == start + len(tokens)
                 tokens += chunk.tokens
     return tokens
+
+
+async def handed_over(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int], count: int) -> list[int]:
+    """Its tokens, of which the decode worker sends all but the first."""
+    await d.send(submit=submit(request, w.LEG_DECODE, p, prompt, max_tokens=count, ignore_eos=True))
+    await p.send(submit=submit(request, w.LEG_PREFILL, d, prompt, max_tokens=count, ignore_eos=True))
+    first = await tokens_of(p, request, 1)
+    return first + await tokens_of(d, request, count - 1, start=1)
+
+
+async def alone(worker: RunningWorker, request: str, prompt: list[int], count: int) -> list[int]:
+    await worker.send(submit=submit(request, w.LEG_FULL, worker, prompt, max_tokens=count, ignore_eos=True))
+    return await tokens_of(worker, request, count)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.worker.pair import pair
-from tests.integration.worker.test_tensor_parallel import BLOCK_TOKENS, alone, handed_over
+from tests.integration.worker.pair import alone, handed_over, pair
 from tools.random_model import LATENT_RANK, TURNED, RandomModel, make_random_model
 from tools.waiting import wait_for_async
 
 MODEL = RandomModel(family="deepseek_v3", layers=2, heads=4, seed=3)
 PROMPT = [(7 * i) % 500 + 2 for i in range(100)]
 COUNT = 10
+BLOCK_TOKENS = 16
 TOKEN_KV_BYTES = MODEL.layers * (LATENT_RANK + TURNED) * 4
 
 

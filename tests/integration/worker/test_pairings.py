@@ -18,9 +18,8 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.loopback import prompt_of
-from tests.integration.worker.pair import MODEL, RunningWorker, start_worker, stop, submit, tokens_of
+from tests.integration.worker.pair import MODEL, RunningWorker, handed_over, start_worker, stop
 
 COUNT = 12
 SETTINGS: dict[str, Any] = {"engine": "sim", "chunk_tokens": 48, "max_step_tokens": 64, "layer_group": 1,
@@ -36,13 +35,6 @@ def shape(folder: Path, kv_heads: int) -> Path:
     config |= {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 32}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
-
-
-async def handed_over(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int]) -> list[int]:
-    await d.send(submit=submit(request, w.LEG_DECODE, p, prompt, max_tokens=COUNT, ignore_eos=True))
-    await p.send(submit=submit(request, w.LEG_PREFILL, d, prompt, max_tokens=COUNT, ignore_eos=True))
-    first = await tokens_of(p, request, 1)
-    return first + await tokens_of(d, request, COUNT - 1, start=1)
 
 
 async def every_pairing(folder: Path, kv_heads: int, p_tps: tuple[int, ...], d_tps: tuple[int, ...]) -> None:
@@ -67,7 +59,7 @@ async def every_pairing(folder: Path, kv_heads: int, p_tps: tuple[int, ...], d_t
                 for d_tp in d_tps:
                     prompt = shared + prompt_of(150, 100 * p_tp + d_tp)
                     p, d = workers[f"p{p_tp}"], workers[f"d{d_tp}"]
-                    tokens = await handed_over(p, d, f"from-{p_tp}-to-{d_tp}", prompt)
+                    tokens = await handed_over(p, d, f"from-{p_tp}-to-{d_tp}", prompt, COUNT)
                     assert tokens == expected_tokens(prompt, COUNT, 4096, eos_token_ids=(1,)), (p_tp, d_tp)
             for worker in workers.values():
                 await worker.close()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.integration.worker.pair import RunningWorker, pair, submit, tokens_of
+from tests.integration.worker.pair import RunningWorker, alone, handed_over, pair, submit
 from tests.integration.worker.reference import reference
 from tools.waiting import wait_for_async
 
@@ -21,18 +21,6 @@ COUNT = 12
 BLOCK_TOKENS = 16
 TOKEN_KV_BYTES = 5 * 2 * 4 * 32 * 4
 """Of the bundled model in fp32: layers, planes, KV heads, width, bytes."""
-
-
-async def handed_over(p: RunningWorker, d: RunningWorker, request: str, prompt: list[int], count: int) -> list[int]:
-    await d.send(submit=submit(request, w.LEG_DECODE, p, prompt, max_tokens=count, ignore_eos=True))
-    await p.send(submit=submit(request, w.LEG_PREFILL, d, prompt, max_tokens=count, ignore_eos=True))
-    first = await tokens_of(p, request, 1)
-    return first + await tokens_of(d, request, count - 1, start=1)
-
-
-async def alone(worker: RunningWorker, request: str, prompt: list[int], count: int) -> list[int]:
-    await worker.send(submit=submit(request, w.LEG_FULL, worker, prompt, max_tokens=count, ignore_eos=True))
-    return await tokens_of(worker, request, count)
 
 
 @pytest.mark.parametrize(("p_tp", "d_tp"), [(2, 1), (1, 2), (2, 4)])

@@ -1,4 +1,4 @@
-"""Bitwise independence of a row from everything around it: the promise of `--deterministic`, fp32 on CPU."""
+"""Bitwise independence of a row from everything around it: the promise of `--deterministic` on a CPU."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class UpFlags:
     ] = None
     deterministic: Annotated[
         bool | None,
-        typer.Option("--deterministic/--no-deterministic", help="Answers independent of batches (fp32, CPU)."),
+        typer.Option("--deterministic/--no-deterministic", help="Answers independent of batches (CPU)."),
     ] = None
     transport: Annotated[
         str | None,

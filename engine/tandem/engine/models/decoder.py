@@ -36,6 +36,7 @@ from tandem.kernels.backend import REFERENCE
 from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
+from tandem.kernels.silu_mul import is_native as silu_mul_is_native
 from tandem.kernels.silu_mul import silu_mul
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -113,7 +114,8 @@ class Decoder:
     def weight_bytes(self, device: torch.device) -> int:
         """Memory of this rank's weights once `load` has put them on `device`."""
         size = sum(parameter.tensor.nbytes for parameter in self.parameters())
-        is_copied = self.head is self.embedding and device.type == "cpu" and not self._is_deterministic
+        is_packed = not self._is_deterministic or self.dtype is torch.bfloat16
+        is_copied = self.head is self.embedding and device.type == "cpu" and is_packed
         return size + self.embedding.tensor.nbytes if is_copied else size  # packed for the head, and as a table
 
     def load(self, model_dir: Path, *, device: str = "cpu", on_read: Callable[[], None] = lambda: None) -> None:
@@ -443,8 +445,15 @@ def _silu_by_grains(gate_up: Tensor) -> Tensor:
     """`silu_mul` in pieces that torch never splits over threads.
 
     Where a split falls inside a row, numbers at its edge take the scalar exp instead of the vector one and differ in
-    the last bit: which rows those are would depend on the batch.
+    the last bit: which rows those are would depend on the batch. Half precision is written out in fp32. The C code has
+    whole vectors alone.
     """
+    if silu_mul_is_native(gate_up):
+        return silu_mul(gate_up.contiguous())
+    if gate_up.dtype is not torch.float32:
+        gate, up = gate_up.chunk(2, -1)
+        gate = gate.float()
+        return gate.div_(gate.neg().exp_().add_(1.0)).to(up.dtype).mul_(up)
     rows = max(1, 2 * (_ELEMENTWISE_GRAIN - 1) // gate_up.shape[1])
     return torch.cat([silu_mul(piece, backend=REFERENCE) for piece in torch.split(gate_up, rows)])
 
@@ -458,8 +467,9 @@ def _gelu_tanh(gate_up: Tensor) -> Tensor:
 def _gelu_tanh_written_out(gate_up: Tensor) -> Tensor:
     """`_gelu_tanh` from operations whose rows do not depend on each other; torch's own is none."""
     gate, up = gate_up.chunk(2, -1)
+    gate = gate.float()
     inner = (gate * gate * gate).mul_(0.044715).add_(gate).mul_(math.sqrt(2 / math.pi)).tanh_()
-    return inner.add_(1.0).mul_(gate).mul_(0.5).mul_(up)
+    return inner.add_(1.0).mul_(gate).mul_(0.5).to(up.dtype).mul_(up)
 
 
 _ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": _gelu_tanh}

@@ -26,8 +26,9 @@ def paged_attention_deterministic(
     """`extend_attention`, bitwise the same for a token whatever the batch, the chunking and the block size.
 
     Arguments, result and errors as in `extend_attention`; a decode step passes one query a sequence
-    (`cu_seqlens = arange(batch + 1)`), a context of 0 gives zeros. `block_tokens` must divide `KEY_TILE`. The promise
-    is tested for fp32 on CPU, with one to three threads and widths that 16 divides; the rest computes without promise.
+    (`cu_seqlens = arange(batch + 1)`), a context of 0 gives zeros. `block_tokens` must divide `KEY_TILE`. Computed in
+    fp32 whatever the dtypes, rounded once. The promise is tested on CPU, with one to three threads and widths that 16
+    divides; the rest computes without promise.
     """
     check_attention_arguments(q, layer_view, block_table, context_lens)
     check_cu_seqlens(cu_seqlens, block_table.shape[0])

@@ -56,14 +56,15 @@ def paged_attention_deterministic_reference(
     spec: AttentionSpec,
 ) -> Tensor:
     """See `paged_attention_deterministic`."""
+    dtype, q = q.dtype, q.float()  # no library promises the same sums for bfloat16 in batches of another size
     out = torch.zeros_like(q)
     lens: list[int] = context_lens.tolist()
     groups = sorted(_query_groups(cu_seqlens.tolist(), lens), key=lambda group: -group.tiles)
-    group_bytes = 2 * layer_view.shape[2] * layer_view.shape[4] * KEY_TILE * layer_view.element_size()
+    group_bytes = 2 * layer_view.shape[2] * layer_view.shape[4] * KEY_TILE * q.element_size()
     most = max(1, _GATHERED_BYTES // group_bytes)
     for low in range(0, len(groups), most):
         _attend_groups(q, out, layer_view, block_table, lens, groups[low : low + most], spec)
-    return out
+    return out.to(dtype)
 
 
 def _query_groups(starts: list[int], lens: list[int]) -> list[_QueryGroup]:

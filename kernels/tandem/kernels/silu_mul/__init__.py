@@ -11,7 +11,7 @@ from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.silu_mul.reference import silu_mul_reference
 
-__all__ = ["LIBRARY", "silu_mul"]
+__all__ = ["LIBRARY", "is_native", "silu_mul"]
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_silu_mul")
 _DTYPES = (torch.float32, torch.bfloat16)
@@ -27,11 +27,16 @@ def silu_mul(gate_up: Tensor, *, backend: str | None = None) -> Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [rows, 2 * width], got {tuple(gate_up.shape)}")
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    is_whole = width % _LANES == 0 and gate_up.is_contiguous() and gate_up.dtype in _DTYPES
-    if not (is_whole and uses_native(gate_up.device, backend) and LIBRARY.is_available()):
+    if not (gate_up.is_contiguous() and is_native(gate_up, backend)):
         return silu_mul_reference(gate_up)
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype)
     is_bf16 = gate_up.dtype is torch.bfloat16
     LIBRARY.call((gate_up.data_ptr(), out.data_ptr(), rows, width, is_bf16, torch.get_num_threads()))
     return out
+
+
+def is_native(gate_up: Tensor, backend: str | None = None) -> bool:
+    """Whether `silu_mul` is C code for such `gate_up`, if contiguous: it computes each number like all others."""
+    is_whole = gate_up.shape[1] // 2 % _LANES == 0 and gate_up.dtype in _DTYPES
+    return is_whole and uses_native(gate_up.device, backend) and LIBRARY.is_available()

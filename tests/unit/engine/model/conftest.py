@@ -105,13 +105,14 @@ def random_tokens(count: int, vocab: int, seed: int = 1) -> list[int]:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of "bundled" or of a random tiny model of a family, made once."""
+    """The folder of "bundled" or of a random tiny model of a family, "llama-biases" among them, made once."""
     made: dict[str, Path] = {"bundled": ROOT / "models" / "tandem-tiny"}
 
     def folder(name: str) -> Path:
         if name not in made:
             made[name] = tmp_path_factory.mktemp(name)
-            tool.make_random_model(tool.RandomModel(family=name, heads=4, kv_heads=2, seed=3), made[name])
+            shape = {"family": name.removesuffix("-biases"), "has_biases": name.endswith("-biases")}
+            tool.make_random_model(tool.RandomModel(heads=4, kv_heads=2, seed=3, **shape), made[name])
         return made[name]
 
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,24 +10,32 @@ import torch
 
 from tandem.core.errors import ConfigError
 from tandem.engine.runner import ModelRunner
+from tandem.kernels import native
 
 LENGTH = 150
 
 
 @pytest.fixture(
     scope="module", params=[
-        ("bundled", "auto"), ("mistral", "auto"), ("qwen3", "auto"), ("gemma2", "auto"), ("gemma3", "auto"),
-        ("mixtral", "auto"), ("qwen3_moe", "auto"), ("gpt_oss", "auto"),
-        ("qwen3", "bfloat16"), ("bundled", "float16"),
+        *(("float32", *each) for each in (
+            ("bundled", "auto"), ("mistral", "auto"), ("qwen3", "auto"), ("gemma2", "auto"), ("gemma3", "auto"),
+            ("mixtral", "auto"), ("qwen3_moe", "auto"), ("gpt_oss", "auto"), ("deepseek_v3", "auto"),
+            ("qwen3", "bfloat16"), ("bundled", "float16"),
+        )),
+        *(("bfloat16", *each) for each in (
+            ("bundled", "auto"), ("llama-biases", "auto"), ("mistral", "auto"), ("qwen3", "auto"), ("gemma2", "auto"),
+            ("gemma3", "auto"), ("mixtral", "auto"), ("gpt_oss", "auto"), ("deepseek_v3", "auto"), ("qwen3", "float32"),
+        )),
     ],
     ids="-".join,
 )  # fmt: skip
 def runner(request: pytest.FixtureRequest, model_folder: Any) -> ModelRunner:
     """Rounding on the way into the pool is a matter of one number: KV of another dtype keeps the promise."""
-    name, kv_dtype = request.param
+    dtype, name, kv_dtype = request.param
     return ModelRunner(
-        model_dir=model_folder(name), kv_dtype=kv_dtype, num_blocks=120, max_model_len=512, is_deterministic=True
-    )
+        model_dir=model_folder(name), dtype=dtype, kv_dtype=kv_dtype, num_blocks=120, max_model_len=512,
+        is_deterministic=True,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +54,7 @@ def alone(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     )
 
 
-@pytest.mark.parametrize("chunk", [1, 16, 37, 64])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 37, 64])
 def test_chunking_changes_no_bit(
     chunk: int, runner: ModelRunner, tokens: list[int], alone: torch.Tensor, driver_of: Any
 ) -> None:
@@ -91,10 +100,44 @@ def test_it_agrees_with_the_plain_path(name: str, reference: Any, model_folder: 
     torch.testing.assert_close(got, want.logits[:300], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["bundled", "qwen3", "gemma3"])
+def test_bf16_stays_as_near_to_fp32_as_the_plain_path(
+    name: str, model_folder: Any, reference: Any, driver_of: Any
+) -> None:
+    want, errors = reference(name), []
+    for is_deterministic in (True, False):
+        options: dict[str, Any] = {"dtype": "bfloat16", "num_blocks": 40, "max_model_len": 512}
+        runner = ModelRunner(model_dir=model_folder(name), is_deterministic=is_deterministic, **options)
+        got = driver_of(runner).chunked("a", want.tokens[:150], 64)
+        errors.append(float((got - want.logits[:150]).norm() / want.logits[:150].norm()))
+    assert 0 < errors[0] <= 1.1 * errors[1]
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
-    [({"dtype": "bfloat16"}, "deterministic cannot run in bfloat16"), ({"block_tokens": 24}, "must divide 128")],
+    [({"dtype": "float16"}, "deterministic cannot run in float16"), ({"block_tokens": 24}, "must divide 128")],
 )
 def test_where_it_cannot_hold_it_is_refused(options: dict[str, Any], complaint: str, model_folder: Any) -> None:
     with pytest.raises(ConfigError, match=complaint):
         ModelRunner(model_dir=model_folder("llama"), num_blocks=200, is_deterministic=True, **options)
+
+
+@pytest.mark.parametrize(("stored", "computed"), [("bfloat16", "bfloat16"), ("float16", "float32")])
+def test_it_computes_in_the_dtype_of_the_checkpoint_where_it_can(
+    stored: str, computed: str, random_model_tool: Any, tmp_path: Path
+) -> None:
+    random_model_tool.make_random_model(random_model_tool.RandomModel(family="llama", dtype=stored), tmp_path)
+    assert ModelRunner(model_dir=tmp_path, num_blocks=200, is_deterministic=True).dtype == computed
+
+
+def test_without_c_code_no_bit_changes_either(model_folder: Any, driver_of: Any, tokens_of: Any) -> None:
+    before = native.enable(False)
+    try:
+        options: dict[str, Any] = {"dtype": "bfloat16", "num_blocks": 40, "max_model_len": 128}
+        runner = ModelRunner(model_dir=model_folder("llama-biases"), is_deterministic=True, **options)
+        tokens = tokens_of(60, runner.vocab_size)
+        whole = driver_of(runner).chunked("a", tokens, 60)
+        for chunk in (1, 7, 16):
+            assert torch.equal(driver_of(runner).chunked("b", tokens, chunk), whole)
+    finally:
+        native.enable(before)

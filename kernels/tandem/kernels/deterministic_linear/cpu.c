@@ -1,0 +1,41 @@
+/* x · weightᵀ on the CPU in bfloat16, in which the order of a row's sums depends on the weight's shape alone: not on how many
+   rows there are, on its place among them or on threads, which share out columns.
+
+   Weights lie as in ../packed_linear. With AMX every row goes through the matrix unit, a single one, too: it adds in an order
+   of its own, that vector instructions do not have. Sums are float32, the result is rounded once. Checks nothing: the caller
+   has. One parallel region a call; thread-safe. */
+
+#include "../instructions.h"
+#include "../packed_linear/product.h"
+#include "../region.h"
+#include "amx.h"
+
+static int uses_amx;
+
+/* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
+int tandem_choose_path(const char *name) {
+    const int is_amx = !strcmp(name, "amx");
+    uses_amx = (is_amx || !*name) && may_use_amx();
+    if (is_amx && !uses_amx) return 0;
+    return choose_product(is_amx ? "" : name);
+}
+
+static void share_out(void *data) {
+    const struct product *p = data;
+    const int64_t which = thread(p->threads), count = threads(p->threads), vectors = p->columns / 16;
+    if (uses_amx && p->inner % 32 == 0) columns_amx(p, vectors * which / count * 16, vectors * (which + 1) / count * 16);
+    else product_share(p, which, count);
+}
+
+/* Products of numbers that a thread should have at least: a region costs microseconds. */
+#define LEAST_SHARE 65536
+
+/* `given` is a `struct product`; nothing else is looked at. */
+int tandem_deterministic_linear(const struct product *given, float unused) {
+    struct product p = *given;
+    (void)unused;
+    const int64_t useful = 1 + p.rows * p.columns * p.inner / LEAST_SHARE;
+    if (p.threads > useful) p.threads = useful;
+    run_region(share_out, &p, p.threads);
+    return 0;
+}
