@@ -65,7 +65,7 @@ def test_tokens_grouped_by_expert_are_the_loop_over_tokens(tokens: int, per_toke
 
         return call
 
-    packed = pack_experts(down.flatten(0, 1), None, COUNT, lambda weight, _: plain_linear(weight))
+    packed = pack_experts(down.flatten(0, 1), COUNT, plain_linear)
     products = list(zip(map(watched, range(COUNT)), packed, strict=True))
     found = Experts(SoftmaxRouter(config, plain_linear(scores)), products, silu_mul)(x)
     chosen: set[int] = set()
