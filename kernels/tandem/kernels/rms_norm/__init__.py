@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_native
+from tandem.kernels.backend import uses_native, uses_triton
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.rms_norm.reference import rms_norm_reference
+from tandem.kernels.triton_tiles import MOST_ROW_NUMBERS
 
 __all__ = ["LIBRARY", "rms_norm"]
 
@@ -31,6 +32,10 @@ def rms_norm(
         raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and added do not fit")
     if weight.dtype is not x.dtype or (added is not None and added.dtype is not x.dtype):
         raise TypeError(f"x is {x.dtype}, weight {weight.dtype}, added {None if added is None else added.dtype}")
+    if uses_triton(x.device, backend) and x.stride(1) == 1 and x.shape[1] <= MOST_ROW_NUMBERS:
+        from tandem.kernels.rms_norm.triton import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps, added)
     is_whole = x.shape[1] % _LANES == 0 and x.is_contiguous() and (added is None or added.is_contiguous())
     if not (is_whole and x.dtype in _DTYPES and uses_native(x.device, backend) and LIBRARY.is_available()):
         return rms_norm_reference(x, weight, eps, added)

@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_native
+from tandem.kernels.backend import uses_native, uses_triton
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.rotate.reference import rotate_reference
+from tandem.kernels.triton_tiles import MOST_ROW_NUMBERS
 
 __all__ = ["LIBRARY", "rotate"]
 
@@ -31,8 +32,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, backend: str | None = None) -
         raise ValueError(f"x {tuple(x.shape)}, cos {tuple(cos.shape)} and sin {tuple(sin.shape)} do not fit")
     if cos.dtype is not x.dtype or sin.dtype is not x.dtype:
         raise TypeError(f"x is {x.dtype}, cos {cos.dtype}, sin {sin.dtype}")
-    is_whole = width % (2 * _LANES) == 0 and x.dtype in _DTYPES and x.stride()[1:] == (width, 1)
-    has_tables = cos.stride(1) == 1 and sin.stride() == cos.stride()
+    has_heads, has_tables = x.stride()[1:] == (width, 1), cos.stride(1) == 1 and sin.stride() == cos.stride()
+    fits = has_heads and has_tables and width % 2 == 0 and heads * width <= MOST_ROW_NUMBERS
+    if uses_triton(x.device, backend) and fits:
+        from tandem.kernels.rotate.triton import rotate_triton
+
+        return rotate_triton(x, cos, sin)
+    is_whole = width % (2 * _LANES) == 0 and x.dtype in _DTYPES and has_heads
     if not (is_whole and has_tables and uses_native(x.device, backend) and LIBRARY.is_available()):
         return rotate_reference(x, cos, sin)
     LIBRARY.call((

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tandem.kernels.backend import uses_native
+from tandem.kernels.backend import uses_native, uses_triton
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.silu_mul.reference import silu_mul_reference
 
@@ -27,6 +27,10 @@ def silu_mul(gate_up: Tensor, *, backend: str | None = None) -> Tensor:
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [rows, 2 * width], got {tuple(gate_up.shape)}")
+    if uses_triton(gate_up.device, backend):
+        from tandem.kernels.silu_mul.triton import silu_mul_triton
+
+        return silu_mul_triton(gate_up)
     if not (gate_up.is_contiguous() and is_native(gate_up, backend)):
         return silu_mul_reference(gate_up)
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
