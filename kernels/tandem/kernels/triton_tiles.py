@@ -12,6 +12,46 @@ MOST_ROW_NUMBERS = 32768
 """Padded numbers of a row that one program keeps in registers: 64 a thread in 16 warps."""
 
 
+DECODE_TILES = {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (16, 4, 2)}
+"""Decode attention, up to this padded head width: (key tile for two-byte numbers, warps, stages). Keys and values of
+all stages fit in shared memory beside a second program's. A tile knows nothing of blocks: it looks up each token's."""
+DECODE_PROGRAMS_PER_PROCESSOR = 2
+SPLIT_TOKENS = 256
+"""A split reads at least this many tokens of the longest context that the block table can hold."""
+MOST_SPLITS = 64
+EXTEND_TILES = {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)}
+"""Extend attention, up to this padded head width: (rows, key tile, warps, stages) for two-byte numbers. Four-byte ones
+have no tensor cores to go through and hold their tiles in registers: a quarter of the rows, half the keys."""
+
+
+def decode_tile(padded_width: int, element_bytes: int) -> tuple[int, int, int]:
+    """(tokens of a key tile, warps, stages) for a head width. Raises ValueError above the widest in the table."""
+    for width, (tile, warps, stages) in DECODE_TILES.items():
+        if padded_width <= width:
+            return max(16, tile * 2 // element_bytes), warps, stages
+    raise ValueError(f"no decode kernel for head width {padded_width}, at most {max(DECODE_TILES)}")
+
+
+def decode_splits(programs: int, readable_tokens: int, processors: int) -> int:
+    """Splits of a sequence: as many as fill one wave of programs and have a useful length; at least 1.
+
+    One program above a wave costs a whole second wave; hence the floor. A function of shapes alone, so that a CUDA
+    graph stays valid; kernels are compiled for powers of two, not for each number.
+    """
+    wave = processors * DECODE_PROGRAMS_PER_PROCESSOR
+    return max(1, min(wave // programs, readable_tokens // SPLIT_TOKENS, MOST_SPLITS))
+
+
+def extend_tile(padded_width: int, group: int, element_bytes: int) -> tuple[int, int, int, int]:
+    """(rows, tokens of a key tile, warps, stages) for a head width. Raises ValueError above the widest in the table."""
+    for width, (rows, tile, warps, stages) in EXTEND_TILES.items():
+        if padded_width <= width:
+            if element_bytes > 2:
+                rows, tile = max(16, rows // 4), max(16, tile // 2)
+            return max(rows, 1 << (group - 1).bit_length()), tile, warps, stages
+    raise ValueError(f"no extend kernel for head width {padded_width}, at most {max(EXTEND_TILES)}")
+
+
 def row_warps(padded: int) -> int:
     """Warps of a program that holds a row of `padded` numbers (a power of two): about 8 to 16 numbers a thread."""
     return max(1, min(16, padded // 256))

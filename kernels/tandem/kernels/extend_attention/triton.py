@@ -16,10 +16,7 @@ from torch import Tensor
 
 from tandem.kernels.packed_attention import AttentionSpec
 from tandem.kernels.triton_attention import attend_tiles, score_factors, with_sink
-
-# Up to this padded width: (rows, key tile, warps, stages) for two-byte numbers. Four-byte ones have no tensor cores to
-# go through and hold their tiles in registers: a quarter of the rows, half the keys.
-_TILES = {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)}
+from tandem.kernels.triton_tiles import extend_tile
 
 
 @triton.jit
@@ -66,7 +63,7 @@ def _extend_kernel(
     HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    program = tl.program_id(0)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # last tiles see the most keys: those that start first
     kv_head = tl.program_id(1)
     sequence = _find_sequence(cu_seqlens_ptr, sequences, program, TILE_QUERIES)
     begin = tl.load(cu_seqlens_ptr + sequence)
@@ -132,13 +129,3 @@ def extend_attention_triton(
         HAS_SINKS=spec.sinks is not None, PRECISION="ieee", num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
-
-
-def extend_tile(padded_width: int, group: int, element_bytes: int) -> tuple[int, int, int, int]:
-    """(rows, tokens of a key tile, warps, stages) for a head width. Raises ValueError above the widest in the table."""
-    for width, (rows, tile, warps, stages) in _TILES.items():
-        if padded_width <= width:
-            if element_bytes > 2:
-                rows, tile = max(16, rows // 4), max(16, tile // 2)
-            return max(rows, triton.next_power_of_2(group)), tile, warps, stages
-    raise ValueError(f"no extend kernel for head width {padded_width}, at most {max(_TILES)}")

@@ -17,17 +17,10 @@ from torch import Tensor
 
 from tandem.kernels.packed_attention import AttentionSpec
 from tandem.kernels.triton_attention import attend_tiles, score_factors, with_sink
-
-# Up to this padded width: (key tile for two-byte numbers, warps, stages). Keys and values of all stages fit in shared
-# memory beside a second program's.
-_TILES = {64: (128, 4, 3), 128: (64, 4, 3), 256: (32, 4, 3), 512: (16, 4, 2)}
-_PROGRAMS_PER_PROCESSOR = 2
-_SPLIT_TOKENS = 256
-"""A split reads at least this many tokens of the longest context that the block table can hold."""
-_MOST_SPLITS = 64
+from tandem.kernels.triton_tiles import decode_splits, decode_tile
 
 
-@triton.jit(do_not_specialize=["table_stride"])
+@triton.jit(do_not_specialize=["table_stride", "splits"])
 def _split_kernel(
     q_ptr,
     view_ptr,
@@ -42,11 +35,12 @@ def _split_kernel(
     stride_block,
     stride_plane,
     stride_head,
+    splits,
     scale_log2,
     softcap,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
@@ -71,7 +65,7 @@ def _split_kernel(
     if WINDOW > 0:
         first_tile = tl.maximum(context - WINDOW, 0) // TILE
     end_tile = tl.cdiv(context, TILE)
-    split_tiles = tl.cdiv(end_tile - first_tile, SPLITS)
+    split_tiles = tl.cdiv(end_tile - first_tile, splits)
     split_first = first_tile + split * split_tiles
     split_end = tl.minimum(split_first + split_tiles, end_tile)
     k_ptr = view_ptr + kv_head.to(tl.int64) * stride_head
@@ -81,43 +75,44 @@ def _split_kernel(
         BLOCK_TOKENS, WIDTH, PADDED_WIDTH, TILE, WINDOW, HAS_SOFTCAP, PRECISION,
     )  # fmt: skip
     q_heads = tl.num_programs(1) * GROUP
-    if SPLITS == 1:
+    if not IS_SPLIT:
         if HAS_SINKS:
             total = with_sink(maximum, total, sinks_ptr, heads, rows < GROUP)
         out = accumulated / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(out_ptr + sequence * q_heads * WIDTH + in_head, out.to(out_ptr.dtype.element_ty), mask=used)
     else:
-        place = (sequence * q_heads + heads) * SPLITS + split
+        place = (sequence * q_heads + heads) * splits + split
         tl.store(partial_ptr + place[:, None] * WIDTH + dims[None, :], accumulated, mask=used)
         tl.store(statistics_ptr + place * 2, maximum, mask=rows < GROUP)
         tl.store(statistics_ptr + place * 2 + 1, total, mask=rows < GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _reduce_kernel(
     partial_ptr,
     statistics_ptr,
     sinks_ptr,
     out_ptr,
+    splits,
     Q_HEADS: tl.constexpr,
-    SPLITS: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED_WIDTH: tl.constexpr,
     HAS_SINKS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    splits = tl.arange(0, SPLITS)
+    parts = tl.arange(0, PADDED_SPLITS)
     dims = tl.arange(0, PADDED_WIDTH)
-    maxima = tl.load(statistics_ptr + (row * SPLITS + splits) * 2)
-    totals = tl.load(statistics_ptr + (row * SPLITS + splits) * 2 + 1)
+    is_part = parts < splits
+    maxima = tl.load(statistics_ptr + (row * splits + parts) * 2, mask=is_part, other=float("-inf"))
+    totals = tl.load(statistics_ptr + (row * splits + parts) * 2 + 1, mask=is_part, other=0.0)
     maximum = tl.max(maxima, 0)
     weights = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
     total = tl.sum(totals * weights, 0)
     if HAS_SINKS:
         total = with_sink(maximum, total, sinks_ptr, row % Q_HEADS, True)
-    partial = tl.load(
-        partial_ptr + (row * SPLITS + splits)[:, None] * WIDTH + dims[None, :], mask=dims[None, :] < WIDTH, other=0.0
-    )
+    used = is_part[:, None] & (dims[None, :] < WIDTH)
+    partial = tl.load(partial_ptr + (row * splits + parts)[:, None] * WIDTH + dims[None, :], mask=used, other=0.0)
     out = tl.sum(partial * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
     tl.store(out_ptr + row * WIDTH + dims, out.to(out_ptr.dtype.element_ty), mask=dims < WIDTH)
 
@@ -144,36 +139,18 @@ def paged_decode_triton(
     group = q_heads // kv_heads
     _split_kernel[(batch, kv_heads, splits)](
         q, layer_view, table, context_lens, sinks, out, partial, statistics, q.stride(0), table.stride(0),
-        layer_view.stride(0), layer_view.stride(1), layer_view.stride(2), scale_log2, softcap,
-        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), SPLITS=splits, BLOCK_TOKENS=block_tokens,
+        layer_view.stride(0), layer_view.stride(1), layer_view.stride(2), splits, scale_log2, softcap,
+        GROUP=group, ROWS=max(16, triton.next_power_of_2(group)), IS_SPLIT=splits > 1, BLOCK_TOKENS=block_tokens,
         WIDTH=width, PADDED_WIDTH=padded_width, TILE=tile, WINDOW=spec.window or 0,
         HAS_SOFTCAP=spec.softcap is not None, HAS_SINKS=spec.sinks is not None, PRECISION="ieee", num_warps=warps,
         num_stages=stages,
     )  # fmt: skip
     if splits > 1:
         _reduce_kernel[(batch * q_heads,)](
-            partial, statistics, sinks, out, Q_HEADS=q_heads, SPLITS=splits, WIDTH=width, PADDED_WIDTH=padded_width,
-            HAS_SINKS=spec.sinks is not None, num_warps=4,
+            partial, statistics, sinks, out, splits, Q_HEADS=q_heads, PADDED_SPLITS=triton.next_power_of_2(splits),
+            WIDTH=width, PADDED_WIDTH=padded_width, HAS_SINKS=spec.sinks is not None, num_warps=4,
         )  # fmt: skip
     return out
-
-
-def decode_tile(padded_width: int, element_bytes: int) -> tuple[int, int, int]:
-    """(tokens of a key tile, warps, stages) for a head width. Raises ValueError above the widest in the table."""
-    for width, (tile, warps, stages) in _TILES.items():
-        if padded_width <= width:
-            return max(16, tile * 2 // element_bytes), warps, stages
-    raise ValueError(f"no decode kernel for head width {padded_width}, at most {max(_TILES)}")
-
-
-def decode_splits(programs: int, readable_tokens: int, processors: int) -> int:
-    """Splits of a sequence: as many as fill one wave of programs, a power of two, each of a useful length.
-
-    One program above a wave costs a whole second wave; hence the floor. A function of shapes alone.
-    """
-    wave = processors * _PROGRAMS_PER_PROCESSOR
-    most = min(wave // programs, readable_tokens // _SPLIT_TOKENS, _MOST_SPLITS)
-    return 1 << (most.bit_length() - 1) if most > 1 else 1
 
 
 @lru_cache(maxsize=16)

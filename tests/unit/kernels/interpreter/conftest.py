@@ -31,9 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def many_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles and splits, so that tiny cases have several of both."""
-    from tandem.kernels.extend_attention import triton as extend
-    from tandem.kernels.paged_decode import triton as decode
+    from tandem.kernels import triton_tiles
 
-    monkeypatch.setattr(decode, "_TILES", {64: (16, 4, 2)})
-    monkeypatch.setattr(decode, "_SPLIT_TOKENS", 16)
-    monkeypatch.setattr(extend, "_TILES", {64: (16, 16, 4, 2)})
+    monkeypatch.setattr(triton_tiles, "DECODE_TILES", {64: (16, 4, 2)})
+    monkeypatch.setattr(triton_tiles, "SPLIT_TOKENS", 16)
+    monkeypatch.setattr(triton_tiles, "EXTEND_TILES", {64: (16, 16, 4, 2)})

@@ -143,23 +143,40 @@ def test_sinks(paged, randn, monkeypatch, splits, options) -> None:
     check_extend(case, randn(21, 6, 16), [0, 12, 21], scale=0.25, sinks=sinks, **options)
 
 
-def test_tiles_of_real_size(paged, randn, monkeypatch) -> None:
-    from tandem.kernels.extend_attention import triton as extend
+@pytest.mark.parametrize("block_tokens", [16, 32, 64])
+@pytest.mark.parametrize("splits", [1, 2, 3, 5, 7])
+def test_key_tiles_and_splits_know_nothing_of_blocks(paged, randn, monkeypatch, block_tokens, splits) -> None:
+    """Tiles of 16 keys: a block is one of them, two or four; a split may end inside a block, or have no tile."""
     from tandem.kernels.paged_decode import triton as decode
 
+    monkeypatch.setattr(decode, "decode_splits", lambda *_: splits)
+    case = paged([70, 17], kv_heads=1, block_tokens=block_tokens)
+    check_decode(case, randn(2, 2, 16), scale=0.25)
+
+
+@pytest.mark.parametrize("block_tokens", [16, 32, 64])
+def test_extend_tiles_know_nothing_of_blocks(paged, randn, block_tokens) -> None:
+    case = paged([70, 17], kv_heads=1, block_tokens=block_tokens)
+    check_extend(case, randn(30, 2, 16), [0, 20, 30], scale=0.25)
+
+
+def test_a_tile_may_be_larger_than_a_block_or_smaller(paged, randn, monkeypatch) -> None:
+    from tandem.kernels import triton_tiles
+
+    for tile in (16, 64):
+        monkeypatch.setattr(triton_tiles, "DECODE_TILES", {64: (2 * tile, 4, 2)})
+        case = paged([100], kv_heads=1, block_tokens=32)
+        check_decode(case, randn(1, 2, 16), scale=0.25)
+
+
+def test_tiles_of_real_size(paged, randn, monkeypatch) -> None:
+    from tandem.kernels import triton_tiles
+
     monkeypatch.undo()
-    assert extend.extend_tile(64, 2, 4) == (32, 32, 4, 3)
-    assert decode.decode_tile(64, 4) == (64, 4, 3)
+    assert triton_tiles.extend_tile(64, 2, 4) == (32, 32, 4, 3)
+    assert triton_tiles.decode_tile(64, 4) == (64, 4, 3)
     case = paged([150, 33], kv_heads=1, width=32)
     check_decode(case, randn(2, 2, 32), scale=0.25)
     check_extend(case, randn(41, 2, 32), [0, 20, 41], scale=0.25)
     check_decode(case, randn(2, 2, 32), scale=0.25, window=70, softcap=5.0)
     check_extend(case, randn(41, 2, 32), [0, 20, 41], scale=0.25, window=70, softcap=5.0)
-
-
-def test_heuristics_follow_shapes() -> None:
-    from tandem.kernels.paged_decode import triton as decode
-
-    assert [decode.decode_splits(n, 32768, 132) for n in (8, 64, 128, 133, 264, 4096)] == [32, 4, 2, 1, 1, 1]
-    with pytest.raises(ValueError, match="no decode kernel"):
-        decode.decode_tile(1024, 2)

@@ -1,0 +1,50 @@
+"""How the Triton kernels cut their work: pure rules, on any machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from tandem.kernels.triton_tiles import (
+    DECODE_PROGRAMS_PER_PROCESSOR,
+    DECODE_TILES,
+    EXTEND_TILES,
+    MOST_SPLITS,
+    SPLIT_TOKENS,
+    decode_splits,
+    decode_tile,
+    extend_tile,
+    row_warps,
+)
+
+PROCESSORS = 132
+WAVE = PROCESSORS * DECODE_PROGRAMS_PER_PROCESSOR
+
+
+@pytest.mark.parametrize("programs", [1, 8, 24, 64, 88, 100, 128, 132, 133, 264, 4096])
+def test_splits_fill_one_wave_and_never_begin_a_second(programs: int) -> None:
+    splits = decode_splits(programs, 1 << 20, PROCESSORS)
+    assert splits == 1 or splits * programs <= WAVE
+    if 1 < splits < MOST_SPLITS:
+        assert (splits + 1) * programs > WAVE
+
+
+def test_splits_have_a_useful_length_and_are_not_too_many() -> None:
+    assert decode_splits(1, SPLIT_TOKENS - 1, PROCESSORS) == 1
+    assert decode_splits(1, 5 * SPLIT_TOKENS, PROCESSORS) == 5
+    assert decode_splits(1, 1 << 20, PROCESSORS) == MOST_SPLITS
+    assert [decode_splits(n, 32768, PROCESSORS) for n in (8, 64, 88, 133)] == [33, 4, 3, 1]
+
+
+def test_tiles_by_width_and_bytes() -> None:
+    assert decode_tile(128, 2) == DECODE_TILES[128]
+    assert decode_tile(16, 2) == DECODE_TILES[64]
+    assert decode_tile(512, 4)[0] == 16
+    assert extend_tile(128, 4, 2) == EXTEND_TILES[128]
+    assert extend_tile(512, 40, 4)[0] == 64  # every head of a group has a row
+    for tile in (decode_tile, lambda width, size: extend_tile(width, 1, size)):
+        with pytest.raises(ValueError, match="head width 1024"):
+            tile(1024, 2)
+
+
+def test_a_rows_warps() -> None:
+    assert [row_warps(n) for n in (16, 256, 1024, 4096, 32768)] == [1, 1, 4, 16, 16]
