@@ -1,7 +1,8 @@
 """Draws tokens by inverse CDF, with top-k, top-p and min-p. Each row's token depends on that row alone.
 
 Unfiltered rows use the CDF in token-id order: no sort. Filtered rows use the order of falling scores (equal scores by
-rising id) over a short list of candidates, and over the whole vocabulary only where the list proves too short.
+rising id) over a short list of candidates, and over the whole vocabulary only where the list proves too short. On an
+accelerator they are searched, not sorted, and the host is not asked (`choose_token`): the same tokens.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from tandem.kernels.choose_token import choose_token
 
 CANDIDATES = 256
 
@@ -21,7 +24,12 @@ def choose_unfiltered(scores: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def choose_filtered(scores: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor) -> Tensor:
-    """As `choose_unfiltered` after top_k (int64 [n], 0: off), then top_p and min_p (float64 [n], 1 and 0: off)."""
+    """As `choose_unfiltered` after top_k (int64 [n], 0: off), then top_p and min_p (float64 [n], 1 and 0: off).
+
+    Each row's best score is 0.
+    """
+    if scores.device.type != "cpu":
+        return choose_token(scores, top_k, top_p, min_p, uniforms)
     vocab = scores.shape[1]
     width = min(vocab, max(CANDIDATES, int(top_k.max()) + 1))
     ids, kept, is_complete = kept_probabilities(scores, top_k, top_p, min_p, width)

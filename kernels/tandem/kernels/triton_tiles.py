@@ -8,6 +8,9 @@ from __future__ import annotations
 
 GATE_TILE, GATE_WARPS = 1024, 4
 """Numbers of a row that one program of an elementwise kernel takes, and its warps."""
+CHOOSE_TILE, CHOOSE_WARPS = 4096, 16
+"""Scores of a row that its program takes at a time when it draws a token, and its warps: three sums in float64 for each
+of 8 numbers a thread stay in registers."""
 MOST_ROW_NUMBERS = 32768
 """Padded numbers of a row that one program keeps in registers: 64 a thread in 16 warps."""
 

@@ -123,6 +123,14 @@ def test_row_kernels_compile(compiled, dtype) -> None:
     assert {name for name, _ in compiled} == {"_rms_norm_kernel", "_silu_mul_kernel", "_rotate_kernel"}
 
 
+def test_choose_token_compiles(compiled) -> None:
+    from tandem.kernels.choose_token import choose_token
+
+    one = torch.ones(2, dtype=torch.float64)
+    choose_token(torch.zeros(2, 151_936), torch.ones(2, dtype=torch.int64), one, one, one, backend="triton")
+    assert {name for name, _ in compiled} == {"_choose_kernel"}
+
+
 def test_the_payload_checksum_compiles(compiled) -> None:
     from tandem.kernels.payload_checksum import payload_checksum
 
