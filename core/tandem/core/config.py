@@ -148,6 +148,7 @@ class WorkerSection:
     what the data sheet of one rank's accelerator promises; 0 = unknown. A step that takes longer than `step_slow_s`
     takes the worker out of rotation until it ends, one that takes longer than `step_watchdog_s` ends the worker.
     `swap_memory_bytes` is host memory for the KV of preempted requests of a GPU; 0 = they are computed again.
+    Without `has_cuda_graphs` a GPU's decode steps are launched kernel by kernel.
     """
 
     engine: str = "model"
@@ -161,6 +162,7 @@ class WorkerSection:
     device: str = "auto"
     kv_memory_bytes: Positive = 256 * 1024 * 1024
     swap_memory_bytes: Count = 1024 * 1024 * 1024
+    has_cuda_graphs: bool = True
     block_tokens: Positive = 16
     is_deterministic: bool = False
     threads: Count = 0

@@ -26,6 +26,7 @@ class StartPhase(StrEnum):
     WEIGHTS = "loading the model"
     PACKING = "packing the weights"
     POOL = "allocating KV memory"
+    GRAPHS = "capturing CUDA graphs"
     WARM_UP = "warming up"
     TRANSFERS = "opening transfer ends"
     REGISTRATION = "registering"

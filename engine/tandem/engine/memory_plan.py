@@ -5,8 +5,9 @@
     activations   what a layer needs for the largest step beside the residual stream: its widest moment, and the tables
                   of rotations; on a CPU keys and values of the longest context in a row, and who sees which
     sampler       logits of the largest step, as the head makes them and in fp32, and what choosing tokens copies
+    graphs        on a GPU: what captured decode steps hold (`decode_graphs`)
 
-Activations and sampler are upper bounds by arithmetic, not measured. No CUDA graph is captured yet.
+Activations, sampler and graphs are upper bounds by arithmetic, not measured.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ class MemoryPlan:
     kv: int
     activations: int
     sampler: int
+    graphs: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.activations + self.sampler
+        return self.weights + self.kv + self.activations + self.sampler + self.graphs
 
     def fields(self) -> dict[str, int]:
         """As a log has them."""
@@ -61,7 +63,7 @@ class MemoryPlan:
 
     def words(self) -> str:
         """For people."""
-        parts = ", ".join(f"{_WORDS[name]} {human_size(size)}" for name, size in asdict(self).items())
+        parts = ", ".join(f"{_WORDS[name]} {human_size(size)}" for name, size in asdict(self).items() if size)
         return f"memory of a rank: {human_size(self.total)}: {parts}"
 
     def check(self, free: int, ranks: int = 1) -> None:
@@ -74,14 +76,17 @@ class MemoryPlan:
         else:
             todo = "use a machine with more memory, a smaller model or, on several devices, a larger --tp"
         each = f"each of its {ranks} ranks" if ranks > 1 else "it"
+        parts = [f"{human_size(size)} for {_WORDS[name]}" for name, size in asdict(self).items() if size]
         raise StartupError(
             f"the worker needs {human_size(self.total * ranks)} of memory and {human_size(free)} are free",
-            why=f"{each} takes {', '.join(f'{human_size(size)} for {_WORDS[n]}' for n, size in asdict(self).items())}",
+            why=f"{each} takes {', '.join(parts)}",
             todo=todo,
         )
 
 
-_WORDS = {"weights": "weights", "kv": "KV", "activations": "activations", "sampler": "the sampler"}
+_WORDS = {
+    "weights": "weights", "kv": "KV", "activations": "activations", "sampler": "the sampler", "graphs": "CUDA graphs",
+}  # fmt: skip
 
 
 def plan_memory(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,8 +18,9 @@ from torch import Tensor
 from tandem.core.errors import ConfigError
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
+from tandem.engine.decode_graphs import DecodeGraphs, graph_bytes, graph_sizes
 from tandem.engine.kv_pool import KVPools
-from tandem.engine.memory_plan import StepBounds, free_host_bytes, plan_memory
+from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
@@ -51,7 +53,8 @@ class ModelRunner:
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. `kv_dtype` "auto" takes the
     compute dtype; attention always computes in the compute dtype. `enter` is told of phases as they begin.
-    `bounds`: the largest step, for which `memory` is planned; what is not free then raises StartupError.
+    `bounds`: the largest step, for which `memory` is planned; what is not free then raises StartupError. With
+    `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
     With a `group` of several ranks this is one rank's part: weights, pools and `layout.tp` are its share, loading ends
     when all ranks have loaded, and the smallest block count among them is everybody's. A rank that fails in the middle
@@ -63,6 +66,7 @@ class ModelRunner:
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
         is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
         bounds: StepBounds | None = None, enter: Callable[[StartPhase], None] = lambda _: None,
+        has_graphs: bool = True,
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
             if value < 1:
@@ -91,6 +95,8 @@ class ModelRunner:
             max_positions=self.max_model_len, bounds=bounds or StepBounds(), is_cpu=self.device.type == "cpu",
             is_deterministic=is_deterministic,
         )  # fmt: skip
+        sizes = graph_sizes((bounds or StepBounds()).sequences) if has_graphs and self._can_capture() else ()
+        self.memory = self._with_graphs(sizes, bounds or StepBounds())
         self._check_memory()
         if self.device.type == "cpu":
             enter(StartPhase.KERNELS)
@@ -108,6 +114,11 @@ class ModelRunner:
         self._scale, self._softcap = self.config.attention_scale, self.config.attention_softcap
         # The Triton kernels hold a row in registers, which those of a latent are too wide for.
         self._attention_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
+        self._graphs: DecodeGraphs | None = None
+        if sizes:
+            enter(StartPhase.GRAPHS)
+            graphs = self.decode_graphs(sizes)
+            self._graphs = graphs if graphs.capture() else None
 
     @property
     def vocab_size(self) -> int:
@@ -122,15 +133,36 @@ class ModelRunner:
         """Blocks in the pool of each KV group."""
         return self.pools.num_blocks
 
+    @property
+    def has_captured(self) -> bool:
+        """Whether decode steps are replayed as CUDA graphs."""
+        return self._graphs is not None
+
     def forward(self, batch: StepBatch, on_layers: LayersStored | None = None) -> Tensor:
         """Store the step's KV and compute logits: fp32 [len(batch.logit_rows), vocab], owned by the caller.
 
         Ranks above 0 answer [0, vocab]. `on_layers` runs on this thread between layers and must be quick. Raises
         ValueError if the batch contradicts itself or leaves the model's context, WorkerLostError when a rank is gone.
         """
-        step = build_step(batch, self._block_tokens, self.device, has_decode_kernel=not self.is_deterministic)
-        if max(batch.positions) >= self.max_model_len or min(batch.positions) < 0:
+        logits = self._forward(batch, on_layers)
+        return logits if self._graphs is None else logits.clone()
+
+    def decode_graphs(self, sizes: tuple[int, ...]) -> DecodeGraphs:
+        """Static buffers of this model's decode steps of `sizes` sequences; nothing is captured yet."""
+        blocks = tuple(-(-self.max_model_len // tokens) for tokens in self._block_tokens)
+        return DecodeGraphs(self._compute, sizes, blocks, self._block_tokens, self.device)
+
+    def _forward(self, batch: StepBatch, on_layers: LayersStored | None) -> Tensor:
+        """As `forward`; logits of a captured step are overwritten by the next one."""
+        if batch.positions and (max(batch.positions) >= self.max_model_len or min(batch.positions) < 0):
             raise ValueError(f"positions must be from 0 to {self.max_model_len - 1}, got {max(batch.positions)}")
+        if self._graphs is not None and on_layers is None and self._graphs.takes(batch):
+            return self._graphs.run(batch)
+        step = build_step(batch, self._block_tokens, self.device, has_decode_kernel=not self.is_deterministic)
+        return self._compute(step, on_layers)
+
+    def _compute(self, step: StepTensors, on_layers: LayersStored | None = None) -> Tensor:
+        """The model on a step that is on the device; asks the host nothing."""
         pools, done = self.pools, 0
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -150,7 +182,7 @@ class ModelRunner:
 
     def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
         """`forward`, then one token for every row; ranks above 0 choose none."""
-        logits = self.forward(batch, on_layers)
+        logits = self._forward(batch, on_layers)
         if rows and self.group.rank == 0:
             return sample(logits, rows)
         if self.device.type == "cuda":  # blocks given away now may be written on another stream: the step must be over
@@ -167,6 +199,20 @@ class ModelRunner:
     def pool_bytes(self, group: int) -> memoryview:
         """The pool of `group` as writable bytes, without a copy; see `KVPools.pool_bytes`."""
         return self.pools.pool_bytes(group)
+
+    def _can_capture(self) -> bool:
+        """Not where a step asks the host: between ranks, for the rows of each expert, in attention to a latent."""
+        asks_host = self.group.size > 1 or self.config.experts is not None or self.config.latent is not None
+        return self.device.type == "cuda" and not asks_host and not self.is_deterministic
+
+    def _with_graphs(self, sizes: tuple[int, ...], bounds: StepBounds) -> MemoryPlan:
+        """The plan with what steps of `sizes` hold; a token's activations are a share of the largest step."""
+        if not sizes:
+            return self.memory
+        blocks = sum(-(-self.max_model_len // group.block_tokens) for group in self.layout.groups)
+        each = -(-self.memory.activations // bounds.tokens)
+        number_bytes = TORCH_DTYPES[self.dtype].itemsize
+        return replace(self.memory, graphs=graph_bytes(sizes, each, self.vocab_size, number_bytes, blocks))
 
     def _check_memory(self) -> None:
         """Before any of it is taken, on every rank. Ranks of a CPU share its memory, each GPU is one rank's."""

@@ -67,7 +67,9 @@ def build_step(
     of_token = None
     if not is_one_each:
         of_token = torch.repeat_interleave(_int64(counts, device), output_size=tokens)
-    slots = tuple(_slots(table, of_token, positions, size) for table, size in zip(tables, block_tokens, strict=True))
+    slots = tuple(
+        token_slots(table, of_token, positions, size) for table, size in zip(tables, block_tokens, strict=True)
+    )
     return StepTensors(
         token_ids=_int64(batch.token_ids, device), positions=positions, rows=rows, slots=slots,
         decodes=_part(sequences, tables, 0, decodes, 0, device),
@@ -106,7 +108,7 @@ def _padded_tables(sequences: list[SeqSlice], group: int, block_tokens: int, dev
     return torch.frombuffer(flat, dtype=torch.int32).view(len(sequences), width).to(device)
 
 
-def _slots(table: Tensor, of_token: Tensor | None, positions: Tensor, block_tokens: int) -> Tensor:
+def token_slots(table: Tensor, of_token: Tensor | None, positions: Tensor, block_tokens: int) -> Tensor:
     """The slot of every token; `of_token` is its sequence, None when there is one token a sequence."""
     places = torch.div(positions, block_tokens, rounding_mode="floor")
     blocks = table.gather(1, places[:, None])[:, 0] if of_token is None else table[of_token, places]

@@ -21,7 +21,7 @@ def test_a_worker_says_what_its_memory_is_for(folder: Path) -> None:
     progress = asyncio.run(run())
     (line,) = [line for line in (folder / "m0.log").read_text().splitlines() if " memory planned " in line]
     said = {name: int(size) for name, size in re.findall(r"(\w+)_bytes=(\d+)", line)}
-    assert list(said) == ["weights", "kv", "activations", "sampler", "total"]
+    assert list(said) == ["weights", "kv", "activations", "sampler", "graphs", "total"]
     assert sum(said.values()) == 2 * said["total"]
     assert (64 << 20) - (1 << 20) < said["kv"] <= 64 << 20
     assert any(words.startswith("memory of a rank: ") and "64MiB" in words for words in progress)

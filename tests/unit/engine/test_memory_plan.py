@@ -89,6 +89,15 @@ def test_logits_of_all_that_sample_are_in_it() -> None:
     assert plan_of(sequences=256).sampler > plan_of(sequences=256, is_cpu=True).sampler > plan_of(is_cpu=True).sampler
 
 
+def test_graphs_count_and_are_named_where_there_are_some() -> None:
+    more = dataclasses.replace(PLAN, graphs=50 * MIB)
+    assert more.total == PLAN.total + 50 * MIB == more.fields()["total_bytes"]
+    assert "CUDA graphs 50MiB" in more.words()
+    assert "CUDA graphs" not in PLAN.words()
+    with pytest.raises(StartupError, match="50MiB for CUDA graphs"):
+        more.check(5000 * MIB)
+
+
 def test_what_is_said_to_do_is_enough() -> None:
     with pytest.raises(
         StartupError, match=r"needs 6400MiB of memory and 5000MiB are free.*2000MiB for weights"

@@ -106,17 +106,16 @@ def test_memory_kernels_compile(compiled) -> None:
     assert {name for name, _ in compiled} == {"_store_kernel", "_move_runs_kernel", "_copy_blocks_kernel"}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_row_kernels_compile(compiled, dtype) -> None:
     from tandem.kernels.rms_norm import rms_norm
     from tandem.kernels.rotate import rotate
     from tandem.kernels.silu_mul import silu_mul
 
-    for width in (576, 5120):
-        x, weight = torch.zeros(2, width, dtype=dtype), torch.zeros(width, dtype=dtype)
-        rms_norm(x, weight, 1e-5, added=None, backend="triton")
-        rms_norm(x, weight, 1e-5, added=x.clone(), backend="triton")
-        silu_mul(x, backend="triton")
+    x, weight = torch.zeros(2, 5120, dtype=dtype), torch.zeros(5120, dtype=dtype)
+    rms_norm(x, weight, 1e-5, added=None, backend="triton")
+    rms_norm(x, weight, 1e-5, added=x.clone(), backend="triton")
+    silu_mul(x, backend="triton")
     for heads, width in ((40, 128), (12, 80)):
         table = torch.zeros(2, width, dtype=dtype)
         rotate(torch.zeros(2, heads, width, dtype=dtype), table, table, backend="triton")

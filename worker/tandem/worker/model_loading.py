@@ -70,6 +70,7 @@ def load_model(
         group=group,
         bounds=StepBounds(tokens=settings.max_step_tokens, sequences=settings.max_sequences),
         enter=enter,
+        has_graphs=settings.has_cuda_graphs,
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
     return runner, _pools(runner, device), fingerprint(source, runner.config, compute_dtype=runner.dtype)
