@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import torch
 from torch.nn import functional
@@ -19,33 +20,47 @@ from tandem.kernels.kv_blocks import gather_blocks, scatter_blocks
 from tandem.kernels.paged_decode import paged_decode
 
 Case = tuple[str, Callable[[Report], None]]
-MODELS = {"8b 32/8x128": Heads(q=32, kv=8, width=128), "0.6b 16/8x128": Heads(q=16, kv=8, width=128)}
-DECODE = [(1, 1024), (1, 8192), (1, 32768), (8, 1024), (8, 8192), (32, 4096), (64, 1024), (64, 8192), (256, 1024)]
+SHAPES = {
+    "32/32x128": Heads(q=32, kv=32, width=128), "32/8x128": Heads(q=32, kv=8, width=128),
+    "64/8x128": Heads(q=64, kv=8, width=128),
+}  # fmt: skip
+"""Query heads that share a KV head: 1, 4 and 8."""
+BATCHES = (1, 8, 16, 32, 64, 128)
+CONTEXTS = (1024, 4096, 16384, 65536)
 EXTEND = [(512, 512), (2048, 2048), (8192, 8192), (512, 8192), (2048, 32768)]
 _CACHE_BYTES = 512 << 20
 """Walked through before anything is read again; several times the last-level cache of any device in use."""
+_MOST_LAYER_BYTES = 12 << 30
+"""Of one layer: two of them and a copy's buffers fit into 80 GB. Larger cases are left out."""
 
 
 def cases(device: torch.device, *, rehearsal: bool) -> Iterator[Case]:
-    for model, heads in list(MODELS.items())[: 1 if rehearsal else None]:
-        for batch, context in [(2, 40)] if rehearsal else DECODE:
-            for block_tokens in (16,) if rehearsal or batch != 64 else (16, 64):
-                name = f"decode {model} batch {batch} context {context} block {block_tokens}"
+    for shape, heads in list(SHAPES.items())[1:2] if rehearsal else SHAPES.items():
+        for batch, context in [(2, 40)] if rehearsal else product(BATCHES, CONTEXTS):
+            if _layer_bytes(heads, batch, context) > _MOST_LAYER_BYTES:
+                continue
+            for block_tokens in (16,) if rehearsal or (batch, context) != (64, 4096) else (16, 32, 64):
+                name = f"decode {shape} batch {batch} context {context} block {block_tokens}"
                 yield name, partial(
                     _decode, name=name, device=device, heads=heads, batch=batch, context=context,
                     block_tokens=block_tokens, rehearsal=rehearsal,
                 )  # fmt: skip
         for count, context in [(8, 24)] if rehearsal else EXTEND:
-            name = f"extend {model} tokens {count} context {context}"
+            name = f"extend {shape} tokens {count} context {context}"
             yield name, partial(_extend, name=name, device=device, heads=heads, count=count, context=context)
     yield "kv_blocks", partial(_blocks, device=device, rehearsal=rehearsal)
+
+
+def _layer_bytes(heads: Heads, batch: int, context: int) -> int:
+    """Keys and values of one layer, in numbers of two bytes."""
+    return 4 * batch * context * heads.kv * heads.width
 
 
 def _decode(
     report: Report, name: str, device: torch.device, heads: Heads, batch: int, context: int, block_tokens: int,
     rehearsal: bool,
 ) -> None:  # fmt: skip
-    one_layer = 4 * batch * context * heads.kv * heads.width
+    one_layer = _layer_bytes(heads, batch, context)
     layers = 2 if rehearsal else max(2, min(64, -(-_CACHE_BYTES // one_layer)))
     dtype = torch.float16 if rehearsal else torch.bfloat16
     cache = random_cache([context] * batch, heads, device=device, dtype=dtype, block_tokens=block_tokens, layers=layers)

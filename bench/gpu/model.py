@@ -16,8 +16,12 @@ from bench.gpu.cases import Heads
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
+from tandem.kernels.rms_norm import rms_norm
+from tandem.kernels.rotate import rotate
+from tandem.kernels.silu_mul import silu_mul
 
 BLOCK_TOKENS = 16
+_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class Decoder:
         self.pool = torch.zeros(
             (num_blocks, shape.layers, 2, heads.kv, BLOCK_TOKENS, heads.width), device=device, dtype=dtype
         )
+        self.norm = torch.ones(shape.hidden, device=device, dtype=dtype)
         self.inverse_frequencies = 10000.0 ** (-torch.arange(0, heads.width, 2, device=device) / heads.width)
 
     def weight_bytes(self) -> int:
@@ -71,30 +76,27 @@ class Decoder:
         heads, count = self.shape.heads, step.tokens.shape[0]
         scale = heads.width**-0.5
         x = functional.embedding(step.tokens, self.embedding)
-        angles = step.positions[:, None].float() * self.inverse_frequencies
-        cos, sin = angles.cos()[:, None].to(self.dtype), angles.sin()[:, None].to(self.dtype)
+        angles = (step.positions[:, None].float() * self.inverse_frequencies).repeat(1, 2)
+        cos, sin = angles.cos().to(self.dtype), angles.sin()
+        sin[:, : heads.width // 2].neg_()
+        sin = sin.to(self.dtype)
+        added = None
         for layer in range(self.shape.layers):
-            qkv = functional.linear(_norm(x), self.qkv[layer]).view(count, -1, heads.width)
-            q = _rotate(qkv[:, : heads.q], cos, sin)
-            k = _rotate(qkv[:, heads.q : heads.q + heads.kv], cos, sin)
+            normed = rms_norm(x, self.norm, _EPS, added=added, backend=backend)
+            qkv = functional.linear(normed, self.qkv[layer]).view(count, -1, heads.width)
+            turned, v = qkv.split_with_sizes((heads.q + heads.kv, heads.kv), 1)
+            q, k = rotate(turned, cos, sin, backend=backend).split_with_sizes((heads.q, heads.kv), 1)
             view = self.pool[:, layer]
-            kv_store(k, qkv[:, heads.q + heads.kv :], view, step.slots, backend=backend)
+            kv_store(k, v, view, step.slots, backend=backend)
             if step.cu_seqlens is None:
                 mixed = paged_decode(q, view, step.block_table, step.context_lens, scale=scale, backend=backend)
             else:
                 mixed = extend_attention(
                     q, view, step.cu_seqlens, step.block_table, step.context_lens, scale=scale, backend=backend
                 )
-            x = x + functional.linear(mixed.reshape(count, -1), self.out[layer])
-            gate, up = functional.linear(_norm(x), self.gate_up[layer]).chunk(2, -1)
-            x = x + functional.linear(functional.silu(gate) * up, self.down[layer])
-        return functional.linear(_norm(x), self.head)
-
-
-def _norm(x: Tensor) -> Tensor:
-    return functional.rms_norm(x, x.shape[-1:], eps=1e-6)
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+            added = functional.linear(mixed.reshape(count, -1), self.out[layer])
+            normed = rms_norm(x, self.norm, _EPS, added=added, backend=backend)
+            added = functional.linear(
+                silu_mul(functional.linear(normed, self.gate_up[layer]), backend=backend), self.down[layer]
+            )
+        return functional.linear(rms_norm(x, self.norm, _EPS, added=added, backend=backend), self.head)

@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,12 +21,18 @@ if TYPE_CHECKING:  # at run time the path has to be set first
     from bench.gpu.report import Report
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("correctness", "attention", "decode", "transfer")
+PARTS = ("correctness", "families", "attention", "small", "decode", "gap", "transfer")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts asked for. Returns 1 when a kernel is wrong, else 0, also without a device."""
     options = _parse(arguments)
+    if options.picture is not None:
+        sys.path.insert(0, str(ROOT))
+        from bench.gpu.picture import draw
+
+        print(f"{draw(options.out, options.picture)} speeds in {options.picture}")
+        return 0
     if options.rehearse:
         os.environ["TRITON_INTERPRET"] = "1"
     sys.path[:0] = [str(ROOT), *(str(ROOT / root) for root in ("core", "kernels", "engine", "kvtransfer", "worker"))]
@@ -34,6 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
     from bench.gpu import machine
     from bench.gpu.report import Report
 
+    if options.list:
+        return _list(options.part, options.rehearse)
     if not torch.cuda.is_available() and not options.rehearse:
         print("No CUDA device here: nothing is measured and nothing is claimed.")
         Report.open(options.out, {"device": "none"}, commit=options.commit, fresh=True).save()
@@ -59,6 +68,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("bench-gpu.json"), help="result file, continued if it fits")
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all, in order")
+    parser.add_argument("--list", action="store_true", help="say the cases of the parts, on any machine, and end")
+    parser.add_argument("--picture", type=Path, help="draw the result file as a picture, on any machine, and end")
     parser.add_argument("--fresh", action="store_true", help="forget what the result file holds")
     parser.add_argument("--commit", help="what is measured, where git cannot tell")
     parser.add_argument("--budget-s", type=float, help="start no further case after this many seconds")
@@ -70,16 +81,36 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run_part(part: str, report: Report, device: torch.device, rehearsal: bool, deadline: float | None) -> bool:
-    """Run the cases of a part that are not done. Returns False when time ran out."""
-    from bench.gpu import attention, correctness, decode, transfer
+def _list(parts: list[str], rehearsal: bool) -> int:
+    import torch
+
+    for part in parts:
+        for name, _ in _cases(part, torch.device("cpu"), rehearsal):
+            print(f"{part}: {name}")
+    if not torch.cuda.is_available():
+        print("No CUDA device here: these are names, nothing is measured and nothing is claimed.")
+    return 0
+
+
+def _cases(part: str, device: torch.device, rehearsal: bool) -> Iterator[tuple[str, Callable[[Report], None]]]:
+    """Names and bodies; nothing is computed before a body runs."""
+    from bench.gpu import attention, correctness, decode, families, small_kernels, transfer
 
     if part == "machine":
-        cases = iter([("machine", partial(_machine, device=device, rehearsal=rehearsal))])
-    else:
-        modules = {"correctness": correctness, "attention": attention, "decode": decode, "transfer": transfer}
-        cases = modules[part].cases(device, rehearsal=rehearsal)
-    for name, body in cases:
+        yield "machine", partial(_machine, device=device, rehearsal=rehearsal)
+        return
+    sources = {
+        "correctness": (correctness.cases, small_kernels.correctness), "families": (families.correctness,),
+        "attention": (attention.cases,), "small": (small_kernels.speed,), "decode": (decode.cases,),
+        "gap": (families.speed,), "transfer": (transfer.cases,),
+    }  # fmt: skip
+    for cases in sources[part]:
+        yield from cases(device, rehearsal=rehearsal)
+
+
+def _run_part(part: str, report: Report, device: torch.device, rehearsal: bool, deadline: float | None) -> bool:
+    """Run the cases of a part that are not done. Returns False when time ran out."""
+    for name, body in _cases(part, device, rehearsal):
         key = f"{part}: {name}"
         if key in report.done:
             continue
