@@ -10,10 +10,11 @@ from tandem.kernels.deterministic_linear import packed as deterministic_linear
 from tandem.kernels.kv_store import binding as kv_store
 from tandem.kernels.packed_linear import packed
 from tandem.kernels.paged_decode import binding as paged_decode
+from tandem.kernels.quantized_linear import weight as quantized_linear
 
 LIBRARIES: tuple[CpuLibrary, ...] = (
     packed.LIBRARY, paged_decode.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY, silu_mul.LIBRARY,
-    dense_row.LIBRARY, deterministic_linear.LIBRARY,
+    dense_row.LIBRARY, deterministic_linear.LIBRARY, quantized_linear.LIBRARY,
 )  # fmt: skip
 
 

@@ -87,7 +87,7 @@ def find_layout(packed: Tensor, weight: Tensor) -> Layout | None:
     columns, inner = weight.shape
     if weight.dtype is not torch.bfloat16 or columns % _LANES or inner % 2 or not LIBRARY.is_available():
         return None
-    address = _address(packed)
+    address = address_of(packed)
     if address is None:
         return None
     numbers = int(torch.ops.mkldnn._nbytes(packed)) // 2
@@ -111,7 +111,7 @@ def _fits(weight: Tensor, layout: Layout) -> bool:
     return whole > 0
 
 
-def _address(packed: Tensor) -> int | None:
+def address_of(packed: Tensor) -> int | None:
     """Where a packed tensor's bytes lie; None if this torch does not tell, for it hides them from `data_ptr`."""
     if (data_pointer := _data_pointer()) is None:
         return None

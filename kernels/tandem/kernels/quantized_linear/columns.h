@@ -1,0 +1,172 @@
+/* Columns [first, last) of a product with quantised rows, in whole vectors; compiled once a set of instructions.
+
+   ROWS rows meet VECTORS vectors of columns at a time: so many sums stay in registers while inner numbers go by, four of them
+   to an instruction. Sums are exact, in 32 bits; a result is (sum · the column's scale) · the row's scale + bias in float32. */
+
+#undef Q
+#undef QFN
+#undef QENTRY
+#undef IVEC
+
+#if ISA == 512
+
+#define QTARGET "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma"
+#define Q(x) x##_vnni
+#define QFN static inline __attribute__((always_inline, target(QTARGET)))
+#define QENTRY static __attribute__((target(QTARGET ",prefer-vector-width=512")))
+#define IVEC __m512i
+#define MOST_ROWS 4
+#define MOST_VECTORS 4
+
+QFN IVEC Q(load)(const void *p) { return _mm512_loadu_si512(p); }
+QFN IVEC Q(all)(int32_t x) { return _mm512_set1_epi32(x); }
+QFN IVEC Q(start)(const int32_t *sums) { return _mm512_slli_epi32(_mm512_loadu_si512(sums), 7); }
+QFN IVEC Q(low)(IVEC both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
+QFN IVEC Q(high)(IVEC both) { return _mm512_and_si512(_mm512_srli_epi16(both, 4), _mm512_set1_epi8(15)); }
+QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) { return _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(x), weight); }
+QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) { return _mm512_dpbusd_epi32(sum, weight, _mm512_set1_epi32(x)); }
+/* Of a group, whose dot product fits 16 bits: 32 · 8 · 127. */
+QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
+    const IVEC wide = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)scales));
+    return _mm512_dpwssd_epi32(sum, dot, _mm512_and_si512(wide, _mm512_set1_epi32(0xffff)));
+}
+QFN VEC Q(as_floats)(IVEC sum) { return _mm512_cvtepi32_ps(sum); }
+
+#else
+
+#define Q(x) x##_signs
+#define QFN FN
+#define QENTRY ENTRY
+#define IVEC __m256i
+#define MOST_ROWS 2
+#define MOST_VECTORS 2
+
+QFN IVEC Q(load)(const void *p) { return _mm256_loadu_si256(p); }
+QFN IVEC Q(all)(int32_t x) { return _mm256_set1_epi32(x); }
+QFN IVEC Q(start)(const int32_t *sums) { return (void)sums, _mm256_setzero_si256(); }
+QFN IVEC Q(low)(IVEC both) { return _mm256_and_si256(both, _mm256_set1_epi8(15)); }
+QFN IVEC Q(high)(IVEC both) { return _mm256_and_si256(_mm256_srli_epi16(both, 4), _mm256_set1_epi8(15)); }
+QFN IVEC Q(add_pairs)(IVEC sum, IVEC pairs) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+/* |x| · (weight with x's sign): neither side is below -127, so that two products fit 16 bits, which |x| + 128 would not. */
+QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) {
+    const IVEC given = _mm256_set1_epi32((int32_t)((uint32_t)x ^ 0x80808080u));
+    return Q(add_pairs)(sum, _mm256_maddubs_epi16(_mm256_abs_epi8(given), _mm256_sign_epi8(weight, given)));
+}
+QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) {
+    return Q(add_pairs)(sum, _mm256_maddubs_epi16(weight, _mm256_set1_epi32(x)));
+}
+QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
+    return _mm256_add_epi32(sum, _mm256_mullo_epi32(dot, _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)scales))));
+}
+QFN VEC Q(as_floats)(IVEC sum) { return _mm256_cvtepi32_ps(sum); }
+
+#endif
+
+QFN void Q(put)(const struct quantized *p, int64_t row, int64_t column, IVEC sum) {
+    VEC y = NAME(mul)(NAME(mul)(Q(as_floats)(sum), NAME(load_f32)(p->scales + column)), NAME(all)(p->row_scales[row]));
+    if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + column));
+    const int64_t size = p->is_bf16 ? 2 : 4, left = p->columns - column;
+    char *out = p->out + row * p->columns * size;
+    if (left >= LANES) {
+        if (p->is_bf16) NAME(store)(out, column, 1, y);
+        else NAME(store)(out, column, 0, y);
+        return;
+    }
+    char some[4 * LANES];
+    NAME(store)(some, 0, (int)p->is_bf16, y);
+    memcpy(out + column * size, some, (size_t)(left * size));
+}
+
+QFN int32_t Q(four)(const uint8_t *x) {
+    int32_t numbers;
+    memcpy(&numbers, x, sizeof numbers);
+    return numbers;
+}
+
+/* Weights of 8 bits: [inner / 4][block][4] in a block. */
+QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
+    const char *weight = p->weight + column / p->block * p->block_bytes + column % p->block * 4;
+    const uint8_t *x = p->numbers + row * p->stride;
+    IVEC sum[MOST_ROWS][MOST_VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(start)(p->sums + column + v * LANES);
+    for (int64_t i = 0; i < p->inner; i += 4, weight += 4 * p->block) {
+        IVEC here[MOST_VECTORS];
+        for (int v = 0; v < VECTORS; v++) here[v] = Q(load)(weight + 4 * LANES * v);
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(dot_bytes)(sum[r][v], here[v], Q(four)(x + r * p->stride + i));
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) Q(put)(p, row + r, column + LANES * v, sum[r][v]);
+}
+
+/* Weights of 4 bits: in a block, for each group its scales, then its numbers two to a byte: of neighbouring fours of inner
+   numbers the first below, with 8 added. */
+QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
+    const char *group = p->weight + column / COLUMNS * p->block_bytes + column % COLUMNS;
+    const int64_t skip = COLUMNS + column % COLUMNS * 3, groups = p->stride / GROUP;
+    const uint8_t *x = p->numbers + row * p->stride;
+    const int32_t *sums = p->group_sums + row * groups;
+    IVEC sum[MOST_ROWS][MOST_VECTORS];
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(all)(0);
+    for (int64_t g = 0; g < groups; g++, group += GROUP_BYTES, x += GROUP) {
+        IVEC dot[MOST_ROWS][MOST_VECTORS];
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++) dot[r][v] = Q(all)(sums[r * groups + g]);
+#pragma GCC unroll 4
+        for (int j = 0; j < GROUP / 8; j++)
+            for (int v = 0; v < VECTORS; v++) {
+                const IVEC both = Q(load)(group + skip + 4 * COLUMNS * j + 4 * LANES * v);
+                const IVEC low = Q(low)(both), high = Q(high)(both);
+                for (int r = 0; r < ROWS; r++) {
+                    dot[r][v] = Q(dot_nibbles)(dot[r][v], low, Q(four)(x + r * p->stride + 8 * j));
+                    dot[r][v] = Q(dot_nibbles)(dot[r][v], high, Q(four)(x + r * p->stride + 8 * j + 4));
+                }
+            }
+        for (int r = 0; r < ROWS; r++)
+            for (int v = 0; v < VECTORS; v++)
+                sum[r][v] = Q(add_scaled)(sum[r][v], dot[r][v], (const int8_t *)group + LANES * v);
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VECTORS; v++) Q(put)(p, row + r, column + LANES * v, sum[r][v]);
+}
+
+QFN void Q(tile)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
+    if (p->bits == 8) Q(tile_of_bytes)(p, row, column, ROWS, VECTORS);
+    else Q(tile_of_nibbles)(p, row, column, ROWS, VECTORS);
+}
+
+QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTORS) {
+    int64_t row = 0;
+    for (; row + MOST_ROWS <= p->rows; row += MOST_ROWS) Q(tile)(p, row, column, MOST_ROWS, VECTORS);
+    switch (p->rows - row) {
+#if MOST_ROWS == 4
+    case 3: Q(tile)(p, row, column, 3, VECTORS); break;
+    case 2: Q(tile)(p, row, column, 2, VECTORS); break;
+#endif
+    case 1: Q(tile)(p, row, column, 1, VECTORS); break;
+    }
+}
+
+QENTRY void Q(quantized_columns)(const struct quantized *p, int64_t first, int64_t last) {
+    const int64_t most = p->bits == 4 && p->rows > 1 ? 2 : MOST_VECTORS; /* unpacked numbers need registers, too */
+    while (first < last) {
+        const int64_t of_block = p->block - first % p->block, left = last - first;
+        const int64_t vectors = (of_block < left ? of_block : left) / LANES;
+        switch (vectors < most ? vectors : most) {
+        case 1: Q(all_rows)(p, first, 1), first += LANES; break;
+#if MOST_VECTORS == 4
+        case 2: Q(all_rows)(p, first, 2), first += 2 * LANES; break;
+        case 3: Q(all_rows)(p, first, 3), first += 3 * LANES; break;
+#endif
+        default: Q(all_rows)(p, first, MOST_VECTORS), first += MOST_VECTORS * LANES;
+        }
+    }
+}
+
+#undef MOST_ROWS
+#undef MOST_VECTORS
+#undef QTARGET

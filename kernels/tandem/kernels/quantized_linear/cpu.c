@@ -1,0 +1,103 @@
+/* x · weightᵀ with rows of 8 bits and a weight of 8 or 4, for few rows; and what surrounds oneDNN's product for many.
+
+       row      number · scale of the row, which its largest number gives       numbers from -127 to 127
+       8 bits   number · scale of the column                                    from -127 to 127
+       4 bits   number · scale of 32 · scale of the column                      from -8 to 7, and from -15 to 15: their
+                                                                                product is a number of 8 bits again
+
+   So both kinds are the same sum of products of whole numbers, which is exact whoever adds it up and in which order.
+   Numbers of 8 bits lie as oneDNN packs them, [columns / block][inner / 4][block][4]; those of 4 bits as columns.h says, in
+   blocks of 64 columns, each one stream of bytes. Checks nothing: the caller has. One parallel region a call; thread-safe. */
+
+#include "../instructions.h"
+#include "../region.h"
+#include "product.h"
+
+#define LEAST_WEIGHT 1e-30f /* columns of smaller numbers are zeros */
+#define LEAST_SHARE_OF_TOP 0.7f
+#define MOST_SHARE_OF_TOP 1.15f
+
+struct weight {
+    const char *weight; /* [columns][inner] in float32 or bfloat16; to unpack: numbers of 4 bits */
+    char *numbers;      /* [columns][inner] of 8 bits, or packed numbers of 4; to unpack: what oneDNN reads */
+    float *scales;
+    int32_t *sums; /* of 4 bits: minus the sums of columns */
+    int64_t columns, inner, is_bf16, block_bytes, out_block_bytes, threads;
+};
+
+#if defined(__x86_64__)
+#define ISA 512
+#include "../vectors.h"
+#include "rows.h"
+#include "columns.h"
+#include "weights.h"
+#undef ISA
+#define ISA 256
+#include "../vectors.h"
+#include "rows.h"
+#include "columns.h"
+#include "weights.h"
+#undef ISA
+#endif
+
+typedef void weight_fn(const struct weight *, int64_t first, int64_t last);
+typedef void scale_fn(const struct quantized *, int64_t first, int64_t last, int from_bf16);
+static weight_fn *to_bytes, *to_nibbles, *unpack;
+static scale_fn *scale_rows;
+
+enum work { PRODUCT, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK };
+struct call { int64_t work; const struct quantized *product; const struct weight *weight; int64_t threads; };
+
+/* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. Without VNNI, AVX-512
+   gains nothing here. */
+int tandem_choose_path(const char *name) {
+    quantized_columns = NULL;
+#if defined(__x86_64__)
+    const int has = choose_instructions("", AVX512);
+    if (has == AVX512 && __builtin_cpu_supports("avx512vnni") && (!*name || !strcmp(name, "avx512vnni"))) {
+        quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
+        to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack = unpack_avx512, scale_rows = scale_rows_avx512;
+    } else if (has && (!*name || !strcmp(name, "avx2"))) {
+        quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
+        to_bytes = to_bytes_avx2, to_nibbles = to_nibbles_avx2, unpack = unpack_avx2, scale_rows = scale_rows_avx2;
+    }
+#endif
+    return quantized_columns != NULL;
+}
+
+static void share_out(void *data) {
+    const struct call *c = data;
+    const int64_t which = thread(c->threads), count = threads(c->threads);
+    if (c->work >= BYTES) {
+        const struct weight *w = c->weight;
+        const int64_t parts = c->work == UNPACK ? (w->columns + COLUMNS - 1) / COLUMNS : w->columns;
+        weight_fn *run = c->work == BYTES ? to_bytes : c->work == NIBBLES ? to_nibbles : unpack;
+        run(w, parts * which / count, parts * (which + 1) / count);
+        return;
+    }
+    const struct quantized *p = c->product;
+    const int64_t first = p->rows * which / count, last = p->rows * (which + 1) / count;
+    if (c->work == SCALE || c->work == SCALE_BF16) scale_rows(p, first, last, c->work == SCALE_BF16);
+    else quantize_rows(p, first, last);
+    if (c->work != PRODUCT) return;
+    meet(count);
+    quantized_share(p, which, count);
+}
+
+/* Numbers that a thread should have at least: a region costs microseconds. */
+#define LEAST_SHARE 65536
+
+/* `given`: what to do, and a `struct quantized`; from BYTES on, a `struct weight`. */
+int tandem_quantized_linear(const int64_t *given, float unused) {
+    struct call c = {.work = given[0], .product = (const void *)(given + 1), .weight = (const void *)(given + 1)};
+    (void)unused;
+    c.threads = c.work >= BYTES ? c.weight->threads : c.product->threads;
+    const struct quantized *p = c.product;
+    const int64_t numbers = c.work >= BYTES        ? c.weight->columns * c.weight->inner
+                            : c.work == PRODUCT    ? p->inner * p->columns
+                            : c.work == ROWS       ? p->rows * p->inner
+                                                   : p->rows * p->columns;
+    if (c.threads > 1 + numbers / LEAST_SHARE) c.threads = 1 + numbers / LEAST_SHARE;
+    run_region(share_out, &c, c.threads);
+    return 0;
+}

@@ -1,0 +1,118 @@
+"""Products of rows with a quantised weight: which code multiplies how many rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.quantized_linear.reference import GROUP, quantize_rows_reference, quantized_linear_reference
+from tandem.kernels.quantized_linear.weight import (
+    LIBRARY, PRODUCT, ROWS, SCALE, SCALE_BF16, QuantizedWeight, Unpacked,
+)  # fmt: skip
+
+FEW_ROWS = {8: 8, 4: 32}
+"""Up to so many rows go to the C code, by bits: oneDNN has larger tiles, and numbers of 4 bits must be unpacked for it."""
+
+
+class QuantizedLinear:
+    """x · weightᵀ + bias for a quantised weight; rows are quantised, too, each with its own scale.
+
+    A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the caller.
+    With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise many rows of
+    bfloat16 are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread at a time may ask for.
+    """
+
+    __slots__ = ("_bias", "_few_rows", "_is_exact", "_no_zero_point", "_unpacked", "weight")
+
+    def __init__(
+        self, weight: QuantizedWeight, bias: Tensor | None = None, *, unpacked: Unpacked, is_exact: bool = False
+    ) -> None:
+        self.weight, self._unpacked = weight, unpacked
+        self._is_exact = is_exact or weight.dtype is torch.float32
+        self._bias: Tensor | None = None
+        if bias is not None:
+            self._bias = torch.zeros_like(weight.scales)
+            self._bias[: weight.columns] = bias
+        self._few_rows = FEW_ROWS[weight.bits]
+        self._no_zero_point = torch.zeros(weight.columns, dtype=torch.int64)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight, rows = self.weight, x.shape[0]
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        if weight.layout is not None and rows <= self._few_rows:
+            return self._multiply_few(x)
+        packed = weight.packed
+        if packed is None and weight.numbers is None:
+            packed = self._unpacked.fill(weight)
+            if packed is None:
+                return self._multiply_few(x)
+        if packed is None:
+            assert weight.numbers is not None
+            bias = None if self._bias is None else self._bias[: weight.columns]
+            return quantized_linear_reference(x, weight.numbers, weight.scales[: weight.columns], bias)
+        return self._multiply_many(x, packed)
+
+    def fields(self, x: int, out: int, rows: int, x_stride: int, scratch: int) -> tuple[int, ...]:
+        """Of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and `scratch_bytes` of
+        room at `scratch`, on one thread."""
+        weight, layout = self.weight, self.weight.layout
+        bias = 0 if self._bias is None else self._bias.data_ptr()
+        place = (0, 0, 0, 0) if layout is None else (layout.address, layout.sums, layout.block, layout.block_bytes)
+        stride = _stride(weight.inner)
+        scales = scratch + rows * stride
+        return (
+            x, place[0], weight.scales.data_ptr(), place[1], bias, out, rows, weight.inner, weight.columns, x_stride,
+            place[2], place[3], weight.bits, weight.dtype is torch.bfloat16, scratch, scales, scales + 4 * rows,
+            stride, 1,
+        )  # fmt: skip
+
+    def scratch_bytes(self, rows: int) -> int:
+        """What `fields` needs of room."""
+        stride = _stride(self.weight.inner)
+        return rows * (stride + 4 + 4 * stride // GROUP)
+
+    def _multiply_few(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        out = torch.empty((rows, self.weight.columns), dtype=x.dtype)
+        scratch = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
+        fields = self.fields(x.data_ptr(), out.data_ptr(), rows, x.stride(0), scratch.data_ptr())
+        LIBRARY.call((PRODUCT, *fields[:-1], torch.get_num_threads()))
+        return out
+
+    def _multiply_many(self, x: Tensor, packed: Tensor) -> Tensor:
+        weight, rows = self.weight, x.shape[0]
+        if not LIBRARY.is_available():
+            numbers, row_scales = quantize_rows_reference(x)
+            biased = numbers.view(torch.uint8).bitwise_xor(0x80)
+            out = self._product(biased, packed, torch.float32).mul_(row_scales[:, None])
+            return out.to(x.dtype) if self._bias is None else out.add_(self._bias[: weight.columns]).to(x.dtype)
+        room = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
+        fields = list(self.fields(x.data_ptr(), 0, rows, x.stride(0), room.data_ptr()))
+        fields[_BITS], fields[-1] = 8, torch.get_num_threads()
+        LIBRARY.call((ROWS, *fields))
+        stride = _stride(weight.inner)
+        numbers = room[: rows * stride].view(rows, stride)
+        if stride != weight.inner:
+            numbers = numbers[:, : weight.inner].contiguous()
+        products = self._product(numbers, packed, torch.float32 if self._is_exact else torch.bfloat16)
+        out = products if products.dtype is x.dtype else torch.empty_like(products, dtype=x.dtype)
+        fields[0], fields[_OUT] = products.data_ptr(), out.data_ptr()
+        LIBRARY.call((SCALE if products.dtype is torch.float32 else SCALE_BF16, *fields))
+        return out
+
+    def _product(self, numbers: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
+        """uint8 rows with 128 added, by oneDNN, times the columns' scales."""
+        scales = self.weight.scales[: self.weight.columns]
+        product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            numbers, 1.0, 128, packed, scales, self._no_zero_point, None, 1.0, 0, dtype, "none", [], ""
+        )
+        return product
+
+
+_OUT, _BITS = 5, 12
+"""Places in `QuantizedLinear.fields`."""
+
+
+def _stride(inner: int) -> int:
+    return -(-inner // GROUP) * GROUP

@@ -1,0 +1,42 @@
+/* Products of rows with a quantised weight; see cpu.c for the numbers. rows.h and columns.h have the code, once a set of
+   instructions; whoever includes them sets the pointers. */
+
+#pragma once
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define GROUP 32  /* inner numbers of 4 bits that share a scale */
+#define COLUMNS 64 /* of a block of numbers of 4 bits */
+#define GROUP_BYTES (COLUMNS + COLUMNS * GROUP / 2)
+
+struct quantized {
+    const char *x;       /* [rows][inner] in float32 or bfloat16 */
+    const char *weight;  /* packed */
+    const float *scales; /* of columns */
+    const int32_t *sums; /* of 8 bits: minus the sums of columns; else NULL */
+    const char *bias;    /* float32, of columns, or NULL */
+    char *out;           /* [rows][columns], contiguous, as x */
+    int64_t rows, inner, columns;
+    int64_t x_stride;           /* from row to row, in numbers */
+    int64_t block, block_bytes; /* columns of a block of the weight; bytes from one to the next */
+    int64_t bits, is_bf16;
+    uint8_t *numbers;    /* room for quantised rows of `stride` bytes, a multiple of GROUP that holds inner */
+    float *row_scales;   /* room for a scale a row */
+    int32_t *group_sums; /* of 4 bits: room for minus eight times the sum of every group of a row */
+    int64_t stride, threads;
+};
+
+typedef void quantize_fn(const struct quantized *, int64_t first, int64_t last);
+typedef void quantized_columns_fn(const struct quantized *, int64_t first, int64_t last);
+static quantize_fn *quantize_rows;
+static quantized_columns_fn *quantized_columns;
+static int64_t quantized_lanes;
+
+/* The columns that one of `count` threads computes; rows are quantised already. */
+static void quantized_share(const struct quantized *p, int64_t which, int64_t count) {
+    const int64_t vectors = (p->columns + quantized_lanes - 1) / quantized_lanes;
+    quantized_columns(p, vectors * which / count * quantized_lanes, vectors * (which + 1) / count * quantized_lanes);
+}

@@ -1,0 +1,99 @@
+/* Rows as numbers of 8 bits and a scale each; compiled once a set of vector instructions, see vectors.h.
+
+   For weights of 8 bits a number is stored with 128 added, as u8 · s8 instructions want it; for those of 4 bits, which are
+   the unsigned side there, as it is. */
+
+#define LEAST_ROW 1e-30f /* rows of smaller numbers are taken for zeros: their scale has no reciprocal */
+
+FN VEC NAME(load_some)(const char *p, int64_t i, int64_t end, int is_bf16) {
+    if (i + LANES <= end) return NAME(load)(p, i, is_bf16);
+    float some[LANES] = {0};
+    for (int64_t j = i; j < end; j++) {
+        uint32_t bits = 0;
+        if (is_bf16) bits = (uint32_t)((const uint16_t *)p)[j] << 16;
+        else memcpy(&bits, (const float *)p + j, 4);
+        memcpy(&some[j - i], &bits, 4);
+    }
+    return NAME(load_f32)(some);
+}
+
+#if ISA == 512
+FN VEC NAME(size)(VEC x) { return _mm512_abs_ps(x); }
+FN void NAME(store_numbers)(uint8_t *p, VEC x, int flip) {
+    const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));
+    _mm_storeu_si128((void *)p, _mm_xor_si128(bytes, _mm_set1_epi8((char)flip)));
+}
+FN int NAME(has_nan)(VEC x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+FN float NAME(largest)(VEC x) { return _mm512_reduce_max_ps(x); }
+#else
+FN VEC NAME(size)(VEC x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+FN void NAME(store_numbers)(uint8_t *p, VEC x, int flip) {
+    const __m256i wide = _mm256_cvtps_epi32(x);
+    const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
+    _mm_storel_epi64((void *)p, _mm_xor_si128(_mm_packs_epi16(half, half), _mm_set1_epi8((char)flip)));
+}
+FN int NAME(has_nan)(VEC x) { return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0; }
+FN float NAME(largest)(VEC x) {
+    float all[LANES], most = 0;
+    NAME(store_f32)(all, x);
+    for (int i = 0; i < LANES; i++) most = all[i] > most ? all[i] : most;
+    return most;
+}
+#endif
+
+FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_bf16) {
+    const char *x = p->x + row * p->x_stride * (is_bf16 ? 2 : 4);
+    uint8_t *numbers = p->numbers + row * p->stride;
+    VEC most = NAME(zero)(), odd = NAME(zero)();
+    for (int64_t i = 0; i < p->inner; i += LANES) {
+        const VEC here = NAME(load_some)(x, i, p->inner, is_bf16);
+        most = NAME(most)(most, NAME(size)(here));
+        odd = NAME(fma)(here, NAME(zero)(), odd); /* NaN from NaN and from infinity, which no scale can hold */
+    }
+    const float top = NAME(largest)(most), scale = top / 127.0f, by = top < LEAST_ROW ? 0.0f : 127.0f / top;
+    p->row_scales[row] = NAME(has_nan)(odd) ? NAN : by == 0.0f ? 0.0f : scale;
+    const int flip = p->bits == 8 ? 0x80 : 0;
+    for (int64_t i = 0; i < p->stride; i += LANES) {
+        if (i >= p->inner) memset(numbers + i, flip, LANES);
+        else NAME(store_numbers)(numbers + i, NAME(mul)(NAME(load_some)(x, i, p->inner, is_bf16), NAME(all)(by)), flip);
+    }
+    if (p->bits == 8) return;
+    for (int64_t g = 0; g * GROUP < p->stride; g++) {
+        int32_t sum = 0;
+        for (int i = 0; i < GROUP; i++) sum += (int8_t)numbers[g * GROUP + i];
+        p->group_sums[row * (p->stride / GROUP) + g] = -8 * sum;
+    }
+}
+
+ENTRY void NAME(quantize_rows)(const struct quantized *p, int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; row++)
+        if (p->is_bf16) NAME(quantize_row)(p, row, 1);
+        else NAME(quantize_row)(p, row, 0);
+}
+
+/* What oneDNN multiplied, times the row's scale, and the bias: rows [first, last) of p->x, which has columns, to p->out. */
+FN void NAME(scale_row)(const struct quantized *p, int64_t row, const int from_bf16, const int is_bf16) {
+    const VEC scale = NAME(all)(p->row_scales[row]);
+    const char *x = p->x + row * p->columns * (from_bf16 ? 2 : 4);
+    char *out = p->out + row * p->columns * (is_bf16 ? 2 : 4);
+    for (int64_t i = 0; i < p->columns; i += LANES) {
+        VEC y = NAME(mul)(NAME(load_some)(x, i, p->columns, from_bf16), scale);
+        if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + i));
+        if (i + LANES <= p->columns) NAME(store)(out, i, is_bf16, y);
+        else {
+            char some[4 * LANES];
+            NAME(store)(some, 0, is_bf16, y);
+            memcpy(out + i * (is_bf16 ? 2 : 4), some, (size_t)(p->columns - i) * (is_bf16 ? 2 : 4));
+        }
+    }
+}
+
+ENTRY void NAME(scale_rows)(const struct quantized *p, int64_t first, int64_t last, int from_bf16) {
+    for (int64_t row = first; row < last; row++) {
+        if (p->is_bf16 && from_bf16) NAME(scale_row)(p, row, 1, 1);
+        else if (p->is_bf16) NAME(scale_row)(p, row, 0, 1);
+        else NAME(scale_row)(p, row, 0, 0);
+    }
+}
+
+#undef LEAST_ROW

@@ -1,0 +1,187 @@
+"""A quantised weight in memory: made from a plain one, and what is known of where its numbers lie."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tandem.kernels.backend import uses_native
+from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.packed_linear.packed import address_of
+from tandem.kernels.quantized_linear.reference import GROUP, quantize_weight_reference
+
+LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_quantized_linear")
+BITS = {"int8": 8, "int4": 4}
+"""Kinds of quantised weights."""
+MOST_INNER = 1 << 16
+"""Sums of so many products of 8 bits fit 32."""
+PRODUCT, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK = range(7)
+"""What the C code is asked for."""
+_COLUMNS = 64
+_GROUP_BYTES = _COLUMNS + _COLUMNS * GROUP // 2
+_BLOCKS = (64, 48, 32, 16)
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Packed numbers at `address`; `block` columns in `block_bytes`; `sums` where minus the columns' sums are, or 0."""
+
+    address: int
+    block: int
+    block_bytes: int
+    sums: int = 0
+
+
+class QuantizedWeight:
+    """A `weight` `[columns, inner]` of float32 or bfloat16, quantised; keeps nothing of the original.
+
+    `packed` is what oneDNN multiplies with: for 4 bits only where there is no C code, which keeps 8 bits then. `layout` is
+    what the C code reads, None where it has no part. `numbers` is plain int8, where neither is there. Raises ValueError
+    for a weight that no kind of sum can hold, and TypeError for another dtype.
+    """
+
+    __slots__ = ("_kept", "bits", "columns", "dtype", "inner", "layout", "numbers", "packed", "scales", "sums")
+
+    def __init__(self, weight: Tensor, bits: int) -> None:
+        if weight.dtype not in (torch.float32, torch.bfloat16):
+            raise TypeError(f"weights to quantise are float32 or bfloat16, not {weight.dtype}")
+        self.columns, self.inner = weight.shape
+        if not 0 < self.inner <= MOST_INNER:
+            raise ValueError(f"{self.inner} inner numbers: quantised products have from 1 to {MOST_INNER}")
+        self.bits, self.dtype = bits, weight.dtype
+        self.scales = torch.zeros(_padded(self.columns), dtype=torch.float32)
+        self.packed: Tensor | None = None
+        self.numbers: Tensor | None = None
+        self.layout: Layout | None = None
+        self.sums: Tensor | None = None
+        self._kept: Tensor | None = None
+        has_code = uses_native(_CPU) and LIBRARY.is_available()
+        if bits == 4 and has_code:
+            self._make_nibbles(weight.contiguous())
+        else:
+            self._make_bytes(weight.contiguous(), has_code=has_code)
+
+    def _make_nibbles(self, weight: Tensor) -> None:
+        block_bytes = -(-self.inner // GROUP) * _GROUP_BYTES
+        self._kept = torch.zeros((_padded(self.columns) // _COLUMNS, block_bytes), dtype=torch.uint8)
+        self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
+        self._quantize(NIBBLES, weight, self._kept, block_bytes)
+        self.layout = Layout(self._kept.data_ptr(), _COLUMNS, block_bytes)
+
+    def _make_bytes(self, weight: Tensor, *, has_code: bool) -> None:
+        if has_code:
+            numbers = torch.empty((self.columns, self.inner), dtype=torch.int8)
+            self._quantize(BYTES, weight, numbers, 0)
+        else:
+            numbers, self.scales[: self.columns] = quantize_weight_reference(weight, self.bits)
+        if has_onednn():
+            self.packed = torch.ops.onednn.qlinear_prepack(numbers, None)
+            self.layout = find_layout(self.packed, numbers) if has_code else None
+        elif has_code:
+            self._kept = _packed_by_fours(numbers)
+            self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
+            self.sums[: self.columns] = numbers.sum(1, dtype=torch.int32).neg_()
+            self.layout = Layout(self._kept.data_ptr(), _COLUMNS, self._kept[0].numel(), self.sums.data_ptr())
+        else:
+            self.numbers = numbers
+
+    def _quantize(self, work: int, weight: Tensor, numbers: Tensor, block_bytes: int) -> None:
+        sums = 0 if self.sums is None else self.sums.data_ptr()
+        LIBRARY.call((
+            work, weight.data_ptr(), numbers.data_ptr(), self.scales.data_ptr(), sums, self.columns, self.inner,
+            weight.dtype is torch.bfloat16, block_bytes, 0, torch.get_num_threads(),
+        ))  # fmt: skip
+
+
+class Unpacked:
+    """Room for one weight of 4 bits a shape, as the 8 bits that oneDNN multiplies with, shared by all of that shape.
+
+    Made when it is first asked for. One thread at a time may use it.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, int], tuple[Tensor, Layout] | None] = {}
+
+    def fill(self, weight: QuantizedWeight) -> Tensor | None:
+        """The packed tensor with this weight's numbers, until the next call; None where the layout is not known."""
+        if weight.bits != 4 or weight.layout is None or weight.sums is None:
+            return None
+        if (place := self._place(weight.columns, weight.inner)) is None:
+            return None
+        packed, layout = place
+        LIBRARY.call((
+            UNPACK, weight.layout.address, layout.address, 0, 0, weight.columns, weight.inner, 0,
+            weight.layout.block_bytes, layout.block_bytes, torch.get_num_threads(),
+        ))  # fmt: skip
+        ctypes.memmove(layout.sums, weight.sums.data_ptr(), 4 * weight.columns)
+        return packed
+
+    def _place(self, columns: int, inner: int) -> tuple[Tensor, Layout] | None:
+        if (columns, inner) not in self._places:
+            found = None
+            if has_onednn():
+                # Numbers that tell one place from another, until the first weight is written over them.
+                numbers = torch.arange(columns * inner, dtype=torch.int32).mul_(7919).bitwise_right_shift_(5)
+                plain = numbers.remainder_(251).sub_(125).to(torch.int8).view(columns, inner)
+                packed: Tensor = torch.ops.onednn.qlinear_prepack(plain, None)
+                layout = find_layout(packed, plain)
+                found = (packed, layout) if layout is not None and layout.block == _COLUMNS else None
+            self._places[columns, inner] = found
+        return self._places[columns, inner]
+
+
+def packed_bytes(columns: int, inner: int, bits: int) -> int:
+    """Memory of a quantised weight, a few bytes a column and padding included, without `Unpacked`."""
+    padded = _padded(columns)
+    if bits == 4:
+        return padded // _COLUMNS * -(-inner // GROUP) * _GROUP_BYTES + 8 * padded
+    return padded * -(-inner // 4) * 4 + 8 * padded
+
+
+@cache
+def has_onednn() -> bool:
+    """Whether oneDNN's products of u8 and s8 are there and exact: without VNNI they add pairs up in 16 bits."""
+    is_there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_prepack")  # type: ignore[no-untyped-call]
+    return is_there and bool(torch.cpu._is_vnni_supported())
+
+
+def find_layout(packed: Tensor, numbers: Tensor) -> Layout | None:
+    """Where int8 `numbers` lie in their `packed` form; None if nowhere that the C code knows.
+
+    Compares every number. oneDNN's compensation for rows with 128 added, minus the columns' sums, is behind them.
+    """
+    columns, inner = numbers.shape
+    address = address_of(packed)
+    if address is None:
+        return None
+    size = int(torch.ops.mkldnn._nbytes(packed))
+    everything = torch.frombuffer((ctypes.c_int8 * size).from_address(address), dtype=torch.int8)
+    sums = numbers.sum(1, dtype=torch.int32).neg_()
+    for block in _BLOCKS:
+        blocks = -(-columns // block)
+        block_bytes, rest = divmod(size - 4 * blocks * block, blocks)
+        if rest or block_bytes % (4 * block) or block_bytes < block * inner:
+            continue
+        body, tail = everything[: blocks * block_bytes], everything[blocks * block_bytes :]
+        plain = body.view(blocks, -1, block, 4).transpose(1, 2).reshape(blocks * block, -1)
+        has_sums = torch.equal(tail.clone().view(torch.int32)[:columns], sums)
+        if has_sums and torch.equal(plain[:columns, :inner], numbers):
+            return Layout(address, block, block_bytes, address + blocks * block_bytes)
+    return None
+
+
+def _packed_by_fours(numbers: Tensor) -> Tensor:
+    """int8 `[columns, inner]` as `[blocks, inner / 4, 64, 4]`, filled up with zeros."""
+    columns, inner = numbers.shape
+    whole = torch.nn.functional.pad(numbers, (0, -inner % 4, 0, _padded(columns) - columns))
+    return whole.view(-1, _COLUMNS, whole.shape[1] // 4, 4).transpose(1, 2).contiguous()
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // _COLUMNS) * _COLUMNS

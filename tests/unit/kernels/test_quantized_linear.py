@@ -1,0 +1,201 @@
+"""Products with weights of 8 and 4 bits: every path gives the exact sums of the reference, and quantising loses little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.kernels import native
+from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked, packed_bytes
+from tandem.kernels.quantized_linear import weight as weights
+from tandem.kernels.quantized_linear.linear import FEW_ROWS
+from tandem.kernels.quantized_linear.reference import (
+    quantize_rows_reference, quantize_weight_reference, quantized_linear_reference,
+)  # fmt: skip
+from tandem.kernels.quantized_linear.weight import LIBRARY, find_layout, has_onednn
+
+PATHS = [path for path in ("avx512vnni", "avx2") if LIBRARY.choose_path(path)]
+LIBRARY.choose_path("")
+needs_code = pytest.mark.skipif(not PATHS, reason="no C compiler, or no AVX2")
+needs_onednn = pytest.mark.skipif(not has_onednn(), reason="oneDNN's products of 8 bits are not exact here")
+SHAPES = [(64, 32), (576, 192), (100, 70), (33, 257), (1, 4)]
+ROWS = (1, 2, 3, 4, 5, 9, 40)
+
+
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> Iterator[str]:
+    assert LIBRARY.choose_path(request.param)
+    yield request.param
+    LIBRARY.choose_path("")
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def numbers_of(weight: QuantizedWeight) -> Tensor:
+    """What a weight stands for, read back: products with a single 127 in a row are 127 · a number."""
+    linear = QuantizedLinear(weight, unpacked=Unpacked(), is_exact=True)
+    scales = weight.scales[: weight.columns]
+    read = linear(torch.eye(weight.inner, dtype=weight.dtype)).float().t() / torch.where(scales > 0, scales, 1)[:, None]
+    return read.round().to(torch.int8)
+
+
+@needs_code
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_few_rows_are_the_reference_to_the_last_bit(threads, randn, shape, bits, dtype, path, monkeypatch) -> None:
+    weight = QuantizedWeight(randn(*shape, dtype=torch.float32), bits)
+    weight.dtype = dtype
+    bias = randn(shape[0], dtype=dtype)
+    monkeypatch.setitem(FEW_ROWS, bits, max(ROWS))
+    if weight.layout is None:
+        pytest.skip("this machine's oneDNN packs in another way")
+    numbers, scales = read_back(weight), weight.scales[: shape[0]]
+    for rows in ROWS:
+        for given in (None, bias):
+            linear = QuantizedLinear(weight, given, unpacked=Unpacked())
+            x = randn(rows, shape[1] + 3, dtype=dtype)[:, 1:-2]
+            expected = quantized_linear_reference(x, numbers, scales, given)
+            assert torch.equal(linear(x), expected), (rows, given is None)
+
+
+def read_back(weight: QuantizedWeight) -> Tensor:
+    dtype, weight.dtype = weight.dtype, torch.float32
+    try:
+        return numbers_of(weight)
+    finally:
+        weight.dtype = dtype
+
+
+@needs_onednn
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("shape", [(576, 192), (100, 70)])
+def test_many_rows_are_the_same_numbers(threads, randn, shape, bits) -> None:
+    """By oneDNN: in float32 to the last bit, so that a row does not depend on how many there are."""
+    weight, bias = QuantizedWeight(randn(*shape), bits), randn(shape[0])
+    linear = QuantizedLinear(weight, bias, unpacked=Unpacked())
+    expected_of = quantized_linear_reference
+    numbers, scales = read_back(weight), weight.scales[: shape[0]]
+    for rows in (33, 100, 513):
+        x = randn(rows, shape[1])
+        assert torch.equal(linear(x), expected_of(x, numbers, scales, bias))
+        assert torch.equal(linear(x)[:1], linear(x[:1]))
+        weight.dtype = torch.bfloat16
+        expected = expected_of(x.bfloat16(), numbers, scales, bias)
+        assert torch.equal(QuantizedLinear(weight, bias, unpacked=Unpacked(), is_exact=True)(x.bfloat16()), expected)
+        twice = QuantizedLinear(weight, bias, unpacked=Unpacked())(x.bfloat16())
+        torch.testing.assert_close(twice, expected, atol=0.2, rtol=2**-7)
+        weight.dtype = torch.float32
+
+
+@needs_onednn
+def test_weights_of_4_bits_of_one_shape_share_their_room(randn) -> None:
+    unpacked, x = Unpacked(), randn(100, 64)
+    first, second = (QuantizedLinear(QuantizedWeight(randn(128, 64), 4), unpacked=unpacked) for _ in range(2))
+    before = first(x)
+    assert not torch.equal(second(x), before)
+    assert torch.equal(first(x), before)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_without_c_code_the_numbers_are_the_same(randn, bits) -> None:
+    """8 bits; those of 4 bits are searched in another order of additions, and are as good."""
+    weight, x = randn(96, 64), randn(50, 64)
+    ours = QuantizedLinear(QuantizedWeight(weight, bits), unpacked=Unpacked())
+    was_on = native.enable(False)
+    try:
+        plain = QuantizedLinear(QuantizedWeight(weight, bits), unpacked=Unpacked())
+        assert plain.weight.layout is None
+        found = plain(x)
+        assert plain(x[:0]).shape == (0, 96)
+    finally:
+        native.enable(was_on)
+    if bits == 8:
+        assert torch.equal(found, ours(x))
+    exact = x @ weight.t()
+    assert (found - exact).norm() < 1.02 * (ours(x) - exact).norm() < 1.1 * (found - exact).norm()
+
+
+@pytest.mark.parametrize(("bits", "most"), [(8, 0.01), (4, 0.1)])
+def test_quantising_gaussian_weights_loses_little(randn, bits, most) -> None:
+    weight = randn(256, 1024)
+    numbers, scales = quantize_weight_reference(weight, bits)
+    found = (numbers * scales[:, None] - weight).norm() / weight.norm()
+    assert most / 2 < found < most
+    if LIBRARY.is_available():
+        made = QuantizedWeight(weight, bits)
+        by_code = (read_back(made) * made.scales[:256, None] - weight).norm() / weight.norm()
+        assert float(by_code) == pytest.approx(float(found), rel=1e-3)
+
+
+def test_4_bits_are_better_than_the_nearest_of_whole_steps(randn) -> None:
+    """The usual way: a group's largest number is a 7. Searching the scale makes a tenth less error, with outliers too."""
+    weight = randn(128, 1024)
+    weight[:, ::97] *= 6
+    groups = weight.view(128, -1, 32)
+    steps = groups.abs().amax(2, keepdim=True) / 7
+    naive = ((groups / steps).round() * steps - groups).norm()
+    numbers, scales = quantize_weight_reference(weight, 4)
+    assert (numbers * scales[:, None] - weight).norm() < 0.92 * naive
+
+
+def test_rows_are_from_minus_127_to_127_and_keep_their_error_bound(randn) -> None:
+    x = randn(7, 100) * torch.tensor([1e-3, 1, 1e3, 1, 1, 1, 1])[:, None]
+    x[3] = 0
+    numbers, scales = quantize_rows_reference(x)
+    assert numbers.abs().amax(1).tolist() == [127, 127, 127, 0, 127, 127, 127]
+    assert ((numbers * scales[:, None] - x).abs() <= 0.5001 * scales[:, None]).all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rows", [1, 70])
+def test_zeros_and_what_is_not_finite(randn, bits, rows) -> None:
+    weight = randn(80, 40)
+    weight[3] = 0
+    weight[5] = 1e-35
+    linear = QuantizedLinear(QuantizedWeight(weight, bits), unpacked=Unpacked())
+    x = randn(rows, 40)
+    assert not linear(x)[:, [3, 5]].any()
+    assert not linear(torch.zeros(rows, 40)).any()
+    for odd in (torch.inf, -torch.inf, torch.nan):
+        x[-1, 7] = odd
+        assert linear(x)[-1].isnan().any(), odd
+        assert linear(x)[:-1].isfinite().all()
+
+
+def test_memory_is_what_was_planned(randn) -> None:
+    """Of 4 bits a little over half a byte a number; no copy of the weight is kept."""
+    assert packed_bytes(1024, 4096, 4) == 1024 * 4096 * 17 // 32 + 8 * 1024
+    assert packed_bytes(1000, 4096, 8) == 1024 * 4096 + 8 * 1024
+    made = QuantizedWeight(randn(1000, 130), 4)
+    if made._kept is not None and made.sums is not None:
+        assert made._kept.nbytes + made.sums.nbytes + made.scales.nbytes == packed_bytes(1000, 130, 4)
+
+
+def test_wrong_weights_are_refused(randn) -> None:
+    with pytest.raises(TypeError, match="float16"):
+        QuantizedWeight(randn(8, 8, dtype=torch.float16), 8)
+    with pytest.raises(ValueError, match="65536"):
+        QuantizedWeight(torch.zeros(1, (1 << 16) + 1), 8)
+
+
+@needs_onednn
+def test_a_layout_that_is_not_known_is_left_to_onednn(randn, monkeypatch) -> None:
+    numbers = torch.randint(-127, 128, (64, 32), dtype=torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(numbers, None)
+    numbers[-1, -1] ^= 1
+    assert find_layout(packed, numbers) is None
+    monkeypatch.setattr(weights, "find_layout", lambda *_: None)
+    plain, x = randn(64, 32), randn(3, 32)
+    for bits in (8, 4):
+        linear = QuantizedLinear(QuantizedWeight(plain, bits), unpacked=Unpacked())
+        assert (linear(x.repeat(30, 1))[:3] - x @ plain.t()).norm() < 0.2 * (x @ plain.t()).norm()
