@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tandem.core import config, logs
 from tandem.core.bounds import Bound
-from tandem.engine.model_config import DTYPES
+from tandem.engine.model_config import DTYPES, QUANTISATIONS
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
 
 FILE: Final = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "tandem" / "values.schema.json"
@@ -328,6 +328,7 @@ def model() -> Schema:
             "revision": TEXT,
             "servedNames": several({"type": "string", "minLength": 1}),
             "dtype": {"enum": ["auto", *DTYPES]},
+            "quantize": {"enum": [*QUANTISATIONS]},
             "maxModelLen": COUNT,
             "chatTemplate": TEXT,
             "volume": volume,

@@ -15,6 +15,7 @@ FLAGS: Final = {
     "--served-model-name": "model.served_names",
     "--chat-template": "model.chat_template",
     "--dtype": "model.dtype",
+    "--quantize": "model.quantize",
     "--max-model-len": "model.max_model_len",
     "--prefill": "pools.prefill",
     "--decode": "pools.decode",

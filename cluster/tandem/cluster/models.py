@@ -14,7 +14,7 @@ from tandem.core.desired import INITIAL, Pool
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.lifecycle import RoleName
 from tandem.core.paths import written_out
-from tandem.engine.model_config import DTYPES, read_model_config
+from tandem.engine.model_config import DTYPES, QUANTISATIONS, read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model, weight_files
 
 _DTYPES = ("auto", *DTYPES)
@@ -30,6 +30,7 @@ class ResolvedModel:
     served_names: tuple[str, ...]
     chat_template: str
     dtype: str
+    quantize: str
     max_model_len: int
     counts: dict[RoleName, int]
     pools: tuple[Pool, ...]
@@ -50,6 +51,9 @@ def check_models(config: ClusterConfig) -> None:
         if section.dtype not in _DTYPES:
             what = f"{_name('dtype', number)} is {section.dtype!r}"
             raise ConfigError(what, todo=f"Use one of {', '.join(_DTYPES)}")
+        if section.quantize not in QUANTISATIONS:
+            what = f"{_name('quantize', number)} is {section.quantize!r}"
+            raise ConfigError(what, todo=f"Use one of {', '.join(QUANTISATIONS)}")
         length, name = section.max_model_len, _name("max_model_len", number)
         if 0 < length < _SHORTEST_CONTEXT:
             todo = f"Use {_SHORTEST_CONTEXT} or more, or 0 for what the model allows"
@@ -87,6 +91,7 @@ def resolve_models(config: ClusterConfig) -> tuple[ResolvedModel, ...]:
                 served_names=section.served_names or (source.name,),
                 chat_template=_template(section.chat_template, number),
                 dtype=section.dtype,
+                quantize=section.quantize,
                 max_model_len=section.max_model_len,
                 counts=counts,
                 pools=_pools(config, source, counts, number),

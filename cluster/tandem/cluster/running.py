@@ -265,6 +265,7 @@ class RunningCluster:
             commit=started.source.commit,
             revision=member.revision or pool.revision,
             dtype=model.dtype,
+            quantize=model.quantize,
             max_model_len=model.max_model_len,
             redis_url=self._redis.url,
             secret_file=str(self._held.state.secret_file),

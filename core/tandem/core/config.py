@@ -72,7 +72,8 @@ class PolicyName(StrEnum):
 class ModelSection:
     """`[model]`: a local folder or a hub id; "" means the bundled model. `max_model_len` 0 = what the model allows.
 
-    `chat_template`: a file to use in place of the model's own template.
+    `chat_template`: a file to use in place of the model's own template. `quantize`: weights of "int8" or "int4", made
+    at load, or "none".
     """
 
     path: str = ""
@@ -81,6 +82,7 @@ class ModelSection:
     dtype: str = "auto"
     max_model_len: Count = 0
     chat_template: str = ""
+    quantize: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,6 +395,7 @@ class WorkerConfig:
     commit: str = ""
     log_level: str = "INFO"
     log_format: str = "text"
+    quantize: str = "none"
     settings: WorkerSection = field(default_factory=WorkerSection)
 
 

@@ -9,19 +9,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tandem.engine.quantising import Quantizer
 from tandem.kernels.packed_linear import PackedLinear
 
 Linear = Callable[[Tensor], Tensor]
 """[tokens, in_features] to [tokens, out_features], same dtype."""
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, *, is_deterministic: bool = False) -> Linear:
+def make_linear(
+    weight: Tensor, bias: Tensor | None = None, *, is_deterministic: bool = False, quantize: Quantizer | None = None
+) -> Linear:
     """x · weightᵀ + bias for a `weight` of [out_features, in_features].
 
     On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`), and few
     rows of bfloat16 are multiplied from the same bytes by C code. With `is_deterministic` (on the CPU) a row's result
-    does not depend on the other rows, bit for bit; then a weight in bfloat16 is copied, one in fp32 kept.
+    does not depend on the other rows, bit for bit; then a weight in bfloat16 is copied, one in fp32 kept. With
+    `quantize` (on the CPU) the weight becomes one of 8 or 4 bits.
     """
+    if quantize is not None:
+        return quantize.linear(quantize.weight(weight), bias)
     if is_deterministic:
         from tandem.kernels.deterministic_linear import RepeatableLinear, deterministic_linear
 

@@ -23,6 +23,12 @@ ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"
 """Names in config.json, and which of the decoder's activations they mean."""
 
 
+QUANTISATIONS = ("none", "int8", "int4")
+"""What `--quantize` takes."""
+WEIGHT_BYTES = {"int8": 1.0, "int4": 17 / 32}
+"""Of a quantised number in memory, with the scales of groups."""
+
+
 class KVShape(NamedTuple):
     """What is cached of a token in a layer, over all ranks. `is_replicated`: every rank has all of it."""
 

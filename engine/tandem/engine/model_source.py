@@ -62,7 +62,9 @@ def local_model(model: str, *, revision: str = "") -> ModelSource | None:
     return None
 
 
-def fingerprint(source: ModelSource, config: ModelConfig, *, compute_dtype: str) -> Fingerprint:
+def fingerprint(
+    source: ModelSource, config: ModelConfig, *, compute_dtype: str, weight_quantisation: str = "none"
+) -> Fingerprint:
     """What must be equal for two workers to exchange KV. Reads every weight byte of a local folder once.
 
     Raises ModelError if a file cannot be read.
@@ -73,8 +75,8 @@ def fingerprint(source: ModelSource, config: ModelConfig, *, compute_dtype: str)
         index = _present(source.path, (INDEX_NAME,))
         revision = _digest(source.path, ["config.json", *index, *weight_files(source.path)], tokenizer)
     return Fingerprint(
-        model=source.name, revision=revision, rope=config.describe_rope(), adapter="", weight_quantisation="none",
-        compute_dtype=compute_dtype, tokenizer=tokenizer,
+        model=source.name, revision=revision, rope=config.describe_rope(), adapter="",
+        weight_quantisation=weight_quantisation, compute_dtype=compute_dtype, tokenizer=tokenizer,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.kvlayout import DTYPE_BYTES, KVLayout
-from tandem.engine.model_config import ModelConfig
+from tandem.engine.model_config import WEIGHT_BYTES, ModelConfig
 from tandem.engine.request import StepResult
 
 
@@ -75,10 +75,11 @@ class ModelWork:
         return weights + experts + self.kv_token_bytes * step.context_tokens
 
 
-def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout) -> ModelWork:
-    """Of a model whose weights are `dtype` in memory and whose KV lies in `layout`."""
+def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout, quantize: str = "none") -> ModelWork:
+    """Of a model whose weights are `dtype` in memory, or quantised, and whose KV lies in `layout`."""
     attention, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
     size, experts = DTYPE_BYTES[dtype], _expert_work(config, DTYPE_BYTES[dtype])
+    kept = WEIGHT_BYTES.get(quantize, size)
     before = config.hidden * (attention + 2 * kv)
     at_o, pair = config.hidden * attention, 4 * attention
     if (latent := config.latent) is not None:
@@ -95,8 +96,8 @@ def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout) -> ModelWor
         token_flops=2 * (every + token_met),
         row_flops=2 * (wanted + row_met),
         pair_flops=config.layers * pair,
-        token_weight_bytes=every * size,
-        row_weight_bytes=wanted * size,
+        token_weight_bytes=int(every * kept),
+        row_weight_bytes=int(wanted * kept),
         kv_token_bytes=KVLayout(groups=layout.groups).token_bytes(),
         experts=experts,
     )

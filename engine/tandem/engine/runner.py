@@ -25,6 +25,7 @@ from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
 from tandem.engine.pool_plan import block_counts, context_length, kv_layout
+from tandem.engine.quantising import quantizer_for
 from tandem.engine.runner_protocol import LayersStored
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sampler import sample
@@ -53,6 +54,7 @@ class ModelRunner:
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. `kv_dtype` "auto" takes the
     compute dtype; attention always computes in the compute dtype. `enter` is told of phases as they begin.
+    `quantize`: "int8" or "int4" weights, see `quantising`.
     `bounds`: the largest step, for which `memory` is planned; what is not free then raises StartupError. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
@@ -65,7 +67,7 @@ class ModelRunner:
         self, *, model_dir: Path, dtype: str = "auto", device: str = "cpu", block_tokens: int = 16,
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
         is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
-        bounds: StepBounds | None = None, enter: Callable[[StartPhase], None] = lambda _: None,
+        bounds: StepBounds | None = None, quantize: str = "none", enter: Callable[[StartPhase], None] = lambda _: None,
         has_graphs: bool = True,
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
@@ -76,6 +78,10 @@ class ModelRunner:
         check_tp(self.config, self.group.size)
         self.device = _device(device)
         self.dtype = _dtype(dtype, self.config, self.device, is_deterministic=is_deterministic)
+        self.quantize = quantize
+        quantizer = quantizer_for(
+            quantize, self.config, device=self.device, dtype=self.dtype, is_deterministic=is_deterministic
+        )
         self.max_model_len = context_length(max_model_len, self.config)
         self.config = self.config.for_context(self.max_model_len)
         self.layer_group, self.is_deterministic = layer_group, is_deterministic
@@ -88,7 +94,7 @@ class ModelRunner:
         counts = block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
         self._decoder = Decoder(
             self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
-            is_deterministic=is_deterministic, group=self.group,
+            is_deterministic=is_deterministic, group=self.group, quantizer=quantizer,
         )  # fmt: skip
         self.memory = plan_memory(
             self.config, self.layout, counts, dtype=self.dtype, weight_bytes=self._decoder.weight_bytes(self.device),

@@ -5,7 +5,7 @@ A `Parameter` says which checkpoint tensors make it up and how ranks share them;
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -110,13 +110,14 @@ class Parameter:
 def load_weights(
     model_dir: Path, parameters: Iterable[Parameter], *, device: str = "cpu", tp_rank: int = 0, tp_size: int = 1,
     ignored_keys: Iterable[str] = (), ignored_prefixes: tuple[str, ...] = (),
-    scale_blocks: tuple[int, int] | None = None,
+    scale_blocks: tuple[int, int] | None = None, on_loaded: Callable[[Parameter], None] = lambda _: None,
 ) -> None:  # fmt: skip
     """Fill every parameter of rank `tp_rank` from the checkpoint in `model_dir`, in its dtype, on `device`.
 
     Every checkpoint key must be used, save `ignored_keys`, those that begin as one of `ignored_prefixes`, and the
-    rotary buffers that old exports carry. `scale_blocks`: as `ModelConfig` has them. Raises ModelError for missing,
-    unexpected or misshapen tensors and for files that are absent, truncated or pickled.
+    rotary buffers that old exports carry. `scale_blocks`: as `ModelConfig` has them. `on_loaded` is told of each as it
+    is there, and may take its tensor away: one at a time is in memory then. Raises ModelError for missing, unexpected
+    or misshapen tensors and for files that are absent, truncated or pickled.
     """
     wanted = list(parameters)
     with open_checkpoint(model_dir, scale_blocks) as checkpoint:
@@ -128,6 +129,7 @@ def load_weights(
             for part in parameter.parts_in(checkpoint.file_of):
                 start += _fill(checkpoint, parameter, part, target[start:], tp_rank, tp_size)
             parameter.tensor = target
+            on_loaded(parameter)
 
 
 class Checkpoint:

@@ -29,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[3]
 SIZES = (2, 4, 8)
 BLOCK_TOKENS, NUM_BLOCKS = 8, 64
 CLOSE = 1e-4
+QUANTISED = {"int8": 0.04, "int4": 0.35}
+"""And how far from fp32's their logits may be, as a share of their norm."""
 CLEAR = 1e-3
 """Greedy tokens must be equal where the best logit is this far ahead of the second."""
 
@@ -154,6 +156,8 @@ def of_ranks(
                 cases[f"deterministic {dtype}"] = _case(plain.folder, plain.steps, **options)
                 cases[f"deterministic {dtype}, other steps"] = _case(plain.folder, _one_by_one(plain.steps), **options)
             cases["kv in bfloat16"] = _case(plain.folder, plain.steps, kv_dtype="bfloat16")
+            for kind in QUANTISED:
+                cases[kind] = _case(plain.folder, plain.steps, quantize=kind)
             cases["unequal"] = _case(plain.folder, Steps(1))
             cases["unequal"]["options_of_rank"] = {"1": {"num_blocks": NUM_BLOCKS - 3}}
             (folder / "cases.json").write_text(json.dumps(cases))
@@ -248,6 +252,18 @@ def test_ranks_may_store_kv_in_another_dtype(size: int, played: Any, of_ranks: A
         torch.testing.assert_close(found["pool"].float(), own, atol=0.05, rtol=0.02)
     found = of_ranks(size)["kv in bfloat16"][0]
     torch.testing.assert_close(found["logits 0"], expected["logits 0"], atol=0.2, rtol=0)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_each_rank_quantises_its_part(kind: str, size: int, played: Any, of_ranks: Any) -> None:
+    """With scales of its own: answers are as near to fp32's as those of one process, and not the same."""
+    found, each = of_ranks(size)[kind][0], played["odd vocabulary"]
+    for number, step in enumerate(each.steps.steps):
+        if step["rows"] and not step["is_sampled"]:
+            expected = each.alone[f"logits {number}"]
+            error = (found[f"logits {number}"] - expected).norm() / expected.norm()
+            assert 0.001 < error < QUANTISED[kind]
 
 
 @pytest.mark.parametrize("size", SIZES)

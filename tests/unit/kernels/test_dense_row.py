@@ -9,6 +9,7 @@ import torch
 
 from tandem.kernels.dense_row import LayerParts, fuse
 from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
 from tandem.kernels.silu_mul import silu_mul
@@ -16,10 +17,13 @@ from tandem.kernels.silu_mul import silu_mul
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
 
 
-def parts(randn, *, has_bias: bool) -> LayerParts:
-    def product(columns: int, inner: int) -> PackedLinear:
+def parts(randn, *, has_bias: bool, bits: int = 16) -> LayerParts:
+    def product(columns: int, inner: int) -> PackedLinear | QuantizedLinear:
         bias = randn(columns, dtype=torch.bfloat16) if has_bias else None
-        return PackedLinear((randn(columns, inner) / inner**0.5).bfloat16(), bias)
+        weight = (randn(columns, inner) / inner**0.5).bfloat16()
+        if bits == 16:
+            return PackedLinear(weight, bias)
+        return QuantizedLinear(QuantizedWeight(weight, bits), bias, unpacked=Unpacked())
 
     return LayerParts(
         input_norm=1 + randn(WIDTH, dtype=torch.bfloat16) / 4, mlp_norm=1 + randn(WIDTH, dtype=torch.bfloat16) / 4,
@@ -35,8 +39,9 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_row_is_what_its_parts_make_of_it(randn, has_bias, threads) -> None:
-    layer = parts(randn, has_bias=has_bias)
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_row_is_what_its_parts_make_of_it(randn, bits, has_bias, threads) -> None:
+    layer = parts(randn, has_bias=has_bias, bits=bits)
     row = fuse(layer)
     if row is None:
         pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")

@@ -1,4 +1,4 @@
-"""Products with weights of 8 and 4 bits: every path gives the exact sums of the reference, and quantising loses little."""
+"""Products with weights of 8 and 4 bits: every path gives the reference's exact sums, and quantising loses little."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Un
 from tandem.kernels.quantized_linear import weight as weights
 from tandem.kernels.quantized_linear.linear import FEW_ROWS
 from tandem.kernels.quantized_linear.reference import (
-    quantize_rows_reference, quantize_weight_reference, quantized_linear_reference,
+    quantize_rows_reference,
+    quantize_weight_reference,
+    quantized_linear_reference,
 )  # fmt: skip
 from tandem.kernels.quantized_linear.weight import LIBRARY, find_layout, has_onednn
 
@@ -138,7 +140,7 @@ def test_quantising_gaussian_weights_loses_little(randn, bits, most) -> None:
 
 
 def test_4_bits_are_better_than_the_nearest_of_whole_steps(randn) -> None:
-    """The usual way: a group's largest number is a 7. Searching the scale makes a tenth less error, with outliers too."""
+    """The usual way: a group's largest number is a 7. Searching the scale errs a tenth less, with outliers too."""
     weight = randn(128, 1024)
     weight[:, ::97] *= 6
     groups = weight.view(128, -1, 32)

@@ -114,7 +114,7 @@ def load_rank(
 
         model, pools, identity = load_model(config, group, enter)
         runner, memory, swap = model, model.memory, open_swap(config, model)
-        work = model_work(model.config, dtype=model.dtype, layout=model.layout)
+        work = model_work(model.config, dtype=model.dtype, layout=model.layout, quantize=model.quantize)
     for spec in runner.layout.groups:
         _check_frames(spec)
     return LoadedRank(runner, pools, identity, work, memory, swap)

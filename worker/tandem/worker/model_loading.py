@@ -60,6 +60,7 @@ def load_model(
     runner = ModelRunner(
         model_dir=folder,
         dtype=config.dtype,
+        quantize=config.quantize,
         device=device,
         block_tokens=settings.block_tokens,
         kv_bytes=settings.kv_memory_bytes,
@@ -73,7 +74,8 @@ def load_model(
         has_graphs=settings.has_cuda_graphs,
     )
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
-    return runner, _pools(runner, device), fingerprint(source, runner.config, compute_dtype=runner.dtype)
+    identity = fingerprint(source, runner.config, compute_dtype=runner.dtype, weight_quantisation=runner.quantize)
+    return runner, _pools(runner, device), identity
 
 
 def open_swap(config: WorkerConfig, runner: ModelRunner) -> Swap | None:

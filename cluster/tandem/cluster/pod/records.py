@@ -96,6 +96,7 @@ def worker_config(config: ClusterConfig, pod: Pod, seat: Seat) -> WorkerConfig:
         commit=source.commit,
         revision=seat.revision,
         dtype=config.model.dtype,
+        quantize=config.model.quantize,
         max_model_len=config.model.max_model_len,
         redis_url=with_password(config.redis.url, pod.redis_password),
         secret_file=str(pod.secret_file),

@@ -59,6 +59,10 @@ class UpFlags:
     ] = None
     redis: Annotated[str | None, typer.Option(help="Redis URL. Without it, a private server is started.")] = None
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16 or float16.")] = None
+    quantize: Annotated[
+        str | None,
+        typer.Option(help="Weights of int8 or int4, made when a worker loads the model (CPU); none = as they are."),
+    ] = None
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None
     kv_memory: Annotated[str | None, typer.Option(help="Memory for KV of each worker, such as 256MiB.")] = None
     prefill_kv_memory: Annotated[str | None, typer.Option(help="--kv-memory of prefill workers.")] = None

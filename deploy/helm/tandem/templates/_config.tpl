@@ -32,6 +32,7 @@
     "revision" $model.revision
     "served_names" $model.servedNames
     "dtype" $model.dtype
+    "quantize" $model.quantize
     "max_model_len" $model.maxModelLen
     "chat_template" $model.chatTemplate)
   "redis" (dict "url" (include "tandem.redisURL" .))

@@ -30,10 +30,12 @@ from tandem.engine.models.latent import LatentAttention, LatentParameters
 from tandem.engine.models.mlp import Mlp, MlpParameters, beside, mlp_parameters
 from tandem.engine.models.rope import rotation_table
 from tandem.engine.parallel import SingleRank, TensorGroup
+from tandem.engine.quantising import Quantizer
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
 from tandem.kernels.backend import REFERENCE
 from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
+from tandem.kernels.quantized_linear import QuantizedWeight
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
 from tandem.kernels.silu_mul import is_native as silu_mul_is_native
@@ -86,11 +88,13 @@ class Decoder:
 
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype, max_positions: int, is_deterministic: bool = False,
-        group: TensorGroup | None = None,
+        group: TensorGroup | None = None, quantizer: Quantizer | None = None,
     ) -> None:  # fmt: skip
         self.config, self.dtype, self.max_positions = config, dtype, max_positions
         self._group = SingleRank() if group is None else group
         self._tp_size, self._is_deterministic = self._group.size, is_deterministic
+        self._quantizer = quantizer
+        self._quantized: dict[int, QuantizedWeight] = {}  # by id of the parameter, until its product is made
         self._backend = REFERENCE if is_deterministic else None
         check_tp(config, self._tp_size)
         split = Split.PADDED_ROWS
@@ -113,6 +117,11 @@ class Decoder:
 
     def weight_bytes(self, device: torch.device) -> int:
         """Memory of this rank's weights once `load` has put them on `device`."""
+        if self._quantizer is not None:
+            products = [parameter for parameter in self.parameters() if self._is_product(parameter)]
+            tied = [self.embedding] if self.head is self.embedding else []
+            size = self._quantizer.bytes_of((one.tensor.shape[0], one.tensor.shape[1]) for one in products + tied)
+            return size + sum(one.tensor.nbytes for one in self.parameters() if not self._is_product(one))
         size = sum(parameter.tensor.nbytes for parameter in self.parameters())
         is_packed = not self._is_deterministic or self.dtype is torch.bfloat16
         is_copied = self.head is self.embedding and device.type == "cpu" and is_packed
@@ -127,7 +136,7 @@ class Decoder:
             load_weights(
                 model_dir, self.parameters(), device=device, tp_rank=self._group.rank,
                 tp_size=self._tp_size, ignored_keys=ignored, ignored_prefixes=unused,
-                scale_blocks=self.config.scale_blocks,
+                scale_blocks=self.config.scale_blocks, on_loaded=self._quantize,
             )  # fmt: skip
             on_read()
             self._ropes = list(dict.fromkeys(self.config.rope_of(layer) for layer in range(self.config.layers)))
@@ -330,6 +339,16 @@ class Decoder:
         add_up = self._group.all_reduce_
         return lambda x: add_up(part(x))
 
+    def _is_product(self, parameter: Parameter) -> bool:
+        """Whether rows are multiplied with it, and nothing else is done with it."""
+        return parameter.columns is not None and parameter is not self.embedding
+
+    def _quantize(self, parameter: Parameter) -> None:
+        """As soon as it is loaded: a second copy of a model would not fit."""
+        if self._quantizer is not None and self._is_product(parameter):
+            self._quantized[id(parameter)] = self._quantizer.weight(parameter.tensor)
+            parameter.tensor = parameter.tensor.to("meta")
+
     def _normed(self, linear: Linear, weight: Parameter | None) -> Linear:
         """`linear` and the norm behind it, if the family has one."""
         if weight is None:
@@ -346,7 +365,9 @@ class Decoder:
 
     def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
         tensor = None if bias is None else bias.tensor
-        linear = make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic)
+        if self._quantizer is not None and id(weight) in self._quantized:
+            return self._quantizer.linear(self._quantized.pop(id(weight)), tensor)
+        linear = make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic, quantize=self._quantizer)
         if weight is not self.embedding:
             weight.tensor = weight.tensor.to("meta")  # packing copied it; two copies of a model would not fit
         return linear

@@ -16,6 +16,7 @@ from torch import Tensor
 from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.quantized_linear import QuantizedLinear
 
 __all__ = ["LIBRARY", "DenseRow", "LayerParts", "fuse"]
 
@@ -24,6 +25,9 @@ _MOST_NUMBERS = 1 << 16
 """Of a row, for threads keep copies on their stacks."""
 _LANES = 16
 _CPU = torch.device("cpu")
+_Product = PackedLinear | QuantizedLinear
+_PRODUCT_FIELDS = 20
+"""Of `struct linear` in cpu.c: which kind it is, and as many as the larger kind has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +51,7 @@ class LayerParts:
 def fuse(parts: LayerParts) -> DenseRow | None:
     """The layer for single rows; None where the C code has no part in one of its products, or not in its shape."""
     products = [parts.qkv, parts.o, parts.gate_up, parts.down]
-    packed = [one for one in products if isinstance(one, PackedLinear) and one.layout is not None]
+    packed = [one for one in products if isinstance(one, _Product) and one.has_single_rows]
     if len(packed) < len(products) or not uses_native(_CPU) or not LIBRARY.is_available():
         return None
     qkv, o, gate_up, down = packed
@@ -62,9 +66,7 @@ def fuse(parts: LayerParts) -> DenseRow | None:
 class DenseRow:
     """Made by `fuse`. Owns memory for what lies between; one thread may use it, with as many as torch has at work."""
 
-    def __init__(
-        self, parts: LayerParts, qkv: PackedLinear, o: PackedLinear, gate_up: PackedLinear, down: PackedLinear
-    ) -> None:
+    def __init__(self, parts: LayerParts, qkv: _Product, o: _Product, gate_up: _Product, down: _Product) -> None:
         self._kept = (parts, qkv, o, gate_up, down)
         self._columns, self._eps = qkv.columns, parts.eps
         width, first, second = qkv.inner, parts.input_norm.data_ptr(), parts.mlp_norm.data_ptr()
@@ -73,16 +75,16 @@ class DenseRow:
         self._added = torch.empty((down.columns,), dtype=torch.bfloat16)
         norm = (0, 0, first, 0, 1, width, 1, 1)
         turn = (0, 0, 0, 1, parts.turning, parts.head_dim, qkv.columns, 0, 1, 1)
-        product = qkv.product(0, 0, 1, width)
+        product = _fields(qkv, 0)
         self._before = array("q", (0, *norm, *product, *turn, 1))
-        self._x, self._out = 1, 1 + len(norm) + 3
+        self._x, self._out = 1, 1 + len(norm) + 1 + qkv.OUT
         self._turn = 1 + len(norm) + len(product)
-        first_product = o.product(0, self._mixed.data_ptr(), 1, o.inner)
+        first_product = _fields(o, self._mixed.data_ptr())
         self._behind = array("q", (
-            1, *first_product, 0, 0, second, 0, 1, width, 1, 1, *gate_up.product(0, self._gates.data_ptr(), 1, width),
-            0, 0, 1, down.inner, 1, 1, *down.product(0, self._added.data_ptr(), 1, down.inner), 1,
+            1, 0, *first_product, 0, 0, second, 0, 1, width, 1, 1, *_fields(gate_up, self._gates.data_ptr()),
+            0, 0, 1, down.inner, 1, 1, *_fields(down, self._added.data_ptr()), 1,
         ))  # fmt: skip
-        self._behind_x = 1 + len(first_product)
+        self._behind_x = 2 + len(first_product)
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """x `[1, width]`, not changed, to qkv `[1, columns]` with its heads turned; cos, sin `[1, head_dim]`."""
@@ -103,3 +105,9 @@ class DenseRow:
         given[1], given[self._behind_x], given[-1] = mixed.data_ptr(), x.data_ptr(), torch.get_num_threads()
         LIBRARY.call_with(given, self._eps)
         return x
+
+
+def _fields(product: _Product, out: int) -> tuple[int, ...]:
+    """Of `struct linear` in cpu.c, for a single row."""
+    found = (int(isinstance(product, QuantizedLinear)), *product.product(0, out, 1, product.inner))
+    return found + (0,) * (_PRODUCT_FIELDS - len(found))

@@ -8,6 +8,7 @@
 
 #include "../instructions.h"
 #include "../packed_linear/product.h"
+#include "../quantized_linear/product.h"
 #include "../region.h"
 #include "../rms_norm/norm.h"
 #include "../rotate/turn.h"
@@ -21,36 +22,68 @@
 #include "../rms_norm/rows.h"
 #include "../rotate/rows.h"
 #include "../silu_mul/rows.h"
+#include "../quantized_linear/rows.h"
+#include "../quantized_linear/columns.h"
 #undef ISA
 #endif
 
-/* Fields that the code fills in itself: x and out of the norm, x of qkv, gate_up and down, all of gates but its width. */
-struct before { struct norm norm; struct product qkv; struct turn turn; int64_t threads; };
+/* A product with a plain weight (kind 0) or a quantised one (1). */
+struct linear { int64_t kind; union { struct product plain; struct quantized quantized; }; };
+
+/* Fields that the code fills in itself: x and out of the norm, x of all products, room for quantised rows, all of gates but its
+   width. */
+struct before { struct norm norm; struct linear qkv; struct turn turn; int64_t threads; };
 struct behind {
-    struct product o;
+    const uint16_t *mixed;
+    struct linear o;
     struct norm norm;
-    struct product gate_up;
+    struct linear gate_up;
     struct gates gates;
-    struct product down;
+    struct linear down;
     int64_t threads;
 };
 
 struct call { const struct before *before; const struct behind *behind; float eps; int64_t threads; };
 
 /* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
-int tandem_choose_path(const char *name) { return choose_product(name); }
+int tandem_choose_path(const char *name) {
+#if defined(__x86_64__)
+    quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
+#endif
+    return choose_product(name);
+}
 
 #if defined(__x86_64__)
+
+/* This thread's share of a product with one row, at x; every thread quantises the row for itself. */
+static void linear_share(const struct linear *given, const uint16_t *x, int64_t which, int64_t count) {
+    if (given->kind == 0) {
+        struct product p = given->plain;
+        p.x = x;
+        product_share(&p, which, count);
+        return;
+    }
+    struct quantized p = given->quantized;
+    uint8_t numbers[p.stride] __attribute__((aligned(64)));
+    int32_t sums[p.stride / GROUP];
+    float scale;
+    p.x = (const char *)x, p.numbers = numbers, p.group_sums = sums, p.row_scales = &scale;
+    quantize_rows(&p, 0, 1);
+    quantized_share(&p, which, count);
+}
+
+static const char *linear_out(const struct linear *given) {
+    return given->kind == 0 ? (const char *)given->plain.out : given->quantized.out;
+}
 
 static void run_before(void *data) {
     const struct call *c = data;
     const struct norm *given = &c->before->norm;
     uint16_t normed[given->rows * given->width] __attribute__((aligned(64)));
     struct norm norm = *given;
-    struct product qkv = c->before->qkv;
-    norm.out = (char *)normed, qkv.x = normed;
+    norm.out = (char *)normed;
     norm_rows_avx512(&norm, c->eps, 0, norm.rows);
-    product_share(&qkv, thread(c->threads), threads(c->threads));
+    linear_share(&c->before->qkv, normed, thread(c->threads), threads(c->threads));
 }
 
 static void run_behind(void *data) {
@@ -60,20 +93,17 @@ static void run_behind(void *data) {
     uint16_t x[numbers] __attribute__((aligned(64))), normed[numbers] __attribute__((aligned(64)));
     uint16_t gated[b->norm.rows * b->gates.width] __attribute__((aligned(64)));
     struct norm norm = b->norm;
-    struct product gate_up = b->gate_up, down = b->down;
     struct gates gates = b->gates;
-    product_share(&b->o, which, count);
+    linear_share(&b->o, b->mixed, which, count);
     memcpy(x, norm.x, sizeof x);
     meet(count);
-    norm.x = (char *)x, norm.added = (const char *)b->o.out, norm.out = (char *)normed;
+    norm.x = (char *)x, norm.added = linear_out(&b->o), norm.out = (char *)normed;
     norm_rows_avx512(&norm, c->eps, 0, norm.rows);
-    gate_up.x = normed;
-    product_share(&gate_up, which, count);
+    linear_share(&b->gate_up, normed, which, count);
     meet(count);
-    gates.x = (const char *)gate_up.out, gates.out = (char *)gated, gates.rows = norm.rows, gates.is_bf16 = 1;
+    gates.x = linear_out(&b->gate_up), gates.out = (char *)gated, gates.rows = norm.rows, gates.is_bf16 = 1;
     gate_rows_avx512(&gates, 0, gates.rows);
-    down.x = gated;
-    product_share(&down, which, count);
+    linear_share(&b->down, gated, which, count);
 }
 
 /* x + first, rounded, + second, rounded. */
@@ -97,7 +127,7 @@ int tandem_dense_row(const int64_t *given, float eps) {
     c.behind = (const void *)(given + 1);
     c.threads = c.behind->threads;
     run_region(run_behind, &c, c.threads);
-    add_two(c.behind->norm.x, c.behind->o.out, c.behind->down.out, c.behind->norm.rows * c.behind->norm.width);
+    add_two(c.behind->norm.x, linear_out(&c.behind->o), linear_out(&c.behind->down), c.behind->norm.rows * c.behind->norm.width);
     return 0;
 }
 

@@ -51,6 +51,14 @@ class PackedLinear:
         self.layout = find_layout(self._packed, weight)
         self._few_rows = FEW_ROWS if self.layout is not None and uses_native(_CPU) else 0
 
+    OUT = 3
+    """The result's place among the fields of `product`."""
+
+    @property
+    def has_single_rows(self) -> bool:
+        """Whether C code multiplies single rows of bfloat16."""
+        return self.layout is not None
+
     def __call__(self, x: Tensor) -> Tensor:
         if 0 < x.shape[0] <= self._few_rows and LIBRARY.is_available():
             return self._multiply_few(x)

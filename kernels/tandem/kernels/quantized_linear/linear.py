@@ -7,19 +7,27 @@ from torch import Tensor
 
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_rows_reference, quantized_linear_reference
 from tandem.kernels.quantized_linear.weight import (
-    LIBRARY, PRODUCT, ROWS, SCALE, SCALE_BF16, QuantizedWeight, Unpacked,
+    LIBRARY,
+    PRODUCT,
+    ROWS,
+    SCALE,
+    SCALE_BF16,
+    QuantizedWeight,
+    Unpacked,
+    has_onednn,
 )  # fmt: skip
 
 FEW_ROWS = {8: 8, 4: 32}
-"""Up to so many rows go to the C code, by bits: oneDNN has larger tiles, and numbers of 4 bits must be unpacked for it."""
+"""Up to so many rows go to the C code, by bits: oneDNN has larger tiles, and 4 bits must be unpacked for it."""
 
 
 class QuantizedLinear:
     """x · weightᵀ + bias for a quantised weight; rows are quantised, too, each with its own scale.
 
-    A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the caller.
-    With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise many rows of
-    bfloat16 are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread at a time may ask for.
+    A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the
+    caller. With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise many
+    rows of bfloat16 are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread at a time may ask
+    for.
     """
 
     __slots__ = ("_bias", "_few_rows", "_is_exact", "_no_zero_point", "_unpacked", "weight")
@@ -35,6 +43,22 @@ class QuantizedLinear:
             self._bias[: weight.columns] = bias
         self._few_rows = FEW_ROWS[weight.bits]
         self._no_zero_point = torch.zeros(weight.columns, dtype=torch.int64)
+
+    OUT = 5
+    """The result's place among the fields of `product`."""
+
+    @property
+    def columns(self) -> int:
+        return self.weight.columns
+
+    @property
+    def inner(self) -> int:
+        return self.weight.inner
+
+    @property
+    def has_single_rows(self) -> bool:
+        """Whether C code multiplies single rows of bfloat16, with VNNI."""
+        return self.weight.layout is not None and self.weight.dtype is torch.bfloat16 and has_onednn()
 
     def __call__(self, x: Tensor) -> Tensor:
         weight, rows = self.weight, x.shape[0]
@@ -53,9 +77,9 @@ class QuantizedLinear:
             return quantized_linear_reference(x, weight.numbers, weight.scales[: weight.columns], bias)
         return self._multiply_many(x, packed)
 
-    def fields(self, x: int, out: int, rows: int, x_stride: int, scratch: int) -> tuple[int, ...]:
-        """Of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and `scratch_bytes` of
-        room at `scratch`, on one thread."""
+    def product(self, x: int, out: int, rows: int, x_stride: int, scratch: int = 0) -> tuple[int, ...]:
+        """The fields of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and
+        `scratch_bytes` of room at `scratch`, on one thread."""
         weight, layout = self.weight, self.weight.layout
         bias = 0 if self._bias is None else self._bias.data_ptr()
         place = (0, 0, 0, 0) if layout is None else (layout.address, layout.sums, layout.block, layout.block_bytes)
@@ -68,7 +92,7 @@ class QuantizedLinear:
         )  # fmt: skip
 
     def scratch_bytes(self, rows: int) -> int:
-        """What `fields` needs of room."""
+        """What `product` needs of room."""
         stride = _stride(self.weight.inner)
         return rows * (stride + 4 + 4 * stride // GROUP)
 
@@ -76,7 +100,7 @@ class QuantizedLinear:
         rows = x.shape[0]
         out = torch.empty((rows, self.weight.columns), dtype=x.dtype)
         scratch = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
-        fields = self.fields(x.data_ptr(), out.data_ptr(), rows, x.stride(0), scratch.data_ptr())
+        fields = self.product(x.data_ptr(), out.data_ptr(), rows, x.stride(0), scratch.data_ptr())
         LIBRARY.call((PRODUCT, *fields[:-1], torch.get_num_threads()))
         return out
 
@@ -88,7 +112,7 @@ class QuantizedLinear:
             out = self._product(biased, packed, torch.float32).mul_(row_scales[:, None])
             return out.to(x.dtype) if self._bias is None else out.add_(self._bias[: weight.columns]).to(x.dtype)
         room = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
-        fields = list(self.fields(x.data_ptr(), 0, rows, x.stride(0), room.data_ptr()))
+        fields = list(self.product(x.data_ptr(), 0, rows, x.stride(0), room.data_ptr()))
         fields[_BITS], fields[-1] = 8, torch.get_num_threads()
         LIBRARY.call((ROWS, *fields))
         stride = _stride(weight.inner)
@@ -97,7 +121,7 @@ class QuantizedLinear:
             numbers = numbers[:, : weight.inner].contiguous()
         products = self._product(numbers, packed, torch.float32 if self._is_exact else torch.bfloat16)
         out = products if products.dtype is x.dtype else torch.empty_like(products, dtype=x.dtype)
-        fields[0], fields[_OUT] = products.data_ptr(), out.data_ptr()
+        fields[0], fields[self.OUT] = products.data_ptr(), out.data_ptr()
         LIBRARY.call((SCALE if products.dtype is torch.float32 else SCALE_BF16, *fields))
         return out
 
@@ -110,8 +134,8 @@ class QuantizedLinear:
         return product
 
 
-_OUT, _BITS = 5, 12
-"""Places in `QuantizedLinear.fields`."""
+_BITS = 12
+"""Its place among the fields of `product`."""
 
 
 def _stride(inner: int) -> int:

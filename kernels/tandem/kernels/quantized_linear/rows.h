@@ -71,29 +71,4 @@ ENTRY void NAME(quantize_rows)(const struct quantized *p, int64_t first, int64_t
         else NAME(quantize_row)(p, row, 0);
 }
 
-/* What oneDNN multiplied, times the row's scale, and the bias: rows [first, last) of p->x, which has columns, to p->out. */
-FN void NAME(scale_row)(const struct quantized *p, int64_t row, const int from_bf16, const int is_bf16) {
-    const VEC scale = NAME(all)(p->row_scales[row]);
-    const char *x = p->x + row * p->columns * (from_bf16 ? 2 : 4);
-    char *out = p->out + row * p->columns * (is_bf16 ? 2 : 4);
-    for (int64_t i = 0; i < p->columns; i += LANES) {
-        VEC y = NAME(mul)(NAME(load_some)(x, i, p->columns, from_bf16), scale);
-        if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + i));
-        if (i + LANES <= p->columns) NAME(store)(out, i, is_bf16, y);
-        else {
-            char some[4 * LANES];
-            NAME(store)(some, 0, is_bf16, y);
-            memcpy(out + i * (is_bf16 ? 2 : 4), some, (size_t)(p->columns - i) * (is_bf16 ? 2 : 4));
-        }
-    }
-}
-
-ENTRY void NAME(scale_rows)(const struct quantized *p, int64_t first, int64_t last, int from_bf16) {
-    for (int64_t row = first; row < last; row++) {
-        if (p->is_bf16 && from_bf16) NAME(scale_row)(p, row, 1, 1);
-        else if (p->is_bf16) NAME(scale_row)(p, row, 0, 1);
-        else NAME(scale_row)(p, row, 0, 0);
-    }
-}
-
 #undef LEAST_ROW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,7 +42,7 @@ class Layout:
 class QuantizedWeight:
     """A `weight` `[columns, inner]` of float32 or bfloat16, quantised; keeps nothing of the original.
 
-    `packed` is what oneDNN multiplies with: for 4 bits only where there is no C code, which keeps 8 bits then. `layout` is
+    `packed` is what oneDNN multiplies with: of 4 bits only where there is no C code, and 8 bits are kept. `layout` is
     what the C code reads, None where it has no part. `numbers` is plain int8, where neither is there. Raises ValueError
     for a weight that no kind of sum can hold, and TypeError for another dtype.
     """
@@ -142,6 +143,11 @@ def packed_bytes(columns: int, inner: int, bits: int) -> int:
     if bits == 4:
         return padded // _COLUMNS * -(-inner // GROUP) * _GROUP_BYTES + 8 * padded
     return padded * -(-inner // 4) * 4 + 8 * padded
+
+
+def unpacked_bytes(shapes: Iterable[tuple[int, int]], bits: int) -> int:
+    """Memory of an `Unpacked` for weights of these shapes."""
+    return sum(packed_bytes(*shape, 8) for shape in set(shapes)) if bits == 4 and has_onednn() else 0
 
 
 @cache

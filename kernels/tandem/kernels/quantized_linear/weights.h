@@ -1,4 +1,5 @@
-/* Quantising columns of a weight, and numbers of 4 bits as 8; compiled once a set of vector instructions. */
+/* Quantising columns of a weight, numbers of 4 bits as 8, and what is left to do behind oneDNN; compiled once a set of vector
+   instructions. */
 
 /* Rows are `columns` of the product: [columns][inner] in float32 or bfloat16. */
 FN float NAME(size_of)(const struct weight *w, int64_t column) {
@@ -103,5 +104,30 @@ ENTRY void NAME(unpack)(const struct weight *w, int64_t first, int64_t last) {
                 for (int c = 0; c < 4 * COLUMNS; c++) out[4 * COLUMNS + c] = (char)((int16_t)((both[c] >> 4) - 8) * scales[c]);
             }
         }
+    }
+}
+
+/* What oneDNN multiplied, times the row's scale, and the bias: rows [first, last) of p->x, which has columns, to p->out. */
+FN void NAME(scale_row)(const struct quantized *p, int64_t row, const int from_bf16, const int is_bf16) {
+    const VEC scale = NAME(all)(p->row_scales[row]);
+    const char *x = p->x + row * p->columns * (from_bf16 ? 2 : 4);
+    char *out = p->out + row * p->columns * (is_bf16 ? 2 : 4);
+    for (int64_t i = 0; i < p->columns; i += LANES) {
+        VEC y = NAME(mul)(NAME(load_some)(x, i, p->columns, from_bf16), scale);
+        if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + i));
+        if (i + LANES <= p->columns) NAME(store)(out, i, is_bf16, y);
+        else {
+            char some[4 * LANES];
+            NAME(store)(some, 0, is_bf16, y);
+            memcpy(out + i * (is_bf16 ? 2 : 4), some, (size_t)(p->columns - i) * (is_bf16 ? 2 : 4));
+        }
+    }
+}
+
+ENTRY void NAME(scale_rows)(const struct quantized *p, int64_t first, int64_t last, int from_bf16) {
+    for (int64_t row = first; row < last; row++) {
+        if (p->is_bf16 && from_bf16) NAME(scale_row)(p, row, 1, 1);
+        else if (p->is_bf16) NAME(scale_row)(p, row, 0, 1);
+        else NAME(scale_row)(p, row, 0, 0);
     }
 }
