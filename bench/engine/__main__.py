@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from bench import model_1b, model_135m
-from bench.engine import speed
+from bench.engine import quality, speed
 from bench.engine.steps import blocks_needed, longest, measure, one_thread, shapes
 from bench.kvtransfer import pools
 from bench.kvtransfer.transports import pair
@@ -107,8 +107,16 @@ def _speed(args: argparse.Namespace) -> int:
     models = [model_135m.folder(), model_1b.folder()] if args.model is None else [args.model]
     batches = speed.BATCHES if args.batches is BATCHES else args.batches
     rows: list[Row] = []
+    panels: list[tuple[str, dict[str, float]]] = []
     for model in models:
-        rows += speed.measured(model, rounds=args.rounds, batches=batches, prompts=args.prompts)
+        found = speed.measured(model, rounds=args.rounds, batches=batches, prompts=args.prompts)
+        whats = f"decode, batch {batches[0]}", f"prefill of {args.prompts[0]}"
+        panels += [(f"{found[0].case}, {what}", speed.speeds(found, what)) for what in whats]
+        rows += found
+    answers = quality.measured(args.windows)
+    rows += answers
+    if args.picture is not None:
+        quality.picture(answers, panels, args.picture)
     publish("engine-speed", rows, args.out, threads=torch.get_num_threads())
     return 0
 
@@ -126,6 +134,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--transport", default="shm", help="by which KV is moved")
     parser.add_argument("--speed", action="store_true", help="beside read bandwidth, GEMM peak and transformers")
     parser.add_argument("--rounds", type=int, default=7, help="with --speed: of everything in turn")
+    parser.add_argument("--picture", type=Path, default=None, help="with --speed: perplexity over speed, .svg or .png")
+    parser.add_argument("--windows", type=int, default=0, help="with --speed: of held-out text, 0 = all")
     parser.add_argument("--prompts", nargs="+", type=int, default=speed.PROMPTS, help="with --speed: tokens")
     args = parser.parse_args(argv)
     if args.speed:

@@ -21,6 +21,7 @@ from tandem.engine.request import StepResult
 from tandem.engine.runner import ModelRunner
 
 BATCHES, PROMPTS, CONTEXT = (1, 8, 32), (512, 2048), 256
+QUANTISED = ("int8", "int4")
 _STEP_S = 0.3
 """Of one round of one case; at least one step."""
 
@@ -61,27 +62,44 @@ def shapes(batches: Sequence[int], prompts: Sequence[int], context: int) -> Iter
 
 def measured(
     model: Path, *, rounds: int, batches: Sequence[int] = BATCHES, prompts: Sequence[int] = PROMPTS,
-    context: int = CONTEXT, has_baseline: bool = True,
+    context: int = CONTEXT, has_baseline: bool = True, quantised: Sequence[str] = QUANTISED,
 ) -> list[Row]:  # fmt: skip
-    """Rows of one model in bfloat16 on the CPU, with the threads that torch has now."""
+    """Rows of one model on the CPU, with the threads that torch has now: in bfloat16, and with quantised weights."""
     every = list(shapes(batches, prompts, context))
     blocks = max(-(-shape.tokens // 16) + shape.batch * -(-shape.batch_context // 16) for shape in every)
-    runner = ModelRunner(model_dir=model, dtype="bfloat16", num_blocks=blocks, max_model_len=max(context, *prompts))
-    ours = [Case(shape=shape, step=functools.partial(runner.forward, batch_of(runner, shape))) for shape in every]
+    longest = max(context, *prompts)
+    runners = {
+        kind: ModelRunner(
+            model_dir=model, dtype="bfloat16", num_blocks=blocks, max_model_len=longest, quantize=kind
+        )
+        for kind in ("none", *quantised)
+    }  # fmt: skip
+    runner, smaller = runners["none"], {kind: _cases(runners[kind], every) for kind in quantised}
+    ours = _cases(runner, every)
     theirs = list(_baseline(model, every)) if has_baseline else []
     bandwidth, peak = ReadBandwidth(), GemmPeak()
     reads: list[float] = []
     products: list[float] = []
-    for warming in (*ours, *theirs):
+    each = [*ours, *theirs, *(case for cases in smaller.values() for case in cases)]
+    for warming in each:
         warming.step()
     for _ in range(rounds):
         reads.append(bandwidth.measure())
         products.append(peak.measure())
-        for case in (*ours, *theirs):
+        for case in each:
             case.run()
     limits = statistics.median(reads), statistics.median(products)
     work = model_work(runner.config, dtype=runner.dtype, layout=runner.layout)
-    return list(_rows(model.name.removeprefix("bench-"), ours, theirs, work, limits))
+    name = model.name.removeprefix("bench-")
+    rows = list(_rows(name, ours, theirs, work, limits))
+    for kind, cases in smaller.items():
+        read = model_work(runner.config, dtype=runner.dtype, layout=runner.layout, quantize=kind)
+        rows += _quantised_rows(name, kind, cases, ours, read, limits[0])
+    return rows
+
+
+def _cases(runner: ModelRunner, every: Sequence[Shape]) -> list[Case]:
+    return [Case(shape=shape, step=functools.partial(runner.forward, batch_of(runner, shape))) for shape in every]
 
 
 def _baseline(model: Path, every: Sequence[Shape]) -> Iterator[Case]:
@@ -116,6 +134,28 @@ def _rows(
     for case, other in zip(ours, theirs, strict=bool(theirs)):
         speeds = case.tokens / case.median_s, other.tokens / other.median_s
         yield Row(name, f"{_words(case.shape)}: tokens, of transformers'", speeds[0], "tokens/s", speeds[1])
+
+
+def _quantised_rows(
+    name: str, kind: str, cases: Sequence[Case], plain: Sequence[Case], work: ModelWork, bandwidth: float
+) -> Iterator[Row]:
+    """`work` is of the smaller weights."""
+    for case, other in zip(cases, plain, strict=True):
+        what, speeds = f"{kind} {_words(case.shape)}", [one.tokens / one.median_s for one in (case, other)]
+        if case.shape.batch:
+            read = work.bytes_read(_result(case.shape)) / case.median_s
+            yield Row(name, f"{what}: bytes read, of the bandwidth", read / 1e9, "GB/s", bandwidth / 1e9)
+        yield Row(name, f"{what}: tokens, of bf16's", speeds[0], "tokens/s", speeds[1])
+
+
+def speeds(rows: Sequence[Row], what: str) -> dict[str, float]:
+    """Tokens a second by precision of the step that is called `what`, of one model's rows."""
+    found = {}
+    for kind in QUANTISED:
+        for row in rows:
+            if row.metric == f"{kind} {what}: tokens, of bf16's" and row.limit is not None:
+                found["bf16"], found[kind] = row.limit, row.value
+    return found
 
 
 def _words(shape: Shape) -> str:

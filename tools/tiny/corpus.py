@@ -12,7 +12,7 @@ import inspect
 import random
 import re
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,18 +87,30 @@ def build(docs: Path | None, seed: int) -> Corpus:
     return Corpus(texts=texts, chats=chats, heldout_texts=heldout)
 
 
+def heldout_docstrings() -> list[str]:
+    """Of the documents that are held out, those from the running interpreter's library: the same without ``--docs``."""
+    root = Path(sysconfig.get_path("stdlib"))
+    modules = _library_docstrings(root, lambda module: is_held_out(f"docstrings/{module}"))
+    documents = [_module_document(module, docstrings) for module, docstrings in modules]
+    return [document for document in documents if len(document) > 80]
+
+
 def is_held_out(name: str) -> bool:
     """About one document in forty, chosen by the hash of its name."""
     return hashlib.sha256(name.encode()).digest()[0] < 256 // 40
 
 
-def _library_docstrings(root: Path) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
-    """For each module of ``root``: its dotted name and (qualified name, signature, docstring) of all it defines."""
+def _library_docstrings(
+    root: Path, is_wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+    """For each module that is wanted: its dotted name and (qualified name, signature, docstring) of all it defines."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         if _SKIPPED_FOLDERS & set(parts) or parts[-1].startswith("test_"):
             continue
         module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if not is_wanted(module):
+            continue
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
         except (SyntaxError, UnicodeDecodeError):  # the library ships a few deliberately broken files
