@@ -1,6 +1,6 @@
-"""How this process's allocator treats the large temporary tensors of the CPU references.
+"""How this process's memory is kept: large temporary tensors, and weights that every step reads.
 
-Owns one call to the C library. glibc hands freed megabytes back to the system and faults them in again, page by page,
+Owns calls to the C library. glibc hands freed megabytes back to the system and faults them in again, page by page,
 at the next step: paged decode of 8 sequences of 512 tokens in fp32 took 2.1 ms that way and 0.3 ms without.
 """
 
@@ -12,6 +12,9 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 """glibc refuses more."""
+_HUGE_PAGE = 2 << 20
+_MADV_COLLAPSE = 25
+"""Linux 6.1."""
 
 
 def keep_freed_memory(keep_bytes: int = 256 << 20) -> bool:
@@ -29,3 +32,26 @@ def keep_freed_memory(keep_bytes: int = 256 << 20) -> bool:
     mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
     most = min(keep_bytes, 2**31 - 1)
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD) and mallopt(_M_TRIM_THRESHOLD, most))
+
+
+def collect_into_huge_pages(address: int, size: int) -> bool:
+    """Move `size` bytes at `address` into pages of 2 MiB, at once; what shares the outermost pages goes along.
+
+    For what is read from end to end at every step, such as weights: memory's speed is reached in large pages alone.
+    Contents and addresses stay. Returns False where the system has no such pages left, or no such call, and for less
+    than a page, which costs speed alone. Any thread may call it.
+    """
+    first, last = address // _HUGE_PAGE * _HUGE_PAGE, -(-(address + size) // _HUGE_PAGE) * _HUGE_PAGE
+    if _collapse(first, last):
+        return True
+    first, last = -(-address // _HUGE_PAGE) * _HUGE_PAGE, (address + size) // _HUGE_PAGE * _HUGE_PAGE
+    return first < last and _collapse(first, last)
+
+
+def _collapse(first: int, last: int) -> bool:
+    try:
+        madvise = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return False
+    madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+    return madvise(first, last - first, _MADV_COLLAPSE) == 0

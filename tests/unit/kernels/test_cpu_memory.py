@@ -1,14 +1,18 @@
-"""The allocator's setting is taken by glibc; what it is worth is a matter for measurement."""
+"""What the system is asked for is done; what it is worth is a matter for measurement."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tandem.kernels.cpu_memory import keep_freed_memory
+from tandem.kernels.cpu_memory import collect_into_huge_pages, keep_freed_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the call is glibc's")
@@ -20,3 +24,29 @@ def test_glibc_takes_the_setting() -> None:
 def test_a_negative_size_is_refused() -> None:
     with pytest.raises(ValueError, match="keep_bytes"):
         keep_freed_memory(-1)
+
+
+def test_memory_in_huge_pages_keeps_its_contents_and_place() -> None:
+    held = mmap.mmap(-1, 9 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(held))
+    for at in range(0, len(held), 4096):
+        held[at : at + 8] = at.to_bytes(8, "little")
+    if not collect_into_huge_pages(place + 5, (8 << 20) - 7):
+        pytest.skip("this system moves nothing into huge pages when asked")
+    assert _huge_bytes(place) >= 3 * (2 << 20)
+    assert all(held[at : at + 8] == at.to_bytes(8, "little") for at in range(0, len(held), 4096))
+
+
+def test_what_no_page_holds_is_left_alone() -> None:
+    assert not collect_into_huge_pages(1 << 21, 100), "nothing is mapped there"
+
+
+def _huge_bytes(place: int) -> int:
+    """Of the mapping around `place`."""
+    is_it = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            is_it = int(found[1], 16) <= place < int(found[2], 16)
+        elif is_it and line.startswith("AnonHugePages:"):
+            return int(line.split()[1]) * 1024
+    return 0

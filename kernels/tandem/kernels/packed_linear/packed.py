@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.cpu_memory import collect_into_huge_pages
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_packed_linear")
 FEW_ROWS = 1
@@ -48,6 +49,8 @@ class PackedLinear:
         self._bias = None if bias is None else bias.contiguous()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+        if address := address_of(self._packed):
+            collect_into_huge_pages(address, int(torch.ops.mkldnn._nbytes(self._packed)))
         self.layout = find_layout(self._packed, weight)
         self._few_rows = FEW_ROWS if self.layout is not None and uses_native(_CPU) else 0
 

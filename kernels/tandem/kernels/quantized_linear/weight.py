@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
+from tandem.kernels.cpu_memory import collect_into_huge_pages
 from tandem.kernels.packed_linear.packed import address_of
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_weight_reference
 
@@ -67,6 +68,9 @@ class QuantizedWeight:
             self._make_nibbles(weight.contiguous())
         else:
             self._make_bytes(weight.contiguous(), has_code=has_code)
+        if self.layout is not None:
+            blocks = -(-self.columns // self.layout.block)
+            collect_into_huge_pages(self.layout.address, blocks * self.layout.block_bytes)
 
     def _make_nibbles(self, weight: Tensor) -> None:
         block_bytes = -(-self.inner // GROUP) * _GROUP_BYTES
