@@ -1,26 +1,34 @@
-"""Exactness of the disaggregated path against transformers in fp32: log-probabilities, greedy tokens, KV bytes.
+"""Exactness against transformers: log-probabilities, greedy tokens, KV bytes, for every family of models.
 
-Every case is one pair of ranks (model × transport × chunk size) that answers every prompt length cold, again with
-prefix hits, eight at once, and with three choices. Finished cases are kept in --out.
+Part `pairs`, in fp32: a case is one pair of ranks (model × transport × chunk size) that answers every prompt length
+cold, again with prefix hits, eight at once, and with three choices. Part `paths`, in fp32 and bfloat16: every family on
+every way to an answer (`PATHS`). Finished cases are kept in --out.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from bench.report import ROOT
+from proof.exactness.answers import ENOUGH, PathVerdict, judge
 from proof.exactness.compare import Verdict, compare
+from proof.exactness.paths import LENGTHS as PATH_LENGTHS
+from proof.exactness.paths import PATHS
 from proof.exactness.reference import Reference
 from proof.record import Record, add_every, arguments_of, share
+from tandem.engine.model_config import read_model_config
+from tandem.kernels.dtypes import TORCH_DTYPES
 from tests.integration.worker.loopback import Loopback
 from tools.random_model import RandomModel, make_random_model
 
@@ -166,6 +174,8 @@ def main() -> int:
     parser = arguments_of("exactness", __doc__)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slice", action="store_true", help="a few lengths and settings, as CI does")
+    parser.add_argument("--part", choices=("pairs", "paths"), action="append", help="one of them; all by default")
+    parser.add_argument("--budget", type=float, default=math.inf, help="seconds after which no case is begun")
     add_every(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -175,10 +185,15 @@ def main() -> int:
     done: list[dict[str, Any]] = record.content.setdefault("cases", [])
     wanted = share(list(cases(arguments.slice)), arguments.seed, arguments.every)
     print(f"seed {arguments.seed}, lengths {lengths}")
+    parts, ends_s = arguments.part or ["pairs", "paths"], time.monotonic() + arguments.budget
+    left = 0
     with tempfile.TemporaryDirectory(prefix="td-models-") as under:
         references: dict[str, Reference] = {}
-        for case in wanted:
+        for case in wanted if "pairs" in parts else ():
             if asdict(case) in [entry["case"] for entry in done]:
+                continue
+            if time.monotonic() > ends_s:
+                left += 1
                 continue
             started = time.monotonic()
             folder = model_folder(case.model, arguments.seed, Path(under))
@@ -188,7 +203,50 @@ def main() -> int:
             done.append({"case": asdict(case), "verdicts": {k: asdict(v) for k, v in verdicts.items()}})
             record.save()
             _show(case, verdicts, time.monotonic() - started)
-    return record.verdict(len(done), broken=sum(not _is_exact(entry) for entry in done))
+        if "paths" in parts:
+            combinations = share(list(product(FAMILIES, PATHS, ENOUGH)), arguments.seed, arguments.every)
+            left += run_paths(combinations, record, arguments.seed, Path(under), ends_s)
+    paths = record.content.get("paths", [])
+    broken = sum(not _is_exact(entry) for entry in done) + sum(bool(entry["complaint"]) for entry in paths)
+    return record.verdict(len(done) + len(paths), left=left, broken=broken)
+
+
+def run_paths(
+    combinations: Sequence[tuple[str, str, str]], record: Record, seed: int, under: Path, ends_s: float
+) -> int:
+    """Put each (family, path, dtype) on record that is not there yet; how many are left when time is up."""
+    done: list[dict[str, Any]] = record.content.setdefault("paths", [])
+    references: dict[tuple[str, str], Reference] = {}
+    left = 0
+    for family, path, dtype in combinations:
+        if (family, path, dtype) in [(entry["family"], entry["path"], entry["dtype"]) for entry in done]:
+            continue
+        if time.monotonic() > ends_s:
+            left += 1
+            continue
+        started = time.monotonic()
+        folder = model_folder(family, seed, under)
+        if (family, dtype) not in references:
+            references[family, dtype] = Reference(folder, TORCH_DTYPES[dtype])
+        verdict = check_path(family, path, dtype, folder, references[family, dtype], seed)
+        done.append({"family": family, "path": path, **asdict(verdict), "complaint": verdict.complaint})
+        record.save()
+        print(
+            f"{family:12} {path:26} {dtype:9} {verdict.complaint.upper() or 'exact':9} error {verdict.max_error:.1e}, "
+            f"{verdict.tokens - verdict.skipped}/{verdict.tokens} compared ({time.monotonic() - started:.0f} s)",
+            flush=True,
+        )
+    return left
+
+
+def check_path(family: str, path: str, dtype: str, folder: Path, reference: Reference, seed: int) -> PathVerdict:
+    """Ask the same prompts as on every path of this family and seed, and judge the answers."""
+    draw = random.Random(f"{seed}/{family}/paths")
+    vocab = read_model_config(folder).vocab_size
+    prompts = [[draw.randrange(2, vocab) for _ in range(length)] for length in PATH_LENGTHS]
+    answers = PATHS[path](folder, dtype, prompts, reference)
+    looked = ((each, reference.logprobs(each.prompt, each.text)) for each in answers)
+    return judge(dtype, ((each, rows, reference.is_clear(each.prompt, each.text)) for each, rows in looked))
 
 
 def _show(case: Case, verdicts: dict[str, Verdict], took_s: float) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,13 +29,18 @@ class Verdict:
         return self.max_error <= TOLERANCE and self.unequal == 0
 
 
+def largest(differences: Iterable[float]) -> float:
+    """Infinity if one of them is no number, which `max` may pass over."""
+    return max(math.inf if math.isnan(difference) else difference for difference in differences)
+
+
 def compare(chunks: Sequence[w.TokenChunk], expected: Tensor, *, is_greedy: bool) -> Verdict:
     """Every reported log-probability (chosen and top ones) against the reference's distribution at its place."""
     error, clear, unequal = 0.0, 0, 0
     for chunk, row in zip(chunks, expected, strict=True):
         (reported,) = chunk.logprobs
         pairs = [(reported.token, reported.logprob), *((top.token, top.logprob) for top in reported.top)]
-        here = max(abs(float(row[token]) - logprob) for token, logprob in pairs)
+        here = largest(abs(float(row[token]) - logprob) for token, logprob in pairs)
         error = max(error, here)
         if is_greedy:
             best = row.topk(2)

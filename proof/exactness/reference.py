@@ -1,4 +1,4 @@
-"""What transformers says, in fp32: log-probabilities after every token of a fixed text."""
+"""What transformers says: log-probabilities after every token of a fixed text, in fp32 if not asked otherwise."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from proof.exactness.router_gap import CLEAR, RouterGap
 class Reference:
     """One model in transformers. Results are kept, since the same prompts come back under other settings."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        self._greedy: dict[tuple[int, ...], list[int]] = {}
         self._kept: dict[tuple[int, ...], Tensor] = {}
         self._unclear: set[tuple[int, ...]] = set()
         self._gap = RouterGap(self._model)
@@ -33,6 +34,15 @@ class Reference:
             if self._gap.smallest < CLEAR:
                 self._unclear.add(key)
         return self._kept[key]
+
+    def greedy(self, prompt: list[int], count: int) -> list[int]:
+        """Its own answer of `count` tokens."""
+        answer = self._greedy.setdefault(tuple(prompt), [])
+        with torch.inference_mode():
+            while len(answer) < count:
+                text = torch.tensor([[*prompt, *answer]])
+                answer.append(int(self._model(text, logits_to_keep=1).logits[0, -1].argmax()))
+        return answer[:count]
 
     def is_clear(self, prompt: list[int], output: list[int]) -> bool:
         """Whether no router of a mixture of experts was near to choosing otherwise, in a text asked for before."""

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from proof.exactness import __main__ as exactness
+from proof.exactness.answers import PathVerdict
 from proof.exactness.compare import Verdict
+from proof.exactness.paths import PATHS
 from proof.record import CUT, Record, add_every, arguments_of, share
 from proof.survival import __main__ as survival
 from proof.transfer import __main__ as transfer
@@ -83,7 +85,7 @@ def test_exactness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
     for seed in SEEDS:
         path = tmp_path / f"{seed}.json"
-        status, results = out_of(monkeypatch, path, exactness.main, f"--seed={seed}", "--every=3")
+        status, results = out_of(monkeypatch, path, exactness.main, f"--seed={seed}", "--every=3", "--part=pairs")
         cases = [entry["case"] for entry in results["cases"]]
         assert status == 0
         assert {(case["model"], case["transport"]) for case in cases} == {
@@ -91,6 +93,29 @@ def test_exactness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         }
         ran += [str(case) for case in cases]
     assert len(set(ran)) == len(ran) == len(list(exactness.cases(is_slice=False)))
+
+
+def test_paths_of_exactness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was stopped goes on, and one complaint is a broken promise."""
+    ran: list[tuple[str, str, str]] = []
+
+    def check(family: str, path: str, dtype: str, *_: object) -> PathVerdict:
+        ran.append((family, path, dtype))
+        is_bad = ran[-1] == ("qwen3", "2 ranks", "bfloat16")
+        return PathVerdict(dtype, 0.0, 96, 0, int(is_bad))
+
+    monkeypatch.setattr(exactness, "check_path", check)
+    monkeypatch.setattr(exactness, "Reference", lambda *_: None)
+    monkeypatch.setattr(exactness, "model_folder", lambda *_: tmp_path)
+    out, paths = tmp_path / "out.json", ("--seed=1", "--part=paths")
+    assert out_of(monkeypatch, out, exactness.main, *paths, "--every=3")[0] in (0, 1)
+    some = len(ran)
+    status, results = out_of(monkeypatch, out, exactness.main, *paths)
+    assert status == 1
+    assert 0 < some < len(ran) == len(set(ran)) == len(exactness.FAMILIES) * len(PATHS) * 2
+    assert [entry["complaint"] for entry in results["paths"] if entry["complaint"]] == ["1 tokens differ"]
+    monkeypatch.setattr(sys, "argv", ["proof", f"--out={tmp_path / 'none.json'}", *paths, "--budget=-1"])
+    assert exactness.main() == CUT
 
 
 def test_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
