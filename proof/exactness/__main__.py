@@ -204,7 +204,9 @@ def main() -> int:
             record.save()
             _show(case, verdicts, time.monotonic() - started)
         if "paths" in parts:
-            combinations = share(list(product(FAMILIES, PATHS, ENOUGH)), arguments.seed, arguments.every)
+            # Ranks, which take longest, are the last of all.
+            ordered = [(family, path, dtype) for path, family, dtype in product(PATHS, FAMILIES, ENOUGH)]
+            combinations = share(ordered, arguments.seed, arguments.every)
             left += run_paths(combinations, record, arguments.seed, Path(under), ends_s)
     paths = record.content.get("paths", [])
     broken = sum(not _is_exact(entry) for entry in done) + sum(bool(entry["complaint"]) for entry in paths)
