@@ -54,4 +54,4 @@ def _collapse(first: int, last: int) -> bool:
     except (OSError, AttributeError):
         return False
     madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
-    return madvise(first, last - first, _MADV_COLLAPSE) == 0
+    return bool(madvise(first, last - first, _MADV_COLLAPSE) == 0)
