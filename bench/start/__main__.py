@@ -1,0 +1,71 @@
+"""How long a worker takes to be ready, process start included, and what each second of it goes to.
+
+Clusters with one mixed worker are started in turns over the models: the bundled one, and a billion parameters with
+random weights. `limit` of the whole is the time allowed; that of a model's own part (torch, weights, packing) is what
+a bare process takes to import torch and read the same files once. Files are in the page cache: every model is started
+once before it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench import model_1b
+from bench.report import Row, publish
+from tools.random_model import BUNDLED
+from tools.running_cluster import running
+
+READY_LIMIT_S = {"bundled": 4.0, "1B": 8.0}
+BARE = "import pathlib, sys, torch; [p.read_bytes() for p in pathlib.Path(sys.argv[1]).glob('*.safetensors')]"
+OF_THE_MODEL = ("torch_s", "weights_s")
+
+
+def started(model: Path) -> dict[str, float]:
+    """Phase → seconds, `took_s` of all, as the worker says them."""
+    with running("--mixed", "1", "--prefill", "0", "--decode", "0", "--model", str(model)) as cluster:
+        logs = "\n".join(file.read_text(errors="replace") for file in cluster.folder.rglob("*.log"))
+    (line,) = [line for line in logs.splitlines() if " worker started " in line]
+    return {name: float(value) for name, value in re.findall(r"(\w+_s)=([\d.]+)", line)}
+
+
+def bare(model: Path) -> float:
+    """Seconds of a process that imports torch and reads the model's files."""
+    began_s = time.perf_counter()
+    subprocess.run([sys.executable, "-c", BARE, str(model)], check=True)
+    return time.perf_counter() - began_s
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.start", description=__doc__)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--starts", type=int, default=5, help="of each model (default: 5)")
+    arguments = parser.parse_args()
+    models = {"bundled": BUNDLED, "1B": model_1b.folder()}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in models}
+    beside: dict[str, list[float]] = {name: [] for name in models}
+    for turn in range(arguments.starts + 1):
+        for name, model in models.items():
+            print(f"start {turn} of {arguments.starts}, {name}", flush=True)
+            took, bare_s = started(model), bare(model)
+            if turn:
+                found[name].append(took)
+                beside[name].append(bare_s)
+    rows = []
+    for name, starts in found.items():
+        median = {phase: statistics.median(start[phase] for start in starts) for phase in starts[0]}
+        rows.append(Row(name, "ready", median.pop("took_s"), "s", READY_LIMIT_S[name]))
+        own_s = sum(median[phase] for phase in OF_THE_MODEL)
+        rows.append(Row(name, "torch and weights", own_s, "s", statistics.median(beside[name])))
+        rows += [Row(name, phase.removesuffix("_s"), seconds, "s") for phase, seconds in median.items()]
+    publish("start", rows, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
