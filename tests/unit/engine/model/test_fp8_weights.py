@@ -99,7 +99,7 @@ def test_scales_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ("changes", "complaint"),
     [
         ({"weight_block_size": None}, "weight_block_size is None"), ({"fmt": "e5m2"}, "format e5m2"),
-        ({"quant_method": "awq"}, "quantized with awq"),
+        ({"quant_method": "awq"}, r"quantized weights \(awq\) are not supported"),
     ],
 )  # fmt: skip
 def test_other_kinds_are_refused_by_name(changes: dict[str, Any], complaint: str, folders: Any, tmp_path: Path) -> None:
