@@ -14,7 +14,7 @@ EXTRAS := router,worker,cluster,ray,otel,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
 # Unit tests compute in one process, while the others wait for processes most of the time.
-UNIT = nice -n 5 $(PY) -m pytest -q --ignore=$(INTERPRETER_TESTS) --ignore=tests/unit/house tests/unit $(ARGS)
+UNIT = nice -n 10 $(PY) -m pytest -q --ignore=$(INTERPRETER_TESTS) --ignore=tests/unit/house tests/unit $(ARGS)
 OTHERS = $(PY) -m pytest -q --ignore=tests/unit tests $(ARGS)
 CHECKOV := checkov==3.3.30
 ARGS ?=

@@ -16,7 +16,7 @@ import psutil
 import pytest
 import yaml
 
-from tests.integration.deploy.emulation.node import PREFIX, REDIS, ROUTER, Cluster, running
+from tests.integration.deploy.emulation.node import PREFIX, REDIS, ROUTER, Cluster, name_of, running
 from tests.integration.deploy.emulation.resources import ALL, DEPLOYMENTS, PODS
 from tests.integration.deploy.emulation.world import WAIT
 from tests.integration.deploy.rendering import CHART, NAMESPACE
@@ -105,6 +105,7 @@ def test_a_release_lives_through_everything_without_a_lost_request(cluster: Clus
     said = cluster.world.act("install", values=values(), **WAIT)
     assert said["status"] == "deployed"
     wait_for_pods(cluster, 2, 2)
+    wait_for(lambda: {*cluster.forwarders.known(name_of(ROUTER))} == {*cluster.names(ROUTER)})
     key = cluster.clusterctl("key", "create", "--tenant", "me")["key"]
     load = Load(cluster.url, key)
     load.begin()

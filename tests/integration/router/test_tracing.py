@@ -70,11 +70,9 @@ def check_whole(receiver: Receiver, root: ReceivedSpan, latency_s: float) -> boo
     parts = receiver.below(attempt)
     assert [part.name for part in parts] == PARTS
     assert not any(one.is_error for one in (root, attempt, *parts))
-    assert root.took_s < latency_s
-    assert parts[1].took_s > 0.99 * SLOW.prefill_s
-    assert parts[2].took_s > 0.99 * SLOW.transfer_s
     return bool(
-        root.took_s == pytest.approx(latency_s, rel=0.05, abs=0.01)
+        root.took_s < latency_s  # not of each: a client may have its last byte before the router's thread goes on
+        and root.took_s == pytest.approx(latency_s, rel=0.05, abs=0.01)
         and parts[1].took_s == pytest.approx(SLOW.prefill_s, rel=0.3)
         and parts[2].took_s == pytest.approx(SLOW.transfer_s, rel=0.5)
     )

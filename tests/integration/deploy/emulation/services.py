@@ -40,6 +40,10 @@ class Forwarders:
     def run(self) -> None:
         asyncio.run(self._serve())
 
+    def known(self, service: str) -> list[str]:
+        """Names of the pods that get the connections of a Service."""
+        return [pod["metadata"]["name"] for pod in self._pods(service)]
+
     async def _serve(self) -> None:
         servers: dict[tuple[str, int], asyncio.Server] = {}
         while not self.stopping.is_set():
@@ -72,6 +76,9 @@ class Forwarders:
         while len(self._known) > 1 and self._known[1][0] < now_s - NEWS_S:
             self._known.pop(0)
 
+    def _pods(self, service: str) -> list[Object]:
+        return self._known[0][1].get(service, []) if self._known else []
+
     async def _begin(self, service: str, port: int, target: int | str) -> asyncio.Server:
         async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
@@ -90,7 +97,7 @@ class Forwarders:
     async def _forward(
         self, service: str, target: int | str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        pods = self._known[0][1].get(service, [])
+        pods = self._pods(service)
         if not pods:
             return
         pod = pods[next(self._turns) % len(pods)]
