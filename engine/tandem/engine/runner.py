@@ -35,6 +35,7 @@ from tandem.engine.tp_fit import check_tp
 from tandem.kernels import cpu_code
 from tandem.kernels.backend import REFERENCE
 from tandem.kernels.cpu_memory import keep_freed_memory
+from tandem.kernels.dense_row import PagedRow
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.extend_attention import extend_attention
@@ -120,6 +121,7 @@ class ModelRunner:
         self._scale, self._softcap = self.config.attention_scale, self.config.attention_softcap
         # The Triton kernels hold a row in registers, which those of a latent are too wide for.
         self._attention_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
+        self._is_joined = self._attends_to_all() and self._decoder.join_layers(self.pools.layer_views, self._scale)
         self._graphs: DecodeGraphs | None = None
         if sizes:
             enter(StartPhase.GRAPHS)
@@ -180,8 +182,12 @@ class ModelRunner:
                 done = layer + 1
             return self._attention(step, layer, group, view, q)
 
+        alone = self._alone(step)
         try:
-            return self._decoder.forward(step.token_ids, step.positions, step.rows, attend)
+            logits = self._decoder.forward(step.token_ids, step.positions, step.rows, attend, alone)
+            if alone is not None and on_layers is not None:
+                on_layers(0, self.config.layers)
+            return logits
         except BaseException as error:
             self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
             raise
@@ -205,6 +211,18 @@ class ModelRunner:
     def pool_bytes(self, group: int) -> memoryview:
         """The pool of `group` as writable bytes, without a copy; see `KVPools.pool_bytes`."""
         return self.pools.pool_bytes(group)
+
+    def _alone(self, step: StepTensors) -> PagedRow | None:
+        """The token of a step that has no other, where layers are joined."""
+        of = step.decodes
+        if not self._is_joined or of is None or step.chunks is not None or len(step.token_ids) != 1:
+            return None
+        return PagedRow(table=of.block_tables[0], length=of.context_lens, slot=step.slots[0])
+
+    def _attends_to_all(self) -> bool:
+        """On a CPU, whether every layer attends to the whole context, in one pool, with nothing but a scale."""
+        is_plain = self._softcap is None and not any(self._windows) and all(one is None for one in self._decoder.sinks)
+        return self.device.type == "cpu" and is_plain and len(self.layout.groups) == 1 and self.config.latent is None
 
     def _can_capture(self) -> bool:
         """Not where a step asks the host: between ranks, for the rows of each expert, in attention to a latent."""

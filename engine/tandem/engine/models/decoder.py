@@ -9,8 +9,7 @@ the residual stream is whole on every rank; ranks add up behind the embedding, o
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from tandem.engine.biased_experts_config import BiasedExpertsConfig
 from tandem.engine.latent_config import NORM_EPS, LatentShape
 from tandem.engine.linear import Linear, make_linear
 from tandem.engine.model_config import ModelConfig
+from tandem.engine.models.activations import ACTIVATE, REPEATABLE
 from tandem.engine.models.biased_experts import biased_expert_parameters, clamped_gate
 from tandem.engine.models.experts import ROUTERS, ExpertParameters, Experts, expert_parameters, pack_experts
 from tandem.engine.models.latent import LatentAttention, LatentParameters
@@ -34,12 +34,10 @@ from tandem.engine.quantising import Quantizer
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
 from tandem.kernels.backend import REFERENCE
-from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
+from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRow, fuse, join
 from tandem.kernels.quantized_linear import QuantizedWeight
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
-from tandem.kernels.silu_mul import is_native as silu_mul_is_native
-from tandem.kernels.silu_mul import silu_mul
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim].
@@ -47,9 +45,6 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 Where a latent is cached, k and v are the same tensor of one head, as wide as its rows, and so are q and the answer. k
 and v are of the new tokens only and rotated; attend stores them before it answers.
 """
-
-_ELEMENTWISE_GRAIN = 32768
-"""torch runs an elementwise operation on fewer numbers than this as one loop, whatever the threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +100,7 @@ class Decoder:
             self.head = self._parameter(("lm_head", config.vocab_size), columns=config.hidden, split=split)
         self.layers = [self._layer_parameters(index) for index in range(config.layers)]
         self._steps: list[_Layer] = []
+        self._joined: DenseLayers | None = None
         self.sinks: tuple[Tensor | None, ...] = (None,) * config.layers
         """Of every layer, fp32 [this rank's heads], once `load` has read them: `attend` needs them."""
 
@@ -151,17 +147,27 @@ class Decoder:
             self._steps = [self._prepare(index, layer) for index, layer in enumerate(self.layers)]
             self._to_logits = self._linear(self.head, None)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
+    def join_layers(self, views: Sequence[Tensor], scale: float) -> bool:
+        """Let a single row pass all layers in one call, where there is code for that and all attend to everything with
+        this `scale`, over `views` of one pool (see `paged_decode`); whether there is. After `load`."""
+        has_one_rope = len({layer.rope for layer in self._steps}) == 1
+        self._joined = join([layer.row for layer in self._steps], views, scale) if has_one_rope else None
+        return self._joined is not None
+
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None = None
+    ) -> Tensor:
         """Logits, fp32 [len(rows), vocab], of the tokens at `rows`; of all tokens where `rows` is None.
 
         token_ids, positions: int64 [T] on the model's device, T ≥ 1; rows: int64. Calls `attend` once a layer, in
-        order. The result is an ordinary tensor that the caller may change; ranks above 0 get [0, vocab]. Raises
-        ModelError before `load` and WorkerLostError when another rank is gone.
+        order; not where the layers are joined and the step is one token, which is `alone`. The result is an ordinary
+        tensor that the caller may change; ranks above 0 get [0, vocab]. Raises ModelError before `load` and
+        WorkerLostError when another rank is gone.
         """
         if not self._steps:
             raise ModelError("the model has no weights yet", todo="call load() first")
         with torch.inference_mode():
-            x = self._hidden(token_ids, positions, rows, attend)
+            x = self._hidden(token_ids, positions, rows, attend, alone)
         # Outside inference mode, or a sampler could not write over the logits.
         if self._tp_size == 1:
             return self._capped(self._to_logits(self._final_norm(x)).float())
@@ -170,12 +176,18 @@ class Decoder:
         logits = self._group.gather_columns(self._to_logits(self._final_norm(x)))
         return self._capped(logits[:, : self.config.vocab_size].float())
 
-    def _hidden(self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend) -> Tensor:
+    def _hidden(
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None
+    ) -> Tensor:
         """The residual stream behind the last layer, [len(rows), hidden]."""
         x = self._embedded(token_ids)
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         turns = [table.index_select(0, positions).unbind(1) for table in self._rotations]
+        if self._joined is not None and alone is not None:
+            cos, sin = turns[0]
+            x = self._joined(x, cos, sin, alone)
+            return x if rows is None else x.index_select(0, rows)
         last = len(self._steps) - 1
         for index, layer in enumerate(self._steps):
             q, k, v = layer.project(x, *turns[layer.rope])
@@ -275,7 +287,7 @@ class Decoder:
     def _feed_forward(self, layer: LayerParameters) -> Linear:
         """What stands behind `mlp_norm`, on all ranks together."""
         of = layer.feed_forward
-        activate = (_REPEATABLE if self._is_deterministic else _ACTIVATE)[self.config.activation]
+        activate = (REPEATABLE if self._is_deterministic else ACTIVATE)[self.config.activation]
         if isinstance(of, MlpParameters):
             down = self._normed(self._summed(of.down, of.down_bias), layer.mlp_out_norm)
             return Mlp(gate_up=self._linear(of.gate_up, of.gate_up_bias), activate=activate, down=down)
@@ -460,39 +472,3 @@ def _scaled(normed: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """fp32 `normed`, written over, times `weight`, in `dtype`: Gemma's weights of 1 + w and gpt-oss's are fp32 and
     multiply before rounding, everybody else's after it."""
     return normed.mul_(weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype).mul_(weight)
-
-
-def _silu_by_grains(gate_up: Tensor) -> Tensor:
-    """`silu_mul` in pieces that torch never splits over threads.
-
-    Where a split falls inside a row, numbers at its edge take the scalar exp instead of the vector one and differ in
-    the last bit: which rows those are would depend on the batch. Half precision is written out in fp32. The C code has
-    whole vectors alone.
-    """
-    if silu_mul_is_native(gate_up):
-        return silu_mul(gate_up.contiguous())
-    if gate_up.dtype is not torch.float32:
-        gate, up = gate_up.chunk(2, -1)
-        gate = gate.float()
-        return gate.div_(gate.neg().exp_().add_(1.0)).to(up.dtype).mul_(up)
-    rows = max(1, 2 * (_ELEMENTWISE_GRAIN - 1) // gate_up.shape[1])
-    return torch.cat([silu_mul(piece, backend=REFERENCE) for piece in torch.split(gate_up, rows)])
-
-
-def _gelu_tanh(gate_up: Tensor) -> Tensor:
-    """gelu(gate) · up with the tanh approximation (Hendrycks and Gimpel 2016, section 2)."""
-    gate, up = gate_up.chunk(2, -1)
-    return functional.gelu(gate, approximate="tanh").mul_(up)
-
-
-def _gelu_tanh_written_out(gate_up: Tensor) -> Tensor:
-    """`_gelu_tanh` from operations whose rows do not depend on each other; torch's own is none."""
-    gate, up = gate_up.chunk(2, -1)
-    gate = gate.float()
-    inner = (gate * gate * gate).mul_(0.044715).add_(gate).mul_(math.sqrt(2 / math.pi)).tanh_()
-    return inner.add_(1.0).mul_(gate).mul_(0.5).to(up.dtype).mul_(up)
-
-
-_ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_mul, "gelu_tanh": _gelu_tanh}
-_REPEATABLE: dict[str, Callable[[Tensor], Tensor]] = {"silu": _silu_by_grains, "gelu_tanh": _gelu_tanh_written_out}
-"""The same for `--deterministic`."""

@@ -3,11 +3,14 @@
 
        before   norm ▸ qkv ▸ rotate                                    threads meet at the end
        behind   o ▸ add, norm ▸ gate, up ▸ silu · up ▸ down ▸ add      they meet behind o, behind gate and up, at the end
+       step     both and what lies between them, of all layers         see step.h
 
    What is short is done by every thread for itself, so that none waits. Checks nothing: the caller has. */
 
 #include "../instructions.h"
 #include "../packed_linear/product.h"
+#include "../paged_decode/decode.h"
+#include "../paged_decode/shares.h"
 #include "../quantized_linear/product.h"
 #include "../region.h"
 #include "../rms_norm/norm.h"
@@ -24,6 +27,7 @@
 #include "../silu_mul/rows.h"
 #include "../quantized_linear/rows.h"
 #include "../quantized_linear/columns.h"
+#include "../paged_decode/attend.h"
 #undef ISA
 #endif
 
@@ -49,6 +53,7 @@ struct call { const struct before *before; const struct behind *behind; float ep
 int tandem_choose_path(const char *name) {
 #if defined(__x86_64__)
     quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
+    attend = attend_avx512, finish = finish_avx512;
 #endif
     return choose_product(name);
 }
@@ -114,9 +119,30 @@ ENTRY void add_two(char *x, const void *first, const void *second, int64_t numbe
     }
 }
 
-/* `given`: 0 and a `struct before`, or 1 and a `struct behind`. */
+#include "step.h"
+
+/* `given` are the threads, the scale of attention as bits of a float, the fields of `struct step` up to those of `decode`
+   that are the caller's, and a `struct layer` for each. Answers with an `enum answer`; the slot is the caller's to check. */
+static int run_layers(const int64_t *given, float eps) {
+    struct step s;
+    memset(&s, 0, sizeof s);
+    const int64_t own = offsetof(struct step, decode) + offsetof(struct decode, scale);
+    memcpy(&s, given + 2, own);
+    s.layer = (const void *)(given + 2 + own / 8), s.eps = eps, s.threads = s.decode.threads = given[0];
+    const int32_t scale_bits = (int32_t)given[1];
+    memcpy(&s.decode.scale, &scale_bits, sizeof scale_bits);
+    s.decode.q = (const char *)s.qkv;
+    const enum answer answer = open_decode(&s.decode);
+    if (answer != DONE) return answer;
+    run_region(run_step, &s, s.threads);
+    close_decode(&s.decode);
+    return DONE;
+}
+
+/* `given`: 0 and a `struct before`, 1 and a `struct behind`, or 2 and what `run_layers` takes. */
 int tandem_dense_row(const int64_t *given, float eps) {
     struct call c = {.eps = eps};
+    if (*given == 2) return run_layers(given + 1, eps);
     if (*given == 0) {
         c.before = (const void *)(given + 1);
         c.threads = c.before->threads;

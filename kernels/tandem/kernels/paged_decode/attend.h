@@ -9,45 +9,45 @@
 #define HEADS 4
 #endif
 
-/* Scores of `count` tokens for GROUP of four heads; `rows` are the tokens' keys. */
+/* Scores of `count` tokens for MANY of four heads; `rows` are the tokens' keys. */
 FN void NAME(score)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *scores,
-                    const int GROUP, const int is_bf16) {
+                    const int MANY, const int is_bf16) {
     const int64_t width = d->width;
     for (int64_t t = 0; t < count; t++) {
         VEC sum[HEADS] = {NAME(zero)(), NAME(zero)(), NAME(zero)(), NAME(zero)()};
         for (int64_t i = 0; i < width; i += LANES) {
             const VEC key = NAME(load)(rows[t], i, is_bf16);
-            for (int g = 0; g < GROUP; g++) sum[g] = NAME(fma)(NAME(load_f32)(q + g * width + i), key, sum[g]);
+            for (int g = 0; g < MANY; g++) sum[g] = NAME(fma)(NAME(load_f32)(q + g * width + i), key, sum[g]);
         }
         _mm_storeu_ps(scores + HEADS * t, NAME(sums)(sum[0], sum[1], sum[2], sum[3]));
     }
 }
 
-/* Adds the values of `count` tokens, times their weights, to `acc` [GROUP][width], which is multiplied by `kept`. */
+/* Adds the values of `count` tokens, times their weights, to `acc` [MANY][width], which is multiplied by `kept`. */
 FN void NAME(gather)(const struct decode *d, float *acc, const float *kept, const char *const *rows, int64_t count,
-                     const float *weights, const int GROUP, const int is_bf16) {
+                     const float *weights, const int MANY, const int is_bf16) {
     const int64_t width = d->width;
     for (int64_t i = 0; i < width; i += 16) {
         enum { PARTS = 16 / LANES };
         VEC sum[HEADS][PARTS];
-        for (int g = 0; g < GROUP; g++)
+        for (int g = 0; g < MANY; g++)
             for (int p = 0; p < PARTS; p++)
                 sum[g][p] = NAME(mul)(NAME(load_f32)(acc + g * width + i + p * LANES), NAME(all)(kept[g]));
         for (int64_t t = 0; t < count; t++)
             for (int p = 0; p < PARTS; p++) {
                 const VEC value = NAME(load)(rows[t] + d->plane_bytes, i + p * LANES, is_bf16);
-                for (int g = 0; g < GROUP; g++) sum[g][p] = NAME(fma)(NAME(all)(weights[HEADS * t + g]), value, sum[g][p]);
+                for (int g = 0; g < MANY; g++) sum[g][p] = NAME(fma)(NAME(all)(weights[HEADS * t + g]), value, sum[g][p]);
             }
-        for (int g = 0; g < GROUP; g++)
+        for (int g = 0; g < MANY; g++)
             for (int p = 0; p < PARTS; p++) NAME(store_f32)(acc + g * width + i + p * LANES, sum[g][p]);
     }
 }
 
 /* One tile for four heads: `most` and `total` [4] are the running maxima and sums. */
-FN void NAME(tile)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *most,
-                   float *total, float *acc, const int GROUP, const int is_bf16) {
+FN void NAME(attend_tile)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *most,
+                   float *total, float *acc, const int MANY, const int is_bf16) {
     float scores[TILE * HEADS], lanes[LANES], kept[HEADS];
-    NAME(score)(d, q, rows, count, scores, GROUP, is_bf16);
+    NAME(score)(d, q, rows, count, scores, MANY, is_bf16);
     const int64_t filled = (count * HEADS + LANES - 1) / LANES * LANES;
     for (int64_t i = count * HEADS; i < filled; i++) scores[i] = -INFINITY;
     VEC highest = NAME(load_f32)(scores), sum = NAME(zero)();
@@ -71,16 +71,16 @@ FN void NAME(tile)(const struct decode *d, const float *q, const char *const *ro
         total[g] *= kept[g];
         for (int i = g; i < LANES; i += HEADS) total[g] += lanes[i];
     }
-    NAME(gather)(d, acc, kept, rows, count, scores, GROUP, is_bf16);
+    NAME(gather)(d, acc, kept, rows, count, scores, MANY, is_bf16);
 }
 
-FN void NAME(tile_of)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *most,
+FN void NAME(attend_tile_of)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *most,
                       float *total, float *acc, int group, const int is_bf16) {
     switch (group) {
-    case 1: NAME(tile)(d, q, rows, count, most, total, acc, 1, is_bf16); break;
-    case 2: NAME(tile)(d, q, rows, count, most, total, acc, 2, is_bf16); break;
-    case 3: NAME(tile)(d, q, rows, count, most, total, acc, 3, is_bf16); break;
-    default: NAME(tile)(d, q, rows, count, most, total, acc, 4, is_bf16);
+    case 1: NAME(attend_tile)(d, q, rows, count, most, total, acc, 1, is_bf16); break;
+    case 2: NAME(attend_tile)(d, q, rows, count, most, total, acc, 2, is_bf16); break;
+    case 3: NAME(attend_tile)(d, q, rows, count, most, total, acc, 3, is_bf16); break;
+    default: NAME(attend_tile)(d, q, rows, count, most, total, acc, 4, is_bf16);
     }
 }
 
@@ -107,8 +107,9 @@ ENTRY void NAME(attend)(const struct decode *d, int64_t sequence, int64_t head, 
         }
         for (int64_t g = 0; g < group; g += HEADS) {
             const int many = (int)(group - g < HEADS ? group - g : HEADS);
-            if (d->kv_is_bf16) NAME(tile_of)(d, q + g * width, rows, count, most + g, total + g, acc + g * width, many, 1);
-            else NAME(tile_of)(d, q + g * width, rows, count, most + g, total + g, acc + g * width, many, 0);
+            float *into = acc + g * width;
+            if (d->kv_is_bf16) NAME(attend_tile_of)(d, q + g * width, rows, count, most + g, total + g, into, many, 1);
+            else NAME(attend_tile_of)(d, q + g * width, rows, count, most + g, total + g, into, many, 0);
         }
     }
 }
