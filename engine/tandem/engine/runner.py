@@ -121,7 +121,7 @@ class ModelRunner:
         self._scale, self._softcap = self.config.attention_scale, self.config.attention_softcap
         # The Triton kernels hold a row in registers, which those of a latent are too wide for.
         self._attention_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
-        self._is_joined = self._attends_to_all() and self._decoder.join_layers(self.pools.layer_views, self._scale)
+        self.has_joined_layers = self._attends_to_all() and self._decoder.join_layers(self.pools.layer_views, self._scale)
         self._graphs: DecodeGraphs | None = None
         if sizes:
             enter(StartPhase.GRAPHS)
@@ -215,7 +215,7 @@ class ModelRunner:
     def _alone(self, step: StepTensors) -> PagedRow | None:
         """The token of a step that has no other, where layers are joined."""
         of = step.decodes
-        if not self._is_joined or of is None or step.chunks is not None or len(step.token_ids) != 1:
+        if not self.has_joined_layers or of is None or step.chunks is not None or len(step.token_ids) != 1:
             return None
         return PagedRow(table=of.block_tables[0], length=of.context_lens, slot=step.slots[0])
 

@@ -169,6 +169,11 @@ def test_single_rows_of_bf16_stay_near_transformers_in_bf16(
     random_model_tool.make_random_model(random_model_tool.RandomModel(family=name, **shape), tmp_path)
     runner = ModelRunner(model_dir=tmp_path, num_blocks=40, max_model_len=256)
     assert len(fused) == (2 if name in ("llama", "mistral", "qwen2") else 0)
+    heard: list[tuple[int, int]] = []
+    runner.forward(StepBatch([5], [0], [SeqSlice(1, 1, ([3],))]), lambda *layers: heard.append(layers))
+    assert heard == [(0, 2)]
+    is_fused = bool(fused) and None not in map(fuse, fused)
+    assert runner.has_joined_layers == (is_fused and name != "mistral"), "which has a window"
     tokens = tokens_of(100, runner.vocab_size)
     want = reference_of(tmp_path, tokens, torch.bfloat16)
     got = driver_of(runner).chunked("a", tokens, 1)

@@ -1,0 +1,99 @@
+"""All layers of a single row in one call against the same layers one by one, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from tandem.kernels.dense_row import DenseLayers, DenseRow, PagedRow, fuse, join
+from tandem.kernels.kv_store import kv_store
+from tandem.kernels.paged_decode import paged_decode
+from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, KV_HEADS, WIDTH, parts
+
+LAYERS, BLOCKS, BLOCK_TOKENS, SCALE = 3, 12, 16, 0.2
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def pool(randn, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return randn(BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM).to(dtype)
+
+
+def rows_of(randn, bits: int = 16) -> list[DenseRow]:
+    rows = [fuse(parts(randn, has_bias=layer == 1, bits=bits)) for layer in range(LAYERS)]
+    if None in rows:
+        pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")
+    return [row for row in rows if row is not None]
+
+
+def joined(rows: list[DenseRow], kv: Tensor) -> DenseLayers:
+    found = join(rows, [kv[:, layer] for layer in range(LAYERS)], SCALE)
+    assert found is not None
+    return found
+
+
+def alone(length: int, blocks: list[int]) -> PagedRow:
+    slot = blocks[(length - 1) // BLOCK_TOKENS] * BLOCK_TOKENS + (length - 1) % BLOCK_TOKENS
+    table = torch.tensor([blocks], dtype=torch.int32)
+    return PagedRow(table=table, length=torch.tensor([length], dtype=torch.int32), slot=torch.tensor([slot]))
+
+
+def one_by_one(rows: list[DenseRow], kv: Tensor, x: Tensor, cos: Tensor, sin: Tensor, of: PagedRow) -> Tensor:
+    for layer, row in enumerate(rows):
+        fused = row.before(x, cos, sin).view(1, HEADS + 2 * KV_HEADS, HEAD_DIM)
+        q, k, v = fused.split_with_sizes((HEADS, KV_HEADS, KV_HEADS), 1)
+        kv_store(k, v, kv[:, layer], of.slot)
+        x = row.behind(x, paged_decode(q, kv[:, layer], of.table, of.length, scale=SCALE))
+    return x
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("length", [1, 16, 17, 100])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_joined_layers_are_the_layers(randn, bits, length, threads) -> None:
+    torch.set_num_threads(threads)
+    rows, kv, of = rows_of(randn, bits), pool(randn), alone(length, [7, 2, 11, 0, 5, 9, 1])
+    cos, sin = randn(1, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+    x, ours = randn(1, WIDTH, dtype=torch.bfloat16), kv.clone()
+    layers = joined(rows, ours)
+    for _ in range(2):  # what lies between is used again
+        theirs = kv.clone()
+        want = one_by_one(rows, theirs, x.clone(), cos, sin, of)
+        kept = x.clone()
+        assert layers(kept, cos, sin, of) is kept
+        assert torch.equal(kept, want)
+        assert torch.equal(ours, theirs)
+
+
+def test_what_the_pool_does_not_have_is_refused_and_nothing_written(randn) -> None:
+    rows, kv = rows_of(randn), pool(randn)
+    layers, before = joined(rows, kv), kv.clone()
+    x, cos = randn(1, WIDTH, dtype=torch.bfloat16), randn(1, HEAD_DIM, dtype=torch.bfloat16)
+    good = alone(20, [3, 4])
+    for wrong in (
+        replace(good, slot=torch.tensor([BLOCKS * BLOCK_TOKENS])), replace(good, slot=torch.tensor([-1])),
+        replace(good, table=torch.tensor([[3, BLOCKS]], dtype=torch.int32)),
+        replace(good, length=torch.tensor([33], dtype=torch.int32)),
+    ):  # fmt: skip
+        with pytest.raises(IndexError, match="pool"):
+            layers(x, cos, cos, wrong)
+    assert torch.equal(kv, before)
+
+
+def test_layers_that_differ_are_not_joined(randn) -> None:
+    rows, kv = rows_of(randn), pool(randn)
+    views = [kv[:, layer] for layer in range(LAYERS)]
+    assert join([rows[0], None, rows[2]], views, SCALE) is None
+    assert join(rows, [view.float() for view in views], SCALE) is None
+    assert join(rows, [views[0], views[1], views[2].contiguous()], SCALE) is None
+    rows[1].eps = 1e-3
+    assert join(rows, views, SCALE) is None
