@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
 from tandem.engine.sampled import SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.kernels import backend
 from tools.random_model import ARCHITECTURES, RandomModel, make_random_model
 
 Case = tuple[str, Callable[[Report], None]]
@@ -67,13 +67,11 @@ def _runner(folder: Path, device: torch.device, *, has_graphs: bool) -> ModelRun
 @contextmanager
 def _triton_in(device: torch.device) -> Iterator[None]:
     """In a rehearsal the engine, too, goes through the kernels."""
-    if device.type == "cpu":
-        os.environ["TANDEM_KERNELS"] = "triton"
+    before = backend.use(backend.TRITON if device.type == "cpu" else backend.AUTO)
     try:
         yield
     finally:
-        if device.type == "cpu":
-            del os.environ["TANDEM_KERNELS"]
+        backend.use(before)
 
 
 def _logits(runner: ModelRunner, lengths: tuple[int, ...], steps: int) -> Tensor:

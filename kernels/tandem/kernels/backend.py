@@ -16,12 +16,14 @@ TRITON = "triton"
 BACKENDS = (AUTO, REFERENCE, TRITON)
 ENVIRONMENT_VARIABLE = "TANDEM_KERNELS"
 
+_chosen = os.environ.get(ENVIRONMENT_VARIABLE, AUTO)
+
 
 def uses_triton(device: torch.device, override: str | None = None) -> bool:
     """Say whether tensors on `device` go to the Triton kernel.
 
-    `override` wins over the environment variable `TANDEM_KERNELS`, which wins over `auto`: Triton on CUDA devices, the
-    reference elsewhere. `triton` for CPU tensors works in Triton's interpreter only (`TRITON_INTERPRET=1`).
+    `override` wins over what the environment variable `TANDEM_KERNELS` said when the process began, which wins over
+    `auto`: Triton on CUDA devices, the reference elsewhere. `triton` for CPU tensors works in Triton's interpreter only (`TRITON_INTERPRET=1`).
     Raises ValueError for an unknown name.
     """
     name = _name(override)
@@ -39,8 +41,15 @@ def uses_native(device: torch.device, override: str | None = None) -> bool:
     return device.type == "cpu" and _name(override) == AUTO
 
 
+def use(name: str) -> str:
+    """Use another backend from now on, for tests and measurements; returns the one before."""
+    global _chosen
+    before, _chosen = _chosen, name
+    return before
+
+
 def _name(override: str | None) -> str:
-    name = override if override is not None else os.environ.get(ENVIRONMENT_VARIABLE, AUTO)
+    name = _chosen if override is None else override
     if name not in BACKENDS:
         raise ValueError(f"unknown kernel backend {name!r}: expected one of {', '.join(BACKENDS)}")
     return name

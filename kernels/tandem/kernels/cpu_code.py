@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from tandem.kernels import dense_row, rms_norm, rotate, silu_mul
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.deterministic_linear import packed as deterministic_linear
+from tandem.kernels.extend_attention import binding as extend_attention
 from tandem.kernels.kv_store import binding as kv_store
 from tandem.kernels.packed_linear import packed
 from tandem.kernels.paged_decode import binding as paged_decode
 from tandem.kernels.quantized_linear import weight as quantized_linear
 
 LIBRARIES: tuple[CpuLibrary, ...] = (
-    packed.LIBRARY, paged_decode.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY, silu_mul.LIBRARY,
+    packed.LIBRARY, paged_decode.LIBRARY, extend_attention.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY, silu_mul.LIBRARY,
     dense_row.LIBRARY, deterministic_linear.LIBRARY, quantized_linear.LIBRARY,
 )  # fmt: skip
 

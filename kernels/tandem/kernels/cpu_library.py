@@ -23,6 +23,8 @@ class CpuLibrary:
         self._loaded: ctypes.CDLL | None = None
         self._function: Any = None
         self._is_tried = False
+        self.path = 0
+        """What `tandem_choose_path` chose, in the library's own numbers; 0 = nothing, or not asked for yet."""
 
     def is_available(self) -> bool:
         """Whether there is code for this machine, and it is not switched off."""
@@ -45,7 +47,8 @@ class CpuLibrary:
         """For tests: use the named instructions (`avx512`, `avx2`; "" = the best) from now on; False without them."""
         if not self.is_available() or self._loaded is None:
             return False
-        return bool(self._loaded.tandem_choose_path(name.encode()))
+        self.path = int(self._loaded.tandem_choose_path(name.encode()))
+        return self.path != 0
 
     def _load(self) -> None:
         loaded = native.load(self.source)
@@ -53,5 +56,6 @@ class CpuLibrary:
             loaded.tandem_choose_path.argtypes = [ctypes.c_char_p]
             self._function = getattr(loaded, self._name)
             self._function.argtypes, self._function.restype = [ctypes.c_void_p, ctypes.c_float], ctypes.c_int
-            self._loaded = loaded if loaded.tandem_choose_path(b"") else None
+            self.path = int(loaded.tandem_choose_path(b""))
+            self._loaded = loaded if self.path else None
         self._is_tried = True

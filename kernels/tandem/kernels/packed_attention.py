@@ -34,6 +34,8 @@ class AttentionSpec:
     sinks: Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"scale must be positive, got {self.scale}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 token, got {self.window}")
         if self.softcap is not None and self.softcap <= 0:

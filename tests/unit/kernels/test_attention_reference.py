@@ -9,6 +9,7 @@ import torch
 
 import tandem.kernels.extend_attention.reference as extend_reference
 import tandem.kernels.paged_decode.reference as decode_reference
+from tandem.kernels import backend
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.paged_decode import paged_decode
 
@@ -24,7 +25,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @pytest.fixture(autouse=True)
 def reference_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TANDEM_KERNELS", "reference")
+    monkeypatch.setattr(backend, "_chosen", backend.REFERENCE)
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:

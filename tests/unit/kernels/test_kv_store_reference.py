@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tandem.kernels import backend
 from tandem.kernels.kv_store import kv_store
 
 
 @pytest.fixture(params=["auto", "reference"], autouse=True)
-def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TANDEM_KERNELS", request.param)
+def chosen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_chosen", request.param)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

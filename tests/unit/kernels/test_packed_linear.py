@@ -11,7 +11,7 @@ from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.packed_linear.packed import LIBRARY, find_layout
 from tandem.kernels.packed_linear.reference import packed_linear_reference
 
-PATHS = [path for path in ("avx512", "avx512bf16") if LIBRARY.choose_path(path)]
+PATHS = [path for path in ("avx512", "avx512bf16", "amx") if LIBRARY.choose_path(path)]
 LIBRARY.choose_path("")
 needs_code = pytest.mark.skipif(not PATHS, reason="no C compiler, or no AVX-512")
 SHAPES = [(32, 16), (48, 64), (576, 192), (2064, 576), (160, 100)]
@@ -34,7 +34,7 @@ def test_few_rows_are_the_reference(threads, randn, shape, has_bias, path) -> No
     linear = PackedLinear(weight, bias if has_bias else None)
     assert LIBRARY.choose_path(path)
     try:
-        for rows in range(1, 11):
+        for rows in (*range(1, 11), 16, 17, 32, 45, 64, 100):
             if linear.layout is not None:
                 linear._few_rows = rows  # more of them than is worth while
             x = randn(rows, shape[1], dtype=torch.bfloat16)
@@ -60,6 +60,19 @@ def test_few_rows_are_read_from_the_bytes_that_onednn_packed(randn) -> None:
     expected = linear(x)
     linear._few_rows = 0
     torch.testing.assert_close(linear(x), expected, atol=2e-2, rtol=1.6e-2)
+
+
+@pytest.mark.skipif("amx" not in PATHS, reason="no matrix unit")
+def test_who_multiplies_how_many_rows(randn, monkeypatch) -> None:
+    """With a matrix unit: C code for few rows, and for those of a narrow weight that oneDNN leaves to one thread."""
+    narrow, wide = (PackedLinear(randn(columns, 192, dtype=torch.bfloat16)) for columns in (576, 1152))
+    by_code: list[int] = []
+    monkeypatch.setattr(PackedLinear, "_multiply_by_code", lambda _, x: by_code.append(x.shape[0]))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    for linear in (narrow, wide):
+        for rows in (1, 64, 65, 255, 256, 1023, 1024):
+            linear(randn(rows, 192, dtype=torch.bfloat16))
+    assert by_code == [1, 64, 256, 1023, 1, 64]
 
 
 @needs_code

@@ -6,9 +6,9 @@
    has. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"
+#include "../packed_linear/amx.h"
 #include "../packed_linear/product.h"
 #include "../region.h"
-#include "amx.h"
 
 static int uses_amx;
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.backend import uses_native, uses_triton
-from tandem.kernels.extend_attention import flash
+from tandem.kernels.extend_attention import binding, flash
 from tandem.kernels.extend_attention.reference import extend_attention_reference
 from tandem.kernels.layer_view import check_attention_arguments, check_cu_seqlens
 from tandem.kernels.packed_attention import AttentionSpec
@@ -50,6 +50,10 @@ def extend_attention(
         from tandem.kernels.extend_attention.triton import extend_attention_triton
 
         return extend_attention_triton(q, layer_view, cu_seqlens, block_table, context_lens, spec)
-    if uses_native(q.device, backend) and flash.takes(q, block_table, spec):
-        return flash.extend_attention_flash(q, layer_view, cu_seqlens, block_table, context_lens, spec)
+    if uses_native(q.device, backend):
+        is_for_flash = flash.takes(q, block_table, spec)
+        if binding.takes(q, layer_view) and (binding.is_best() or not is_for_flash):
+            return binding.extend_attention_native(q, layer_view, cu_seqlens, block_table, context_lens, spec)
+        if is_for_flash:
+            return flash.extend_attention_flash(q, layer_view, cu_seqlens, block_table, context_lens, spec)
     return extend_attention_reference(q, layer_view, cu_seqlens, block_table, context_lens, spec)

@@ -4,18 +4,30 @@
 
        [columns / block][inner / 2][block][2]        columns: of the result; inner: what is summed over
 
-   Two neighbours of a row of x meet 16 columns in one instruction (AVX512-BF16), or in two of AVX-512. Sums are float32, the
-   result is rounded once. Checks nothing: the caller has. One parallel region a call; thread-safe. */
+   Two neighbours of a row of x meet 16 columns in one instruction (AVX512-BF16), or in two of AVX-512; with AMX two and more
+   rows meet tiles of the weights. Sums are float32, the result is rounded once. Checks nothing: the caller has. One
+   parallel region a call; thread-safe. */
 
 #include "../region.h"
+#include "amx.h"
 #include "product.h"
 
-/* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
-int tandem_choose_path(const char *name) { return choose_product(name); }
+static int uses_amx;
+
+/* For tests and at the start: the instructions by name, "" = the best; 2 with AMX, 0 if this CPU has not got them. */
+int tandem_choose_path(const char *name) {
+    const int is_amx = !strcmp(name, "amx");
+    uses_amx = (is_amx || !*name) && may_use_amx();
+    if (is_amx && !uses_amx) return 0;
+    return choose_product(is_amx ? "" : name) ? 1 + uses_amx : 0;
+}
 
 static void share_out(void *data) {
     const struct product *p = data;
-    product_share(p, thread(p->threads), threads(p->threads));
+    const int64_t which = thread(p->threads), count = threads(p->threads), vectors = p->columns / 16;
+    if (uses_amx && p->rows > 1 && p->inner % 32 == 0)
+        columns_amx(p, vectors * which / count * 16, vectors * (which + 1) / count * 16);
+    else product_share(p, which, count);
 }
 
 /* Numbers of weights that a thread should have at least: a region costs microseconds. */

@@ -105,6 +105,14 @@ ENTRY void NAME(attend)(const struct decode *d, int64_t sequence, int64_t head, 
             const int64_t token = low + t;
             rows[t] = base + table[token / d->block_tokens] * d->block_bytes + token % d->block_tokens * row_bytes;
         }
+        const int64_t next = low + TILE, until = to < next + TILE ? to : next + TILE;
+        for (int64_t token = next; token < until; token++) {
+            const char *row = base + table[token / d->block_tokens] * d->block_bytes + token % d->block_tokens * row_bytes;
+            for (int64_t i = 0; i < row_bytes; i += 64) {
+                __builtin_prefetch(row + i);
+                __builtin_prefetch(row + d->plane_bytes + i);
+            }
+        }
         for (int64_t g = 0; g < group; g += HEADS) {
             const int many = (int)(group - g < HEADS ? group - g : HEADS);
             float *into = acc + g * width;

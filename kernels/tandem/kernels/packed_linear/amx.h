@@ -4,36 +4,19 @@
 
 #pragma once
 
-#include "../packed_linear/product.h"
+#include "../matrix_unit.h"
+#include "product.h"
 
 #if defined(__x86_64__)
-
-#include <cpuid.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #define TARGET "amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"
 #define FN static inline __attribute__((always_inline, target(TARGET)))
 #define ENTRY static __attribute__((target(TARGET)))
 
-/* Of `tileconfig`: how many rows of how many bytes each tile has. */
-struct tiles { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } __attribute__((packed));
-
-/* Whether there is one, and the kernel lets this process use it. */
-static int may_use_amx(void) {
-    enum { REQUEST = 0x1023, TILE_DATA = 18 };
-    unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
-    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
-    return !syscall(SYS_arch_prctl, REQUEST, TILE_DATA);
-}
-
 /* Sums in tiles 0 to 3, of which 0 and 1 have `upper` rows, 2 and 3 `lower`; x in 4 and 5, weights in 6 and 7. */
 FN void configure(int64_t upper, int64_t lower) {
     const int64_t rows[8] = {upper, upper, lower, lower, upper, lower, 16, 16};
-    struct tiles tiles = {.palette = 1};
-    for (int i = 0; i < 8; i++) tiles.row_bytes[i] = 64, tiles.rows[i] = (uint8_t)rows[i];
-    _tile_loadconfig(&tiles);
+    set_tiles(rows);
 }
 
 FN const uint16_t *weights_of(const struct product *p, int64_t column) {
@@ -144,7 +127,6 @@ ENTRY void columns_amx(const struct product *p, int64_t first, int64_t last) {
 
 #else
 
-static int may_use_amx(void) { return 0; }
 static void columns_amx(const struct product *p, int64_t first, int64_t last) { columns(p, first, last); }
 
 #endif
