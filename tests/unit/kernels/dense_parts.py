@@ -11,7 +11,12 @@ from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Un
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
 
 
-def parts(randn, *, has_bias: bool, bits: int = 16) -> LayerParts:
+def parts(
+    randn, *, has_bias: bool, bits: int = 16, width: int = WIDTH, inner: int = INNER, heads: int = HEADS,
+    kv_heads: int = KV_HEADS, mixed_heads: int = HEADS,
+) -> LayerParts:  # fmt: skip
+    """`mixed_heads` is what o takes: other than `heads` in a layer that contradicts itself."""
+
     def product(columns: int, inner: int) -> PackedLinear | QuantizedLinear:
         bias = randn(columns, dtype=torch.bfloat16) if has_bias else None
         weight = (randn(columns, inner) / inner**0.5).bfloat16()
@@ -20,8 +25,8 @@ def parts(randn, *, has_bias: bool, bits: int = 16) -> LayerParts:
         return QuantizedLinear(QuantizedWeight(weight, bits), bias, unpacked=Unpacked())
 
     return LayerParts(
-        input_norm=1 + randn(WIDTH, dtype=torch.bfloat16) / 4, mlp_norm=1 + randn(WIDTH, dtype=torch.bfloat16) / 4,
-        qkv=product((HEADS + 2 * KV_HEADS) * HEAD_DIM, WIDTH), o=product(WIDTH, HEADS * HEAD_DIM),
-        gate_up=product(2 * INNER, WIDTH), down=product(WIDTH, INNER), turning=HEADS + KV_HEADS, head_dim=HEAD_DIM,
+        input_norm=1 + randn(width, dtype=torch.bfloat16) / 4, mlp_norm=1 + randn(width, dtype=torch.bfloat16) / 4,
+        qkv=product((heads + 2 * kv_heads) * HEAD_DIM, width), o=product(width, mixed_heads * HEAD_DIM),
+        gate_up=product(2 * inner, width), down=product(width, inner), turning=heads + kv_heads, head_dim=HEAD_DIM,
         eps=1e-5,
     )  # fmt: skip

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.kernels.dense_row import DenseLayers, DenseRow, PagedRow, fuse, join
+from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRow, fuse, join
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
-from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, KV_HEADS, WIDTH, parts
+from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, KV_HEADS, WIDTH, parts
 
-LAYERS, BLOCKS, BLOCK_TOKENS, SCALE = 3, 12, 16, 0.2
+LAYERS, BLOCKS, BLOCK_TOKENS, SCALE = 3, 40, 16, 0.2
 
 
 @pytest.fixture(autouse=True)
@@ -24,15 +24,20 @@ def _threads_as_before() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def pool(randn, *, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return randn(BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM).to(dtype)
+def pool(randn) -> Tensor:
+    made: Tensor = randn(BLOCKS, LAYERS, 2, KV_HEADS, BLOCK_TOKENS, HEAD_DIM, dtype=torch.bfloat16)
+    return made
 
 
 def rows_of(randn, bits: int = 16) -> list[DenseRow]:
-    rows = [fuse(parts(randn, has_bias=layer == 1, bits=bits)) for layer in range(LAYERS)]
-    if None in rows:
+    return [row_of(parts(randn, has_bias=layer == 1, bits=bits)) for layer in range(LAYERS)]
+
+
+def row_of(layer: LayerParts) -> DenseRow:
+    row = fuse(layer)
+    if row is None:
         pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")
-    return [row for row in rows if row is not None]
+    return row
 
 
 def joined(rows: list[DenseRow], kv: Tensor) -> DenseLayers:
@@ -61,7 +66,17 @@ def one_by_one(rows: list[DenseRow], kv: Tensor, x: Tensor, cos: Tensor, sin: Te
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_joined_layers_are_the_layers(randn, bits, length, threads) -> None:
     torch.set_num_threads(threads)
-    rows, kv, of = rows_of(randn, bits), pool(randn), alone(length, [7, 2, 11, 0, 5, 9, 1])
+    check_joined(randn, rows_of(randn, bits), alone(length, [7, 2, 11, 0, 5, 9, 1]))
+
+
+def test_attention_that_threads_share_is_merged(randn) -> None:
+    """1,200 keys among three threads: both heads' are cut, and no thread has all of one."""
+    torch.set_num_threads(3)
+    check_joined(randn, rows_of(randn), alone(600, [(7 * place + 3) % BLOCKS for place in range(BLOCKS)]))
+
+
+def check_joined(randn, rows: list[DenseRow], of: PagedRow) -> None:
+    kv = pool(randn)
     cos, sin = randn(1, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
     x, ours = randn(1, WIDTH, dtype=torch.bfloat16), kv.clone()
     layers = joined(rows, ours)
@@ -83,6 +98,8 @@ def test_what_the_pool_does_not_have_is_refused_and_nothing_written(randn) -> No
         replace(good, slot=torch.tensor([BLOCKS * BLOCK_TOKENS])), replace(good, slot=torch.tensor([-1])),
         replace(good, table=torch.tensor([[3, BLOCKS]], dtype=torch.int32)),
         replace(good, length=torch.tensor([33], dtype=torch.int32)),
+        replace(good, length=torch.tensor([0], dtype=torch.int32)),
+        replace(good, length=torch.tensor([-1], dtype=torch.int32)),
     ):  # fmt: skip
         with pytest.raises(IndexError, match="pool"):
             layers(x, cos, cos, wrong)
@@ -95,5 +112,26 @@ def test_layers_that_differ_are_not_joined(randn) -> None:
     assert join([rows[0], None, rows[2]], views, SCALE) is None
     assert join(rows, [view.float() for view in views], SCALE) is None
     assert join(rows, [views[0], views[1], views[2].contiguous()], SCALE) is None
+    for other in (
+        {"width": WIDTH + 32}, {"inner": INNER + 32}, {"mixed_heads": HEADS + 1},
+        {"heads": HEADS - 1, "kv_heads": KV_HEADS + 1},
+    ):  # fmt: skip
+        assert join([rows[0], row_of(parts(randn, has_bias=False, **other)), rows[2]], views, SCALE) is None
     rows[1].eps = 1e-3
     assert join(rows, views, SCALE) is None
+
+
+def test_layers_whose_o_does_not_take_what_attention_gives_are_not_joined(randn) -> None:
+    rows = [row_of(parts(randn, has_bias=False, mixed_heads=HEADS + 1)) for _ in range(LAYERS)]
+    kv = pool(randn)
+    assert join(rows, [kv[:, layer] for layer in range(LAYERS)], SCALE) is None
+
+
+def test_what_is_not_a_view_for_every_row_is_refused(randn) -> None:
+    rows, kv = rows_of(randn), pool(randn)
+    views = [kv[:, layer] for layer in range(LAYERS)]
+    assert join([], [], SCALE) is None
+    with pytest.raises(ValueError, match="3 rows, but 2 views"):
+        join(rows, views[:2], SCALE)
+    with pytest.raises(ValueError, match="layer_view must hold contiguous"):
+        join(rows, [view.transpose(3, 4) for view in views], SCALE)

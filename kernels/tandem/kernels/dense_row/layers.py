@@ -11,11 +11,14 @@ import torch
 from torch import Tensor
 
 from tandem.kernels.dense_row.row import LIBRARY, DenseRow
+from tandem.kernels.layer_view import check_layer_view
 
 _STEP = 2
 _NO_MEMORY, _OUTSIDE = 1, 2  # enum answer
-_HEADER = 3
-"""What stands before the fields of `struct step`: the kind of call, threads, the scale's bits."""
+# Places in what the code is given: the kind of call, threads, the scale's bits, `struct step` with a `struct decode` at
+# its end, the layers. step.h holds the structs to these places.
+_THREADS, _X, _COS, _SIN, _SLOT, _DECODE = 1, 3, 4, 5, 8, 9
+_TABLE, _LENGTHS, _MAX_BLOCKS = _DECODE + 3, _DECODE + 4, _DECODE + 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,23 +57,22 @@ class DenseLayers:
             number for row, view in zip(rows, views, strict=True) for number in (*row.addresses(), view.data_ptr())
         ]
         self._given = array("q", (_STEP, 1, scale_bits, *step, *decode, *layers))
-        self._decode = _HEADER + len(step)
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, row: PagedRow) -> Tensor:
         """x `[1, width]`, contiguous, after all layers, written over; cos, sin `[1, head_dim]`.
 
-        Raises IndexError for a block or a slot outside the pool, and MemoryError.
+        Raises IndexError for a slot or a block outside the pool, also for a slot of -1, as no row is padding, and for a
+        length below 1; and MemoryError.
         """
-        slot = int(row.slot)
-        if not 0 <= slot < self._slots:
+        if not 0 <= (slot := int(row.slot)) < self._slots:
             raise IndexError("the row's slot is none that the pool has")
+        if int(row.length) < 1:
+            raise IndexError("the row's length leaves its own token out of the pool")
         table = row.table if row.table.stride(1) == 1 else row.table.contiguous()
-        given, decode = self._given, self._decode
-        given[1] = torch.get_num_threads()
-        given[_HEADER], given[_HEADER + 1], given[_HEADER + 2] = x.data_ptr(), cos.data_ptr(), sin.data_ptr()
-        given[_HEADER + 5] = slot
-        given[decode + 3], given[decode + 4] = table.data_ptr(), row.length.data_ptr()
-        given[decode + 12] = table.shape[1]
+        given = self._given
+        given[_THREADS] = torch.get_num_threads()
+        given[_X], given[_COS], given[_SIN], given[_SLOT] = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), slot
+        given[_TABLE], given[_LENGTHS], given[_MAX_BLOCKS] = table.data_ptr(), row.length.data_ptr(), table.shape[1]
         answer = LIBRARY.call_with(given, self._eps)
         if answer == _OUTSIDE:
             raise IndexError("the row's table or its length name blocks that the pool or the table does not have")
@@ -82,15 +84,23 @@ class DenseLayers:
 def join(rows: Sequence[DenseRow | None], views: Sequence[Tensor], scale: float) -> DenseLayers | None:
     """Layers that attend to all of their context with this `scale`; views are those of `paged_decode`, one a layer.
 
-    None where one has no code for single rows, or where they differ in more than their weights and places.
+    None where one has no code for single rows, or where they differ in more than their weights and places. Raises
+    ValueError where there are not as many views as rows, or the first is none (see `check_layer_view`).
     """
+    if len(rows) != len(views):
+        raise ValueError(f"{len(rows)} rows, but {len(views)} views: every layer has one")
+    if views:
+        check_layer_view(views[0])  # the others are like it, or not joined
     fused = [row for row in rows if row is not None]
     if not rows or len(fused) < len(rows) or not LIBRARY.is_available():
         return None
     kinds = {(view.shape, view.stride(), view.dtype) for view in views}
-    shapes = {(row.turning, row.head_dim, row.eps) for row in fused}
+    # All that the code takes from the first layer for all: its buffers are as large as that one needs.
+    shapes = {(row.width, row.columns, row.mixed_width, row.inner, row.turning, row.head_dim, row.eps) for row in fused}
     view, first = views[0], fused[0]
     kv_heads, width = view.shape[2], view.shape[4]
+    heads = first.turning - kv_heads
     is_alike = len(kinds) == len(shapes) == 1 and view.dtype is torch.bfloat16 and width == first.head_dim
-    has_heads = first.columns == (first.turning + kv_heads) * width and (first.turning - kv_heads) % kv_heads == 0
-    return DenseLayers(fused, views, scale) if is_alike and has_heads else None
+    has_heads = first.columns == (heads + 2 * kv_heads) * width and heads % kv_heads == 0
+    is_whole = first.mixed_width == heads * width
+    return DenseLayers(fused, views, scale) if is_alike and has_heads and is_whole else None

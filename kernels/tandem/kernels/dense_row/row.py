@@ -67,6 +67,7 @@ class DenseRow:
     def __init__(self, parts: LayerParts, qkv: _Product, o: _Product, gate_up: _Product, down: _Product) -> None:
         self._kept = (parts, qkv, o, gate_up, down)
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
+        self.width, self.inner, self.mixed_width = qkv.inner, down.inner, o.inner
         width, first, second = qkv.inner, parts.input_norm.data_ptr(), parts.mlp_norm.data_ptr()
         self._mixed = torch.empty((o.columns,), dtype=torch.bfloat16)
         self._gates = torch.empty((gate_up.columns,), dtype=torch.bfloat16)

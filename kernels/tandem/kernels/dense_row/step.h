@@ -17,6 +17,12 @@ struct step {
     int64_t threads;
 };
 
+/* layers.py counts in numbers of 64 bits. */
+_Static_assert(offsetof(struct step, slot) == 5 * 8 && offsetof(struct step, decode) == 6 * 8, "as in layers.py");
+_Static_assert(offsetof(struct decode, table) == 3 * 8 && offsetof(struct decode, lens) == 4 * 8, "as in layers.py");
+_Static_assert(offsetof(struct decode, max_blocks) == 12 * 8, "as in layers.py");
+_Static_assert(offsetof(struct decode, scale) == 21 * 8, "layers.py gives what stands before it");
+
 /* Turns queries and keys, and writes keys and values into the pool. */
 static void turn_and_store(const struct step *s, const struct layer *layer) {
     const struct decode *d = &s->decode;
