@@ -53,9 +53,10 @@ class ModelRunner:
 
     `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes` and `num_blocks` (a group) is set;
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
-    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. `kv_dtype` "auto" takes the
-    compute dtype; attention always computes in the compute dtype. `enter` is told of phases as they begin.
-    `quantize`: "int8" or "int4" weights, see `quantising`.
+    `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
+    of one token makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype; attention always
+    computes in the compute dtype. `enter` is told of phases as they begin. `quantize`: "int8" or "int4" weights, see
+    `quantising`.
     `bounds`: the largest step, for which `memory` is planned; what is not free then raises StartupError. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
@@ -121,7 +122,8 @@ class ModelRunner:
         self._scale, self._softcap = self.config.attention_scale, self.config.attention_softcap
         # The Triton kernels hold a row in registers, which those of a latent are too wide for.
         self._attention_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
-        self.has_joined_layers = self._attends_to_all() and self._decoder.join_layers(self.pools.layer_views, self._scale)
+        views = self.pools.layer_views
+        self.has_joined_layers = self._attends_to_all() and self._decoder.join_layers(views, self._scale)
         self._graphs: DecodeGraphs | None = None
         if sizes:
             enter(StartPhase.GRAPHS)
@@ -149,8 +151,9 @@ class ModelRunner:
     def forward(self, batch: StepBatch, on_layers: LayersStored | None = None) -> Tensor:
         """Store the step's KV and compute logits: fp32 [len(batch.logit_rows), vocab], owned by the caller.
 
-        Ranks above 0 answer [0, vocab]. `on_layers` runs on this thread between layers and must be quick. Raises
-        ValueError if the batch contradicts itself or leaves the model's context, WorkerLostError when a rank is gone.
+        Ranks above 0 answer [0, vocab]. `on_layers` runs on this thread between layers, or once behind joined ones, and
+        must be quick. Raises ValueError if the batch contradicts itself or leaves the model's context, WorkerLostError
+        when a rank is gone.
         """
         logits = self._forward(batch, on_layers)
         return logits if self._graphs is None else logits.clone()
@@ -182,12 +185,13 @@ class ModelRunner:
                 done = layer + 1
             return self._attention(step, layer, group, view, q)
 
+        def stored() -> None:
+            if on_layers is not None:
+                on_layers(0, self.config.layers)
+
         alone = self._alone(step)
         try:
-            logits = self._decoder.forward(step.token_ids, step.positions, step.rows, attend, alone)
-            if alone is not None and on_layers is not None:
-                on_layers(0, self.config.layers)
-            return logits
+            return self._decoder.forward(step.token_ids, step.positions, step.rows, attend, alone, stored)
         except BaseException as error:
             self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
             raise

@@ -125,7 +125,8 @@ class Decoder:
 
     def load(self, model_dir: Path, *, device: str = "cpu", on_read: Callable[[], None] = lambda: None) -> None:
         """Read this rank's weights, call `on_read`, and prepare them for `device`; raises ModelError (see
-        `load_weights`)."""
+        `load_weights`). Layers are no longer joined, for these are other ones."""
+        self._joined = None
         ignored, layers = ["lm_head.weight"] if self.config.is_tied else [], self.config.layers
         unused = tuple(f"model.layers.{layer}." for layer in range(layers, layers + self.config.unused_layers))
         with torch.inference_mode():
@@ -155,19 +156,20 @@ class Decoder:
         return self._joined is not None
 
     def forward(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None = None
-    ) -> Tensor:
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None = None,
+        on_joined: Callable[[], None] = lambda: None,
+    ) -> Tensor:  # fmt: skip
         """Logits, fp32 [len(rows), vocab], of the tokens at `rows`; of all tokens where `rows` is None.
 
         token_ids, positions: int64 [T] on the model's device, T ≥ 1; rows: int64. Calls `attend` once a layer, in
-        order; not where the layers are joined and the step is one token, which is `alone`. The result is an ordinary
-        tensor that the caller may change; ranks above 0 get [0, vocab]. Raises ModelError before `load` and
-        WorkerLostError when another rank is gone.
+        order; not where the layers are joined and the step is one token, which is `alone`: there `on_joined` is called
+        once, behind all of them. The result is an ordinary tensor that the caller may change; ranks above 0 get
+        [0, vocab]. Raises ModelError before `load` and WorkerLostError when another rank is gone.
         """
         if not self._steps:
             raise ModelError("the model has no weights yet", todo="call load() first")
         with torch.inference_mode():
-            x = self._hidden(token_ids, positions, rows, attend, alone)
+            x = self._hidden(token_ids, positions, rows, attend, alone, on_joined)
         # Outside inference mode, or a sampler could not write over the logits.
         if self._tp_size == 1:
             return self._capped(self._to_logits(self._final_norm(x)).float())
@@ -177,8 +179,9 @@ class Decoder:
         return self._capped(logits[:, : self.config.vocab_size].float())
 
     def _hidden(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None
-    ) -> Tensor:
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None,
+        on_joined: Callable[[], None],
+    ) -> Tensor:  # fmt: skip
         """The residual stream behind the last layer, [len(rows), hidden]."""
         x = self._embedded(token_ids)
         if self._embedding_scale != 1.0:
@@ -187,6 +190,7 @@ class Decoder:
         if self._joined is not None and alone is not None:
             cos, sin = turns[0]
             x = self._joined(x, cos, sin, alone)
+            on_joined()
             return x if rows is None else x.index_select(0, rows)
         last = len(self._steps) - 1
         for index, layer in enumerate(self._steps):
@@ -329,7 +333,8 @@ class Decoder:
     def _row(self, layer: LayerParameters, made: _Layer) -> DenseRow | None:
         """The code for a single row, which has norms of plain weights before attention and MLP alone, and SiLU."""
         c, mlp = self.config, made.feed_forward
-        is_plain = not (c.has_qk_norm or c.has_unit_offset_norms or c.has_output_norms) and c.activation == "silu"
+        has_plain_norms = not (c.has_unit_offset_norms or c.has_float_norms or c.has_qk_norm or c.has_output_norms)
+        is_plain = has_plain_norms and c.activation == "silu"
         if self._tp_size > 1 or self._is_deterministic or not is_plain or not isinstance(mlp, Mlp):
             return None
         return fuse(LayerParts(
