@@ -19,7 +19,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """A pool in which every sequence owns scattered blocks. `[num_blocks, layers, 2, heads, block_tokens, width]`."""
+    """A pool in which every sequence owns scattered blocks. `[blocks, layers, planes, heads, block_tokens, width]`."""
 
     pool: Tensor
     block_table: Tensor
@@ -40,11 +40,12 @@ def random_cache(
     block_tokens: int = 16,
     layers: int = 1,
     spare_blocks: int = 0,
+    planes: int = 2,
 ) -> Cache:
     """Sequences of `lens` tokens. `spare_blocks` more than needed push block offsets apart."""
     counts = [-(-length // block_tokens) for length in lens]
     num_blocks = sum(counts) + 1 + spare_blocks
-    pool = torch.empty((num_blocks, layers, 2, heads.kv, block_tokens, heads.width), dtype=dtype, device=device)
+    pool = torch.empty((num_blocks, layers, planes, heads.kv, block_tokens, heads.width), dtype=dtype, device=device)
     pool.normal_()
     order = torch.randperm(num_blocks, device="cpu").to(torch.int32)
     table = torch.zeros((len(lens), max(counts)), dtype=torch.int32)

@@ -33,7 +33,7 @@ from tandem.engine.step_batch import StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
 from tandem.engine.tp_fit import check_tp
 from tandem.kernels import cpu_code
-from tandem.kernels.backend import REFERENCE
+from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kernels.dense_row import PagedRow
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
@@ -41,6 +41,7 @@ from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_blocks import copy_blocks
 from tandem.kernels.kv_store import kv_store
+from tandem.kernels.latent_decode import latent_decode
 from tandem.kernels.paged_decode import paged_decode
 
 _log = logging.getLogger(__name__)
@@ -120,8 +121,8 @@ class ModelRunner:
         self._block_tokens = tuple(group.block_tokens for group in self.layout.groups)
         self._windows = tuple(self.config.window_of(layer) for layer in range(self.config.layers))
         self._scale, self._softcap = self.config.attention_scale, self.config.attention_softcap
-        # The Triton kernels hold a row in registers, which those of a latent are too wide for.
-        self._attention_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
+        # The Triton kernel of prompts holds a row in registers, which those of a latent are too wide for.
+        self._extend_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
         views = self.pools.layer_views
         self.has_joined_layers = self._attends_to_all() and self._decoder.join_layers(views, self._scale)
         self._graphs: DecodeGraphs | None = None
@@ -229,8 +230,8 @@ class ModelRunner:
         return self.device.type == "cpu" and is_plain and len(self.layout.groups) == 1 and self.config.latent is None
 
     def _can_capture(self) -> bool:
-        """Not where a step asks the host: between ranks, for the rows of each expert, in attention to a latent."""
-        asks_host = self.group.size > 1 or self.config.experts is not None or self.config.latent is not None
+        """Not where a step asks the host: between ranks, for the rows of each expert, in references of kernels."""
+        asks_host = self.group.size > 1 or self.config.experts is not None or not uses_triton(self.device)
         return self.device.type == "cuda" and not asks_host and not self.is_deterministic
 
     def _with_graphs(self, sizes: tuple[int, ...], bounds: StepBounds) -> MemoryPlan:
@@ -268,18 +269,19 @@ class ModelRunner:
     ) -> Tensor:
         table, lens, starts = part.block_tables[group], part.context_lens, part.cu_seqlens
         scale, window, cap = self._scale, self._windows[layer], self._softcap
-        sinks, backend = self._decoder.sinks[layer], self._attention_backend
+        sinks, backend, latent = self._decoder.sinks[layer], self._extend_backend, self.config.latent
         if self.is_deterministic:
             return paged_attention_deterministic(
                 q, view, starts, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks
             )
+        if is_decode and latent is not None:
+            return latent_decode(q, view, table, lens, rank=latent.rank, scale=scale)
         if is_decode:
-            return paged_decode(
-                q, view, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks, backend=backend
-            )
-        return extend_attention(
+            return paged_decode(q, view, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks)
+        mixed = extend_attention(
             q, view, starts, table, lens, scale=scale, window=window, softcap=cap, sinks=sinks, backend=backend
         )
+        return mixed if latent is None else mixed[..., : latent.rank]
 
 
 def _device(name: str) -> torch.device:

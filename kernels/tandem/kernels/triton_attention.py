@@ -1,4 +1,4 @@
-"""Parts of the attention kernels for the GPU that decode and extend share: the loop over key tiles.
+"""Parts of the attention kernels for the GPU that they share: the loop over key tiles, and the merging of splits.
 
 Owns one program's walk over the keys of one (sequence, kv head): three loops, so that only tiles on an edge pay for
 masks. Scores are kept in units of log2, for the hardware has exp2. Block offsets are int64: a pool passes 2^31 numbers.
@@ -9,8 +9,12 @@ Imported by the ops' `triton.py` alone, never at start.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 LOG2_E = 1.4426950408889634
 _LOG2_E = tl.constexpr(LOG2_E)
@@ -153,8 +157,55 @@ def with_sink(maximum, total, sinks_ptr, heads, used):
     return total + tl.exp2(sink - tl.where(maximum == float("-inf"), 0.0, maximum))
 
 
+@triton.jit(do_not_specialize=["splits"])
+def _reduce_kernel(
+    partial_ptr,
+    statistics_ptr,
+    sinks_ptr,
+    out_ptr,
+    splits,
+    Q_HEADS: tl.constexpr,
+    PADDED_SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED_WIDTH: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, PADDED_SPLITS)
+    dims = tl.arange(0, PADDED_WIDTH)
+    is_part = parts < splits
+    maxima = tl.load(statistics_ptr + (row * splits + parts) * 2, mask=is_part, other=float("-inf"))
+    totals = tl.load(statistics_ptr + (row * splits + parts) * 2 + 1, mask=is_part, other=0.0)
+    maximum = tl.max(maxima, 0)
+    weights = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
+    total = tl.sum(totals * weights, 0)
+    if HAS_SINKS:
+        total = with_sink(maximum, total, sinks_ptr, row % Q_HEADS, True)
+    used = is_part[:, None] & (dims[None, :] < WIDTH)
+    partial = tl.load(partial_ptr + (row * splits + parts)[:, None] * WIDTH + dims[None, :], mask=used, other=0.0)
+    out = tl.sum(partial * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
+    tl.store(out_ptr + row * WIDTH + dims, out.to(out_ptr.dtype.element_ty), mask=dims < WIDTH)
+
+
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
     """The two numbers `attend_tile` wants: the factor of q.k, and the cap in units of log2 (1.0 without one)."""
     if softcap is None:
         return scale * LOG2_E, 1.0
     return scale / softcap * 2.0 * LOG2_E, softcap * LOG2_E
+
+
+def merge_splits(partial: Tensor, statistics: Tensor, sinks: Tensor | None, out: Tensor) -> None:
+    """Write to `out` [batch, heads, width] what splits make together: fp32 `partial` [batch, heads, splits, width], not
+    divided by their totals, and `statistics` [batch, heads, splits, 2], each split's maximum and total."""
+    batch, heads, splits, width = partial.shape
+    _reduce_kernel[(batch * heads,)](
+        partial, statistics, out if sinks is None else sinks, out, splits, Q_HEADS=heads,
+        PADDED_SPLITS=triton.next_power_of_2(splits), WIDTH=width, PADDED_WIDTH=max(16, triton.next_power_of_2(width)),
+        HAS_SINKS=sinks is not None, num_warps=4,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; a small number for the interpreter."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8

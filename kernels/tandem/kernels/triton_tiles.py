@@ -6,6 +6,8 @@ numbers follow from shared memory, registers and public measurements; none has b
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 GATE_TILE, GATE_WARPS = 1024, 4
 """Numbers of a row that one program of an elementwise kernel takes, and its warps."""
 CHOOSE_TILE, CHOOSE_WARPS = 4096, 16
@@ -22,6 +24,11 @@ DECODE_PROGRAMS_PER_PROCESSOR = 2
 SPLIT_TOKENS = 256
 """A split reads at least this many tokens of the longest context that the block table can hold."""
 MOST_SPLITS = 64
+LATENT_TILES = {16: (32, 4, 2, 2), 32: (32, 8, 2, 1), 64: (16, 8, 2, 1)}
+"""Decode attention over latents, up to so many heads of a program: (tokens of a tile, warps, stages, programs that fit
+a multiprocessor). Many heads are many products for each byte, for which 64 rows are one instruction of Hopper's; their
+answers fill half the registers, and more than 16 tokens beside them spill."""
+MOST_LATENT_RANK = 512
 EXTEND_TILES = {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2), 512: (32, 16, 8, 2)}
 """Extend attention, up to this padded head width: (rows, key tile, warps, stages) for two-byte numbers. Four-byte ones
 have no tensor cores to go through and hold their tiles in registers: a quarter of the rows, half the keys."""
@@ -35,13 +42,36 @@ def decode_tile(padded_width: int, element_bytes: int) -> tuple[int, int, int]:
     raise ValueError(f"no decode kernel for head width {padded_width}, at most {max(DECODE_TILES)}")
 
 
-def decode_splits(programs: int, readable_tokens: int, processors: int) -> int:
+class LatentTile(NamedTuple):
+    """How decode attention over latents is cut: heads of a program, tokens of a tile."""
+
+    rows: int
+    tile: int
+    warps: int
+    stages: int
+    programs_per_processor: int
+
+
+def latent_tile(heads: int, padded_rank: int, element_bytes: int) -> LatentTile:
+    """By heads of a rank and numbers of a latent. Raises ValueError for a latent wider than any kernel has."""
+    if padded_rank > MOST_LATENT_RANK:
+        raise ValueError(f"no decode kernel for latents of {padded_rank} numbers, at most {MOST_LATENT_RANK}")
+    rows = next((rows for rows in LATENT_TILES if heads <= rows), max(LATENT_TILES))
+    if element_bytes > 2:
+        rows = min(LATENT_TILES)  # four-byte numbers have no tensor cores, and rows would fill the registers
+    tile, *others = LATENT_TILES[rows]
+    return LatentTile(rows, max(16, tile * 2 // element_bytes), *others)
+
+
+def decode_splits(
+    programs: int, readable_tokens: int, processors: int, per_processor: int = DECODE_PROGRAMS_PER_PROCESSOR
+) -> int:
     """Splits of a sequence: as many as fill one wave of programs and have a useful length; at least 1.
 
     One program above a wave costs a whole second wave; hence the floor. A function of shapes alone, so that a CUDA
     graph stays valid; kernels are compiled for powers of two, not for each number.
     """
-    wave = processors * DECODE_PROGRAMS_PER_PROCESSOR
+    wave = processors * per_processor
     return max(1, min(wave // programs, readable_tokens // SPLIT_TOKENS, MOST_SPLITS))
 
 

@@ -10,6 +10,7 @@ import torch
 from tandem.kernels.deterministic_attention import paged_attention_deterministic
 from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_store import kv_store
+from tandem.kernels.latent_decode import latent_decode
 from tandem.kernels.layer_view import gather_tokens, key_value_view
 from tandem.kernels.paged_decode import paged_decode
 
@@ -37,6 +38,29 @@ def test_decode(case, expected_attention, randn, heads, backend) -> None:
     out = paged_decode(q, case.layer_view, case.block_table, case.context_lens, scale=0.2, backend=backend)
     expected = expected_attention(q, list(range(len(LENS) + 1)), case, scale=0.2)
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_latent_decode_is_the_latents_part_of_it(case, expected_attention, randn, backend) -> None:
+    q = randn(len(LENS), 4, WIDTH)
+    arguments = q, case.layer_view, case.block_table, case.context_lens
+    out = latent_decode(*arguments, rank=32, scale=0.2, backend=backend)
+    expected = expected_attention(q, list(range(len(LENS) + 1)), case, scale=0.2)[..., :32]
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-6)
+
+
+def test_latent_decode_refuses_what_is_no_latent(case, paged, randn) -> None:
+    q = randn(len(LENS), 4, WIDTH)
+    arguments = case.layer_view, case.block_table, case.context_lens
+    with pytest.raises(ValueError, match="rank is 48, it must be from 1 to 47"):
+        latent_decode(q, *arguments, rank=WIDTH, scale=0.2)
+    with pytest.raises(ValueError, match="q has 2 sequences, block_table 5"):
+        latent_decode(q[:2], *arguments, rank=32, scale=0.2)
+    planes = paged(LENS, kv_heads=1, width=WIDTH)
+    with pytest.raises(ValueError, match="one head whose keys and values are the same memory"):
+        latent_decode(q, planes.layer_view, planes.block_table, planes.context_lens, rank=32, scale=0.2)
+    empty = latent_decode(q[:0], case.layer_view, case.block_table[:0], case.context_lens[:0], rank=32, scale=0.2)
+    assert empty.shape == (0, 4, 32)
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "deterministic"])

@@ -76,7 +76,7 @@ def test_attention_kernels_compile(compiled, monkeypatch, q_heads, kv_heads, wid
     from tandem.kernels.paged_decode import paged_decode
     from tandem.kernels.paged_decode import triton as decode
 
-    monkeypatch.setattr(decode, "_processors", lambda _: 132)
+    monkeypatch.setattr(decode, "processors", lambda _: 132)
     view = torch.zeros(4, 2, 2, kv_heads, 16, width, dtype=stored)[:, 1]
     for batch, blocks in ((1, 1), (4, 256)):
         q = torch.zeros(batch, q_heads, width, dtype=dtype)
@@ -87,6 +87,23 @@ def test_attention_kernels_compile(compiled, monkeypatch, q_heads, kv_heads, wid
         extend_attention(q, view, starts, table, lens, scale=0.1, backend="triton", **options)
     assert {name for name, _ in compiled} == {"_split_kernel", "_extend_kernel", "_reduce_kernel"}
     assert max(shared for _, shared in compiled) * 2 <= SHARED_MEMORY_BYTES
+
+
+@pytest.mark.parametrize(("heads", "dtype"), [(16, torch.bfloat16), (20, torch.float32), (128, torch.bfloat16)])
+def test_latent_decode_compiles(compiled, monkeypatch, heads, dtype) -> None:
+    from tandem.kernels.latent_decode import latent_decode
+    from tandem.kernels.latent_decode import triton as decode
+    from tandem.kernels.layer_view import key_value_view
+    from tandem.kernels.triton_tiles import latent_tile
+
+    monkeypatch.setattr(decode, "processors", lambda _: 132)
+    view = key_value_view(torch.zeros(4, 2, 1, 1, 16, 576, dtype=dtype)[:, 1])
+    for batch, blocks in ((1, 1), (4, 256)):
+        q, table = torch.zeros(batch, heads, 576, dtype=dtype), torch.zeros(batch, blocks, dtype=torch.int32)
+        latent_decode(q, view, table, torch.ones_like(table[:, 0]), rank=512, scale=0.1, backend="triton")
+    assert {name for name, _ in compiled} == {"_latent_kernel", "_reduce_kernel"}
+    fit = latent_tile(heads, 512, dtype.itemsize).programs_per_processor
+    assert max(shared for _, shared in compiled) * fit <= SHARED_MEMORY_BYTES
 
 
 def test_memory_kernels_compile(compiled) -> None:

@@ -8,11 +8,14 @@ from tandem.kernels.triton_tiles import (
     DECODE_PROGRAMS_PER_PROCESSOR,
     DECODE_TILES,
     EXTEND_TILES,
+    LATENT_TILES,
+    MOST_LATENT_RANK,
     MOST_SPLITS,
     SPLIT_TOKENS,
     decode_splits,
     decode_tile,
     extend_tile,
+    latent_tile,
     row_warps,
 )
 
@@ -48,3 +51,15 @@ def test_tiles_by_width_and_bytes() -> None:
 
 def test_a_rows_warps() -> None:
     assert [row_warps(n) for n in (16, 256, 1024, 4096, 32768)] == [1, 1, 4, 16, 16]
+
+
+def test_heads_of_a_latent_share_a_program() -> None:
+    assert [latent_tile(heads, 512, 2).rows for heads in (1, 16, 17, 32, 33, 64, 128)] == [16, 16, 32, 32, 64, 64, 64]
+    assert latent_tile(16, 512, 2)[1:] == LATENT_TILES[16]
+    assert latent_tile(128, 512, 4)[:2] == (16, 16)
+    with pytest.raises(ValueError, match="latents of 1024 numbers"):
+        latent_tile(16, 2 * MOST_LATENT_RANK, 2)
+
+
+def test_splits_of_programs_that_fill_a_multiprocessor_alone() -> None:
+    assert decode_splits(8, 32768, PROCESSORS, 1) == 16

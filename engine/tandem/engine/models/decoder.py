@@ -42,8 +42,9 @@ from tandem.kernels.rotate import rotate
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attend(layer, q [T, heads, head_dim], k, v [T, kv_heads, head_dim]) -> [T, heads, head_dim].
 
-Where a latent is cached, k and v are the same tensor of one head, as wide as its rows, and so are q and the answer. k
-and v are of the new tokens only and rotated; attend stores them before it answers.
+Where a latent is cached, k and v are the same tensor of one head, as wide as its rows, and so is q; of the answer the
+latent's numbers, which come first, are enough. k and v are of the new tokens only and rotated; attend stores them
+before it answers.
 """
 
 
@@ -283,10 +284,7 @@ class Decoder:
             mlp_norm=self._norm(layer.mlp_norm), feed_forward=self._feed_forward(layer), backend=self._backend,
             latent=latent,
         )  # fmt: skip
-        if latent is not None:
-            behind, out = latent.answers, made.o
-            return replace(made, o=lambda x: out(behind(x)))
-        return replace(made, row=self._row(layer, made))
+        return made if latent is not None else replace(made, row=self._row(layer, made))
 
     def _feed_forward(self, layer: LayerParameters) -> Linear:
         """What stands behind `mlp_norm`, on all ranks together."""
@@ -436,7 +434,8 @@ class _Layer:
         """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
         if x.shape[0] == 1 and self.row is not None:
             return self.row.behind(x, mixed)
-        normed = self.mlp_norm(x, added=self.o(mixed.flatten(1)))
+        answers = mixed.flatten(1) if self.latent is None else self.latent.answers(mixed)
+        normed = self.mlp_norm(x, added=self.o(answers))
         return x.add_(self.feed_forward(normed))
 
 

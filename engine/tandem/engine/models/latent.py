@@ -142,9 +142,8 @@ class LatentAttention:
         return queries, rows, rows
 
     def answers(self, mixed: Tensor) -> Tensor:
-        """What attention says of cached rows, [T, heads · width], to [T, heads · value]."""
-        latent = mixed.view(-1, self.heads, self.shape.width)[..., : self.shape.rank]
-        return self.out_of_latent(latent).flatten(1)
+        """What attention says of cached rows, [T, heads, rank or more], to [T, heads · value]."""
+        return self.out_of_latent(mixed[..., : self.shape.rank]).flatten(1)
 
 
 def _reorder(parameter: Parameter, order: Tensor) -> None:

@@ -8,15 +8,13 @@ are the rows of the products. With more than one split, partial (maximum, total,
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tandem.kernels.packed_attention import AttentionSpec
-from tandem.kernels.triton_attention import attend_tiles, score_factors, with_sink
+from tandem.kernels.triton_attention import attend_tiles, merge_splits, processors, score_factors, with_sink
 from tandem.kernels.triton_tiles import decode_splits, decode_tile
 
 
@@ -87,36 +85,6 @@ def _split_kernel(
         tl.store(statistics_ptr + place * 2 + 1, total, mask=rows < GROUP)
 
 
-@triton.jit(do_not_specialize=["splits"])
-def _reduce_kernel(
-    partial_ptr,
-    statistics_ptr,
-    sinks_ptr,
-    out_ptr,
-    splits,
-    Q_HEADS: tl.constexpr,
-    PADDED_SPLITS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    PADDED_WIDTH: tl.constexpr,
-    HAS_SINKS: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    parts = tl.arange(0, PADDED_SPLITS)
-    dims = tl.arange(0, PADDED_WIDTH)
-    is_part = parts < splits
-    maxima = tl.load(statistics_ptr + (row * splits + parts) * 2, mask=is_part, other=float("-inf"))
-    totals = tl.load(statistics_ptr + (row * splits + parts) * 2 + 1, mask=is_part, other=0.0)
-    maximum = tl.max(maxima, 0)
-    weights = tl.exp2(maxima - tl.where(maximum == float("-inf"), 0.0, maximum))
-    total = tl.sum(totals * weights, 0)
-    if HAS_SINKS:
-        total = with_sink(maximum, total, sinks_ptr, row % Q_HEADS, True)
-    used = is_part[:, None] & (dims[None, :] < WIDTH)
-    partial = tl.load(partial_ptr + (row * splits + parts)[:, None] * WIDTH + dims[None, :], mask=used, other=0.0)
-    out = tl.sum(partial * weights[:, None], 0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out_ptr + row * WIDTH + dims, out.to(out_ptr.dtype.element_ty), mask=dims < WIDTH)
-
-
 def paged_decode_triton(
     q: Tensor, layer_view: Tensor, block_table: Tensor, context_lens: Tensor, spec: AttentionSpec
 ) -> Tensor:
@@ -129,7 +97,7 @@ def paged_decode_triton(
         q = q.contiguous()
     table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
     readable = min(table.shape[1] * block_tokens, spec.window or table.shape[1] * block_tokens)
-    splits = decode_splits(batch * kv_heads, readable, _processors(q.device))
+    splits = decode_splits(batch * kv_heads, readable, processors(q.device))
     out = torch.empty((batch, q_heads, width), dtype=q.dtype, device=q.device)
     partial, statistics, sinks = out, out, out if spec.sinks is None else spec.sinks
     if splits > 1:
@@ -146,14 +114,5 @@ def paged_decode_triton(
         num_stages=stages,
     )  # fmt: skip
     if splits > 1:
-        _reduce_kernel[(batch * q_heads,)](
-            partial, statistics, sinks, out, splits, Q_HEADS=q_heads, PADDED_SPLITS=triton.next_power_of_2(splits),
-            WIDTH=width, PADDED_WIDTH=padded_width, HAS_SINKS=spec.sinks is not None, num_warps=4,
-        )  # fmt: skip
+        merge_splits(partial, statistics, spec.sinks, out)
     return out
-
-
-@lru_cache(maxsize=16)
-def _processors(device: torch.device) -> int:
-    """Multiprocessors of a CUDA device; a small number for the interpreter."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 8
