@@ -94,15 +94,15 @@ def _list(parts: list[str], rehearsal: bool) -> int:
 
 def _cases(part: str, device: torch.device, rehearsal: bool) -> Iterator[tuple[str, Callable[[Report], None]]]:
     """Names and bodies; nothing is computed before a body runs."""
-    from bench.gpu import attention, correctness, decode, families, latents, small_kernels, transfer
+    from bench.gpu import attention, correctness, decode, experts, families, latents, small_kernels, transfer
 
     if part == "machine":
         yield "machine", partial(_machine, device=device, rehearsal=rehearsal)
         return
     sources = {
-        "correctness": (correctness.cases, small_kernels.correctness, latents.correctness),
+        "correctness": (correctness.cases, small_kernels.correctness, latents.correctness, experts.correctness),
         "families": (families.correctness,), "attention": (attention.cases, latents.speed),
-        "small": (small_kernels.speed,), "decode": (decode.cases,), "gap": (families.speed,),
+        "small": (small_kernels.speed, experts.speed), "decode": (decode.cases,), "gap": (families.speed,),
         "transfer": (transfer.cases,),
     }  # fmt: skip
     for cases in sources[part]:

@@ -98,7 +98,7 @@ def plan_memory(
     gate = _REPEATABLE_GATE_BYTES if is_deterministic else 3 * size
     attention = _attention_bytes(config, size, tp, is_deterministic=is_deterministic)
     mlp = gate * (config.intermediate // tp) + size * config.hidden if config.dense_layers else 0
-    token = config.hidden * (2 * size + 8) + max(attention, mlp, _experts_bytes(config, size, tp, gate))
+    token = config.hidden * (2 * size + 8) + max(attention, mlp, _experts_bytes(config, size, tp, gate, is_cpu=is_cpu))
     tables = 2 * size * config.head_dim * (max_positions + bounds.tokens) * (2 if config.local_rope else 1)
     gathered = _gathered_bytes(config, layout, num_blocks, dtype, max_positions, bounds.tokens) if is_cpu else 0
     rows = min(bounds.tokens, bounds.sequences + max(SCORED_LOGITS // config.vocab_size, 16))
@@ -127,15 +127,17 @@ def _attention_bytes(config: ModelConfig, size: int, tp: int, *, is_deterministi
     return attention + exact * config.head_dim * heads
 
 
-def _experts_bytes(config: ModelConfig, size: int, tp: int, gate: int) -> int:
+def _experts_bytes(config: ModelConfig, size: int, tp: int, gate: int, *, is_cpu: bool) -> int:
     """A token's share of the widest moment of a layer of experts: its row for each of them, its scores, and what either
     an expert that all tokens chose takes, or the sum of the answers in fp32, or what shared experts take beside it;
-    `gate` bytes a gate."""
+    `gate` bytes a gate. On a GPU all experts run at once, and their activations of all pairs are in memory."""
     experts, hidden = config.experts, config.hidden
     if experts is None:
         return 0
     widest = max(gate * (experts.intermediate // tp) + size * hidden, hidden * (8 + 2 * size))
     widest = max(widest, gate * (experts.shared // tp) + size * 2 * hidden)
+    if not is_cpu:
+        widest = max(widest, size * (experts.per_token * experts.intermediate // tp + hidden))
     return experts.per_token * (hidden * size + 6 * 8) + experts.count * (size + 8) + widest
 
 

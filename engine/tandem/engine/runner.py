@@ -230,8 +230,8 @@ class ModelRunner:
         return self.device.type == "cpu" and is_plain and len(self.layout.groups) == 1 and self.config.latent is None
 
     def _can_capture(self) -> bool:
-        """Not where a step asks the host: between ranks, for the rows of each expert, in references of kernels."""
-        asks_host = self.group.size > 1 or self.config.experts is not None or not uses_triton(self.device)
+        """Not where a step asks the host: between ranks, and in references of kernels."""
+        asks_host = self.group.size > 1 or not uses_triton(self.device)
         return self.device.type == "cuda" and not asks_host and not self.is_deterministic
 
     def _with_graphs(self, sizes: tuple[int, ...], bounds: StepBounds) -> MemoryPlan:

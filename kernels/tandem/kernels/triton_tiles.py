@@ -13,6 +13,13 @@ GATE_TILE, GATE_WARPS = 1024, 4
 CHOOSE_TILE, CHOOSE_WARPS = 4096, 16
 """Scores of a row that its program takes at a time when it draws a token, and its warps: three sums in float64 for each
 of 8 numbers a thread stay in registers."""
+SORT_TILE = 1024
+"""Choices of experts that a program looks at at a time."""
+EXPERT_TILES = {16: (64, 128, 4, 3), 64: (64, 64, 4, 3), 128: (128, 64, 8, 3)}
+"""Products of experts, where an expert has so many rows on the average: (columns of gate and as many of up, numbers a
+step, warps, stages). Few rows read weights, many are products: 128 by 256 in 8 warps fill half the registers."""
+WIDE_EXPERT_TILE = (16, 32, 32, 4, 2)
+"""The same for four-byte numbers, rows first: they have no tensor cores and hold their tiles in registers."""
 MOST_ROW_NUMBERS = 32768
 """Padded numbers of a row that one program keeps in registers: 64 a thread in 16 warps."""
 
@@ -73,6 +80,29 @@ def decode_splits(
     """
     wave = processors * per_processor
     return max(1, min(wave // programs, readable_tokens // SPLIT_TOKENS, MOST_SPLITS))
+
+
+class ExpertTile(NamedTuple):
+    """How products of experts are cut: rows of a program, columns of gate (and as many of up), numbers a step."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+def expert_tile(pairs: int, count: int, element_bytes: int) -> ExpertTile:
+    """For `pairs` of token and expert among `count` experts: by the mean of an expert's rows."""
+    if element_bytes > 2:
+        return ExpertTile(*WIDE_EXPERT_TILE)
+    rows = next((rows for rows in EXPERT_TILES if pairs <= rows * count), max(EXPERT_TILES))
+    return ExpertTile(rows, *EXPERT_TILES[rows])
+
+
+def expert_row_tiles(pairs: int, count: int, rows: int) -> int:
+    """Tiles of `rows` pairs of one expert that there are at most, whatever was chosen."""
+    return (pairs + min(count, pairs) * (rows - 1)) // rows
 
 
 def extend_tile(padded_width: int, group: int, element_bytes: int) -> tuple[int, int, int, int]:

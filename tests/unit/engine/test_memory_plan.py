@@ -79,6 +79,16 @@ def test_experts_count_by_what_a_token_meets_and_what_one_of_them_may_have_to_do
     assert plan_of(experts=few, intermediate=512).activations < dense.activations
 
 
+def test_on_a_gpu_activations_of_all_experts_are_in_memory_at_once() -> None:
+    two = ExpertsConfig(count=8, per_token=2, intermediate=14_336, layers=frozenset(range(32)))
+    eight = dataclasses.replace(two, per_token=8)
+    rows = 512 * 6 * (4096 * 2 + 48)
+    on_cpu = plan_of(experts=eight, is_cpu=True).activations - plan_of(experts=two, is_cpu=True).activations
+    assert on_cpu == rows, "one expert after another"
+    on_gpu = plan_of(experts=eight).activations - plan_of(experts=two).activations
+    assert on_gpu == rows + 512 * 2 * (8 - 3) * 14_336
+
+
 def test_each_rotation_has_tables() -> None:
     two = plan_of(local_rope=RopeConfig()).activations
     assert two - plan_of().activations == 2 * 2 * 128 * (8192 + 512)

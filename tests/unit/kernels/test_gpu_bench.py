@@ -44,6 +44,7 @@ def test_cases_are_listed_without_a_device(tmp_path) -> None:
     for wanted in (
         "families: family gemma3", "attention: decode 32/32x128 batch 16 context 4096 block 16", "decode: model 14b",
         "attention: decode 64/8x128 batch 64 context 4096 block 64", "gap: host gap", "small: choose_token 64 rows",
+        "attention: decode latents 128 heads batch 16 context 4096", "small: experts qwen3 30b",
     ):  # fmt: skip
         assert wanted in names
     assert not (tmp_path / "gpu.json").exists()

@@ -106,6 +106,28 @@ def test_latent_decode_compiles(compiled, monkeypatch, heads, dtype) -> None:
     assert max(shared for _, shared in compiled) * fit <= SHARED_MEMORY_BYTES
 
 
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "gate", "has_biases"),
+    [(1, torch.bfloat16, "silu", False), (300, torch.bfloat16, "clamped", True), (9000, torch.bfloat16, "silu", False),
+     (5, torch.float32, "gelu_tanh", True)],
+)  # fmt: skip
+def test_expert_kernels_compile(compiled, tokens, dtype, gate, has_biases) -> None:
+    from tandem.kernels.expert_mlp import ExpertWeights, Gate, expert_mlp
+
+    count, features, hidden, per_token = 32, 96, 2880, 4
+    shapes = (count * 2 * features, hidden), (count * hidden, features)
+    matrices = [torch.zeros(shape, dtype=dtype) for shape in shapes]
+    biases = (matrices[0][:, 0].contiguous(), matrices[1][:, 0].contiguous()) if has_biases else (None, None)
+    experts = ExpertWeights(
+        count=count, gate_up=matrices[0], down=matrices[1], gate_up_bias=biases[0], down_bias=biases[1],
+        gate=Gate(kind=gate, alpha=1.7, limit=7.0),
+    )  # fmt: skip
+    chosen = torch.zeros(tokens, per_token, dtype=torch.int64)
+    expert_mlp(torch.zeros(tokens, hidden, dtype=dtype), chosen, chosen.float(), experts, backend="triton")
+    assert [name for name, _ in compiled] == ["_sort_kernel", "_gate_up_kernel", "_down_kernel", "_sum_kernel"]
+    assert max(shared for _, shared in compiled) <= SHARED_MEMORY_BYTES
+
+
 def test_memory_kernels_compile(compiled) -> None:
     from tandem.kernels.kv_blocks import copy_blocks, gather_blocks, scatter_blocks
     from tandem.kernels.kv_store import kv_store

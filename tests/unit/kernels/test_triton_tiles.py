@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from tandem.kernels.triton_tiles import (
     DECODE_PROGRAMS_PER_PROCESSOR,
     DECODE_TILES,
+    EXPERT_TILES,
     EXTEND_TILES,
     LATENT_TILES,
     MOST_LATENT_RANK,
     MOST_SPLITS,
     SPLIT_TOKENS,
+    WIDE_EXPERT_TILE,
     decode_splits,
     decode_tile,
+    expert_row_tiles,
+    expert_tile,
     extend_tile,
     latent_tile,
     row_warps,
@@ -63,3 +69,20 @@ def test_heads_of_a_latent_share_a_program() -> None:
 
 def test_splits_of_programs_that_fill_a_multiprocessor_alone() -> None:
     assert decode_splits(8, 32768, PROCESSORS, 1) == 16
+
+
+def test_experts_with_few_rows_have_small_tiles() -> None:
+    assert [expert_tile(pairs, 8, 2).rows for pairs in (1, 128, 129, 512, 513, 1 << 16)] == [16, 16, 64, 64, 128, 128]
+    assert expert_tile(512, 8, 2)[1:] == EXPERT_TILES[64]
+    assert expert_tile(1 << 16, 8, 4) == WIDE_EXPERT_TILE
+
+
+def test_there_are_never_more_tiles_of_experts_than_the_grid_has() -> None:
+    numbers = random.Random(3)
+    for _ in range(300):
+        pairs, count, rows = numbers.randint(1, 300), numbers.randint(1, 20), numbers.choice((16, 64))
+        chosen = [min(numbers.randrange(count), numbers.randrange(count)) for _ in range(pairs)]
+        tiles = sum(-(-chosen.count(expert) // rows) for expert in range(count))
+        assert tiles <= expert_row_tiles(pairs, count, rows)
+    assert expert_row_tiles(4, 128, 16) == 4
+    assert expert_row_tiles(1 << 16, 128, 128) == 512 + 127

@@ -26,6 +26,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.engine.models.activations import ACTIVATE, REPEATABLE
 from tandem.engine.models.biased_experts import biased_expert_parameters, clamped_gate
 from tandem.engine.models.experts import ROUTERS, ExpertParameters, Experts, expert_parameters, pack_experts
+from tandem.engine.models.grouped_experts import grouped_experts
 from tandem.engine.models.latent import LatentAttention, LatentParameters
 from tandem.engine.models.mlp import Mlp, MlpParameters, beside, mlp_parameters
 from tandem.engine.models.rope import rotation_table
@@ -33,7 +34,7 @@ from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.quantising import Quantizer
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
-from tandem.kernels.backend import REFERENCE
+from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRow, fuse, join
 from tandem.kernels.quantized_linear import QuantizedWeight
 from tandem.kernels.rms_norm import rms_norm
@@ -299,9 +300,13 @@ class Decoder:
             activate = clamped_gate(experts, is_deterministic=self._is_deterministic)
         correction = None if of.correction is None else of.correction.tensor
         router = ROUTERS[experts.routing](experts, self._linear(of.router, of.router_bias), correction)
-        down_bias = of.down_bias if self._group.rank == 0 else None  # the ranks' answers are added up
-        gate_ups, downs = self._expert_linears(of.gate_up, of.gate_up_bias), self._expert_linears(of.down, down_bias)
-        part: Linear = Experts(router, list(zip(gate_ups, downs, strict=True)), activate)
+        has_down_bias = self._group.rank == 0  # the ranks' answers are added up
+        if uses_triton(of.gate_up.tensor.device, self._backend):
+            part = grouped_experts(router, of, experts, self.config.activation, has_down_bias=has_down_bias)
+        else:
+            down_bias = of.down_bias if has_down_bias else None
+            linears = self._expert_linears(of.gate_up, of.gate_up_bias), self._expert_linears(of.down, down_bias)
+            part = Experts(router, list(zip(*linears, strict=True)), activate)
         if of.shared is not None:
             up, down = (self._linear(weight, None) for weight in (of.shared.gate_up, of.shared.down))
             part = beside(part, Mlp(gate_up=up, activate=activate, down=down))
