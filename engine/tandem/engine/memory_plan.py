@@ -144,9 +144,10 @@ def _experts_bytes(config: ModelConfig, size: int, tp: int, gate: int, *, is_cpu
 def _gathered_bytes(
     config: ModelConfig, layout: KVLayout, num_blocks: tuple[int, ...], dtype: str, max_positions: int, tokens: int
 ) -> int:
-    """Of prefill attention on a CPU in layers without window and soft cap: keys and values of one sequence, as stored
-    and as computed with, and which of them each token sees, as truth and as a number to add."""
-    if config.attention_softcap is not None or len(config.windowed_layers) == config.layers:
+    """Of prefill attention on a CPU, in bfloat16 or in layers without window and soft cap: keys and values of one
+    sequence, as stored and as computed with, and which of them each token sees, as truth and as a number to add."""
+    is_plain = config.attention_softcap is None and len(config.windowed_layers) < config.layers
+    if dtype != "bfloat16" and not is_plain:
         return 0
     size, most = DTYPE_BYTES[dtype], 0
     for group, count in zip(layout.groups, num_blocks, strict=True):

@@ -23,7 +23,8 @@ def uses_triton(device: torch.device, override: str | None = None) -> bool:
     """Say whether tensors on `device` go to the Triton kernel.
 
     `override` wins over what the environment variable `TANDEM_KERNELS` said when the process began, which wins over
-    `auto`: Triton on CUDA devices, the reference elsewhere. `triton` for CPU tensors works in Triton's interpreter only (`TRITON_INTERPRET=1`).
+    `auto`: Triton on CUDA devices, the reference elsewhere. `triton` for CPU tensors works in Triton's interpreter only
+    (`TRITON_INTERPRET=1`).
     Raises ValueError for an unknown name.
     """
     name = _name(override)
@@ -42,7 +43,7 @@ def uses_native(device: torch.device, override: str | None = None) -> bool:
 
 
 def use(name: str) -> str:
-    """Use another backend from now on, for tests and measurements; returns the one before."""
+    """Use another backend from now on, for measurements; returns the one before."""
     global _chosen
     before, _chosen = _chosen, name
     return before

@@ -14,8 +14,8 @@ from tandem.kernels.paged_decode import binding as paged_decode
 from tandem.kernels.quantized_linear import weight as quantized_linear
 
 LIBRARIES: tuple[CpuLibrary, ...] = (
-    packed.LIBRARY, paged_decode.LIBRARY, extend_attention.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY, silu_mul.LIBRARY,
-    dense_row.LIBRARY, deterministic_linear.LIBRARY, quantized_linear.LIBRARY,
+    packed.LIBRARY, paged_decode.LIBRARY, extend_attention.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY,
+    silu_mul.LIBRARY, dense_row.LIBRARY, deterministic_linear.LIBRARY, quantized_linear.LIBRARY,
 )  # fmt: skip
 
 
