@@ -89,10 +89,15 @@ FN void cap(const struct extend *e, float *scores, int64_t count) {
     }
 }
 
+/* The first and the second half of a vector, in turns. */
+static const uint16_t IN_TURNS[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+
 /* Scores of `count` keys, from `key` on, as weights against the new maxima, and as tiles of the second product's right
    side, [keys / STEP][2][16 pairs][16 queries][2]. `kept`: what is left of everything before. */
 FN void weigh(const struct extend *e, struct state *s, const float *scores, int64_t key, int64_t count, const int IS_MASKED,
               uint16_t *weights, __m512 kept[2]) {
+    const __m512i turns = _mm512_loadu_si512(IN_TURNS);
     const __m512 scale = _mm512_set1_ps(e->scale * 1.44269504f), hidden = _mm512_set1_ps(LEAST);
     for (int v = 0; v < 2; v++) {
         __m512 most = s->most[v];
@@ -112,10 +117,9 @@ FN void weigh(const struct extend *e, struct state *s, const float *scores, int6
                 if (IS_MASKED) pair[i] = _mm512_maskz_mov_ps(visible(e, s, v, key + k + i), pair[i]);
                 total = _mm512_add_ps(total, pair[i]);
             }
-            const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(pair[0]));
-            const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(pair[1]));
+            const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(pair[1], pair[0]);
             uint16_t *into = weights + (k / STEP * 2 + v) * TILE + k % STEP / 2 * 32;
-            _mm512_storeu_si512(into, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+            _mm512_storeu_si512(into, _mm512_permutexvar_epi16(turns, both));
         }
         s->total[v] = total;
     }
