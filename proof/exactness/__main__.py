@@ -107,8 +107,9 @@ class Run:
             spec = pool.spec
             here, there = sender.shell.engine.ledgers[group], receiver.shell.engine.ledgers[group]
             shared = [h for h in here.hashes() if there.lookup(h) is not None]
-            if len(shared) < sum(length // spec.block_tokens for length in self._lengths):
-                raise AssertionError("not every full block of the prompts is cached on both sides")
+            crossed = [n // spec.block_tokens - spec.first_to_hand_over(n) for n in self._lengths]
+            if len(shared) < sum(crossed):
+                raise AssertionError("not every full block that is needed of the prompts is cached on both sides")
             for block_hash in shared:
                 copies = []
                 for pools, ledger in ((sender.pools, here), (receiver.pools, there)):

@@ -67,6 +67,15 @@ class KVGroupSpec:
         """Blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_tokens)
 
+    def first_needed(self, computed: int) -> int:
+        """The first block that tokens from position `computed` on attend to; those before it left the window."""
+        return 0 if self.window is None else max(0, computed - self.window + 1) // self.block_tokens
+
+    def first_to_hand_over(self, prompt_tokens: int) -> int:
+        """The first block of a prompt that whoever goes on with it needs: for the first output token, and for a hit
+        when the same prompt comes again, which ends before its last token."""
+        return self.first_needed((prompt_tokens - 1) // self.block_tokens * self.block_tokens)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVLayout:

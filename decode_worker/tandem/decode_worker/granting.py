@@ -146,6 +146,7 @@ class Granting:
             tracked=tracked,
             ticket=ticket,
             tables=room.tables,
+            lefts=room.lefts,
             holder=room.holder,
             granted_s=self._shell.clock.now_s(),
         )

@@ -35,6 +35,8 @@ class Reservation:
     tracked: Tracked
     ticket: Ticket
     tables: tuple[list[BlockId], ...]
+    lefts: tuple[int, ...]
+    """Leading blocks of each table that lie behind the window: nothing is held for them."""
     holder: Holder
     granted_s: float
     completed: Completed | None = None
@@ -51,7 +53,7 @@ class Reservation:
     @property
     def skipped_blocks(self) -> int:
         """Found in the prefix cache, over all groups."""
-        return sum(group.skip for group in self.ticket.groups)
+        return sum(group.skip - left for group, left in zip(self.ticket.groups, self.lefts, strict=True))
 
     @property
     def received_blocks(self) -> int:
@@ -93,12 +95,13 @@ class Reservations:
     def blocks_of(self, peer: WorkerId, groups: int) -> list[int]:
         """Blocks of each KV group that a peer's reservations have, pinned prefix hits among them."""
         mine = [r for r in self._by_key.values() if r.peer == peer]
-        return [sum(len(r.tables[group]) for r in mine) for group in range(groups)]
+        return [sum(len(r.tables[group]) - r.lefts[group] for r in mine) for group in range(groups)]
 
 
 def needs(engine: Engine, tracked: Tracked) -> list[int]:
-    """Blocks of each KV group that the prompt takes, if none of them is shared."""
-    return [spec.blocks_for(len(tracked.engine_request.prompt)) for spec in engine.layout.groups]
+    """Blocks of each KV group that the prompt takes, if none of them is shared: of a window the last one."""
+    tokens = len(tracked.engine_request.prompt)
+    return [spec.blocks_for(tokens) - spec.first_to_hand_over(tokens) for spec in engine.layout.groups]
 
 
 def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | None:
@@ -111,4 +114,6 @@ def reserve(engine: Engine, tracked: Tracked, transfer: TransferId) -> Room | No
     block_tokens = engine.layout.groups[0].block_tokens
     hashes = chain(request.hash_root, request.prompt, block_tokens, request.hashes)
     holder = Holder(HoldKind.RESERVED, f"{tracked.key}/{transfer}")
-    return room_for(engine, holder, hashes, max(needs(engine, tracked)))
+    tokens, specs = len(request.prompt), engine.layout.groups
+    lefts = [spec.first_to_hand_over(tokens) for spec in specs]
+    return room_for(engine, holder, hashes, specs[0].blocks_for(tokens), lefts)

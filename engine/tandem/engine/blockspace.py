@@ -1,7 +1,8 @@
 """The engine's blocks: one ledger a KV group, and what sequences do with them. Decides nothing, moves no bytes.
 
 Every sequence has one table a group, all of the same length: block i of every table holds tokens
-[i·block_tokens, (i+1)·block_tokens). All methods either succeed in every group or change nothing.
+[i·block_tokens, (i+1)·block_tokens). In a group with a window the leading ones go back while the sequence runs, see
+`leave`. All methods either succeed in every group or change nothing.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from tandem.core.blockhash import BlockHash, chain, next_hash
 from tandem.core.clock import Clock
 from tandem.core.errors import ConfigError
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.kvlayout import KVLayout
+from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.core.ledger import BlockLedger, Holder, HoldKind, LedgerError
 from tandem.core.lifecycle import FinishReason
+from tandem.engine.prefix_hits import longest_hit
 from tandem.engine.request import BlockEvent
-from tandem.engine.sequence import Place, RequestState, Sequence
+from tandem.engine.sequence import GONE, Place, RequestState, Sequence
 
 
 class BlockCopy(NamedTuple):
@@ -29,11 +31,13 @@ class BlockCopy(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Blocks of `group` in logical order: the first `hits` were cached, the others are to be filled."""
+    """Blocks of `group` in logical order: the first `left` are not held, because they lie behind the window; those up
+    to `hits` were cached, the others are to be filled."""
 
     group: GroupId
     blocks: list[BlockId]
     hits: int
+    left: int = 0
 
 
 class BlockSpace:
@@ -47,6 +51,8 @@ class BlockSpace:
                 why="block hashes need one block size, and every group one pool",
             )
         self.block_tokens = sizes.pop()
+        self._specs = layout.groups
+        self._windows = tuple(i for i, spec in enumerate(layout.groups) if spec.window is not None)
         self._events: list[BlockEvent] = []
         self._clock = clock
         self.ledgers = tuple(self._ledger(s.group, n) for s, n in zip(layout.groups, num_blocks, strict=True))
@@ -78,18 +84,21 @@ class BlockSpace:
         if total - limit + spare > room:
             return False
         self._hash(leader, state.request.hash_root, limit)
-        matches = [ledger.match(leader.hashes[:limit]) for ledger in self.ledgers]
-        hits = min(map(len, matches))
+        hits = longest_hit(self.ledgers, self._specs, leader.hashes[:limit], is_whole=state.is_prefill_only)
         if total - hits + spare > room:
             return False
+        lefts = [self._first_needed(state, spec, hits * self.block_tokens) for spec in self._specs]
+        matches = [led.match(leader.hashes[left:hits]) for led, left in zip(self.ledgers, lefts, strict=True)]
         for ledger, match in zip(self.ledgers, matches, strict=True):
-            ledger.share(leader.holder, match[:hits])
+            ledger.share(leader.holder, match)
         need = total - hits + spare
         if any(ledger.available - headroom_blocks < need for ledger in self.ledgers):  # hits may have been cached ones
             self.release(state)
             return False
-        for ledger, table, match in zip(self.ledgers, leader.tables, matches, strict=True):
-            table.extend(match[:hits])
+        leader.left = lefts
+        for ledger, table, left, match in zip(self.ledgers, leader.tables, lefts, matches, strict=True):
+            table.extend([GONE] * left)
+            table.extend(match)
             table.extend(_allocated(ledger, leader.holder, total - hits))
             if spare:
                 _allocated(ledger, state.spare_holder, spare)
@@ -99,21 +108,27 @@ class BlockSpace:
         return True
 
     def reserve(
-        self, holder: Holder, hashes: AbstractSequence[BlockHash], count: int, headroom_blocks: int
+        self,
+        holder: Holder,
+        hashes: AbstractSequence[BlockHash],
+        count: int,
+        headroom_blocks: int,
+        lefts: AbstractSequence[int] | None = None,
     ) -> tuple[Reserved, ...] | None:
         """Pin what is cached of `hashes` and take the rest of `count` blocks, in every group, for `holder`, who has
-        none yet. None, and nothing held, if fewer than `headroom_blocks` would be left in a group."""
+        none yet; without the first `lefts[i]` of group i, which nobody will attend to. None, and nothing held, if
+        fewer than `headroom_blocks` would be left in a group."""
         reserved = []
-        for ledger in self.ledgers:
-            hits = ledger.match(hashes)
+        for ledger, left in zip(self.ledgers, lefts or [0] * len(self.ledgers), strict=True):
+            hits = ledger.match(hashes[left:])
             ledger.share(holder, hits)
-            missing = count - len(hits)
+            missing = count - left - len(hits)
             has_room = ledger.available - missing >= headroom_blocks
             new = ledger.allocate(holder, missing) if has_room else None
             if new is None:
                 self.let_go(holder)
                 return None
-            reserved.append(Reserved(ledger.group, [*hits, *new], len(hits)))
+            reserved.append(Reserved(ledger.group, [*[GONE] * left, *hits, *new], left + len(hits), left))
         return tuple(reserved)
 
     def let_go(self, holder: Holder) -> None:
@@ -140,19 +155,24 @@ class BlockSpace:
         return count * self.block_tokens
 
     def adopt(self, state: RequestState, holder: Holder, tables: tuple[list[BlockId], ...]) -> None:
-        """Move a received prompt's blocks from `holder` to the request, publish them and fork its choices."""
+        """Move a received prompt's blocks from `holder` to the request, publish them and fork its choices.
+        Of a group with a window the blocks from `first_to_hand_over` on."""
         leader = state.leader
         count = self.blocks_for(leader.prompt_tokens)
-        for ledger, table in zip(self.ledgers, tables, strict=True):
-            if len(table) < count or not set(table) <= set(ledger.blocks_of(holder)):
+        lefts = [spec.first_to_hand_over(leader.prompt_tokens) for spec in self._specs]
+        for ledger, table, left in zip(self.ledgers, tables, lefts, strict=True):
+            if len(table) < count or not set(table[left:count]) <= set(ledger.blocks_of(holder)):
                 raise LedgerError(f"{holder} does not hold the {count} prompt blocks of group {ledger.group}")
-        for ledger, mine, table in zip(self.ledgers, leader.tables, tables, strict=True):
+        leader.left = lefts
+        for ledger, mine, table, left in zip(self.ledgers, leader.tables, tables, lefts, strict=True):
             ledger.move(holder, leader.holder)
-            mine.extend(table[:count])
-            kept = set(mine)
+            mine.extend([GONE] * left)
+            mine.extend(table[left:count])
+            kept = set(mine[left:])
             ledger.release(leader.holder, [block for block in ledger.blocks_of(leader.holder) if block not in kept])
         leader.computed = leader.prompt_tokens
         self.publish(state, leader)
+        self.leave(state, leader)
         self.fork(state, leader)
 
     def extend(self, state: RequestState, sequence: Sequence, end: int) -> list[BlockCopy] | None:
@@ -192,9 +212,10 @@ class BlockSpace:
         for sequence in state.live:
             if sequence is leader:
                 continue
-            for ledger, mine, table in zip(self.ledgers, sequence.tables, leader.tables, strict=True):
-                ledger.share(sequence.holder, table)
-                mine.extend(table)
+            for group, (ledger, mine) in enumerate(zip(self.ledgers, sequence.tables, strict=True)):
+                ledger.share(sequence.holder, leader.held(group))
+                mine.extend(leader.tables[group])
+            sequence.left = list(leader.left)
             sequence.computed, sequence.published = leader.computed, leader.published
             if len(sequence.hashes) < len(leader.hashes):
                 sequence.hashes = leader.hashes[: sequence.computed // self.block_tokens]
@@ -206,10 +227,23 @@ class BlockSpace:
         if full <= sequence.published:
             return
         self._hash(sequence, state.request.hash_root, full)
-        for ledger, table in zip(self.ledgers, sequence.tables, strict=True):
-            for index in range(sequence.published, full):
+        for ledger, table, left in zip(self.ledgers, sequence.tables, sequence.left, strict=True):
+            for index in range(max(left, sequence.published), full):
                 ledger.publish(table[index], sequence.hashes[index])
         sequence.published = full
+
+    def leave(self, state: RequestState, sequence: Sequence) -> None:
+        """Give back the blocks that no token from `computed` on attends to. Those that were published stay cached.
+
+        A PREFILL_ONLY request keeps all of its prompt: it is being pushed, in blocks of the receiver's size.
+        """
+        for group in self._windows:
+            first, left = self._first_needed(state, self._specs[group], sequence.computed), sequence.left[group]
+            if first > left:
+                table = sequence.tables[group]
+                self.ledgers[group].release(sequence.holder, table[left:first])
+                table[left:first] = [GONE] * (first - left)
+                sequence.left[group] = first
 
     def release_sequence(self, sequence: Sequence) -> None:
         """Give back one choice's blocks."""
@@ -243,18 +277,19 @@ class BlockSpace:
         """After a computation of this request that may have left bad values: nobody finds its blocks any more, even
         while a push still holds them, nor any block that nobody holds."""
         for sequence in state.sequences:
-            for ledger, table in zip(self.ledgers, sequence.tables, strict=True):
-                ledger.disown(table)
+            for group, ledger in enumerate(self.ledgers):
+                behind = (ledger.lookup(block_hash) for block_hash in sequence.hashes[: sequence.left[group]])
+                ledger.disown([*sequence.held(group), *(block for block in behind if block is not None)])
         for ledger in self.ledgers:
             ledger.evict_cached()
 
     def check_integrity(self, states: AbstractSequence[RequestState]) -> None:
         """Raise LedgerError unless ledgers and tables agree; waiting requests hold nothing."""
-        known: dict[Holder, tuple[list[BlockId], ...] | int] = {}
+        known: dict[Holder, Sequence | int] = {}
         for state in states:
             if state.place is Place.WAITING and (state.spare_blocks or any(s.tables[0] for s in state.sequences)):
                 raise LedgerError(f"{state.request.key} waits but holds blocks")
-            known.update({s.holder: s.tables for s in state.sequences})
+            known.update({s.holder: s for s in state.sequences})
             known[state.spare_holder] = state.spare_blocks
         for index, ledger in enumerate(self.ledgers):
             ledger.check_integrity()
@@ -263,7 +298,7 @@ class BlockSpace:
                 if isinstance(expected, int):
                     is_equal = held.get(holder, 0) == expected
                 else:
-                    is_equal = sorted(ledger.blocks_of(holder)) == sorted(expected[index])
+                    is_equal = sorted(ledger.blocks_of(holder)) == sorted(expected.held(index))
                 if not is_equal:
                     raise LedgerError(f"group {ledger.group}: {holder} and its block table disagree")
             strays = [h for h in held if "#" in h.key and h.kind is HoldKind.REQUEST and h not in known]
@@ -288,6 +323,10 @@ class BlockSpace:
             start = len(hashes) * size
             hashes.append(next_hash(hashes[-1] if hashes else root, sequence.slice(start, start + size)))
 
+    @staticmethod
+    def _first_needed(state: RequestState, spec: KVGroupSpec, computed: int) -> int:
+        return 0 if state.is_prefill_only else spec.first_needed(computed)
+
     def _is_findable(self, block_hash: BlockHash) -> bool:
         return all(ledger.is_findable(block_hash) for ledger in self.ledgers)
 
@@ -304,7 +343,8 @@ class BlockSpace:
         """Give the prompt that `source` is computing to `target`, which has nothing yet."""
         for ledger in self.ledgers:
             ledger.move(source.holder, target.holder)
-        target.tables, target.computed, target.published = source.tables, source.computed, source.published
+        target.tables, target.left = source.tables, source.left
+        target.computed, target.published = source.computed, source.published
         if not target.hashes:
             target.hashes = source.hashes[: source.prompt_tokens // self.block_tokens]
         source.forget()

@@ -200,10 +200,16 @@ class Engine:
         """Keys of all requests that are waiting, running or parked until `release`."""
         return [state.request.key for state in self._scheduler.states()]
 
-    def reserve(self, holder: Holder, hashes: AbstractSequence[BlockHash], count: int) -> tuple[Reserved, ...] | None:
-        """`count` blocks a group for what is to come from elsewhere: those cached under `hashes`, and new ones.
-        None, and nothing held, if running choices could not grow then."""
-        return self._space.reserve(holder, hashes, count, self.growth_blocks)
+    def reserve(
+        self,
+        holder: Holder,
+        hashes: AbstractSequence[BlockHash],
+        count: int,
+        lefts: AbstractSequence[int] | None = None,
+    ) -> tuple[Reserved, ...] | None:
+        """`count` blocks a group for what is to come from elsewhere: those cached under `hashes`, and new ones, save
+        for the first `lefts[i]` of group i. None, and nothing held, if running choices could not grow then."""
+        return self._space.reserve(holder, hashes, count, self.growth_blocks, lefts)
 
     def let_go(self, holder: Holder) -> None:
         """Give a holder's blocks back, in every group. Nothing may read or write them for it any more."""
@@ -347,6 +353,7 @@ class Engine:
                 continue
             item.sequence.computed = item.end
             self._space.publish(state, item.sequence)
+            self._space.leave(state, item.sequence)
             if scored:
                 scores.append(_prompt_logprobs(item, scored))
             for sequence, result in zip(takers, tokens, strict=True):

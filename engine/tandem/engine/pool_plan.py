@@ -14,12 +14,15 @@ from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.engine.model_config import ModelConfig
 
 
-def kv_layout(config: ModelConfig, *, dtype: str, block_tokens: int, tp: int = 1) -> KVLayout:
-    """The KV groups of a model: one, for all layers have one shape, and windows keep what left them."""
+def kv_layout(config: ModelConfig, *, dtype: str, block_tokens: int, tp: int = 1, has_windows: bool = True) -> KVLayout:
+    """The KV groups of a model: one, for all layers have one shape. It has a window where every layer has; where only
+    some have, or without `has_windows`, KV of the whole context is kept."""
     shape = config.kv_shape
+    is_windowed = has_windows and len(config.windowed_layers) == config.layers
     group = KVGroupSpec(
         group=GroupId(0), layers=tuple(range(config.layers)), planes=shape.planes, heads=shape.heads,
         width=shape.width, block_tokens=block_tokens, dtype=dtype, is_replicated=shape.is_replicated,
+        window=config.window if is_windowed else None,
     )  # fmt: skip
     return KVLayout(groups=(group,), tp=tp)
 
@@ -48,12 +51,6 @@ def context_length(wanted: int, config: ModelConfig) -> int:
     return wanted or config.max_positions
 
 
-def blocks_for_sequence(spec: KVGroupSpec, max_model_len: int) -> int:
-    """Blocks of this group that one sequence of `max_model_len` tokens holds at a time; windows free what they left."""
-    blocks = spec.blocks_for(max_model_len)
-    return blocks if spec.window is None else min(blocks, spec.blocks_for(spec.window) + 1)
-
-
 def plan_blocks(layout: KVLayout, budget_bytes: int, max_model_len: int) -> tuple[int, ...]:
     """Blocks of each group that fit `budget_bytes` on this rank; every group covers the same number of tokens.
 
@@ -67,10 +64,13 @@ def plan_blocks(layout: KVLayout, budget_bytes: int, max_model_len: int) -> tupl
 
 
 def check_blocks(layout: KVLayout, num_blocks: Sequence[int], max_model_len: int) -> None:
-    """Raise StartupError if `num_blocks` (one number a group) cannot hold one sequence of `max_model_len` tokens."""
+    """Raise StartupError if `num_blocks` (one number a group) cannot hold one sequence of `max_model_len` tokens.
+
+    Windows count whole: a request is admitted with blocks for all tokens that it has.
+    """
     if len(num_blocks) != len(layout.groups):
         raise ValueError(f"{len(num_blocks)} block counts for {len(layout.groups)} KV groups")
-    needed = [blocks_for_sequence(group, max_model_len) for group in layout.groups]
+    needed = [group.blocks_for(max_model_len) for group in layout.groups]
     if all(have >= need for have, need in zip(num_blocks, needed, strict=True)):
         return
     per_token = sum(Fraction(group.block_bytes(layout.tp), group.block_tokens) for group in layout.groups)

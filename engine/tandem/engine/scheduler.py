@@ -291,6 +291,7 @@ class Scheduler:
             plan.admitted[state.request.key] = state.cached_tokens
         if self._swap is not None:
             self._swap.bring_back(state)
+            self._space.leave(state, state.leader)  # what was not kept is not written, so never published
             self._space.publish(state, state.leader)
         plan.recomputed_tokens += max(0, state.lost_tokens - state.computed_tokens)
         state.lost_tokens = 0

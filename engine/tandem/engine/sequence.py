@@ -2,7 +2,9 @@
 
 tokens    │ prompt ……………………… │ outputs ……………… │
           0        computed ▲  prompt_tokens        length
-computed: KV of tokens [0, computed) is in the pool. Sampling needs computed == length; decoding is length - 1.
+computed: KV of tokens [0, computed) is in the pool, save for what left a window. Sampling needs computed == length;
+decoding is length - 1. left: how many leading blocks of a group's table left its window and are somebody else's; GONE
+stands for them, and nothing reads it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tandem.core.lifecycle import FinishReason
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.request import EngineRequest, RequestKind
 
+GONE = BlockId(0)
 Age = tuple[float, int]
 """(arrival_s, order of arrival in this engine): a request is older than another if its age is smaller."""
 
@@ -27,8 +30,8 @@ class Sequence:
     """One choice: prompt, outputs, how much is computed, and where. Owned by the step loop."""
 
     __slots__ = (
-        "choice", "computed", "finish", "has_sampled", "hashes", "holder", "outputs", "prompt", "prompt_tokens",
-        "published", "sampling", "tables",
+        "choice", "computed", "finish", "has_sampled", "hashes", "holder", "left", "outputs", "prompt",
+        "prompt_tokens", "published", "sampling", "tables",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +52,7 @@ class Sequence:
         self.hashes: list[BlockHash] = list(request.hashes)
         self.published = 0
         self.tables: tuple[list[BlockId], ...] = tuple([] for _ in range(groups))
+        self.left = [0] * groups
         self.holder = Holder(HoldKind.REQUEST, f"{request.key}#{choice}")
         self.sampling = ChoiceSampling(request.sampling, choice, request.prompt, outputs, eos_token_ids)
 
@@ -74,7 +78,11 @@ class Sequence:
     def forget(self) -> None:
         """Drop the tables and everything computed; the ledger's side is the caller's."""
         self.computed = self.published = 0
-        self.tables = tuple([] for _ in self.tables)
+        self.tables, self.left = tuple([] for _ in self.tables), [0] * len(self.tables)
+
+    def held(self, group: int) -> list[BlockId]:
+        """The blocks of one group's table that it still has, in logical order."""
+        return self.tables[group][self.left[group] :]
 
 
 class Place(Enum):

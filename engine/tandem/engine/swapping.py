@@ -36,10 +36,11 @@ class HostCopies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """KV of the first `tokens` tokens: a copy a group, of whole blocks."""
+    """KV of the first `tokens` tokens: a copy a group, of whole blocks, from block `lefts[group]` on."""
 
     tokens: int
     size_bytes: int
+    lefts: tuple[int, ...]
     copies: tuple[Any, ...]
 
 
@@ -91,11 +92,15 @@ class Swap:
             return False
         count = self._blocks(tokens)
         started_s = self._clock.now_s()
-        kept = tuple(self._copies.save(group, table[:count]) for group, table in enumerate(sequence.tables))
+        lefts = tuple(sequence.left)
+        kept = tuple(
+            self._copies.save(group, table[left:count])
+            for group, (table, left) in enumerate(zip(sequence.tables, lefts, strict=True))
+        )
         if any(copy is None for copy in kept):
             return False
         self.save_bytes_per_s = _blend(self.save_bytes_per_s, size, self._clock.now_s() - started_s)
-        self._saved[state.request.key] = _Saved(tokens, size, kept)
+        self._saved[state.request.key] = _Saved(tokens, size, lefts, kept)
         self._left_bytes -= size
         self.requests += 1
         return True
@@ -109,9 +114,11 @@ class Swap:
         if saved.tokens > sequence.computed:
             first, count = sequence.computed // self._block_tokens, self._blocks(saved.tokens)
             started_s = self._clock.now_s()
-            for group, (table, copy) in enumerate(zip(sequence.tables, saved.copies, strict=True)):
-                self._copies.restore(group, table[first:count], copy, first)
-            size = (count - first) * self._block_bytes
+            size = 0
+            for group, (table, left, copy) in enumerate(zip(sequence.tables, saved.lefts, saved.copies, strict=True)):
+                begin = max(first, left)
+                self._copies.restore(group, table[begin:count], copy, begin - left)
+                size += (count - begin) * self._layout.groups[group].block_bytes(self._layout.tp)
             self.restore_bytes_per_s = _blend(self.restore_bytes_per_s, size, self._clock.now_s() - started_s)
             self.tokens += saved.tokens - sequence.computed
             sequence.computed = saved.tokens
@@ -140,7 +147,9 @@ class Swap:
         return -(-tokens // self._block_tokens)
 
     def _size_bytes(self, tokens: int) -> int:
-        return self._blocks(tokens) * self._block_bytes
+        """Of what is kept of a sequence with so many computed tokens: nothing that left a window."""
+        count, tp = self._blocks(tokens), self._layout.tp
+        return sum((count - spec.first_needed(tokens)) * spec.block_bytes(tp) for spec in self._layout.groups)
 
 
 def _blend(speed: float, size: int, took_s: float) -> float:

@@ -1,7 +1,7 @@
 """A runner that is arithmetic: a wrong, stale or missing block changes the next token.
 
 Every token's slot gets a number chained from the number *read back* from the slot before it, in every KV group. The
-logits come from all numbers of the context, read through the block tables.
+logits come from all numbers of the context, of a group with a window the last ones, read through the block tables.
 """
 
 from __future__ import annotations
@@ -32,13 +32,18 @@ BLOCK = 4
 _MASK = (1 << 61) - 1
 
 
-def layout(groups: int = 1, block_tokens: int = BLOCK) -> KVLayout:
+Windows = tuple[int | None, ...]
+"""Of each KV group, in tokens."""
+
+
+def layout(groups: int = 1, block_tokens: int = BLOCK, windows: Windows = ()) -> KVLayout:
     specs = tuple(
         KVGroupSpec(
-            group=GroupId(g), layers=(g,), planes=2, heads=1, width=4, block_tokens=block_tokens, dtype="float32"
+            group=GroupId(g), layers=(g,), planes=2, heads=1, width=4, block_tokens=block_tokens, dtype="float32",
+            window=windows[g] if windows else None,
         )
         for g in range(groups)
-    )
+    )  # fmt: skip
     return KVLayout(groups=specs)
 
 
@@ -52,6 +57,11 @@ def mix(a: int, b: int) -> int:
     x = (a * 0x9E3779B97F4A7C15 + b * 0xC2B2AE3D27D4EB4F + 0x165667B19E3779F9) & ((1 << 64) - 1)
     x ^= x >> 29
     return (x * 0xBF58476D1CE4E5B9 >> 3) & _MASK
+
+
+def seen_from(window: int | None, length: int) -> int:
+    """The first of `length` tokens that the last one sees."""
+    return max(0, length - window) if window else 0
 
 
 def slot_value(group: int, before: int, token: int) -> int:
@@ -70,9 +80,10 @@ class ArithmeticRunner:
     """`poison` tokens give NaN logits, `broken` ones raise. `steps` counts forwards, `copies` copied blocks."""
 
     def __init__(
-        self, num_blocks: int = 64, *, groups: int = 1, max_model_len: int = 256, poison: int = -1, broken: int = -1
-    ) -> None:
-        self.layout = layout(groups)
+        self, num_blocks: int = 64, *, groups: int = 1, max_model_len: int = 256, poison: int = -1, broken: int = -1,
+        windows: Windows = (),
+    ) -> None:  # fmt: skip
+        self.layout = layout(groups, windows=windows)
         self.max_model_len = max_model_len
         self.vocab_size = VOCAB
         self.eos_token_ids = (EOS,)
@@ -119,7 +130,7 @@ class ArithmeticRunner:
                     contexts[row] = [
                         self.pools[group][table[p // BLOCK]][p % BLOCK]
                         for group, table in enumerate(sequence.block_tables)
-                        for p in range(position + 1)
+                        for p in range(seen_from(self.layout.groups[group].window, position + 1), position + 1)
                     ]
                 row += 1
         if on_layers is not None:
@@ -132,7 +143,9 @@ class ArithmeticRunner:
         return sample(logits, rows) if rows else []
 
 
-def expected(request: EngineRequest, choice: int = 0, groups: int = 1, max_model_len: int = 256) -> tuple[int, ...]:
+def expected(
+    request: EngineRequest, choice: int = 0, groups: int = 1, max_model_len: int = 256, windows: Windows = ()
+) -> tuple[int, ...]:
     """The outputs of a choice, computed without blocks, batches or chunks (forced ones included)."""
     forced = next((c.tokens for c in request.forced if c.choice == choice), ())
     outputs = list(forced)
@@ -141,10 +154,11 @@ def expected(request: EngineRequest, choice: int = 0, groups: int = 1, max_model
     while len(outputs) < sampling.max_tokens and len(request.prompt) + len(outputs) < max_model_len:
         context: list[int] = []
         for group in range(groups):
-            value = 0
+            value, values = 0, []
             for token in (*request.prompt, *outputs):
                 value = slot_value(group, value, token)
-                context.append(value)
+                values.append(value)
+            context += values[seen_from(windows[group] if windows else None, len(values)) :]
         (result,) = sample(torch.tensor([logits_of(context)]), [SampleRow(0, len(outputs), state)])
         outputs.append(result.token)
         state.count(result.token)
@@ -186,11 +200,11 @@ def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
 class Bench:
     """An engine over arithmetic that collects what comes out, and checks its integrity after every step."""
 
-    def __init__(self, num_blocks: int = 64, *, groups: int = 1, **config: object) -> None:
+    def __init__(self, num_blocks: int = 64, *, groups: int = 1, windows: Windows = (), **config: object) -> None:
         runner_options = {k: config.pop(k) for k in ("poison", "broken", "max_model_len") if k in config}
         make_swap = config.pop("swap", None)  # of the runner
-        self.groups = groups
-        self.runner = ArithmeticRunner(num_blocks, groups=groups, **runner_options)  # type: ignore[arg-type]
+        self.groups, self.windows = groups, windows
+        self.runner = ArithmeticRunner(num_blocks, groups=groups, windows=windows, **runner_options)  # type: ignore[arg-type]
         self.engine = Engine(
             self.runner,
             config=SchedulerConfig(**config),  # type: ignore[arg-type]
@@ -241,12 +255,26 @@ class Bench:
         for choice in range(request.sampling.n):
             forced = next((c.tokens for c in request.forced if c.choice == choice), ())
             got = (*forced, *self.outputs.get((key, choice), ()))
-            wanted = expected(request, choice, self.groups, self.runner.max_model_len)
+            wanted = expected(request, choice, self.groups, self.runner.max_model_len, self.windows)
             if (key, choice) in self.unwanted:
                 assert got == wanted[: len(got)], (key, choice)
                 continue
             assert got == wanted, (key, choice)
             assert (key, choice) in self.ended
+
+    def check_findable(self, key: str) -> None:
+        """Whatever can be found of the first choice, in any group, is what the reference would have stored."""
+        request = self.requests[key]
+        every = (*request.prompt, *self.outputs.get((key, 0), ()))
+        for group, ledger in enumerate(self.engine.ledgers):
+            values = [0]
+            for token in every:
+                values.append(slot_value(group, values[-1], token))
+            for index, block_hash in enumerate(chain(ROOT, every, BLOCK)):
+                block = ledger.lookup(block_hash)
+                if block is not None:
+                    start = 1 + index * BLOCK
+                    assert self.runner.pools[group][block] == values[start : start + BLOCK], (key, group, index)
 
     def check_idle(self) -> None:
         """Nothing is held: all blocks are free or cached."""

@@ -8,12 +8,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tandem.core.blockhash import chain
 from tandem.core.errors import ContextLengthError
 from tandem.core.handoff import ChoiceState
-from tandem.core.ids import BlockId, ChoiceIndex, GroupId
+from tandem.core.ids import ChoiceIndex
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.request import RequestKind
-from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, cached_blocks, expected, make_request, slot_value, tokens
+from tests.unit.engine.arithmetic import BLOCK, ROOT, Bench, Windows, expected, make_request, slot_value, tokens
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -21,14 +22,19 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(
         blocks=st.integers(8, 20),
-        groups=st.integers(1, 2),
+        windows=st.sampled_from([(None,), (None, None), (2,), (6,), (None, 5), (9, 3)]),
         chunk=st.sampled_from([1, 4, 6, 64]),
         step_tokens=st.sampled_from([4, 9, 64]),
         max_sequences=st.sampled_from([3, 64]),
     )
-    def start(self, blocks: int, groups: int, chunk: int, step_tokens: int, max_sequences: int) -> None:
+    def start(self, blocks: int, windows: Windows, chunk: int, step_tokens: int, max_sequences: int) -> None:
         self.bench = Bench(
-            blocks, groups=groups, chunk_tokens=chunk, max_step_tokens=step_tokens, max_sequences=max_sequences
+            blocks,
+            groups=len(windows),
+            windows=windows,
+            chunk_tokens=chunk,
+            max_step_tokens=step_tokens,
+            max_sequences=max_sequences,
         )
         self.engine = self.bench.engine
         self.count = 0
@@ -73,7 +79,7 @@ class EngineMachine(RuleBasedStateMachine):
         plain = make_request(key, tokens(prompt, seed), max_tokens, **options)
         known = []
         for choice, length in enumerate(forced[:n]):
-            outputs = expected(plain, choice, self.bench.groups)
+            outputs = expected(plain, choice, self.bench.groups, windows=self.bench.windows)
             if length < len(outputs):  # a replay that already ended is tested by itself
                 known.append(ChoiceState(choice=ChoiceIndex(choice), tokens=outputs[:length]))
         request = make_request(
@@ -96,29 +102,29 @@ class EngineMachine(RuleBasedStateMachine):
         except ContextLengthError:
             return
         holder = Holder(HoldKind.RESERVED, f"{key}/1")
-        tables: list[list[BlockId]] = []
-        for group, ledger in enumerate(self.engine.ledgers):
-            matched = cached_blocks(self.engine, ROOT, request.prompt, GroupId(group))
-            ledger.share(holder, matched)
-            new = ledger.allocate(holder, -(-prompt // BLOCK) - len(matched))
-            if new is None:
-                for other in self.engine.ledgers:
-                    other.release(holder)
-                return
-            tables.append([*matched, *new])
+        specs = self.engine.layout.groups
+        hashes = chain(ROOT, request.prompt, BLOCK)
+        lefts = [spec.first_to_hand_over(prompt) for spec in specs]
+        room = self.engine.reserve(holder, hashes, -(-prompt // BLOCK), lefts)
+        if room is None:
+            return
+        for group in room:
             value = 0
             for position, token in enumerate(request.prompt):
-                value = slot_value(group, value, token)
-                if position >= len(matched) * BLOCK:
-                    block = tables[group][position // BLOCK]
-                    self.bench.runner.pools[group][block][position % BLOCK] = value
+                value = slot_value(group.group, value, token)
+                if position >= group.hits * BLOCK:
+                    block = group.blocks[position // BLOCK]
+                    self.bench.runner.pools[group.group][block][position % BLOCK] = value
         firsts = tuple(
-            ChoiceState(choice=ChoiceIndex(c), tokens=expected(request, c, self.bench.groups)[:1]) for c in range(n)
+            ChoiceState(
+                choice=ChoiceIndex(c), tokens=expected(request, c, self.bench.groups, windows=self.bench.windows)[:1]
+            )
+            for c in range(n)
         )
         self.bench.requests[key] = make_request(
             key, request.prompt, max_tokens, n=n, temperature=0.9, arrival_s=float(self.count), forced=firsts
         )
-        self.engine.add_prefilled(request, holder, tuple(tables), firsts)
+        self.engine.add_prefilled(request, holder, tuple(group.blocks for group in room), firsts)
 
     @rule(pick=st.integers(0, 100))
     @precondition(lambda self: self.engine.in_flight())
@@ -200,7 +206,7 @@ class EngineMachine(RuleBasedStateMachine):
                 for place in places:
                     choice = place[1]
                     forced = next((c.tokens for c in request.forced if c.choice == choice), ())
-                    wanted = expected(request, choice, self.bench.groups)
+                    wanted = expected(request, choice, self.bench.groups, windows=self.bench.windows)
                     assert self.bench.outputs[place] == list(wanted[len(forced) : len(forced) + 1])
                 self.engine.release(key)
 

@@ -10,7 +10,7 @@ import pytest
 from tandem.core.ledger import LedgerError
 from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, PrefillSpeed, attended
 from tandem.engine.swapping import Swap
-from tests.unit.engine.arithmetic import BLOCK, ArithmeticRunner, Bench, tokens
+from tests.unit.engine.arithmetic import BLOCK, ArithmeticRunner, Bench, Windows, tokens
 
 QUICK = 1e12
 BLOCK_BYTES = 2 * BLOCK * 4 * 4
@@ -49,7 +49,9 @@ def swap_of(
     return swap, copies
 
 
-def bench_of(groups: int = 1, num_blocks: int = 10, **options: Any) -> tuple[Bench, Swap, Copies]:
+def bench_of(
+    groups: int = 1, num_blocks: int = 10, windows: Windows = (), **options: Any
+) -> tuple[Bench, Swap, Copies]:
     """Three answers of which two fit at once."""
     made: list[tuple[Swap, Copies]] = []
 
@@ -57,7 +59,7 @@ def bench_of(groups: int = 1, num_blocks: int = 10, **options: Any) -> tuple[Ben
         made.append(swap_of(runner, **options))
         return made[0][0]
 
-    bench = Bench(num_blocks=num_blocks, groups=groups, max_step_tokens=16, swap=make)
+    bench = Bench(num_blocks=num_blocks, groups=groups, windows=windows, max_step_tokens=16, swap=make)
     return bench, *made[0]
 
 
@@ -215,3 +217,20 @@ def test_a_copy_of_nobody_is_noticed() -> None:
     swap._saved["nobody"] = swap._saved[key]
     with pytest.raises(LedgerError, match="nobody"):
         bench.engine.check_integrity()
+
+
+@pytest.mark.parametrize(("windows", "blocks", "most"), [((10,), 10, 4), ((None, 10), 18, 13), ((3, 10), 9, 6)])
+def test_what_is_kept_is_what_is_in_the_window(windows: Windows, blocks: int, most: int) -> None:
+    bench, swap, copies = bench_of(len(windows), num_blocks=blocks, windows=windows)
+    for i in range(5):
+        bench.add(f"r{i}", tokens(4, i), 30)
+    while bench.engine.has_work:
+        bench.step()
+        for key in bench.requests:
+            bench.check_findable(key)  # not what a hit and the window have between them, which nobody wrote again
+    assert swap.requests > 0
+    assert 0 < copies.saved_blocks <= most * swap.requests
+    assert copies.restored_blocks > 0
+    for key in bench.requests:
+        bench.check_outputs(key)
+    bench.check_idle()

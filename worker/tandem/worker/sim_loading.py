@@ -37,7 +37,8 @@ def load_sim(
     tp = group.size if group is not None else 1
     check_tp(model, tp)
     dtype = next(name for name in (settings.kv_dtype, config.dtype, model.dtype) if name != "auto")
-    layout = kv_layout(model, dtype=dtype, block_tokens=settings.block_tokens, tp=tp)
+    # Its arithmetic reads the whole context back, so it keeps that.
+    layout = kv_layout(model, dtype=dtype, block_tokens=settings.block_tokens, tp=tp, has_windows=False)
     max_model_len = context_length(config.max_model_len, model)
     counts = block_counts(layout, settings.kv_memory_bytes, None, max_model_len)
     enter(StartPhase.POOL)

@@ -12,6 +12,7 @@ from tandem.core.blockhash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
+from tandem.engine.model_config import read_model_config
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
@@ -72,11 +73,19 @@ def case(request: pytest.FixtureRequest, model_folder: Any, tokens_of: Any) -> t
     return folder, prompts, answers
 
 
+def _has_windows_alone(folder: Any) -> bool:
+    config = read_model_config(folder)
+    return len(config.windowed_layers) == config.layers
+
+
 @pytest.mark.parametrize(
     ("blocks", "chunk", "is_deterministic"), [(64, 512, False), (64, 16, False), (9, 32, False), (9, 32, True)]
 )
 def test_greedy_tokens_are_those_of_transformers(case: Any, blocks: int, chunk: int, is_deterministic: bool) -> None:
     folder, prompts, answers = case
+    is_tight = blocks == 9
+    if is_tight and _has_windows_alone(folder):
+        blocks = 8  # windows give blocks back
     runner = ModelRunner(
         model_dir=folder, dtype="float32", num_blocks=blocks, max_model_len=128, is_deterministic=is_deterministic
     )
@@ -85,7 +94,7 @@ def test_greedy_tokens_are_those_of_transformers(case: Any, blocks: int, chunk: 
     )
     found, preempted = run(engine, prompts)
     assert {key: found[key, 0] for key in prompts} == answers
-    assert (preempted > 0) == (blocks == 9)
+    assert (preempted > 0) == is_tight
     again, _ = run(engine, {"again": prompts["r90"]})
     assert again["again", 0] == answers["r90"]
     assert engine.cached_tokens("again") >= 64

@@ -9,7 +9,7 @@ from tandem.core.errors import StartupError
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.engine.kv_pool import KVPools
-from tandem.engine.pool_plan import blocks_for_sequence, plan_blocks
+from tandem.engine.pool_plan import plan_blocks
 
 CPU = torch.device("cpu")
 
@@ -63,11 +63,6 @@ def test_groups_share_a_budget_by_tokens() -> None:
     tokens = [count * spec.block_tokens for count, spec in zip(counts, layout.groups, strict=True)]
     assert max(tokens) - min(tokens) < 16
     assert sum(c * g.block_bytes() for c, g in zip(counts, layout.groups, strict=True)) <= 100_000
-
-
-def test_a_window_needs_no_more_than_itself() -> None:
-    windowed = group(0, (0,), window=40)
-    assert (blocks_for_sequence(windowed, 1000), blocks_for_sequence(windowed, 17)) == (4, 2)
 
 
 def test_too_little_says_how_much_is_needed() -> None:

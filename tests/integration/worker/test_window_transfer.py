@@ -1,0 +1,102 @@
+"""A model whose layers all have one window: a decode worker takes its last blocks alone, in blocks of any size."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tandem.core.ids import GroupId
+from tests.integration.worker.loopback import Loopback
+from tests.integration.worker.pair import alone, handed_over, pair
+from tests.integration.worker.reference import clear_answer
+from tools.random_model import RandomModel, make_random_model
+from tools.waiting import wait_for_async
+
+MODEL = RandomModel(family="mistral", seed=3, window=40)
+COUNT = 10
+ANSWER: dict[str, Any] = {"max_tokens": COUNT, "ignore_eos": True}
+LENGTHS = (1, 24, 41, 64, 130)
+
+
+def prompt_of(length: int) -> list[int]:
+    return [(19 * i + length + 1) % 500 + 2 for i in range(length)]
+
+
+def received(pair: Loopback, name: str, prompt: list[int], **more: Any) -> tuple[list[int], int]:
+    """The answer, and how many blocks came."""
+    counters = pair.d.shell.counters
+    before = counters.get("kv_received_blocks", 0)
+    pair.submit(name, prompt, **{**ANSWER, **more})
+    pair.run_until_rest()
+    assert not pair.failed[name], pair.failed[name]
+    pair.p.check_baseline()
+    pair.d.check_baseline()
+    return pair.tokens(name), int(counters["kv_received_blocks"] - before)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(16, 16), (16, 8), (8, 16), (24, 16)])
+def test_only_the_last_window_travels(folder: Path, prefill: int, decode: int) -> None:
+    make_random_model(MODEL, folder / "model")
+    sides = {"prefill": {"block_tokens": prefill}, "decode": {"block_tokens": decode}}
+    pair = Loopback(folder, folder / "model", transport="shm", chunk_tokens=32, **sides)
+    try:
+        spec = pair.d.pools[GroupId(0)].spec
+        assert spec.window == MODEL.window
+        counters = pair.d.shell.counters
+        for length in LENGTHS:
+            prompt = prompt_of(length)
+            expected = clear_answer(folder / "model", prompt, COUNT)
+            cold, blocks = received(pair, f"cold{length}", prompt)
+            assert cold == expected
+            # What a hit that ends in front of the last token needs, which is at most a block more than the answer does.
+            hit = (length - 1) // decode * decode
+            assert blocks == spec.blocks_for(length) - max(0, hit - MODEL.window + 1) // decode
+            skipped = counters.get("kv_skipped_blocks", 0)
+            warm, blocks = received(pair, f"warm{length}", prompt)
+            assert warm == expected
+            assert blocks == (length % decode != 0), "nothing but the tail, which has no hash"
+            assert counters["kv_skipped_blocks"] > skipped or length < decode
+            again, blocks = received(pair, f"again{length}", prompt, is_whole=True)
+            assert (again, blocks) == (expected, 0)
+            assert pair.chunks[f"again{length}"][0][0].cached_tokens == hit
+        assert pair.p.shell.counters["kv_sent_bytes"] == counters["kv_received_bytes"]
+        assert counters["kv_received_bytes"] == counters["kv_received_blocks"] * spec.block_bytes()
+    finally:
+        pair.close()
+
+
+def test_a_prompt_of_many_choices_crosses_with_its_window(folder: Path) -> None:
+    make_random_model(MODEL, folder / "model")
+    pair = Loopback(folder, folder / "model", transport="shm", chunk_tokens=32)
+    try:
+        prompt = prompt_of(100)
+        pair.submit("a", prompt, n=3, temperature=1.0, seed=5, **ANSWER)
+        pair.run_until_rest()
+        pair.submit("own", prompt, is_whole=True, salt=b"another tenant", n=3, temperature=1.0, seed=5, **ANSWER)
+        pair.run_until_rest()
+        assert not pair.failed["a"]
+        assert [pair.tokens("a", c) for c in range(3)] == [pair.tokens("own", c) for c in range(3)]
+        assert len({tuple(pair.tokens("a", c)) for c in range(3)}) == 3
+        pair.p.check_baseline()
+        pair.d.check_baseline()
+    finally:
+        pair.close()
+
+
+def test_ranks_go_on_from_the_last_window(folder: Path) -> None:
+    make_random_model(MODEL, folder / "model")
+    prompt = prompt_of(130)
+    expected = clear_answer(folder / "model", prompt, COUNT)
+
+    async def run() -> None:
+        async with pair(folder, model=folder / "model", prefill={}, decode={"tp": 2}) as (p, d):
+            assert await handed_over(p, d, "cold", prompt, COUNT) == expected
+            blocks = 9 - (128 - 39) // 16
+            block_bytes = 16 * MODEL.layers * 2 * MODEL.kv_heads * (MODEL.hidden // MODEL.heads) * 4
+            await wait_for_async(lambda: d.load.counters["transfer_bytes"] == blocks * block_bytes)
+            assert await alone(d, "alone", prompt, COUNT) == expected
+
+    asyncio.run(run())
