@@ -23,6 +23,7 @@ from tandem.engine.blockspace import BlockSpace, Reserved
 from tandem.engine.limits import check_request, finish_reason
 from tandem.engine.memory_plan import SCORED_LOGITS
 from tandem.engine.pace import SchedulerConfig, StepPace
+from tandem.engine.prefix_hits import longest_hit
 from tandem.engine.request import (
     BlockEvent,
     EngineLoad,
@@ -210,6 +211,11 @@ class Engine:
         """`count` blocks a group for what is to come from elsewhere: those cached under `hashes`, and new ones, save
         for the first `lefts[i]` of group i. None, and nothing held, if running choices could not grow then."""
         return self._space.reserve(holder, hashes, count, self.growth_blocks, lefts)
+
+    def hit_blocks(self, hashes: AbstractSequence[BlockHash], *, is_whole: bool) -> int:
+        """How many leading blocks a request would not have to compute; `is_whole`: counting no further than all of them
+        are here, also behind windows. Holds nothing."""
+        return longest_hit(self.ledgers, self.layout.groups, hashes, is_whole=is_whole)
 
     def let_go(self, holder: Holder) -> None:
         """Give a holder's blocks back, in every group. Nothing may read or write them for it any more."""

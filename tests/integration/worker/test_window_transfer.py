@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from tandem.core import metricnames as names
+from tandem.core.blockhash import BlockHash, HashRoot, chain
 from tandem.core.ids import GroupId
-from tests.integration.worker.loopback import Loopback
+from tests.integration.worker.loopback import Loopback, Rank
 from tests.integration.worker.pair import alone, handed_over, pair
 from tests.integration.worker.reference import clear_answer
+from tests.integration.worker.trio import Trio
 from tools.random_model import RandomModel, make_random_model
 from tools.waiting import wait_for_async
 
@@ -23,6 +26,11 @@ LENGTHS = (1, 24, 41, 64, 130)
 
 def prompt_of(length: int) -> list[int]:
     return [(19 * i + length + 1) % 500 + 2 for i in range(length)]
+
+
+def chain_at(rank: Rank, tokens: list[int]) -> list[BlockHash]:
+    size = rank.shell.engine.layout.groups[0].block_tokens
+    return chain(HashRoot(fingerprint=rank.shell.fingerprint, block_tokens=size).digest(), tokens, size)
 
 
 def received(pair: Loopback, name: str, prompt: list[int], **more: Any) -> tuple[list[int], int]:
@@ -84,6 +92,57 @@ def test_a_prompt_of_many_choices_crosses_with_its_window(folder: Path) -> None:
         pair.d.check_baseline()
     finally:
         pair.close()
+
+
+@pytest.mark.parametrize("to", ["d1", "p0"])
+def test_a_context_is_fetched_from_its_window_on(folder: Path, to: str) -> None:
+    """A prompt's head is nowhere but at the prefill worker: a decode worker needs none of it, and that one has it."""
+    make_random_model(MODEL, folder / "model")
+    trio = Trio(folder, ("p0", "d0", "d1"), model=folder / "model", engine="model", kv_memory_bytes=64 << 20)
+    try:
+        prompt = prompt_of(100)
+        trio.submit("first", prompt, "p0", "d0", max_tokens=40)
+        trio.run_until_rest()
+        said = [*prompt, *trio.tokens("first")]
+        longer = [*said, *prompt_of(20)]
+        expected = clear_answer(folder / "model", longer, 4)
+        assert trio["d0"].shell.engine.ledgers[0].lookup(chain_at(trio["d0"], said)[0]) is None
+        computed = trio.count(to, "prefill_tokens")
+        trio.submit("second", longer, *((to, "d0") if to == "p0" else (to,)), sources=[("d0", 128)])
+        trio.run_until_rest()
+        assert trio.tokens("second") == expected
+        assert trio.count(to, "prefill_tokens") - computed == len(longer) - 128
+        blocks = {"d1": 8 - (128 - 39) // 16, "p0": 8 - 100 // 16}[to]
+        assert trio.count(to, names.FETCHED_BYTES) == blocks * trio[to].pools[GroupId(0)].spec.block_bytes()
+        trio.check_baseline()
+    finally:
+        trio.close()
+
+
+def test_a_holder_sends_nothing_of_what_is_gone(folder: Path) -> None:
+    """The requester lost what it said it had: the ticket is refused, and the prompt computed."""
+    make_random_model(MODEL, folder / "model")
+    trio = Trio(folder, ("p0", "d0"), model=folder / "model", engine="model", kv_memory_bytes=64 << 20)
+    try:
+        prompt = prompt_of(100)
+        trio.submit("first", prompt, "p0", "d0", max_tokens=40)
+        trio.run_until_rest()
+        longer = [*prompt, *trio.tokens("first"), *prompt_of(20)]
+        trio.submit("second", longer, "p0", "d0", sources=[("d0", 128)])
+        trio.run_until(lambda: trio.has_said("p0", "fetch_request"))
+        trio["p0"].shell.engine.ledgers[0].evict_cached()
+        trio.run_until_rest()
+        assert trio.tokens("second") == clear_answer(folder / "model", longer, 4)
+        assert trio.count("p0", names.FETCHES) == 0 == trio.count("d0", names.SUPPLIES)
+        assert trio.count("p0", "prefill_tokens") == len(prompt) + len(longer)
+        trio["p0"].shell.engine.ledgers[0].evict_cached()
+        trio.submit("third", longer, "p0", "d0", sources=[("d0", 128)])
+        trio.run_until_rest()
+        assert trio.tokens("third") == trio.tokens("second")
+        assert trio.count("p0", names.FETCHES) == 0, "the last window is no use to who hands over a whole prompt"
+        trio.check_baseline()
+    finally:
+        trio.close()
 
 
 def test_ranks_go_on_from_the_last_window(folder: Path) -> None:

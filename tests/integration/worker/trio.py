@@ -33,13 +33,16 @@ class Trio:
     """`names` begin with their role's letter. `own` is what some of the ranks have besides `settings`."""
 
     def __init__(
-        self, folder: Path, names: Sequence[str], own: dict[str, dict[str, Any]] | None = None, **settings: Any
-    ) -> None:
+        self, folder: Path, names: Sequence[str], own: dict[str, dict[str, Any]] | None = None,
+        model: Path | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        """`model`: a folder with weights, for the engine that computes; by default the bundled one's shape."""
         ClusterSecret.generate().save(folder / "secret")
-        shape = folder / "tandem-tiny"
-        shape.mkdir()
+        shape = model or folder / "tandem-tiny"
+        shape.mkdir(exist_ok=True)
         for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-            shutil.copy(MODEL / name, shape / name)
+            if model is None:
+                shutil.copy(MODEL / name, shape / name)
         common = {"engine": "sim", "transport": "shm", "chunk_tokens": 64, "max_model_len": 1024}
         common |= {"kv_memory_bytes": 128 * BLOCK_BYTES}
         self.clock = MovedClock()

@@ -13,7 +13,7 @@ from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.engine import Engine
 from tandem.engine.sim.runner import SimRunner
 from tandem.workerhost.fetch_names import fetch_holder, fetch_name, is_fetch
-from tandem.workerhost.fetch_room import FetchRoom, held_blocks, keep, reserve
+from tandem.workerhost.fetch_room import FetchRoom, keep, reserve
 
 BLOCKS, SIZE = 40, 4
 HASHES = chain(HashRoot(fingerprint="f", block_tokens=SIZE).digest(), range(100), SIZE)
@@ -48,21 +48,21 @@ def taken(engine: Engine, count: int) -> None:
 
 
 def room(engine: Engine, blocks: int, *others: FetchRoom) -> FetchRoom | None:
-    return reserve(engine, ME, HASHES[:blocks], others)
+    return reserve(engine, ME, HASHES[:blocks], others, is_whole=True)
 
 
 def test_only_what_lacks_is_received(engine: Engine) -> None:
     for group in range(len(engine.ledgers)):
         have(engine, group, 3 + group)
-    assert held_blocks(engine, HASHES) == 3
+    assert engine.hit_blocks(HASHES, is_whole=True) == 3
     found = room(engine, 9)
     assert found is not None
     assert [group.skip for group in found.groups] == [3, 4][: len(engine.ledgers)]
     assert [len(group.blocks) for group in found.groups] == [6, 5][: len(engine.ledgers)]
     assert found.gained_blocks == 6
-    assert held_blocks(engine, HASHES) == 3, "nobody finds what is not verified"
+    assert engine.hit_blocks(HASHES, is_whole=True) == 3, "nobody finds what is not verified"
     keep(engine, found)
-    assert held_blocks(engine, HASHES) == 9
+    assert engine.hit_blocks(HASHES, is_whole=True) == 9
     assert all(ledger.counts().cached == 9 for ledger in engine.ledgers)
     engine.check_integrity()
 

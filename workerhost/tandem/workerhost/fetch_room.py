@@ -36,24 +36,29 @@ class FetchRoom:
         return len(self.hashes) - min(group.hits for group in self.room.reserved)
 
 
-def held_blocks(engine: Engine, hashes: Sequence[BlockHash]) -> int:
-    """How many leading blocks are here in every KV group."""
-    return min(len(ledger.match(hashes)) for ledger in engine.ledgers)
+def unneeded_blocks(engine: Engine, count: int, *, is_whole: bool) -> list[int]:
+    """Of each KV group, leading ones of `count` blocks that whoever goes on behind them has no need of: they lie behind
+    its window. None `is_whole`."""
+    specs = engine.layout.groups
+    return [0 if is_whole else spec.first_needed(count * spec.block_tokens) for spec in specs]
 
 
 def reserve(
-    engine: Engine, holder: Holder, hashes: Sequence[BlockHash], others: Sequence[FetchRoom]
+    engine: Engine, holder: Holder, hashes: Sequence[BlockHash], others: Sequence[FetchRoom], *, is_whole: bool = True
 ) -> FetchRoom | None:
-    """Pin what is here of these blocks and reserve the rest; None, and nothing held, if that would take from others.
+    """Pin what is here of these blocks and reserve the rest, save for `unneeded_blocks`; None, and nothing held, if
+    that would take from others.
 
     Nothing is taken that running requests need to go on, and all fetches together (`others` are those under way) stay
     within a peer's quota: a fetch saves work, it is never worth a wait.
     """
-    held = [sum(len(other.room.tables[ledger.group]) for other in others) for ledger in engine.ledgers]
-    needs, pools = [len(hashes)] * len(engine.ledgers), [ledger.num_blocks for ledger in engine.ledgers]
+    reserved = [[other.room.reserved[ledger.group] for other in others] for ledger in engine.ledgers]
+    held = [sum(len(one.blocks) - one.left for one in of_group) for of_group in reserved]
+    lefts, pools = unneeded_blocks(engine, len(hashes), is_whole=is_whole), [led.num_blocks for led in engine.ledgers]
+    needs = [len(hashes) - left for left in lefts]
     if engine.is_short_of_blocks or quota.is_over(held, needs, pools):
         return None
-    room = room_for(engine, holder, hashes, len(hashes))
+    room = room_for(engine, holder, hashes, len(hashes), lefts)
     return FetchRoom(tuple(hashes), room) if room is not None else None
 
 

@@ -27,7 +27,7 @@ from tandem.kvtransfer.wire import profile_from_wire, profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.claims import Claim
 from tandem.workerhost.fetch_names import fetch_holder, fetch_name, tell_failed
-from tandem.workerhost.fetch_room import FetchRoom, held_blocks, keep, reserve
+from tandem.workerhost.fetch_room import FetchRoom, keep, reserve, unneeded_blocks
 from tandem.workerhost.leases import PeerLeases
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
@@ -103,7 +103,8 @@ class Fetching:
         if not 0 < limit * size <= MAX_TOKENS:
             return False
         request = tracked.engine_request
-        own = held_blocks(self._shell.engine, chain(request.hash_root, tokens, size, request.hashes)[:limit])
+        hashes = chain(request.hash_root, tokens, size, request.hashes)[:limit]
+        own = self._shell.engine.hit_blocks(hashes, is_whole=_is_whole(message))
         sources = deque(
             source
             for source in message.sources
@@ -190,6 +191,8 @@ class Fetching:
 
     def _ask(self, fetch: Fetch, own_blocks: int) -> None:
         fetch.source, fetch.transfer, fetch.room, fetch.root = fetch.sources.popleft(), new_transfer_id(), None, None
+        goal = min(fetch.source.tokens // self._block_tokens, fetch.limit_blocks)
+        needless = min(unneeded_blocks(self._shell.engine, goal, is_whole=_is_whole(fetch.message)))
         request = w.FetchRequest(
             fetch=fetch.transfer,
             request=fetch.tracked.request,
@@ -197,7 +200,7 @@ class Fetching:
             requester_incarnation=self._shell.incarnation,
             holder_incarnation=fetch.peer_incarnation,
             tokens=fetch.tokens[: fetch.source.tokens],  # the holder's blocks need not be as ours
-            have_tokens=own_blocks * self._block_tokens,
+            have_tokens=max(own_blocks, needless) * self._block_tokens,
             salt=fetch.tracked.salt,
             lossy=fetch.source.lossy,
             profile=self._profile,
@@ -218,11 +221,12 @@ class Fetching:
             raise TransferError("its blocks would not be exact", why=lossy)
         root = self._shell.hash_root(fetch.tracked.salt, lossy=lossy)
         hashes = chain(root, fetch.tokens[: blocks * self._block_tokens], self._block_tokens)
-        if held_blocks(engine, hashes) == len(hashes):
+        is_whole = _is_whole(fetch.message)
+        if engine.hit_blocks(hashes, is_whole=is_whole) == len(hashes):
             self._done(fetch, root)  # somebody computed them meanwhile
             return
         others = [other.room for other in self._fetches.values() if other.room is not None]
-        fetch.room = reserve(engine, fetch.holder, hashes, others)
+        fetch.room = reserve(engine, fetch.holder, hashes, others, is_whole=is_whole)
         if fetch.room is None:
             fetch.sources.clear()
             self._failed(fetch, "no_room", "blocks are short")
@@ -289,7 +293,7 @@ class Fetching:
             return
         request = fetch.tracked.engine_request
         hashes = chain(request.hash_root, fetch.tokens, self._block_tokens, request.hashes)[: fetch.limit_blocks]
-        self._ask(fetch, held_blocks(self._shell.engine, hashes))
+        self._ask(fetch, self._shell.engine.hit_blocks(hashes, is_whole=_is_whole(fetch.message)))
 
     def _stop(self, fetch: Fetch, code: str, why: str, *, is_peer_told: bool = False) -> None:
         """Forget a try: fence first, then its blocks go back."""
@@ -333,6 +337,11 @@ def _known_tokens(tracked: Tracked) -> tuple[int, ...]:
     if request.sampling.n != 1 or not request.forced:
         return request.prompt
     return (*request.prompt, *request.forced[0].tokens)
+
+
+def _is_whole(message: w.Submit) -> bool:
+    """What a prefill worker computes it hands over, so it needs also what lies behind a window."""
+    return message.leg != w.LEG_FULL
 
 
 def _key(fetch: Fetch) -> str:

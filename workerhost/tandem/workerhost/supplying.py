@@ -9,18 +9,19 @@ The index is advice: what is offered is what the ledger has, under the root that
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from tandem.core import metricnames as names
 from tandem.core import pairing
-from tandem.core.blockhash import chain
+from tandem.core.blockhash import BlockHash, chain
 from tandem.core.errors import CapacityError, TandemError, TransferError
 from tandem.core.ids import Attempt, BlockId, Incarnation, RequestId, TransferId, WorkerId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.logs import event
 from tandem.core.pairing import KVProfile, WireForm
+from tandem.engine.sequence import GONE
 from tandem.kvtransfer.events import Quiesced, SendFailed, Sent
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_from_wire, profile_to_wire
@@ -46,7 +47,8 @@ class Stage(Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Supply:
-    """One fetch that this worker feeds. `tables` are its own blocks, pinned, group by group."""
+    """One fetch that this worker feeds. `tables` are its own blocks, pinned, group by group, save for the first `lefts`
+    of each, which the requester has or does not need."""
 
     transfer: TransferId
     name: RequestId
@@ -56,6 +58,7 @@ class Supply:
     theirs: KVProfile
     form: WireForm
     tables: tuple[list[BlockId], ...]
+    lefts: tuple[int, ...]
     tokens: int
     stage: Stage = Stage.OFFERED
     ticket_s: float = 0.0
@@ -183,8 +186,8 @@ class Supplying:
         form = pairing.agree(self._shell.profile, theirs, offered=codecs)
         root = self._shell.hash_root(message.salt, lossy=message.lossy)
         hashes = chain(root, tuple(message.tokens), self._block_tokens)
-        matches = [ledger.match(hashes) for ledger in self._shell.engine.ledgers]
-        count = min(map(len, matches))
+        matches = self._matches(hashes, message.have_tokens // self._block_tokens)
+        count = min(len(table) for table, _ in matches)
         tokens = count * self._block_tokens
         if tokens // theirs.layout.groups[0].block_tokens * theirs.layout.groups[0].block_tokens <= message.have_tokens:
             raise TransferError("it holds no more of the prefix", why=f"{tokens} tokens are here")
@@ -196,21 +199,36 @@ class Supplying:
             peer_incarnation=Incarnation(message.requester_incarnation),
             theirs=theirs,
             form=form,
-            tables=tuple(match[:count] for match in matches),
+            tables=tuple(table[:count] for table, _ in matches),
+            lefts=tuple(min(left, count) for _, left in matches),
             tokens=tokens,
         )
         self._pin(supply)
         return supply, codecs
 
+    def _matches(self, hashes: Sequence[BlockHash], have: int) -> list[tuple[list[BlockId], int]]:
+        """For each KV group a table of what is here of the prefix, and how many of its leading blocks are not: where a
+        group has a window and that reaches further, those before `have`, which the requester has or does not need."""
+        found: list[tuple[list[BlockId], int]] = []
+        for ledger, spec in zip(self._shell.engine.ledgers, self._shell.engine.layout.groups, strict=True):
+            whole, left = ledger.match(hashes), 0
+            rest = ledger.match(hashes[have:]) if spec.window is not None else []
+            if rest and have + len(rest) > len(whole):
+                whole, left = [*[GONE] * have, *rest], have
+            found.append((whole, left))
+        return found
+
     def _pin(self, supply: Supply) -> None:
         """Keep the blocks until the fetch ends. Cached ones are out of others' reach meanwhile, so not without bound:
         raises CapacityError, and holds nothing, where running requests need them or others are fetching much."""
         engine, everyone = self._shell.engine, self._supplies.values()
-        held = [sum(len(other.tables[ledger.group]) for other in everyone) for ledger in engine.ledgers]
-        needs, pools = [len(table) for table in supply.tables], [ledger.num_blocks for ledger in engine.ledgers]
+        groups = [ledger.group for ledger in engine.ledgers]
+        held = [sum(len(other.tables[group]) - other.lefts[group] for other in everyone) for group in groups]
+        offered = [table[left:] for table, left in zip(supply.tables, supply.lefts, strict=True)]
+        needs, pools = [len(table) for table in offered], [ledger.num_blocks for ledger in engine.ledgers]
         is_too_much = engine.is_short_of_blocks or quota.is_over(held, needs, pools)
         if not is_too_much:
-            for ledger, table in zip(engine.ledgers, supply.tables, strict=True):
+            for ledger, table in zip(engine.ledgers, offered, strict=True):
                 ledger.share(supply.holder, table)
             is_too_much = any(ledger.available < engine.growth_blocks for ledger in engine.ledgers)
         if is_too_much:
@@ -227,7 +245,9 @@ class Supplying:
             raise TransferError("its codec or layout is not what was agreed")
         if [group.group for group in ticket.groups] != [spec.group for spec in supply.theirs.layout.groups]:
             raise TransferError("it has other KV groups than this model")
-        for spec, group in zip(supply.theirs.layout.groups, ticket.groups, strict=True):
+        for spec, group, left in zip(supply.theirs.layout.groups, ticket.groups, supply.lefts, strict=True):
+            if group.blocks and group.skip * spec.block_tokens < left * self._block_tokens:
+                raise TransferError(f"group {group.group} wants what lies behind its window, which is gone here")
             if (group.skip + len(group.blocks)) * spec.block_tokens > supply.tokens:
                 raise TransferError(f"group {group.group} wants more than the {supply.tokens} tokens that were offered")
 

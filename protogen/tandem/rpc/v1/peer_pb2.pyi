@@ -527,7 +527,7 @@ class FetchRequest(_message.Message):
     """Under which root the holder is to look (HashRoot.lossy); empty = exact blocks."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prefix that is wanted, and how much of it the requester has."""
+        """The prefix that is wanted, and how much of it the requester has, or does not need: it lies behind its window."""
 
     @_builtins.property
     def profile(self) -> _kv_pb2.KvProfile: ...
