@@ -41,6 +41,10 @@ def every_other_layer(_raw: Fields, layers: int) -> Iterable[int]:
     return range(0, layers, 2)
 
 
+_NULL_FIELDS = frozenset({"sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank"})
+"""Of all families: no window, no cap, queries that are made at once."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilySpec:
     """How one architecture differs from plain Llama.
@@ -57,7 +61,8 @@ class FamilySpec:
     has_float_norms         norms multiply in fp32, before they round
     quantizations           names in `quantization_config` whose weights are read, into plain ones
     has_latent              attention caches a latent instead of keys and values
-    defaults                what transformers takes for fields that config.json leaves out
+    defaults                what transformers takes for fields that config.json leaves out, or has as null
+    null_fields             fields whose null says "none", as it does in transformers, and not "take the default"
     reads                   fields among `ANSWER_FIELDS` that are computed, and `layer_types` where those may differ
     """
 
@@ -75,7 +80,13 @@ class FamilySpec:
     quantizations: frozenset[str] = frozenset()
     has_latent: bool = False
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    null_fields: frozenset[str] = _NULL_FIELDS
     reads: frozenset[str] = frozenset()
+
+    def with_defaults(self, raw: Fields) -> Fields:
+        """The fields of `raw`, and the defaults of those that it does not say."""
+        said = {name: value for name, value in raw.values.items() if value is not None or name in self.null_fields}
+        return Fields({**self.defaults, **said}, raw.path)
 
 
 _QWEN_WINDOW: dict[str, Any] = {"sliding_window": 4096, "max_window_layers": 28}
@@ -130,7 +141,7 @@ FAMILIES: dict[str, FamilySpec] = {
     ),
     "GptOssForCausalLM": FamilySpec(
         windowed=every_other_layer, experts=gpt_oss_experts, has_sinks=True, has_float_norms=True,
-        quantizations=frozenset({MXFP4}), defaults=GPT_OSS_DEFAULTS,
+        quantizations=frozenset({MXFP4}), defaults=GPT_OSS_DEFAULTS, null_fields=_NULL_FIELDS | {"head_dim"},
         reads=frozenset({"attention_bias", "layer_types", "swiglu_alpha", "swiglu_limit"}),
     ),
     "DeepseekV2ForCausalLM": FamilySpec(
@@ -139,6 +150,7 @@ FAMILIES: dict[str, FamilySpec] = {
     ),
     "DeepseekV3ForCausalLM": FamilySpec(
         has_latent=True, experts=deepseek_v3_experts, defaults=LATENT_DEFAULTS | V3_DEFAULTS,
+        null_fields=_NULL_FIELDS | {"norm_topk_prob"},
         reads=_DEEPSEEK_READS | {"rope_interleave"},
     ),
 }  # fmt: skip

@@ -130,7 +130,7 @@ def read_model_config(model_dir: Path) -> ModelConfig:
     """The config of the model in `model_dir`; raises ModelError naming the file and the field that is wrong."""
     raw = read_fields(model_dir / "config.json")
     architecture, family = _family(raw)
-    raw = Fields({**family.defaults, **raw.values}, raw.path)
+    raw = family.with_defaults(raw)
     _refuse_unsupported(raw, architecture, family)
     heads, layers = raw.positive("num_attention_heads"), raw.positive("num_hidden_layers")
     hidden = raw.positive("hidden_size")

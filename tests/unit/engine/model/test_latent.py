@@ -144,7 +144,7 @@ def test_bf16_stays_near_transformers_in_bf16(saved: Any, reference_of: Any, tok
     [
         ("v3", {"num_key_value_heads": 2}, "num_key_value_heads is 2"),
         ("v3", {"qk_rope_head_dim": 15}, "head_dim is 15"),
-        ("v3", {"kv_lora_rank": None}, "kv_lora_rank"),
+        ("v3", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
         ("v3", {"rope_interleave": "yes"}, "rope_interleave"),
         ("v2", {"rope_interleave": False}, "rope_interleave False is not supported"),
         ("v2, groups", {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),

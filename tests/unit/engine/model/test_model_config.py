@@ -178,6 +178,54 @@ def test_what_gemma_configs_leave_out_is_what_transformers_takes(raw_config: dic
     assert three.describe_rope() != replace(three, local_rope=RopeConfig(theta=2e4)).describe_rope()
 
 
+SMALL_LATENT = {"num_key_value_heads": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        (architecture, name)
+        for architecture, family in sorted(FAMILIES.items())
+        for name in sorted(family.defaults.keys() - family.null_fields)
+    ],
+)
+def test_null_is_not_said_and_takes_the_default_of_the_family(
+    architecture: str, name: str, raw_config: dict[str, Any], write_config: Any
+) -> None:
+    raw = raw_config | {"architectures": [architecture], "use_sliding_window": False, "moe_intermediate_size": 24}
+    raw |= SMALL_LATENT if FAMILIES[architecture].has_latent else {}
+    raw.pop(name, None)
+    assert read_model_config(write_config(raw | {name: None})) == read_model_config(write_config(raw))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "attribute", "value"),
+    [
+        ("Gemma2ForCausalLM", {"attn_logit_softcapping": None}, "attention_softcap", None),
+        ("Gemma2ForCausalLM", {"final_logit_softcapping": None}, "final_softcap", None),
+        ("Gemma2ForCausalLM", {"sliding_window": None}, "window", None),
+        ("GptOssForCausalLM", {"head_dim": None}, "head_dim", 8),  # hidden size / heads
+    ],
+)
+def test_null_says_none_where_it_does_in_transformers(
+    architecture: str, changes: dict[str, Any], attribute: str, value: Any, raw_config: dict[str, Any],
+    write_config: Any,
+) -> None:  # fmt: skip
+    config = read_model_config(write_config(raw_config | {"architectures": [architecture]} | changes))
+    assert getattr(config, attribute) == value
+
+
+def test_null_where_there_is_no_default_is_named(raw_config: dict[str, Any], write_config: Any) -> None:
+    latent = raw_config | SMALL_LATENT | {"architectures": ["DeepseekV2ForCausalLM"]}
+    for raw, name in (
+        (raw_config | {"num_attention_heads": None}, "num_attention_heads"),
+        (latent | {"num_experts_per_tok": None}, "num_experts_per_tok"),
+        (raw_config | {"rope_scaling": {"rope_type": "linear", "factor": None}}, "factor"),
+    ):
+        with pytest.raises(ModelError, match=f"{name} is missing"):
+            read_model_config(write_config(raw))
+
+
 def test_rotations_by_layer_type_in_both_spellings(raw_config: dict[str, Any], write_config: Any) -> None:
     gemma = raw_config | {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 6}
     scaling = {"rope_type": "linear", "factor": 8.0}
