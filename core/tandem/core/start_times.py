@@ -23,6 +23,7 @@ class StartPhase(StrEnum):
     TORCH = "importing torch"
     GROUP = "waiting for the other ranks"
     KERNELS = "loading kernels"
+    COMPILING = "compiling kernels"
     WEIGHTS = "loading the model"
     PACKING = "packing the weights"
     POOL = "allocating KV memory"

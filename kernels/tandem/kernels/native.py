@@ -21,6 +21,7 @@ import threading
 from pathlib import Path
 
 from tandem.core.logs import event
+from tandem.kernels.compiling import WATCH, draft_of, remove_stale_drafts
 
 ENVIRONMENT_VARIABLE = "TANDEM_NATIVE"
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _building: dict[Path, threading.Lock] = {}
 _loaded: dict[Path, ctypes.CDLL | None] = {}
+_tidied: set[Path] = set()
 
 
 _is_enabled = os.environ.get(ENVIRONMENT_VARIABLE, "1") != "0"
@@ -76,7 +78,8 @@ def build(source: Path, target: Path) -> None:
     if compiler is None:
         raise FileNotFoundError(f"no C compiler: none of {', '.join(_COMPILERS)} is on PATH")
     command = [compiler, *FLAGS, "-o", str(target), str(source), *LIBRARIES]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
+    with WATCH.running():
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
 
 
 def _open(source: Path) -> ctypes.CDLL:
@@ -84,6 +87,7 @@ def _open(source: Path) -> ctypes.CDLL:
     name = f"{source.parent.name}-{_key(source)}.so"
     directory = _cache_directory()
     if directory is not None:
+        _tidy(directory)
         try:
             return _open_cached(source, directory / name)
         except OSError as error:
@@ -100,16 +104,20 @@ def _open_cached(source: Path, path: Path) -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
         except OSError:
             path.unlink(missing_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    os.close(descriptor)
-    try:
-        build(source, Path(temporary))
-        with open(temporary, "rb") as built:
+    with draft_of(path) as draft:
+        build(source, draft)
+        with draft.open("rb") as built:
             os.fsync(built.fileno())
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        draft.replace(path)
     return ctypes.CDLL(str(path))
+
+
+def _tidy(directory: Path) -> None:
+    """Once in a process, before it builds anything there."""
+    with _lock:
+        if directory not in _tidied:
+            _tidied.add(directory)
+            remove_stale_drafts(directory)
 
 
 def _cache_directory() -> Path | None:

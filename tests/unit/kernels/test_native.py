@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tandem.kernels import native
+from tandem.kernels.compiling import WATCH
 from tandem.kernels.kv_wire.binding import SOURCE
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
@@ -147,6 +148,63 @@ def test_two_processes_may_build_at_once(source: Path) -> None:
         thread.join()
     assert outputs == ["42"] * 3
     assert len(list((source.parents[1] / "cache" / "tandem").iterdir())) == 1
+
+
+BUILD_FOR_EVER = """
+import os, sys
+from pathlib import Path
+from tandem.kernels import native
+
+def begin(source, target):
+    target.write_text("half a library")
+    print("building", flush=True)
+    sys.stdin.readline()
+
+native.build = begin
+native.load(Path(sys.argv[1]))
+"""
+
+
+@needs_compiler
+def test_drafts_of_killed_builds_are_removed_at_the_next_start_and_no_others(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = source.parents[1] / "cache" / "tandem"
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD_FOR_EVER, str(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "building\n"
+        (draft,) = cache.iterdir()
+        assert answer(native.load(source)) == 42
+        assert draft.exists(), "somebody else builds it"
+        other.kill()
+    assert draft.exists()
+    monkeypatch.setattr(native, "_loaded", {})
+    monkeypatch.setattr(native, "_tidied", set())  # as the next process begins
+    assert answer(native.load(source)) == 42
+    assert [path.name.startswith("answer-") for path in cache.iterdir()] == [True]
+
+
+@needs_compiler
+def test_whoever_wants_hears_when_compilers_run(source: Path, tmp_path: Path) -> None:
+    heard: list[bool] = []
+    with WATCH.told(heard.append):
+        native.load(source)
+        assert heard == [True, False]
+        with WATCH.running(), WATCH.running():
+            assert heard == [True, False, True], "one beside the other is not told again"
+        assert heard == [True, False] * 2
+        native.load(source)
+        assert len(heard) == 4, "it is loaded"
+        source.write_text("this is no C\n")
+        with pytest.raises(subprocess.CalledProcessError):
+            native.build(source, tmp_path / "x.so")
+        assert heard == [True, False] * 3
+    native._loaded.clear()
+    native.load(source)
+    assert len(heard) == 6, "nobody asks any more"
 
 
 @needs_compiler

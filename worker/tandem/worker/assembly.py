@@ -15,6 +15,7 @@ from tandem.core.kvlayout import KVLayout
 from tandem.core.liveness import TOMBSTONE_S
 from tandem.core.start_times import StartPhase
 from tandem.core.streamversion import STREAM_VERSION
+from tandem.kernels.compiling import WATCH
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
@@ -25,6 +26,7 @@ from tandem.worker.group_receiver import GroupReceiver
 from tandem.worker.group_sender import GroupSender
 from tandem.worker.leader_runner import LeaderRunner
 from tandem.worker.reports import Hello
+from tandem.worker.start_steps import StartSteps
 from tandem.workerhost.inbox import Inbox
 from tandem.workerhost.outbox import Outbox
 from tandem.workerhost.pulse import Pulse
@@ -64,10 +66,13 @@ class Leader:
 
 def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox) -> Leader:
     """Load the model, build engine and transfer ends, warm up. Raises TandemError with what to do about it."""
+    steps = StartSteps(lambda text: outbox.put(e.RankToHost(progress=e.Progress(text=text))))
+    with WATCH.told(steps.compile):
+        return _assemble_leader(config, seat, inbox, outbox, steps)
 
-    def enter(phase: StartPhase | str) -> None:
-        outbox.put(e.RankToHost(progress=e.Progress(text=phase)))
 
+def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, steps: StartSteps) -> Leader:
+    enter = steps.enter
     if config.settings.engine == "model":
         enter(StartPhase.TORCH)
         import tandem.worker.model_loading  # noqa: F401 - now, so that its time is not that of the weights
@@ -83,7 +88,7 @@ def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outb
     enter(StartPhase.WEIGHTS)
     loaded_rank = loading.load_rank(config, group, enter)
     if loaded_rank.memory is not None:
-        enter(loaded_rank.memory.words())
+        steps.note(loaded_rank.memory.words())
     runner = loaded_rank.runner
     if followers is not None:
         followers.wait_ready(FOLLOWERS_TIMEOUT_S)

@@ -1,0 +1,93 @@
+"""Compilers of C code: who wants to know when one runs, and the drafts that they write into the cache.
+
+A draft is made while its maker holds the cache's directory shared with other makers. Whoever gets the directory alone
+knows that nobody makes any, in no process and no container of this machine: drafts that are there were left by makers
+that were killed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_DRAFTS = ".*.so-*"
+
+
+class CompilerWatch:
+    """Tells when compilers run in this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0
+        self._tell: Callable[[bool], None] = lambda _: None
+
+    @contextmanager
+    def told(self, tell: Callable[[bool], None]) -> Iterator[None]:
+        """During the block `tell(True)` is called before the first of those compilers that run side by side, and
+        `tell(False)` behind the last one, by the threads that wait for them, one at a time."""
+        with self._lock:
+            before, self._tell = self._tell, tell
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._tell = before
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """A compiler runs during the block."""
+        self._count(1)
+        try:
+            yield
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            was_running, self._running = self._running > 0, self._running + more
+            if was_running != (self._running > 0):
+                self._tell(not was_running)
+
+
+WATCH = CompilerWatch()
+"""Of this process."""
+
+
+@contextmanager
+def draft_of(library: Path) -> Iterator[Path]:
+    """A new file beside `library` to build it into. What is still there behind the block is removed. Raises OSError."""
+    with _held(library.parent, fcntl.LOCK_SH):
+        descriptor, name = tempfile.mkstemp(prefix=f".{library.name}-", dir=library.parent)
+        os.close(descriptor)
+        try:
+            yield Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+def remove_stale_drafts(directory: Path) -> None:
+    """Remove drafts without a living maker. While anybody makes one, or where directories cannot be locked, none is
+    looked at; the next start does it."""
+    with suppress(OSError), _held(directory, fcntl.LOCK_EX | fcntl.LOCK_NB) as is_held:
+        for draft in directory.glob(_DRAFTS) if is_held else ():
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(directory: Path, how: int) -> Iterator[bool]:
+    """Lock `directory` during the block, which a process that ends lets go of; whether it could be."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        is_held = True
+        try:
+            fcntl.flock(descriptor, how)
+        except OSError:  # somebody else's, or a file system without such locks
+            is_held = False
+        yield is_held
+    finally:
+        os.close(descriptor)

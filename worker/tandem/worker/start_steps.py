@@ -1,0 +1,36 @@
+"""What a rank does at its start, as its host hears it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tandem.core.start_times import StartPhase
+
+
+class StartSteps:
+    """`say` hears phases in order, one at a time. A compiler that runs in a phase is one of its own, between two parts
+    of it. Thread-safe."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lock = threading.Lock()
+        self._phase: StartPhase | None = None
+
+    def enter(self, phase: StartPhase) -> None:
+        """The phase before is over."""
+        with self._lock:
+            self._phase = phase
+            self._say(phase)
+
+    def note(self, text: str) -> None:
+        """Say something else; the phase goes on."""
+        with self._lock:
+            self._say(text)
+
+    def compile(self, is_begun: bool) -> None:
+        """A compiler begins; or it has ended, and the phase goes on."""
+        with self._lock:
+            phase = StartPhase.COMPILING if is_begun else self._phase
+            if phase is not None:
+                self._say(phase)
