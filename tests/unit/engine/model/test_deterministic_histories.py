@@ -1,4 +1,5 @@
-"""`--deterministic` in bfloat16 in the whole engine: what happens around a request changes no bit of its answer."""
+"""`--deterministic` in bfloat16 in the whole engine: what happens around a request changes no bit of its answer, also
+where weights are quantised."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
 from tandem.engine.swapping import Swap
 
-FAMILIES = ("llama-biases", "qwen3", "gemma3")
+MODELS = (
+    ("llama-biases", "none"), ("qwen3", "none"), ("gemma3", "none"), ("qwen3", "int8"), ("gemma3", "int4"),
+)  # fmt: skip
+"""A family, and how its weights are quantised."""
 PROMPTS = (30, 47, 75, 30, 30)
 """Tokens of each; all begin alike."""
 
@@ -51,13 +55,14 @@ def ask(engine: Engine, prompts: dict[int, list[int]], sampling: SamplingParams)
     return asked
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def case(request: pytest.FixtureRequest, model_folder: Any, tokens_of: Any) -> Any:
     """A way to make runners of a family, its prompts, and the answer to each when nothing else was ever asked."""
+    family, quantize = request.param
 
     def make(**options: Any) -> ModelRunner:
         shape: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 128, "num_blocks": 96, **options}
-        return ModelRunner(model_dir=model_folder(request.param), is_deterministic=True, **shape)
+        return ModelRunner(model_dir=model_folder(family), is_deterministic=True, quantize=quantize, **shape)
 
     vocab = make().vocab_size
     common = tokens_of(20, vocab, 9)
