@@ -30,6 +30,12 @@ _SAMPLER_BYTES = 32
 """For each logit that a token is chosen from: scores, heated scores, probabilities, their sum in float64, order."""
 _LOGPROB_BYTES = 13
 """For each logit whose log-probability is reported: that, whether it is larger, and the same as a number to add up."""
+REORDERED_BYTES = 32 << 20
+"""As in the kernel `flash` of extend_attention: this module imports no torch."""
+_CODE_WIDTHS = range(32, 257, 32)
+"""Of heads that the C code of extend_attention has; others take torch's kernel there."""
+_PARTS_IN_MEMORY = 3
+"""What one part gives back is kept, and does not always serve the next one."""
 _REPEATABLE_GATE_BYTES = 16
 """For each gate of an MLP in deterministic mode: it and its partner, and what a written-out activation has in fp32."""
 _MEMORY_INFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
@@ -145,7 +151,8 @@ def _gathered_bytes(
     config: ModelConfig, layout: KVLayout, num_blocks: tuple[int, ...], dtype: str, max_positions: int, tokens: int
 ) -> int:
     """Of prefill attention on a CPU, in bfloat16 or in layers without window and soft cap: keys and values of one
-    sequence, as stored and as computed with, and which of them each token sees, as truth and as a number to add."""
+    sequence, as stored and as computed with, and which of them each token sees, as truth and as a number to add; where
+    torch computes in bfloat16, once more for the query heads."""
     is_plain = config.attention_softcap is None and len(config.windowed_layers) < config.layers
     if dtype != "bfloat16" and not is_plain:
         return 0
@@ -154,8 +161,20 @@ def _gathered_bytes(
         blocks = min(group.blocks_for(max_positions), count)
         stored = blocks * group.layer_bytes(layout.tp)
         converted = 0 if group.dtype == dtype else stored // DTYPE_BYTES[group.dtype] * size
-        most = max(most, stored + converted + tokens * blocks * group.block_tokens * (1 + size))
+        context = blocks * group.block_tokens
+        is_torchs = dtype == "bfloat16" and not (group.dtype == dtype and config.kv_shape.width in _CODE_WIDTHS)
+        reordered = _reordered_bytes(config, layout.tp, context) if is_plain and is_torchs else 0
+        most = max(most, stored + converted + reordered + tokens * context * (1 + size))
     return most
+
+
+def _reordered_bytes(config: ModelConfig, tp: int, context: int) -> int:
+    """Keys and values of `context` tokens for every query head, in parts as `REORDERED_BYTES` allow."""
+    shape = config.kv_shape
+    head = 2 * context * shape.width * DTYPE_BYTES["bfloat16"]
+    every = config.heads // tp * head
+    fewest = head * (shape.heads if shape.is_replicated else max(1, shape.heads // tp))
+    return min(every, _PARTS_IN_MEMORY * max(fewest, REORDERED_BYTES)) if every > REORDERED_BYTES else every
 
 
 def free_host_bytes(info: Path = _MEMORY_INFO, cgroup: Path = _CGROUP) -> int | None:

@@ -1,4 +1,5 @@
-"""Loads a model, runs the largest step that its plan allows, and prints what was planned and what that took."""
+"""Loads a model, runs the largest step that its plan allows, with the option `long` at the end of the longest context,
+and prints what was planned and what that took."""
 
 from __future__ import annotations
 
@@ -19,22 +20,25 @@ PROMPT = BOUNDS.tokens - BOUNDS.sequences
 
 
 def main() -> None:
+    options = sys.argv[2:]
     runner = ModelRunner(
         model_dir=Path(sys.argv[1]), num_blocks=2 * BOUNDS.tokens, bounds=BOUNDS,
-        is_deterministic="deterministic" in sys.argv[2:],
+        is_deterministic="deterministic" in options,
     )  # fmt: skip
+    past = runner.max_model_len - PROMPT if "long" in options else 0
     assert len(_step(runner, 2, 2)) == 4  # code is mapped when it runs first
     before = _now_bytes()
-    assert len(_step(runner, BOUNDS.sequences, PROMPT)) == BOUNDS.tokens
+    assert len(_step(runner, BOUNDS.sequences, PROMPT, past)) == BOUNDS.tokens
     took = _most_bytes() - before
     print(json.dumps({"planned": runner.memory.activations + runner.memory.sampler, "took": took}))
 
 
-def _step(runner: ModelRunner, decodes: int, prompt: int) -> list[Sampled]:
-    """Decodes in blocks of their own, and a prompt whose tokens' logits are all wanted."""
+def _step(runner: ModelRunner, decodes: int, prompt: int, past: int = 0) -> list[Sampled]:
+    """Decodes in blocks of their own, and a prompt whose tokens' logits are all wanted, behind `past` tokens."""
     sequences = [SeqSlice(1, 1, ([block],)) for block in range(decodes)]
-    sequences.append(SeqSlice(prompt, prompt, (list(range(decodes, decodes + prompt)),)))
-    positions = [0] * decodes + list(range(prompt))
+    blocks = range(decodes, decodes + max(prompt, -(-(past + prompt) // 16)))
+    sequences.append(SeqSlice(prompt, past + prompt, (list(blocks),)))
+    positions = [0] * decodes + list(range(past, past + prompt))
     tokens = [position % 100 for position in range(decodes + prompt)]
     batch = StepBatch(tokens, positions, sequences, list(range(decodes + prompt)))
     warm = SamplingParams(max_tokens=9, temperature=1.0, top_p=0.9, seed=1, logprobs=3, presence_penalty=0.5)

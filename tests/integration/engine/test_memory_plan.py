@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engine import memory_program
+from tools import random_model
 from tools.random_model import RandomModel, make_random_model
 
 
@@ -28,8 +29,11 @@ def took_and_planned(folder: Path, shape: RandomModel, *options: str, **environm
 
 
 @pytest.mark.parametrize(
-    ("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32"), ("gpt_oss", "bfloat16")]
-)
+    ("family", "dtype"), [
+        ("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32"), ("gpt_oss", "bfloat16"),
+        ("deepseek_v3", "bfloat16"),
+    ],
+)  # fmt: skip
 def test_the_largest_step_stays_within_its_plan(tmp_path: Path, family: str, dtype: str) -> None:
     shape = RandomModel(family=family, hidden=512, layers=2, heads=8, kv_heads=4, vocab=16_384, dtype=dtype)
     took, planned = took_and_planned(tmp_path / "model", shape)
@@ -47,4 +51,23 @@ def test_a_wide_mlp_stays_within_its_plan_in_deterministic_mode(
         family=family, hidden=64, intermediate=16_384, layers=1, heads=4, kv_heads=2, vocab=256, dtype=dtype
     )
     took, planned = took_and_planned(tmp_path / "model", shape, "deterministic", TANDEM_NATIVE=native)
+    assert planned / 8 < took <= planned
+
+
+@pytest.mark.parametrize(
+    ("dtype", "family", "options"), [
+        ("float32", "deepseek_v2", ("long",)), ("bfloat16", "deepseek_v3", ("long",)),
+        ("bfloat16", "deepseek_v3", ("deterministic", "long")),
+    ],
+)  # fmt: skip
+def test_latent_attention_of_a_published_width_stays_within_its_plan(
+    tmp_path: Path, dtype: str, family: str, options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every head's queries and answers are as wide as the latent: of one token, attention is the widest moment."""
+    for name, width in (("LATENT_RANK", 512), ("PLAIN", 128), ("TURNED", 64), ("VALUE", 128)):
+        monkeypatch.setattr(random_model, name, width)
+    shape = RandomModel(
+        family=family, hidden=64, intermediate=64, layers=1, heads=16, vocab=256, dtype=dtype, max_positions=8192
+    )
+    took, planned = took_and_planned(tmp_path / "model", shape, *options)
     assert planned / 8 < took <= planned

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import StartupError
+from tandem.engine import memory_plan
 from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout
 from tandem.engine.rope_config import RopeConfig
+from tandem.kernels.extend_attention import binding, flash
 from tests.unit.engine.bundled import MODEL
 
 MIB = 1 << 20
@@ -56,7 +58,11 @@ def test_on_a_cpu_the_longest_context_is_gathered() -> None:
     more: dict[str, Any] = {"is_cpu": True, "window": 4096}
     keys_and_values, seen = 2 * 8 * 128 * 2, 512 * (1 + 2)
     assert plan_of(is_cpu=True).activations - plain == 8192 * (keys_and_values + seen)
-    assert plan_of(is_cpu=True, kv_dtype="float32").activations - plain == 8192 * (3 * keys_and_values + seen)
+    # Where torch has to do it: of 8 query heads at a time, 32 in all, three times.
+    of_torch = plan_of(is_cpu=True, kv_dtype="float32").activations - plain
+    assert of_torch == 8192 * ((3 + 3) * keys_and_values + seen)
+    few = plan_of(is_cpu=True, kv_dtype="float32", heads=8).activations - plan_of(heads=8).activations
+    assert few == 8192 * ((3 + 1) * keys_and_values + seen), "in one part"
     assert plan_of(**more, windowed_layers=frozenset(range(1, 32))).activations > plain
     whole = plan_of(is_cpu=True).activations
     assert plan_of(**more, windowed_layers=frozenset(range(32))).activations == whole
@@ -64,6 +70,11 @@ def test_on_a_cpu_the_longest_context_is_gathered() -> None:
     plain = plan_of(dtype="float32").activations
     assert plan_of(**more, dtype="float32", windowed_layers=frozenset(range(32))).activations == plain
     assert plan_of(is_cpu=True, dtype="float32", attention_softcap=50.0).activations == plain
+
+
+def test_what_attention_reorders_is_bounded_as_the_kernel_bounds_it() -> None:
+    assert memory_plan.REORDERED_BYTES == flash.REORDERED_BYTES
+    assert memory_plan._CODE_WIDTHS == binding._WIDTHS
 
 
 def test_norms_of_heads_count_where_attention_is_the_widest_moment() -> None:

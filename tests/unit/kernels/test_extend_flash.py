@@ -36,6 +36,21 @@ def test_matches_dense_attention(paged, expected_attention, randn, computed, sto
     torch.testing.assert_close(out[: starts[-1]], expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_heads_in_parts_answer_with_the_same_bits(paged, randn, monkeypatch, has_sinks) -> None:
+    lens, counts = [40, 90], [40, 37]
+    case = paged(lens, dtype=torch.bfloat16, width=32)
+    q = randn(sum(counts), 10, 32, dtype=torch.bfloat16)
+    arguments = (q, case.layer_view, torch.tensor([0, 40, 77], dtype=torch.int32), case.block_table, case.context_lens)
+    spec = AttentionSpec(scale=0.25, sinks=randn(10) if has_sinks else None)
+    whole = flash.extend_attention_flash(*arguments, spec)
+    for heads in (1, 2, 3):
+        monkeypatch.setattr(flash, "REORDERED_BYTES", heads * 2 * 2 * 90 * 32 * 2)
+        parts = list(flash._parts(5, torch.empty(2, 1, 90, 32, dtype=torch.bfloat16)))
+        assert [part.stop - part.start for part in parts] == [heads] * (5 // heads) + [5 % heads] * (5 % heads > 0)
+        assert torch.equal(flash.extend_attention_flash(*arguments, spec), whole)
+
+
 def test_short_chunks_windows_and_soft_caps_are_left_to_the_reference(paged, randn) -> None:
     table, plain = paged([40, 90]).block_table, AttentionSpec(scale=1.0)
     assert flash.takes(randn(8, 4, 16), table, plain)

@@ -1,9 +1,12 @@
 """extend_attention by torch's own flash kernel for the CPU, for chunks of some length without window and soft cap.
 
-Keys and values of a sequence are gathered whole; the kernel never holds the scores.
+Keys and values of a sequence are gathered whole; the kernel never holds the scores. In bfloat16 it copies them for
+every query head into the order that matrix instructions want: heads are asked for in parts where these are large.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -15,6 +18,9 @@ from tandem.kernels.packed_attention import AttentionSpec
 _DTYPES = (torch.float32, torch.bfloat16)
 _FEWEST_ROWS = 4
 """Queries of a sequence, on average: down to so few it was measured, and took half to a seventh of the time."""
+
+REORDERED_BYTES = 32 << 20
+"""Most that those copies take in a part, unless those of one query head a KV head are more."""
 
 
 def takes(q: Tensor, block_table: Tensor, spec: AttentionSpec) -> bool:
@@ -40,18 +46,28 @@ def extend_attention_flash(
         blocks = block_table[sequence : sequence + 1, : -(-length // block_tokens)]
         k, v = (plane[:, None, :length] for plane in gather_tokens(layer_view, blocks, q.dtype))
         packed = q[rows].reshape(tokens, kv_heads, -1, width).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, width]
-        shared = (-1, packed.shape[1], -1, -1)
-        is_whole = tokens == length
-        seen = None if is_whole else torch.ones(tokens, length, dtype=torch.bool).tril_(length - tokens)
-        k, v = k.expand(shared), v.expand(shared)
-        if spec.sinks is not None:
-            answer = _with_sinks(packed, k, v, seen, spec.sinks.view(kv_heads, -1, 1), spec.scale)
-        else:
-            answer = functional.scaled_dot_product_attention(
-                packed, k, v, attn_mask=seen, is_causal=is_whole, scale=spec.scale
-            )
-        out[rows].view(tokens, kv_heads, -1, width).permute(1, 2, 0, 3).copy_(answer)
+        seen = None if tokens == length else torch.ones(tokens, length, dtype=torch.bool).tril_(length - tokens)
+        sinks = None if spec.sinks is None else spec.sinks.view(kv_heads, -1, 1)
+        result = out[rows].view(tokens, kv_heads, -1, width).permute(1, 2, 0, 3)
+        for part in _parts(packed.shape[1], k):
+            of_part = None if sinks is None else sinks[:, part]
+            result[:, part].copy_(_attend(packed[:, part], k, v, seen, of_part, spec.scale))
     return out
+
+
+def _parts(group: int, k: Tensor) -> Iterator[slice]:
+    """Of the `group` query heads of a KV head, those that are asked for at once; k: [kv_heads, 1, tokens, width]."""
+    most = group if k.dtype is not torch.bfloat16 else max(1, REORDERED_BYTES // (2 * k.numel() * k.element_size()))
+    return (slice(low, min(low + most, group)) for low in range(0, group, most))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, sinks: Tensor | None, scale: float) -> Tensor:
+    """q [kv_heads, heads, tokens, width] over keys and values that its heads share."""
+    shared = (-1, q.shape[1], -1, -1)
+    k, v = k.expand(shared), v.expand(shared)
+    if sinks is not None:
+        return _with_sinks(q, k, v, seen, sinks, scale)
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, scale=scale)
 
 
 def _with_sinks(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, sinks: Tensor, scale: float) -> Tensor:
