@@ -78,8 +78,8 @@ class ModelWork:
 def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout, quantize: str = "none") -> ModelWork:
     """Of a model whose weights are `dtype` in memory, or quantised, and whose KV lies in `layout`."""
     attention, kv = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    size, experts = DTYPE_BYTES[dtype], _expert_work(config, DTYPE_BYTES[dtype])
-    kept = WEIGHT_BYTES.get(quantize, size)
+    kept = WEIGHT_BYTES.get(quantize, DTYPE_BYTES[dtype])
+    experts = _expert_work(config, kept)
     before = config.hidden * (attention + 2 * kv)
     at_o, pair = config.hidden * attention, 4 * attention
     if (latent := config.latent) is not None:
@@ -89,8 +89,8 @@ def model_work(config: ModelConfig, *, dtype: str, layout: KVLayout, quantize: s
     every = config.layers * before + sum(behind[:-1])
     wanted = behind[-1] + config.hidden * config.vocab_size
     token_met = row_met = 0
-    if experts is not None:
-        met = experts.per_token * experts.expert_bytes // size
+    if experts is not None and config.experts is not None:
+        met = experts.per_token * 3 * config.hidden * config.experts.intermediate
         token_met, row_met = experts.token_layers * met, experts.row_layers * met
     return ModelWork(
         token_flops=2 * (every + token_met),
@@ -110,12 +110,13 @@ def _shared_features(config: ModelConfig, layer: int) -> int:
     return config.experts.count + 3 * config.experts.shared
 
 
-def _expert_work(config: ModelConfig, size: int) -> ExpertWork | None:
+def _expert_work(config: ModelConfig, kept: float) -> ExpertWork | None:
     experts = config.experts
     if experts is None:
         return None
     rows = int(config.layers - 1 in experts.layers)
     return ExpertWork(
-        count=experts.count, per_token=experts.per_token, expert_bytes=3 * config.hidden * experts.intermediate * size,
-        token_layers=len(experts.layers) - rows, row_layers=rows,
+        count=experts.count, per_token=experts.per_token,
+        expert_bytes=int(3 * config.hidden * experts.intermediate * kept), token_layers=len(experts.layers) - rows,
+        row_layers=rows,
     )  # fmt: skip

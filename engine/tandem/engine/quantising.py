@@ -1,7 +1,8 @@
 """Which weights of a model are quantised and how: made at load from plain ones, one tensor at a time, on the CPU.
 
-Embedding and norms stay as they are; every matrix that rows are multiplied with, the head among them, is quantised
-after it was cut for its rank, so that each rank has scales of its own. KV stays in the model's dtype.
+Embedding, norms and the routers of experts stay as they are; every other matrix that rows are multiplied with, the head
+among them, is quantised after it was cut for its rank, so that each rank has scales of its own. KV stays in the model's
+dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tandem.kernels.quantized_linear import (
 
 FAMILIES = frozenset({
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM",
-    "Gemma3ForCausalLM",
+    "Gemma3ForCausalLM", "MixtralForCausalLM", "Qwen3MoeForCausalLM", "GptOssForCausalLM",
 })  # fmt: skip
 """Architectures whose every matrix is a product of rows, which is what is quantised."""
 DTYPES = ("float32", "bfloat16")

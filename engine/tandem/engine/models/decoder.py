@@ -29,6 +29,7 @@ from tandem.engine.models.experts import ROUTERS, ExpertParameters, Experts, exp
 from tandem.engine.models.grouped_experts import grouped_experts
 from tandem.engine.models.latent import LatentAttention, LatentParameters
 from tandem.engine.models.mlp import Mlp, MlpParameters, beside, mlp_parameters
+from tandem.engine.models.quantised_weights import QuantisedWeights
 from tandem.engine.models.rope import rotation_table
 from tandem.engine.parallel import SingleRank, TensorGroup
 from tandem.engine.quantising import Quantizer
@@ -36,7 +37,6 @@ from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRow, fuse, join
-from tandem.kernels.quantized_linear import QuantizedWeight
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
 
@@ -91,7 +91,6 @@ class Decoder:
         self._group = SingleRank() if group is None else group
         self._tp_size, self._is_deterministic = self._group.size, is_deterministic
         self._quantizer = quantizer
-        self._quantized: dict[int, QuantizedWeight] = {}  # by id of the parameter, until its product is made
         self._backend = REFERENCE if is_deterministic else None
         check_tp(config, self._tp_size)
         split = Split.PADDED_ROWS
@@ -101,6 +100,12 @@ class Decoder:
         if not config.is_tied:
             self.head = self._parameter(("lm_head", config.vocab_size), columns=config.hidden, split=split)
         self.layers = [self._layer_parameters(index) for index in range(config.layers)]
+        self._quantised: QuantisedWeights | None = None
+        if quantizer is not None:
+            every = (layer.feed_forward for layer in self.layers)
+            experts = [one for one in every if isinstance(one, ExpertParameters)]
+            count = 0 if config.experts is None else config.experts.count
+            self._quantised = QuantisedWeights(quantizer, self.embedding, experts, count)
         self._steps: list[_Layer] = []
         self._joined: DenseLayers | None = None
         self.sinks: tuple[Tensor | None, ...] = (None,) * config.layers
@@ -115,11 +120,11 @@ class Decoder:
 
     def weight_bytes(self, device: torch.device) -> int:
         """Memory of this rank's weights once `load` has put them on `device`."""
-        if self._quantizer is not None:
-            products = [parameter for parameter in self.parameters() if self._is_product(parameter)]
+        if (quantised := self._quantised) is not None:
+            products = [parameter for parameter in self.parameters() if quantised.takes(parameter)]
             tied = [self.embedding] if self.head is self.embedding else []
-            size = self._quantizer.bytes_of((one.tensor.shape[0], one.tensor.shape[1]) for one in products + tied)
-            return size + sum(one.tensor.nbytes for one in self.parameters() if not self._is_product(one))
+            plain = sum(one.tensor.nbytes for one in self.parameters() if not quantised.takes(one))
+            return quantised.bytes_of(products + tied) + plain
         size = sum(parameter.tensor.nbytes for parameter in self.parameters())
         is_packed = not self._is_deterministic or self.dtype is torch.bfloat16
         is_copied = self.head is self.embedding and device.type == "cpu" and is_packed
@@ -314,6 +319,8 @@ class Decoder:
 
     def _expert_linears(self, weight: Parameter, bias: Parameter | None) -> list[Linear]:
         assert self.config.experts is not None
+        if self._quantised is not None:
+            return self._quantised.linears(weight, bias)
         make = partial(make_linear, is_deterministic=self._is_deterministic)
         tensor = None if bias is None else bias.tensor
         linears = pack_experts(weight.tensor, self.config.experts.count, make, tensor)
@@ -359,15 +366,10 @@ class Decoder:
         add_up = self._group.all_reduce_
         return lambda x: add_up(part(x))
 
-    def _is_product(self, parameter: Parameter) -> bool:
-        """Whether rows are multiplied with it, and nothing else is done with it."""
-        return parameter.columns is not None and parameter is not self.embedding
-
     def _quantize(self, parameter: Parameter) -> None:
-        """As soon as it is loaded: a second copy of a model would not fit."""
-        if self._quantizer is not None and self._is_product(parameter):
-            self._quantized[id(parameter)] = self._quantizer.weight(parameter.tensor)
-            parameter.tensor = parameter.tensor.to("meta")
+        """As soon as it is loaded."""
+        if self._quantised is not None:
+            self._quantised.quantise(parameter)
 
     def _normed(self, linear: Linear, weight: Parameter | None) -> Linear:
         """`linear` and the norm behind it, if the family has one."""
@@ -384,10 +386,11 @@ class Decoder:
         )  # fmt: skip
 
     def _linear(self, weight: Parameter, bias: Parameter | None) -> Linear:
-        tensor = None if bias is None else bias.tensor
-        if self._quantizer is not None and id(weight) in self._quantized:
-            return self._quantizer.linear(self._quantized.pop(id(weight)), tensor)
-        linear = make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic, quantize=self._quantizer)
+        if self._quantised is not None and self._quantised.takes(weight):
+            (linear,) = self._quantised.linears(weight, bias)
+            return linear
+        tensor, quantizer = None if bias is None else bias.tensor, self._quantizer if weight is self.head else None
+        linear = make_linear(weight.tensor, tensor, is_deterministic=self._is_deterministic, quantize=quantizer)
         if weight is not self.embedding:
             weight.tensor = weight.tensor.to("meta")  # packing copied it; two copies of a model would not fit
         return linear
