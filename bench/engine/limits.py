@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from tandem.kernels import native
+from tandem.kernels.cpu_memory import collect_into_huge_pages
 from tandem.kernels.packed_linear import PackedLinear
 
 SOURCE = Path(__file__).with_name("read.c")
@@ -35,6 +36,7 @@ class ReadBandwidth:
         first = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._address = -(-first // _PAGE) * _PAGE
         ctypes.memset(self._address, 1, _BYTES)
+        collect_into_huge_pages(self._address, _BYTES)
 
     def measure(self) -> float:
         """Bytes a second, once."""

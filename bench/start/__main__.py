@@ -30,7 +30,7 @@ def started(model: Path) -> dict[str, float]:
     """Phase → seconds, `took_s` of all, as the worker says them."""
     with running("--mixed", "1", "--prefill", "0", "--decode", "0", "--model", str(model)) as cluster:
         logs = "\n".join(file.read_text(errors="replace") for file in cluster.folder.rglob("*.log"))
-    (line,) = [line for line in logs.splitlines() if " worker started " in line]
+    (line,) = [line for line in logs.splitlines() if " worker started " in line and "took_s=" in line]
     return {name: float(value) for name, value in re.findall(r"(\w+_s)=([\d.]+)", line)}
 
 
