@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
-from tandem.kernels.backend import ENVIRONMENT_VARIABLE
+from tandem.kernels import backend
 from tools.random_model import RandomModel, make_random_model
 
 LENGTHS = (5, 20)
@@ -65,12 +65,12 @@ def logits(runner: ModelRunner) -> tuple[Tensor, Callable[[], Tensor]]:
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v2", "deepseek_v3"])
 def test_a_decode_step_is_the_other_paths_and_never_asks_the_host(tmp_path, monkeypatch, family) -> None:
     make_random_model(RandomModel(family=family, seed=5, window=0 if family == "mixtral" else 40), tmp_path)
-    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+    monkeypatch.setattr(backend, "_chosen", backend.AUTO)
     expected, expected_step = logits(make_runner(tmp_path))
     with pytest.raises(AskedHostError):
         never_asking(monkeypatch, expected_step)
     wanted = expected_step()
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "triton")
+    monkeypatch.setattr(backend, "_chosen", backend.TRITON)
     found, step = logits(make_runner(tmp_path))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     torch.testing.assert_close(never_asking(monkeypatch, step), wanted, atol=1e-4, rtol=0)
