@@ -94,6 +94,17 @@ def test_large_scores_and_large_contexts(path, paged, expected_attention, randn)
     torch.testing.assert_close(out, expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
+def test_early_keys_count_as_late_ones(path, paged) -> None:
+    """Of equal scores in many spans: ones and minus ones in equal number are nothing, whichever come first."""
+    length = 16384
+    case, starts = paged([length], dtype=torch.bfloat16, width=32, block_tokens=64), bounds([1])
+    early, late = case.block_table[0, : length // 64].long().chunk(2)
+    case.layer_view[early, 1], case.layer_view[late, 1] = 1, -1
+    q = torch.zeros(1, 2, 32, dtype=torch.bfloat16)
+    out = extend_attention(q, case.layer_view, starts, case.block_table, case.context_lens, scale=0.2)
+    assert out.abs().max() < 1e-6
+
+
 def test_what_is_not_a_number_stays_in_its_row(path, paged, randn) -> None:
     case, starts = paged([40], dtype=torch.bfloat16, width=32), bounds([40])
     q = randn(40, 2, 32, dtype=torch.bfloat16)

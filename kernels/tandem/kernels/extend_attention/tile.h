@@ -106,7 +106,10 @@ FN void weigh(const struct extend *e, struct state *s, const float *scores, int6
             if (IS_MASKED) score = _mm512_mask_mov_ps(hidden, visible(e, s, v, key + k), score);
             most = _mm512_max_ps(most, score);
         }
-        kept[v] = power_of_two(_mm512_mul_ps(_mm512_sub_ps(s->most[v], most), scale));
+        /* 1 where the maximum stays: power_of_two(0) is above it, which would favour early keys, span by span. */
+        const __mmask16 stays = _mm512_cmp_ps_mask(s->most[v], most, _CMP_EQ_OQ);
+        const __m512 lost = power_of_two(_mm512_mul_ps(_mm512_sub_ps(s->most[v], most), scale));
+        kept[v] = _mm512_mask_mov_ps(lost, stays, _mm512_set1_ps(1));
         s->most[v] = most;
         const __m512 down = _mm512_mul_ps(most, scale);
         __m512 total = _mm512_mul_ps(s->total[v], kept[v]);
