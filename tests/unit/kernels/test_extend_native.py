@@ -121,12 +121,22 @@ def test_bad_lengths_and_blocks_are_refused(path, paged, randn) -> None:
     rest = {"block_table": case.block_table, "context_lens": case.context_lens, "scale": 1.0}
     with pytest.raises(ValueError, match="more queries than tokens"):
         extend_attention(q, case.layer_view, bounds([41]), **rest)
+    for rows in ([0, 42], [-2, 5]):
+        with pytest.raises(ValueError, match="rows that q does not have: it has 41"):
+            extend_attention(q, case.layer_view, torch.tensor(rows, dtype=torch.int32), **rest)
     rest["context_lens"] = torch.tensor([4000], dtype=torch.int32)
     with pytest.raises(IndexError):
         extend_attention(q, case.layer_view, bounds([40]), **rest)
     rest |= {"context_lens": case.context_lens, "block_table": case.block_table + 1000}
     with pytest.raises(IndexError):
         extend_attention(q, case.layer_view, bounds([40]), **rest)
+
+
+def test_a_window_larger_than_all_positions_hides_nothing(path, paged, randn) -> None:
+    case, q = paged([40], dtype=torch.bfloat16, width=32), randn(40, 2, 32, dtype=torch.bfloat16)
+    given = (q, case.layer_view, bounds([40]), case.block_table, case.context_lens)
+    plain = extend_attention(*given, scale=0.2)
+    assert torch.equal(extend_attention(*given, scale=0.2, window=(1 << 32) + 5), plain)
 
 
 def test_other_types_and_widths_are_left_to_others(paged, randn) -> None:

@@ -15,8 +15,9 @@ from tandem.kernels.packed_attention import AttentionSpec
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_extend_attention")
 _WIDTHS = range(32, 257, 32)
 _STEP = 32
+_MOST_TOKENS = 2**31 - 1  # positions are int32
 _AMX = 2  # what tandem_choose_path answers
-_SHORT, _OUTSIDE = 1, 2  # enum answer
+_SHORT, _OUTSIDE, _NO_ROWS = 1, 2, 3  # enum answer
 
 
 def takes(q: Tensor, layer_view: Tensor) -> bool:
@@ -47,14 +48,17 @@ def extend_attention_native(
     out = torch.empty((tokens, q_heads, width), dtype=q.dtype)
     (softcap,) = struct.unpack("q", struct.pack("d", spec.softcap or 0.0))
     answer = LIBRARY.call((
-        num_blocks, block_table.shape[1], q.data_ptr(), layer_view.data_ptr(), out.data_ptr(), block_table.data_ptr(),
-        cu_seqlens.data_ptr(), context_lens.data_ptr(), 0 if spec.sinks is None else spec.sinks.data_ptr(),
-        room.data_ptr(), context_lens.shape[0], kv_heads, q_heads // kv_heads, width, block_tokens,
+        num_blocks, block_table.shape[1], tokens, q.data_ptr(), layer_view.data_ptr(), out.data_ptr(),
+        block_table.data_ptr(), cu_seqlens.data_ptr(), context_lens.data_ptr(),
+        0 if spec.sinks is None else spec.sinks.data_ptr(), room.data_ptr(),
+        context_lens.shape[0], kv_heads, q_heads // kv_heads, width, block_tokens,
         q.stride(0), q.stride(1), block_table.stride(0), blocks * 2, planes * (VALUE_PLANE - KEY_PLANE) * 2, heads * 2,
-        spec.window or 0, torch.get_num_threads(), softcap,
+        min(spec.window or 0, _MOST_TOKENS), torch.get_num_threads(), softcap,
     ), spec.scale)  # fmt: skip
     if answer == _OUTSIDE:
         raise IndexError("block_table or context_lens name blocks that the pool or the table does not have")
+    if answer == _NO_ROWS:
+        raise ValueError(f"cu_seqlens names rows that q does not have: it has {tokens}")
     if answer == _SHORT:
         raise ValueError("a sequence has more queries than tokens in its context")
     return out

@@ -3,7 +3,7 @@
    One sequence after the other: its keys and values are packed once, by parts, and met by tiles of ROWS queries, the heads of a
    GQA group side by side. Threads take the next part and the next tile when they are done with one: a tile takes the longer
    the later it stands. Scores and sums are float32, weights are rounded for the second product. Shapes and types are the
-   caller's to check, blocks and lengths are checked here. One parallel region a call; thread-safe. */
+   caller's to check; rows, blocks and lengths are checked here. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"
 #include "../matrix_unit.h"
@@ -23,7 +23,7 @@
 
 static product_fn *product;
 static int uses_amx;
-enum answer { DONE, SHORT, OUTSIDE };
+enum answer { DONE, SHORT, OUTSIDE, NO_ROWS };
 
 /* For tests and at the start: the instructions by name, "" = the best; 2 with AMX, 0 if this CPU has not got them. */
 int tandem_choose_path(const char *name) {
@@ -43,10 +43,11 @@ static int64_t oldest_of(const struct extend *e, int64_t sequence) {
     return e->window && first >= e->window ? first - e->window + 1 : 0;
 }
 
-static enum answer check(const struct extend *e, int64_t num_blocks, int64_t max_blocks) {
+static enum answer check(const struct extend *e, int64_t num_blocks, int64_t max_blocks, int64_t rows) {
     for (int64_t i = 0; i < e->sequences; i++) {
         const int64_t tokens = e->starts[i + 1] - e->starts[i], length = e->lens[i];
         if (tokens <= 0) continue;
+        if (e->starts[i] < 0 || e->starts[i + 1] > rows) return NO_ROWS;
         if (length < tokens) return SHORT;
         const int64_t blocks = (length + e->block_tokens - 1) / e->block_tokens;
         if (blocks > max_blocks) return OUTSIDE;
@@ -91,14 +92,14 @@ static void share_out(void *data) {
 #endif
 }
 
-/* `given`: blocks of the pool and of a row of the table, and the fields of `struct extend` up to `softcap`, each of 8 bytes.
-   Answers with an `enum answer`. */
+/* `given`: blocks of the pool and of a row of the table, rows of q, and the fields of `struct extend` up to `softcap`, each
+   of 8 bytes. Answers with an `enum answer`. */
 int tandem_extend_attention(const int64_t *given, float scale) {
     struct extend e;
     memset(&e, 0, sizeof e);
-    memcpy(&e, given + 2, offsetof(struct extend, scale));
+    memcpy(&e, given + 3, offsetof(struct extend, scale));
     e.scale = scale, e.sequence = -1;
-    const enum answer answer = check(&e, given[0], given[1]);
+    const enum answer answer = check(&e, given[0], given[1], given[2]);
     if (answer == DONE) run_region(share_out, &e, e.threads);
     return answer;
 }
