@@ -23,7 +23,7 @@ def silu_mul(gate_up: Tensor, *, backend: str | None = None) -> Tensor:
 
     gate_up: `[rows, 2 · width]`, gate first. Returns `[rows, width]` in its dtype, owned by the caller. Raises
     ValueError for another shape. On the CPU C code runs where there is a compiler; its exp is within 2e-7 of torch's,
-    relatively.
+    relatively, and its silu within 1e-5 where that is rounded to bfloat16.
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [rows, 2 * width], got {tuple(gate_up.shape)}")
