@@ -44,6 +44,16 @@ FN __m512i NAME(bf16_bits)(VEC a) {
 }
 FN void NAME(store_bf16)(uint16_t *p, VEC a) { _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(NAME(bf16_bits)(a))); }
 FN VEC NAME(as_bf16)(VEC a) { return _mm512_castsi512_ps(_mm512_slli_epi32(NAME(bf16_bits)(a), 16)); }
+/* 2^a within 3e-6 of it, relatively, where it is rounded to bfloat16 next; NaN stays NaN. By a polynomial for what a is above
+   a whole number. */
+FN VEC NAME(power_of_two)(VEC a) {
+    const VEC above = _mm512_reduce_ps(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    VEC p = _mm512_set1_ps(1.3520603197e-2f);
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(5.2037428775e-2f));
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(2.4142749325e-1f));
+    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(6.9300662066e-1f));
+    return _mm512_scalef_ps(_mm512_fmadd_ps(p, above, _mm512_set1_ps(1.0000025181f)), a);
+}
 FN __m256 NAME(half)(VEC a) { return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1)); }
 
 #else

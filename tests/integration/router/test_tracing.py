@@ -73,8 +73,8 @@ def check_whole(receiver: Receiver, root: ReceivedSpan, latency_s: float) -> boo
     return bool(
         root.took_s < latency_s  # not of each: a client may have its last byte before the router's thread goes on
         and root.took_s == pytest.approx(latency_s, rel=0.05, abs=0.01)
-        and parts[1].took_s == pytest.approx(SLOW.prefill_s, rel=0.3)
-        and parts[2].took_s == pytest.approx(SLOW.transfer_s, rel=0.5)
+        and 0.99 * SLOW.prefill_s < parts[1].took_s < 1.3 * SLOW.prefill_s
+        and 0.99 * SLOW.transfer_s < parts[2].took_s < 1.5 * SLOW.transfer_s
     )
 
 

@@ -67,16 +67,6 @@ FN __mmask16 visible(const struct extend *e, const struct state *s, int v, int64
     return seen;
 }
 
-/* 2^x within 3e-6 of it, relatively; NaN stays NaN. By a polynomial for what x is above a whole number. */
-FN __m512 power_of_two(__m512 x) {
-    const __m512 above = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    __m512 p = _mm512_set1_ps(1.3520603197e-2f);
-    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(5.2037428775e-2f));
-    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(2.4142749325e-1f));
-    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(6.9300662066e-1f));
-    return _mm512_scalef_ps(_mm512_fmadd_ps(p, above, _mm512_set1_ps(1.0000025181f)), x);
-}
-
 /* Scores so that no one is beyond the cap: c · tanh(s · scale / c) / scale, and tanh x is 1 - 2 / (exp 2x + 1). */
 FN void cap(const struct extend *e, float *scores, int64_t count) {
     const __m512 one = _mm512_set1_ps(1), two = _mm512_set1_ps(2);
@@ -108,7 +98,7 @@ FN void weigh(const struct extend *e, struct state *s, const float *scores, int6
         }
         /* 1 where the maximum stays: power_of_two(0) is above it, which would favour early keys, span by span. */
         const __mmask16 stays = _mm512_cmp_ps_mask(s->most[v], most, _CMP_EQ_OQ);
-        const __m512 lost = power_of_two(_mm512_mul_ps(_mm512_sub_ps(s->most[v], most), scale));
+        const __m512 lost = power_of_two_avx512(_mm512_mul_ps(_mm512_sub_ps(s->most[v], most), scale));
         kept[v] = _mm512_mask_mov_ps(lost, stays, _mm512_set1_ps(1));
         s->most[v] = most;
         const __m512 down = _mm512_mul_ps(most, scale);
@@ -116,7 +106,7 @@ FN void weigh(const struct extend *e, struct state *s, const float *scores, int6
         for (int64_t k = 0; k < count; k += 2) {
             __m512 pair[2];
             for (int i = 0; i < 2; i++) {
-                pair[i] = power_of_two(_mm512_fmsub_ps(_mm512_loadu_ps(scores + (k + i) * ROWS + 16 * v), scale, down));
+                pair[i] = power_of_two_avx512(_mm512_fmsub_ps(_mm512_loadu_ps(scores + (k + i) * ROWS + 16 * v), scale, down));
                 if (IS_MASKED) pair[i] = _mm512_maskz_mov_ps(visible(e, s, v, key + k + i), pair[i]);
                 total = _mm512_add_ps(total, pair[i]);
             }

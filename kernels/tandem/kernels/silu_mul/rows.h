@@ -5,18 +5,11 @@ FN VEC NAME(silu)(VEC x) {
     return NAME(divide)(x, NAME(add)(NAME(all)(1.0f), NAME(exp)(NAME(mul)(x, NAME(all)(-1.0f)))));
 }
 
-/* The same within 1e-5 of it, relatively, which rounding to bfloat16 hides: 2^ by a polynomial, and a reciprocal that
-   Newton's method corrects. */
+/* The same within 1e-5 of it, relatively, which rounding to bfloat16 hides, by a reciprocal that Newton's method corrects. */
 #if ISA == 512
 FN VEC NAME(silu_for_bf16)(VEC x) {
     const VEC y = _mm512_min_ps(_mm512_set1_ps(126.0f), _mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
-    const VEC above = _mm512_reduce_ps(y, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-    VEC p = _mm512_set1_ps(1.3520603197e-2f);
-    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(5.2037428775e-2f));
-    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(2.4142749325e-1f));
-    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(6.9300662066e-1f));
-    p = _mm512_fmadd_ps(p, above, _mm512_set1_ps(1.0000025181f));
-    const VEC below = _mm512_add_ps(_mm512_set1_ps(1.0f), _mm512_scalef_ps(p, y)), near = _mm512_rcp14_ps(below);
+    const VEC below = _mm512_add_ps(_mm512_set1_ps(1.0f), NAME(power_of_two)(y)), near = _mm512_rcp14_ps(below);
     return _mm512_mul_ps(x, _mm512_mul_ps(near, _mm512_fnmadd_ps(below, near, _mm512_set1_ps(2.0f))));
 }
 #else
