@@ -51,9 +51,8 @@ def extend_attention(
 
         return extend_attention_triton(q, layer_view, cu_seqlens, block_table, context_lens, spec)
     if uses_native(q.device, backend):
-        is_for_flash = flash.takes(q, block_table, spec)
-        if binding.takes(q, layer_view) and (binding.is_best() or not is_for_flash):
+        if binding.takes(q, layer_view):
             return binding.extend_attention_native(q, layer_view, cu_seqlens, block_table, context_lens, spec)
-        if is_for_flash:
+        if flash.takes(q, block_table, spec):
             return flash.extend_attention_flash(q, layer_view, cu_seqlens, block_table, context_lens, spec)
     return extend_attention_reference(q, layer_view, cu_seqlens, block_table, context_lens, spec)

@@ -16,9 +16,9 @@ from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.cpu_memory import collect_into_huge_pages
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_packed_linear")
-FEW_ROWS, FEW_ROWS_AMX = 1, 64
-"""Up to so many rows go to the C code, without and with a matrix unit. Measured with AMX on two cores: 2 to 16 rows
-read weights at 1.4 times oneDNN's speed, 64 rows as fast. By vectors two rows take an eighth more than by oneDNN."""
+FEW_ROWS, FEW_ROWS_AMX = 32, 64
+"""Up to so many rows go to the C code, without and with a matrix unit. Measured on two cores: with AMX 2 to 16 rows
+read weights at 1.4 times oneDNN's speed, 64 rows as fast; without it 2 to 32 rows take 0.6 to 1.0 of oneDNN's time."""
 NARROW_COLUMNS, NARROW_ROWS = 640, range(256, 1024)
 """So many rows of a weight with at most so many columns go there, too, with AMX and several threads: oneDNN leaves all
 but one thread without work then. Measured with 576 columns: 1.0 to 1.9 times as fast."""
