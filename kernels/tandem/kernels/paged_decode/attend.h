@@ -9,11 +9,54 @@
 #define HEADS 4
 #endif
 
-/* Scores of `count` tokens for MANY of four heads; `rows` are the tokens' keys. */
-FN void NAME(score)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *scores,
-                    const int MANY, const int is_bf16) {
-    const int64_t width = d->width;
+/* The rows of up to TILE tokens' keys, and how many they are. */
+#ifndef TOKENS
+#define TOKENS
+struct tokens { const char *rows[TILE]; int64_t count; };
+
+static inline void find_tokens(const struct decode *d, int64_t sequence, int64_t head, int64_t low, int64_t high,
+                               struct tokens *found) {
+    const char *base = d->pool + head * d->head_bytes;
+    const int32_t *table = d->table + sequence * d->table_stride;
+    const int64_t row_bytes = d->width * (d->kv_is_bf16 ? 2 : 4);
+    found->count = high - low < TILE ? high - low : TILE;
+    for (int64_t t = 0; t < found->count; t++) {
+        const int64_t token = low + t;
+        found->rows[t] = base + table[token / d->block_tokens] * d->block_bytes + token % d->block_tokens * row_bytes;
+    }
+}
+
+/* The tile behind [low, low + TILE): of this pair up to `to`, or the first one of the next pair, which the same thread takes
+   more often than not. */
+static inline void find_next(const struct decode *d, int64_t sequence, int64_t head, int64_t low, int64_t to,
+                             struct tokens *found) {
+    found->count = 0;
+    if (low + TILE < to) {
+        find_tokens(d, sequence, head, low + TILE, to, found);
+        return;
+    }
+    if (++head == d->kv_heads) head = 0, sequence++;
+    if (sequence < d->batch) find_tokens(d, sequence, head, 0, d->lens[sequence], found);
+}
+
+/* Fetches what comes after this token, so that memory is read while scores are computed. */
+static inline void fetch_ahead(const struct decode *d, const struct tokens *next, int64_t token) {
+    if (token >= next->count) return;
+    const char *row = next->rows[token];
+    for (int64_t i = 0; i < d->width * (d->kv_is_bf16 ? 2 : 4); i += 64) {
+        __builtin_prefetch(row + i);
+        __builtin_prefetch(row + d->plane_bytes + i);
+    }
+}
+#endif
+
+/* Scores of a tile's tokens for MANY of four heads. `next` is fetched meanwhile. */
+FN void NAME(score)(const struct decode *d, const float *q, const struct tokens *here, const struct tokens *next,
+                    float *scores, const int MANY, const int is_bf16) {
+    const int64_t width = d->width, count = here->count;
+    const char *const *rows = here->rows;
     for (int64_t t = 0; t < count; t++) {
+        fetch_ahead(d, next, t);
         VEC sum[HEADS] = {NAME(zero)(), NAME(zero)(), NAME(zero)(), NAME(zero)()};
         for (int64_t i = 0; i < width; i += LANES) {
             const VEC key = NAME(load)(rows[t], i, is_bf16);
@@ -21,6 +64,7 @@ FN void NAME(score)(const struct decode *d, const float *q, const char *const *r
         }
         _mm_storeu_ps(scores + HEADS * t, NAME(sums)(sum[0], sum[1], sum[2], sum[3]));
     }
+    for (int64_t t = count; t < next->count; t++) fetch_ahead(d, next, t);
 }
 
 /* Adds the values of `count` tokens, times their weights, to `acc` [MANY][width], which is multiplied by `kept`. */
@@ -44,10 +88,11 @@ FN void NAME(gather)(const struct decode *d, float *acc, const float *kept, cons
 }
 
 /* One tile for four heads: `most` and `total` [4] are the running maxima and sums. */
-FN void NAME(attend_tile)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *most,
-                   float *total, float *acc, const int MANY, const int is_bf16) {
+FN void NAME(attend_tile)(const struct decode *d, const float *q, const struct tokens *here, const struct tokens *next,
+                          float *most, float *total, float *acc, const int MANY, const int is_bf16) {
     float scores[TILE * HEADS], lanes[LANES], kept[HEADS];
-    NAME(score)(d, q, rows, count, scores, MANY, is_bf16);
+    const int64_t count = here->count;
+    NAME(score)(d, q, here, next, scores, MANY, is_bf16);
     const int64_t filled = (count * HEADS + LANES - 1) / LANES * LANES;
     for (int64_t i = count * HEADS; i < filled; i++) scores[i] = -INFINITY;
     VEC highest = NAME(load_f32)(scores), sum = NAME(zero)();
@@ -71,16 +116,16 @@ FN void NAME(attend_tile)(const struct decode *d, const float *q, const char *co
         total[g] *= kept[g];
         for (int i = g; i < LANES; i += HEADS) total[g] += lanes[i];
     }
-    NAME(gather)(d, acc, kept, rows, count, scores, MANY, is_bf16);
+    NAME(gather)(d, acc, kept, here->rows, count, scores, MANY, is_bf16);
 }
 
-FN void NAME(attend_tile_of)(const struct decode *d, const float *q, const char *const *rows, int64_t count, float *most,
-                      float *total, float *acc, int group, const int is_bf16) {
+FN void NAME(attend_tile_of)(const struct decode *d, const float *q, const struct tokens *here, const struct tokens *next,
+                             float *most, float *total, float *acc, int group, const int is_bf16) {
     switch (group) {
-    case 1: NAME(attend_tile)(d, q, rows, count, most, total, acc, 1, is_bf16); break;
-    case 2: NAME(attend_tile)(d, q, rows, count, most, total, acc, 2, is_bf16); break;
-    case 3: NAME(attend_tile)(d, q, rows, count, most, total, acc, 3, is_bf16); break;
-    default: NAME(attend_tile)(d, q, rows, count, most, total, acc, 4, is_bf16);
+    case 1: NAME(attend_tile)(d, q, here, next, most, total, acc, 1, is_bf16); break;
+    case 2: NAME(attend_tile)(d, q, here, next, most, total, acc, 2, is_bf16); break;
+    case 3: NAME(attend_tile)(d, q, here, next, most, total, acc, 3, is_bf16); break;
+    default: NAME(attend_tile)(d, q, here, next, most, total, acc, 4, is_bf16);
     }
 }
 
@@ -96,28 +141,17 @@ ENTRY void NAME(attend)(const struct decode *d, int64_t sequence, int64_t head, 
         const int64_t place = sequence * d->q_stride + head * group * width + i;
         NAME(store_f32)(q + i, NAME(mul)(NAME(load)(d->q, place, d->q_is_bf16), scale));
     }
-    const char *base = d->pool + head * d->head_bytes, *rows[TILE];
-    const int32_t *table = d->table + sequence * d->table_stride;
-    const int64_t row_bytes = width * (d->kv_is_bf16 ? 2 : 4);
+    const struct tokens none = {.count = 0};
     for (int64_t low = from; low < to; low += TILE) {
-        const int64_t count = to - low < TILE ? to - low : TILE;
-        for (int64_t t = 0; t < count; t++) {
-            const int64_t token = low + t;
-            rows[t] = base + table[token / d->block_tokens] * d->block_bytes + token % d->block_tokens * row_bytes;
-        }
-        const int64_t next = low + TILE, until = to < next + TILE ? to : next + TILE;
-        for (int64_t token = next; token < until; token++) {
-            const char *row = base + table[token / d->block_tokens] * d->block_bytes + token % d->block_tokens * row_bytes;
-            for (int64_t i = 0; i < row_bytes; i += 64) {
-                __builtin_prefetch(row + i);
-                __builtin_prefetch(row + d->plane_bytes + i);
-            }
-        }
+        struct tokens here, next;
+        find_tokens(d, sequence, head, low, to, &here);
+        find_next(d, sequence, head, low, to, &next);
         for (int64_t g = 0; g < group; g += HEADS) {
             const int many = (int)(group - g < HEADS ? group - g : HEADS);
             float *into = acc + g * width;
-            if (d->kv_is_bf16) NAME(attend_tile_of)(d, q + g * width, rows, count, most + g, total + g, into, many, 1);
-            else NAME(attend_tile_of)(d, q + g * width, rows, count, most + g, total + g, into, many, 0);
+            const struct tokens *ahead = g ? &none : &next; /* once is enough */
+            if (d->kv_is_bf16) NAME(attend_tile_of)(d, q + g * width, &here, ahead, most + g, total + g, into, many, 1);
+            else NAME(attend_tile_of)(d, q + g * width, &here, ahead, most + g, total + g, into, many, 0);
         }
     }
 }
