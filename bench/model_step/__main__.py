@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from bench.report import ROOT, Row, publish
 from tandem.engine.runner import ModelRunner
@@ -73,11 +73,12 @@ class Baseline:
     def decode_step(self, batch: int, context: int) -> Callable[[], None]:
         """One token for each of `batch` sequences with `context` tokens, again at every call."""
         ids = torch.full((batch, context - 1), 5, device=self._device)
-        cache = self._model(ids, use_cache=True).past_key_values
+        cache = DynamicCache()
+        self._model(ids, None, None, cache, use_cache=True)  # by place: its name changes in transformers 5.24
 
         @torch.inference_mode()
         def step() -> None:
-            self._model(ids[:, :1], past_key_values=cache, use_cache=True)
+            self._model(ids[:, :1], None, None, cache, use_cache=True)
             cache.crop(-1)
 
         return step

@@ -36,17 +36,18 @@ class Oracle:
         return self._answers[prompt]
 
     def _greedy(self, prompt: tuple[int, ...]) -> list[int]:
+        from transformers import DynamicCache
+
         tokens: list[int] = []
         with torch.no_grad():
-            output = self._model(torch.tensor([prompt]), use_cache=True)
+            cache = DynamicCache()  # given by place: its name changes in transformers 5.24
+            output = self._model(torch.tensor([prompt]), None, None, cache, use_cache=True)
             while len(tokens) < ANSWER:
                 best = output.logits[0, -1].topk(2)
                 if float(best.values[0] - best.values[1]) < GAP:
                     break
                 tokens.append(int(best.indices[0]))
-                output = self._model(
-                    torch.tensor([tokens[-1:]]), past_key_values=output.past_key_values, use_cache=True
-                )
+                output = self._model(torch.tensor([tokens[-1:]]), None, None, cache, use_cache=True)
         return tokens
 
 

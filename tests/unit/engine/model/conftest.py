@@ -93,8 +93,9 @@ def compute_reference(folder: Path, tokens: list[int], dtype: torch.dtype = torc
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
     with torch.no_grad():  # a cache that knows no config keeps what left a window, too
-        output = model(torch.tensor([tokens]), past_key_values=DynamicCache(), use_cache=True)
-    kv = [(layer.keys[0], layer.values[0]) for layer in output.past_key_values.layers]
+        # by place: its name is `past_key_values` before transformers 5.24 and `cache` from then on
+        output = model(torch.tensor([tokens]), None, None, cache := DynamicCache(), use_cache=True)
+    kv = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
     return Reference(folder, tokens, output.logits[0].float(), kv)
 
 

@@ -28,15 +28,15 @@ LENGTHS = (5, 16, 47, 90)
 def greedy_of_transformers(folder: Any, prompt: list[int]) -> list[int]:
     """The answer, once it is sure that no two candidates, tokens or experts, are so close that rounding could swap
     them."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens, routers = list(prompt), RouterGap(model)
     with torch.no_grad():
-        cache = None
+        cache = DynamicCache()
         for _ in range(ANSWER):
-            output = model(torch.tensor([tokens[len(tokens) - 1 if cache else 0 :]]), past_key_values=cache)
-            cache = output.past_key_values
+            unseen = torch.tensor([tokens[cache.get_seq_length() :]])
+            output = model(unseen, None, None, cache)  # by place: its name changes in transformers 5.24
             best = output.logits[0, -1].topk(2)
             assert best.values[0] - best.values[1] > 1e-4, "choose another prompt"
             tokens.append(int(best.indices[0]))
