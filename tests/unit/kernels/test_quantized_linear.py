@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tandem.kernels import native
 from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked, packed_bytes
+from tandem.kernels.quantized_linear import linear as linears
 from tandem.kernels.quantized_linear import weight as weights
 from tandem.kernels.quantized_linear.linear import FEW_ROWS
 from tandem.kernels.quantized_linear.reference import (
@@ -79,10 +80,12 @@ def read_back(weight: QuantizedWeight) -> Tensor:
 
 
 @needs_onednn
+@pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("shape", [(576, 192), (100, 70)])
-def test_many_rows_are_the_same_numbers(threads, randn, shape, bits) -> None:
-    """By oneDNN: in float32 to the last bit, so that a row does not depend on how many there are."""
+def test_many_rows_are_the_same_numbers(threads, randn, shape, bits, by_onednn, monkeypatch) -> None:
+    """In float32 to the last bit, so that a row does not depend on how many there are."""
+    monkeypatch.setattr(linears, "prefers_onednn", lambda: by_onednn)
     weight, bias = QuantizedWeight(randn(*shape), bits), randn(shape[0])
     linear = QuantizedLinear(weight, bias, unpacked=Unpacked())
     expected_of = quantized_linear_reference
@@ -160,14 +163,15 @@ def test_rows_are_from_minus_127_to_127_and_keep_their_error_bound(randn) -> Non
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("rows", [1, 70])
-def test_zeros_and_what_is_not_finite(randn, bits, rows) -> None:
-    weight = randn(80, 40)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_zeros_and_what_is_not_finite(randn, dtype, bits, rows) -> None:
+    weight = randn(80, 40, dtype=dtype)
     weight[3] = 0
     weight[5] = 1e-35
     linear = QuantizedLinear(QuantizedWeight(weight, bits), unpacked=Unpacked())
-    x = randn(rows, 40)
+    x = randn(rows, 40, dtype=dtype)
     assert not linear(x)[:, [3, 5]].any()
-    assert not linear(torch.zeros(rows, 40)).any()
+    assert not linear(torch.zeros_like(x)).any()
     for odd in (torch.inf, -torch.inf, torch.nan):
         x[-1, 7] = odd
         assert linear(x)[-1].isnan().any(), odd

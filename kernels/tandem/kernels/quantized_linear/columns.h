@@ -15,7 +15,7 @@
 #define QFN static inline __attribute__((always_inline, target(QTARGET)))
 #define QENTRY static __attribute__((target(QTARGET ",prefer-vector-width=512")))
 #define IVEC __m512i
-#define MOST_ROWS 4
+#define MOST_ROWS 6
 #define MOST_VECTORS 4
 
 QFN IVEC Q(load)(const void *p) { return _mm512_loadu_si512(p); }
@@ -23,12 +23,18 @@ QFN IVEC Q(all)(int32_t x) { return _mm512_set1_epi32(x); }
 QFN IVEC Q(start)(const int32_t *sums) { return _mm512_slli_epi32(_mm512_loadu_si512(sums), 7); }
 QFN IVEC Q(low)(IVEC both) { return _mm512_and_si512(both, _mm512_set1_epi8(15)); }
 QFN IVEC Q(high)(IVEC both) { return _mm512_and_si512(_mm512_srli_epi16(both, 4), _mm512_set1_epi8(15)); }
-QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) { return _mm512_dpbusd_epi32(sum, _mm512_set1_epi32(x), weight); }
-QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) { return _mm512_dpbusd_epi32(sum, weight, _mm512_set1_epi32(x)); }
+/* As text: from the intrinsic GCC makes copies of the sum before and after. */
+QFN IVEC Q(dot)(IVEC sum, IVEC u8, IVEC s8) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(u8), "v"(s8));
+    return sum;
+}
+QFN IVEC Q(dot_bytes)(IVEC sum, IVEC weight, int32_t x) { return Q(dot)(sum, _mm512_set1_epi32(x), weight); }
+QFN IVEC Q(dot_nibbles)(IVEC sum, IVEC weight, int32_t x) { return Q(dot)(sum, weight, _mm512_set1_epi32(x)); }
 /* Of a group, whose dot product fits 16 bits: 32 · 8 · 127. */
 QFN IVEC Q(add_scaled)(IVEC sum, IVEC dot, const int8_t *scales) {
-    const IVEC wide = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)scales));
-    return _mm512_dpwssd_epi32(sum, dot, _mm512_and_si512(wide, _mm512_set1_epi32(0xffff)));
+    const IVEC wide = _mm512_and_si512(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)scales)), _mm512_set1_epi32(0xffff));
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(dot), "v"(wide));
+    return sum;
 }
 QFN VEC Q(as_floats)(IVEC sum) { return _mm512_cvtepi32_ps(sum); }
 
@@ -64,19 +70,26 @@ QFN VEC Q(as_floats)(IVEC sum) { return _mm256_cvtepi32_ps(sum); }
 
 #endif
 
-QFN void Q(put)(const struct quantized *p, int64_t row, int64_t column, IVEC sum) {
-    VEC y = NAME(mul)(NAME(mul)(Q(as_floats)(sum), NAME(load_f32)(p->scales + column)), NAME(all)(p->row_scales[row]));
-    if (p->bias) y = NAME(add)(y, NAME(load_f32)((const float *)p->bias + column));
-    const int64_t size = p->is_bf16 ? 2 : 4, left = p->columns - column;
-    char *out = p->out + row * p->columns * size;
-    if (left >= LANES) {
-        if (p->is_bf16) NAME(store)(out, column, 1, y);
-        else NAME(store)(out, column, 0, y);
-        return;
+QFN void Q(put)(const struct quantized *p, int64_t row, int64_t column, IVEC (*sum)[MOST_VECTORS], const int ROWS, const int VECTORS) {
+    const float *row_scales = p->row_scales + row, *bias = (const float *)p->bias;
+    const int64_t columns = p->columns, size = p->is_bf16 ? 2 : 4;
+    const int is_bf16 = (int)p->is_bf16;
+    for (int v = 0; v < VECTORS; v++, column += LANES) {
+        const VEC scale = NAME(load_f32)(p->scales + column);
+        char *out = p->out + (row * columns + column) * size;
+        for (int r = 0; r < ROWS; r++, out += columns * size) {
+            VEC y = NAME(mul)(NAME(mul)(Q(as_floats)(sum[r][v]), scale), NAME(all)(row_scales[r]));
+            if (bias) y = NAME(add)(y, NAME(load_f32)(bias + column));
+            if (columns - column >= LANES) {
+                if (is_bf16) NAME(store)(out, 0, 1, y);
+                else NAME(store)(out, 0, 0, y);
+            } else {
+                char some[4 * LANES];
+                NAME(store)(some, 0, is_bf16, y);
+                memcpy(out, some, (size_t)((columns - column) * size));
+            }
+        }
     }
-    char some[4 * LANES];
-    NAME(store)(some, 0, (int)p->is_bf16, y);
-    memcpy(out + column * size, some, (size_t)(left * size));
 }
 
 QFN int32_t Q(four)(const uint8_t *x) {
@@ -98,8 +111,7 @@ QFN void Q(tile_of_bytes)(const struct quantized *p, int64_t row, int64_t column
         for (int r = 0; r < ROWS; r++)
             for (int v = 0; v < VECTORS; v++) sum[r][v] = Q(dot_bytes)(sum[r][v], here[v], Q(four)(x + r * p->stride + i));
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) Q(put)(p, row + r, column + LANES * v, sum[r][v]);
+    Q(put)(p, row, column, sum, ROWS, VECTORS);
 }
 
 /* Weights of 4 bits: in a block, for each group its scales, then its numbers two to a byte: of neighbouring fours of inner
@@ -130,8 +142,7 @@ QFN void Q(tile_of_nibbles)(const struct quantized *p, int64_t row, int64_t colu
             for (int v = 0; v < VECTORS; v++)
                 sum[r][v] = Q(add_scaled)(sum[r][v], dot[r][v], (const int8_t *)group + LANES * v);
     }
-    for (int r = 0; r < ROWS; r++)
-        for (int v = 0; v < VECTORS; v++) Q(put)(p, row + r, column + LANES * v, sum[r][v]);
+    Q(put)(p, row, column, sum, ROWS, VECTORS);
 }
 
 QFN void Q(tile)(const struct quantized *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
@@ -143,7 +154,9 @@ QFN void Q(all_rows)(const struct quantized *p, int64_t column, const int VECTOR
     int64_t row = 0;
     for (; row + MOST_ROWS <= p->rows; row += MOST_ROWS) Q(tile)(p, row, column, MOST_ROWS, VECTORS);
     switch (p->rows - row) {
-#if MOST_ROWS == 4
+#if MOST_ROWS == 6
+    case 5: Q(tile)(p, row, column, 5, VECTORS); break;
+    case 4: Q(tile)(p, row, column, 4, VECTORS); break;
     case 3: Q(tile)(p, row, column, 3, VECTORS); break;
     case 2: Q(tile)(p, row, column, 2, VECTORS); break;
 #endif

@@ -19,6 +19,10 @@ FN VEC NAME(load_some)(const char *p, int64_t i, int64_t end, int is_bf16) {
 
 #if ISA == 512
 FN VEC NAME(size)(VEC x) { return _mm512_abs_ps(x); }
+FN void NAME(most_bits)(uint16_t *most, const uint16_t *x) {
+    const __m512i here = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(0x7fff));
+    _mm512_storeu_si512(most, _mm512_max_epu16(_mm512_loadu_si512(most), here));
+}
 FN void NAME(store_numbers)(uint8_t *p, VEC x, int flip) {
     const __m128i bytes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x));
     _mm_storeu_si128((void *)p, _mm_xor_si128(bytes, _mm_set1_epi8((char)flip)));
@@ -27,6 +31,10 @@ FN int NAME(has_nan)(VEC x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0
 FN float NAME(largest)(VEC x) { return _mm512_reduce_max_ps(x); }
 #else
 FN VEC NAME(size)(VEC x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
+FN void NAME(most_bits)(uint16_t *most, const uint16_t *x) {
+    const __m256i here = _mm256_and_si256(_mm256_loadu_si256((const void *)x), _mm256_set1_epi16(0x7fff));
+    _mm256_storeu_si256((void *)most, _mm256_max_epu16(_mm256_loadu_si256((const void *)most), here));
+}
 FN void NAME(store_numbers)(uint8_t *p, VEC x, int flip) {
     const __m256i wide = _mm256_cvtps_epi32(x);
     const __m128i half = _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1));
@@ -41,17 +49,34 @@ FN float NAME(largest)(VEC x) {
 }
 #endif
 
+/* The largest size among numbers, NaN if one has no size that a scale can hold. */
+FN float NAME(top)(const char *x, int64_t count, const int is_bf16) {
+    if (is_bf16) { /* as whole numbers: they are in the same order */
+        uint16_t most[2 * LANES] = {0}, all = 0;
+        const uint16_t *bits = (const uint16_t *)x;
+        int64_t i = 0;
+        for (; i + 2 * LANES <= count; i += 2 * LANES) NAME(most_bits)(most, bits + i);
+        for (int j = 0; i + j < count; j++) most[j] = (bits[i + j] & 0x7fff) > most[j] ? bits[i + j] & 0x7fff : most[j];
+        for (int j = 0; j < 2 * LANES; j++) all = most[j] > all ? most[j] : all;
+        const uint32_t wide = (uint32_t)all << 16;
+        float top;
+        memcpy(&top, &wide, sizeof top);
+        return all < 0x7f80 ? top : NAN;
+    }
+    VEC most = NAME(zero)(), odd = NAME(zero)();
+    for (int64_t i = 0; i < count; i += LANES) {
+        const VEC here = NAME(load_some)(x, i, count, 0);
+        most = NAME(most)(most, NAME(size)(here));
+        odd = NAME(fma)(here, NAME(zero)(), odd); /* NaN from NaN and from infinity */
+    }
+    return NAME(has_nan)(odd) ? NAN : NAME(largest)(most);
+}
+
 FN void NAME(quantize_row)(const struct quantized *p, int64_t row, const int is_bf16) {
     const char *x = p->x + row * p->x_stride * (is_bf16 ? 2 : 4);
     uint8_t *numbers = p->numbers + row * p->stride;
-    VEC most = NAME(zero)(), odd = NAME(zero)();
-    for (int64_t i = 0; i < p->inner; i += LANES) {
-        const VEC here = NAME(load_some)(x, i, p->inner, is_bf16);
-        most = NAME(most)(most, NAME(size)(here));
-        odd = NAME(fma)(here, NAME(zero)(), odd); /* NaN from NaN and from infinity, which no scale can hold */
-    }
-    const float top = NAME(largest)(most), scale = top / 127.0f, by = top < LEAST_ROW ? 0.0f : 127.0f / top;
-    p->row_scales[row] = NAME(has_nan)(odd) ? NAN : by == 0.0f ? 0.0f : scale;
+    const float top = NAME(top)(x, p->inner, is_bf16), by = top >= LEAST_ROW ? 127.0f / top : 0.0f;
+    p->row_scales[row] = top < LEAST_ROW ? 0.0f : top / 127.0f;
     const int flip = p->bits == 8 ? 0x80 : 0;
     for (int64_t i = 0; i < p->stride; i += LANES) {
         if (i >= p->inner) memset(numbers + i, flip, LANES);

@@ -33,11 +33,13 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Packed numbers at `address`; `block` columns in `block_bytes`; `sums` where minus the columns' sums are, or 0."""
+    """Packed numbers of so many `bits` at `address`; `block` columns in `block_bytes`; `sums` where minus the columns'
+    sums are, 0 for 4 bits."""
 
     address: int
     block: int
     block_bytes: int
+    bits: int
     sums: int = 0
 
 
@@ -78,7 +80,7 @@ class QuantizedWeight:
         self._kept = torch.zeros((_padded(self.columns) // _COLUMNS, block_bytes), dtype=torch.uint8)
         self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
         self._quantize(NIBBLES, weight, self._kept, block_bytes)
-        self.layout = Layout(self._kept.data_ptr(), _COLUMNS, block_bytes)
+        self.layout = Layout(self._kept.data_ptr(), _COLUMNS, block_bytes, 4)
 
     def _make_bytes(self, weight: Tensor, *, has_code: bool) -> None:
         if has_code:
@@ -93,7 +95,7 @@ class QuantizedWeight:
             self._kept = _packed_by_fours(numbers)
             self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
             self.sums[: self.columns] = numbers.sum(1, dtype=torch.int32).neg_()
-            self.layout = Layout(self._kept.data_ptr(), _COLUMNS, self._kept[0].numel(), self.sums.data_ptr())
+            self.layout = Layout(self._kept.data_ptr(), _COLUMNS, self._kept[0].numel(), 8, self.sums.data_ptr())
         else:
             self.numbers = numbers
 
@@ -106,7 +108,7 @@ class QuantizedWeight:
 
 
 class Unpacked:
-    """Room for one weight of 4 bits a shape, as the 8 bits that oneDNN multiplies with, shared by all of that shape.
+    """Room for one weight of 4 bits a shape, as 8 bits in oneDNN's form, shared by all of that shape.
 
     Made when it is first asked for. One thread at a time may use it.
     """
@@ -114,19 +116,20 @@ class Unpacked:
     def __init__(self) -> None:
         self._places: dict[tuple[int, int], tuple[Tensor, Layout] | None] = {}
 
-    def fill(self, weight: QuantizedWeight) -> Tensor | None:
-        """The packed tensor with this weight's numbers, until the next call; None where the layout is not known."""
+    def fill(self, weight: QuantizedWeight) -> tuple[Tensor, Layout] | None:
+        """This weight's numbers as oneDNN wants them and where they lie, until the next call; None where that is not
+        known."""
         if weight.bits != 4 or weight.layout is None or weight.sums is None:
             return None
         if (place := self._place(weight.columns, weight.inner)) is None:
             return None
-        packed, layout = place
+        layout = place[1]
         LIBRARY.call((
             UNPACK, weight.layout.address, layout.address, 0, 0, weight.columns, weight.inner, 0,
             weight.layout.block_bytes, layout.block_bytes, torch.get_num_threads(),
         ))  # fmt: skip
         ctypes.memmove(layout.sums, weight.sums.data_ptr(), 4 * weight.columns)
-        return packed
+        return place
 
     def _place(self, columns: int, inner: int) -> tuple[Tensor, Layout] | None:
         if (columns, inner) not in self._places:
@@ -185,7 +188,7 @@ def find_layout(packed: Tensor, numbers: Tensor) -> Layout | None:
         picked = sorted({place * (blocks - 1) // (_SAMPLES - 1) for place in range(_SAMPLES)})
         there = body.view(blocks, -1, block, 4)
         if has_sums and all(_is_block(there[index], numbers[index * block :][:block]) for index in picked):
-            return Layout(address, block, block_bytes, address + blocks * block_bytes)
+            return Layout(address, block, block_bytes, 8, address + blocks * block_bytes)
     return None
 
 
