@@ -92,9 +92,9 @@ def compute_reference(folder: Path, tokens: list[int], dtype: torch.dtype = torc
     from transformers import AutoModelForCausalLM, DynamicCache
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
-    with torch.no_grad():  # a cache that knows no config keeps what left a window, too
-        # by place: its name is `past_key_values` before transformers 5.24 and `cache` from then on
-        output = model(torch.tensor([tokens]), None, None, cache := DynamicCache(), use_cache=True)
+    cache: Any = DynamicCache()  # that knows no config: it keeps what left a window, too
+    with torch.no_grad():  # by place: its name is `past_key_values` before transformers 5.24 and `cache` from then on
+        output = model(torch.tensor([tokens]), None, None, cache, use_cache=True)
     kv = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
     return Reference(folder, tokens, output.logits[0].float(), kv)
 
