@@ -44,8 +44,10 @@ FN __m512 NAME(add_pairs)(__m512 sum, __m512i weight, int32_t pair) {
 #define FN static inline __attribute__((always_inline, target(TARGET ",avx512bf16")))
 #define ENTRY static __attribute__((target(TARGET ",avx512bf16")))
 #define NAME(x) x##_bf16
+/* As text: from the intrinsic GCC makes copies of the sum before and after. */
 FN __m512 NAME(add_pairs)(__m512 sum, __m512i weight, int32_t pair) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weight);
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32(pair)), "v"(weight));
+    return sum;
 }
 #include "columns.h"
 
