@@ -6,6 +6,7 @@ import dataclasses
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def test_cores_are_shared(workers: int, threads: int) -> None:
     variables = ENVIRONMENT.for_child(threads=threads)
     assert variables["OMP_NUM_THREADS"] == str(threads)
     assert (variables["OMP_WAIT_POLICY"], variables["A"]) == ("passive", "b")
+
+
+def test_children_have_large_pages_unless_the_operator_says_otherwise() -> None:
+    assert ENVIRONMENT.for_child(threads=1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    given = replace(ENVIRONMENT, variables={"GLIBC_TUNABLES": "glibc.malloc.check=3"})
+    assert given.for_child(threads=1)["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
 
 
 def test_given_counts_and_threads_stand() -> None:
