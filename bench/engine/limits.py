@@ -16,6 +16,8 @@ from tandem.kernels.packed_linear import PackedLinear
 
 SOURCE = Path(__file__).with_name("read.c")
 _BYTES = 512 << 20
+_TIMES = 8
+"""So often it is read at once: a thread that has just been woken may share a core for milliseconds."""
 _PAGE = 2 << 20
 _SIDE = 4096
 """Of the square weight; 67 MB in bfloat16, as many rows meet it."""
@@ -29,7 +31,7 @@ class ReadBandwidth:
         if library is None:
             raise OSError("the read bandwidth needs a C compiler, and no TANDEM_NATIVE=0")
         self._read = library.read_all
-        self._read.argtypes, self._read.restype = [ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint64
+        self._read.argtypes, self._read.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t], ctypes.c_uint64
         self._memory = mmap.mmap(-1, _BYTES + _PAGE)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._memory.madvise(mmap.MADV_HUGEPAGE)
@@ -44,10 +46,10 @@ class ReadBandwidth:
         share = _BYTES // threads // 512 * 512
         with ThreadPoolExecutor(threads) as pool:
             places = [self._address + share * place for place in range(threads)]
-            list(pool.map(self._read, places, [512] * threads))  # the threads run
+            list(pool.map(self._read, places, [512] * threads, [1] * threads))  # the threads run
             started = time.perf_counter()
-            list(pool.map(self._read, places, [share] * threads))
-            return share * threads / (time.perf_counter() - started)
+            list(pool.map(self._read, places, [share] * threads, [_TIMES] * threads))
+            return _TIMES * share * threads / (time.perf_counter() - started)
 
 
 class GemmPeak:
