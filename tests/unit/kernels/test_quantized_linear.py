@@ -19,6 +19,7 @@ from tandem.kernels.quantized_linear.reference import (
     quantized_linear_reference,
 )  # fmt: skip
 from tandem.kernels.quantized_linear.weight import LIBRARY, find_layout, has_onednn
+from tandem.kernels.silu_mul import silu_mul
 
 PATHS = [path for path in ("avx512vnni", "avx2") if LIBRARY.choose_path(path)]
 LIBRARY.choose_path("")
@@ -100,6 +101,23 @@ def test_many_rows_are_the_same_numbers(threads, randn, shape, bits, by_onednn, 
         twice = QuantizedLinear(weight, bias, unpacked=Unpacked())(x.bfloat16())
         torch.testing.assert_close(twice, expected, atol=0.2, rtol=2**-7)
         weight.dtype = torch.float32
+
+
+@pytest.mark.parametrize("by_onednn", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("columns", [384, 2304, 320, 200])
+def test_gates_are_the_parts_one_behind_the_other(
+    threads, randn, columns, bits, dtype, by_onednn, monkeypatch
+) -> None:  # fmt: skip
+    """To the last bit, with strips for every thread, with more of them for some, and with none."""
+    monkeypatch.setattr(linears, "prefers_onednn", lambda: by_onednn)
+    weight, bias = QuantizedWeight(randn(columns, 96, dtype=dtype), bits), randn(columns, dtype=dtype)
+    for given in (None, bias):
+        linear = QuantizedLinear(weight, given, unpacked=Unpacked())
+        for rows in (0, 1, 2, 7, 119, 120, 250):
+            x = randn(rows, 96 + 3, dtype=dtype)[:, 1:-2]
+            assert torch.equal(linear.gated(x), silu_mul(linear(x))), (rows, given is None)
 
 
 @needs_onednn

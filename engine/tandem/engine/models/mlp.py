@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tandem.engine.linear import Linear
 from tandem.engine.weights import Parameter, Split
+from tandem.kernels.quantized_linear import QuantizedLinear
+from tandem.kernels.silu_mul import silu_mul
 
 
 class MakeParameter(Protocol):
@@ -62,4 +64,6 @@ class Mlp:
     down: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
+        if isinstance(self.gate_up, QuantizedLinear) and self.activate is silu_mul:
+            return self.down(self.gate_up.gated(x))
         return self.down(self.activate(self.gate_up(x)))

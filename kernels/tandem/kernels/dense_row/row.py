@@ -81,7 +81,7 @@ class DenseRow:
         first_product = _fields(o, self._mixed.data_ptr())
         self._behind = array("q", (
             1, 0, *first_product, 0, 0, second, 0, 1, width, 1, 1, *_fields(gate_up, self._gates.data_ptr()),
-            0, 0, 1, down.inner, 1, 1, *_fields(down, self._added.data_ptr()), 1,
+            0, 0, 1, down.inner, down.inner, 1, 1, *_fields(down, self._added.data_ptr()), 1,
         ))  # fmt: skip
         self._behind_x = 2 + len(first_product)
 

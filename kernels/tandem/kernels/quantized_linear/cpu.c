@@ -11,6 +11,7 @@
 
 #include "../instructions.h"
 #include "../region.h"
+#include "gated.h"
 #include "product.h"
 
 #define LEAST_WEIGHT 1e-30f /* columns of smaller numbers are zeros */
@@ -31,12 +32,14 @@ struct weight {
 #include "rows.h"
 #include "columns.h"
 #include "weights.h"
+#include "../silu_mul/rows.h"
 #undef ISA
 #define ISA 256
 #include "../vectors.h"
 #include "rows.h"
 #include "columns.h"
 #include "weights.h"
+#include "../silu_mul/rows.h"
 #undef ISA
 #endif
 
@@ -45,7 +48,7 @@ typedef void scale_fn(const struct quantized *, int64_t first, int64_t last, int
 static weight_fn *to_bytes, *to_nibbles, *unpack;
 static scale_fn *scale_rows;
 
-enum work { PRODUCT, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK };
+enum work { PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK };
 struct call { int64_t work; const struct quantized *product; const struct weight *weight; int64_t threads; };
 
 /* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. Without VNNI, AVX-512
@@ -57,9 +60,11 @@ int tandem_choose_path(const char *name) {
     if (has == AVX512 && __builtin_cpu_supports("avx512vnni") && (!*name || !strcmp(name, "avx512vnni"))) {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
         to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack = unpack_avx512, scale_rows = scale_rows_avx512;
+        gate_rows = gate_rows_avx512;
     } else if (has && (!*name || !strcmp(name, "avx2"))) {
         quantize_rows = quantize_rows_avx2, quantized_columns = quantized_columns_signs, quantized_lanes = 8;
         to_bytes = to_bytes_avx2, to_nibbles = to_nibbles_avx2, unpack = unpack_avx2, scale_rows = scale_rows_avx2;
+        gate_rows = gate_rows_avx2;
     }
 #endif
     return quantized_columns != NULL;
@@ -79,9 +84,10 @@ static void share_out(void *data) {
     const int64_t first = p->rows * which / count, last = p->rows * (which + 1) / count;
     if (c->work == SCALE || c->work == SCALE_BF16) scale_rows(p, first, last, c->work == SCALE_BF16);
     else quantize_rows(p, first, last);
-    if (c->work != PRODUCT) return;
+    if (c->work > GATED) return;
     meet(count);
-    quantized_share(p, which, count);
+    if (c->work == GATED) gated_share(p, which, count);
+    else quantized_share(p, which, count);
 }
 
 /* Numbers that a thread should have at least: a region costs microseconds. */
@@ -94,7 +100,7 @@ int tandem_quantized_linear(const int64_t *given, float unused) {
     c.threads = c.work >= BYTES ? c.weight->threads : c.product->threads;
     const struct quantized *p = c.product;
     const int64_t numbers = c.work >= BYTES        ? c.weight->columns * c.weight->inner
-                            : c.work == PRODUCT    ? p->inner * p->columns
+                            : c.work <= GATED      ? p->inner * p->columns
                             : c.work == ROWS       ? p->rows * p->inner
                                                    : p->rows * p->columns;
     if (c.threads > 1 + numbers / LEAST_SHARE) c.threads = 1 + numbers / LEAST_SHARE;

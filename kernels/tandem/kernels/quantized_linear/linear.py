@@ -10,20 +10,26 @@ from torch import Tensor
 
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_rows_reference, quantized_linear_reference
 from tandem.kernels.quantized_linear.weight import (
+    GATED,
     LIBRARY,
     PRODUCT,
     ROWS,
     SCALE,
     SCALE_BF16,
+    STRIP,
     Layout,
     QuantizedWeight,
     Unpacked,
     has_onednn,
 )  # fmt: skip
+from tandem.kernels.silu_mul import silu_mul
 
 FEW_ROWS = {8: 8, 4: 32}
 """Up to so many rows meet the numbers as they lie, by bits. More of 4 bits are unpacked to 8 first; more of 8 bits are
 oneDNN's, where that is preferred."""
+
+_MANY_STRIPS = 8
+"""For each thread, where they cannot all have as many: one of them then has an eighth more."""
 
 
 class QuantizedLinear:
@@ -66,24 +72,40 @@ class QuantizedLinear:
         return self.weight.layout is not None and self.weight.dtype is torch.bfloat16 and has_onednn()
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight, layout, rows = self.weight, self.weight.layout, x.shape[0]
+        weight = self.weight
+        layout, packed = self._find(x.shape[0])
         if x.stride(1) != 1:
             x = x.contiguous()
-        if layout is not None and rows <= self._few_rows:
-            return self._multiply_by_code(x, layout)
-        packed = weight.packed
-        if packed is None and layout is not None:
-            unpacked = self._unpacked.fill(weight)
-            if unpacked is None:
-                return self._multiply_by_code(x, layout)
-            packed, layout = unpacked
-            if not prefers_onednn():
-                return self._multiply_by_code(x, layout)
+        if layout is not None:
+            return self._multiply_by_code(PRODUCT, x, layout, weight.columns)
         if packed is None:
             assert weight.numbers is not None
             bias = None if self._bias is None else self._bias[: weight.columns]
             return quantized_linear_reference(x, weight.numbers, weight.scales[: weight.columns], bias)
         return self._multiply_many(x, packed)
+
+    def gated(self, x: Tensor) -> Tensor:
+        """`silu_mul` of what a call answers, to the last bit: `[rows, columns / 2]`."""
+        strips, rest = divmod(self.weight.columns, 2 * STRIP)
+        threads = torch.get_num_threads()
+        is_shared_out = not rest and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
+        layout = self._find(x.shape[0])[0] if is_shared_out else None
+        if layout is None or layout.block != STRIP:
+            return silu_mul(self(x))
+        return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), layout, strips * STRIP)
+
+    def _find(self, rows: int) -> tuple[Layout | None, Tensor | None]:
+        """Where numbers lie for the C code, if so many rows are its own; what oneDNN multiplies them with otherwise."""
+        weight = self.weight
+        if weight.layout is None or rows <= self._few_rows:
+            return weight.layout, weight.packed
+        if weight.packed is not None:
+            return None, weight.packed
+        unpacked = self._unpacked.fill(weight)
+        if unpacked is None:
+            return weight.layout, None
+        packed, layout = unpacked
+        return (None, packed) if prefers_onednn() else (layout, None)
 
     def product(self, x: int, out: int, rows: int, x_stride: int, scratch: int = 0) -> tuple[int, ...]:
         """The fields of `struct quantized` in product.h, for rows at the address `x`, a result at `out` and
@@ -110,12 +132,12 @@ class QuantizedLinear:
         stride = _stride(self.weight.inner)
         return rows * (stride + 4 + 4 * stride // GROUP)
 
-    def _multiply_by_code(self, x: Tensor, layout: Layout) -> Tensor:
+    def _multiply_by_code(self, work: int, x: Tensor, layout: Layout, width: int) -> Tensor:
         rows = x.shape[0]
-        out = torch.empty((rows, self.weight.columns), dtype=x.dtype)
+        out = torch.empty((rows, width), dtype=x.dtype)
         scratch = torch.empty(self.scratch_bytes(rows), dtype=torch.uint8)
         fields = self._product_with(layout, x.data_ptr(), out.data_ptr(), rows, x.stride(0), scratch.data_ptr())
-        LIBRARY.call((PRODUCT, *fields[:-1], torch.get_num_threads()))
+        LIBRARY.call((work, *fields[:-1], torch.get_num_threads()))
         return out
 
     def _multiply_many(self, x: Tensor, packed: Tensor) -> Tensor:

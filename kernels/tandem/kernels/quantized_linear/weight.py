@@ -22,8 +22,10 @@ BITS = {"int8": 8, "int4": 4}
 """Kinds of quantised weights."""
 MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""
-PRODUCT, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK = range(7)
+PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK = range(8)
 """What the C code is asked for."""
+STRIP = 64
+"""Columns that the C code gates at a time; a layout's block has as many."""
 _COLUMNS = 64
 _GROUP_BYTES = _COLUMNS + _COLUMNS * GROUP // 2
 _BLOCKS = (64, 48, 32, 16)

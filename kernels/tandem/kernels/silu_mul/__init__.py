@@ -36,7 +36,7 @@ def silu_mul(gate_up: Tensor, *, backend: str | None = None) -> Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((rows, width), dtype=gate_up.dtype)
     is_bf16 = gate_up.dtype is torch.bfloat16
-    LIBRARY.call((gate_up.data_ptr(), out.data_ptr(), rows, width, is_bf16, torch.get_num_threads()))
+    LIBRARY.call((gate_up.data_ptr(), out.data_ptr(), rows, width, width, is_bf16, torch.get_num_threads()))
     return out
 
 

@@ -7,5 +7,7 @@
 struct gates {
     const char *x; /* [rows][2 · width], contiguous: gate, then up */
     char *out;     /* [rows][width] */
-    int64_t rows, width, is_bf16, threads;
+    int64_t rows, width;
+    int64_t out_stride; /* from row to row, in numbers */
+    int64_t is_bf16, threads;
 };

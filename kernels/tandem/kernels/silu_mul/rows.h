@@ -21,7 +21,7 @@ FN void NAME(gate_row)(const struct gates *g, int64_t row, const int is_bf16) {
     for (int64_t i = 0; i < g->width; i += LANES) {
         const VEC x = NAME(load)(g->x, gate + i, is_bf16);
         const VEC silu = is_bf16 ? NAME(as_bf16)(NAME(silu_for_bf16)(x)) : NAME(silu)(x);
-        NAME(store)(g->out, row * g->width + i, is_bf16, NAME(mul)(silu, NAME(load)(g->x, up + i, is_bf16)));
+        NAME(store)(g->out, row * g->out_stride + i, is_bf16, NAME(mul)(silu, NAME(load)(g->x, up + i, is_bf16)));
     }
 }
 
