@@ -1,4 +1,4 @@
-"""A layer's single row in two calls against the same parts one by one."""
+"""A layer's few rows in two calls against the same parts one by one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandem.kernels.dense_row import fuse
+from tandem.kernels.dense_row.row import MOST_ROWS
 from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
@@ -19,10 +20,11 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=3e-2, rtol=1.6e-2)
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, MOST_ROWS])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("bits", [16, 8, 4])
-def test_a_row_is_what_its_parts_make_of_it(randn, bits, has_bias, threads) -> None:
+def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, count) -> None:
     layer = parts(randn, has_bias=has_bias, bits=bits)
     row = fuse(layer)
     if row is None:
@@ -31,13 +33,13 @@ def test_a_row_is_what_its_parts_make_of_it(randn, bits, has_bias, threads) -> N
     torch.set_num_threads(threads)
     try:
         for _ in range(3):
-            x, mixed = randn(1, WIDTH, dtype=torch.bfloat16), randn(1, HEADS, HEAD_DIM, dtype=torch.bfloat16)
-            cos, sin = randn(1, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+            x, mixed = randn(count, WIDTH, dtype=torch.bfloat16), randn(count, HEADS, HEAD_DIM, dtype=torch.bfloat16)
+            cos, sin = randn(count, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
             fused, kept = row.before(x, cos, sin), x.clone()
             qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
             turning = layer.turning * HEAD_DIM
-            turned = rotate(qkv[:, :turning].view(1, layer.turning, HEAD_DIM), cos, sin)
-            close(fused[:, :turning], turned.reshape(1, -1))
+            turned = rotate(qkv[:, :turning].view(count, layer.turning, HEAD_DIM), cos, sin)
+            close(fused[:, :turning], turned.reshape(count, -1))
             close(fused[:, turning:], qkv[:, turning:])
             assert torch.equal(x, kept)
 

@@ -415,7 +415,7 @@ class _Layer:
     feed_forward: Linear
     backend: str | None
     row: DenseRow | None = None
-    """The same for a single row, where there is such code."""
+    """The same for few rows, where there is such code."""
     latent: LatentAttention | None = None
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -426,8 +426,8 @@ class _Layer:
         if self.latent is not None:
             return self.latent.project(self.qkv(self.input_norm(x)), cos, sin)
         tokens = x.shape[0]
-        if tokens == 1 and self.row is not None:
-            fused = self.row.before(x, cos, sin).view(1, self.heads + 2 * self.kv_heads, self.head_dim)
+        if self.row is not None and tokens <= self.row.most_rows:
+            fused = self.row.before(x, cos, sin).view(tokens, self.heads + 2 * self.kv_heads, self.head_dim)
             q, k, v = fused.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), 1)
             return q, k, v
         turning = self.heads + self.kv_heads
@@ -440,7 +440,7 @@ class _Layer:
 
     def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
         """The residual stream after this layer, written over `x` [T, hidden]; `mixed` is what attention answered."""
-        if x.shape[0] == 1 and self.row is not None:
+        if self.row is not None and x.shape[0] <= self.row.most_rows:
             return self.row.behind(x, mixed)
         answers = mixed.flatten(1) if self.latent is None else self.latent.answers(mixed)
         normed = self.mlp_norm(x, added=self.o(answers))

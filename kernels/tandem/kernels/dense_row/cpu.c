@@ -5,7 +5,8 @@
        behind   o ▸ add, norm ▸ gate, up ▸ silu · up ▸ down ▸ add      they meet behind o, behind gate and up, at the end
        step     both and what lies between them, of all layers         see step.h
 
-   What is short is done by every thread for itself, so that none waits. Checks nothing: the caller has. */
+   What is short is done by every thread for itself, so that none waits; of several rows each takes some, and they meet
+   between all parts. Checks nothing: the caller has. */
 
 #include "../instructions.h"
 #include "../packed_linear/product.h"
@@ -40,6 +41,7 @@ _Static_assert(sizeof(struct linear) == 20 * 8, "_PRODUCT_FIELDS in row.py");
 struct before { struct norm norm; struct linear qkv; struct turn turn; int64_t threads; };
 struct behind {
     const uint16_t *mixed;
+    int64_t mixed_width;
     struct linear o;
     struct norm norm;
     struct linear gate_up;
@@ -61,21 +63,27 @@ int tandem_choose_path(const char *name) {
 
 #if defined(__x86_64__)
 
-/* This thread's share of a product with one row, at x; every thread quantises the row for itself. */
-static void linear_share(const struct linear *given, const uint16_t *x, int64_t which, int64_t count) {
+/* This thread's share of a product with few rows, the first at x; every thread quantises them for itself. */
+static void rows_share(
+    const struct linear *given, const uint16_t *x, int64_t rows, int64_t x_stride, int64_t which, int64_t count) {
     if (given->kind == 0) {
         struct product p = given->plain;
-        p.x = x;
+        p.x = x, p.rows = rows, p.x_stride = x_stride;
         product_share(&p, which, count);
         return;
     }
     struct quantized p = given->quantized;
-    uint8_t numbers[p.stride] __attribute__((aligned(64)));
-    int32_t sums[p.stride / GROUP];
-    float scale;
-    p.x = (const char *)x, p.numbers = numbers, p.group_sums = sums, p.row_scales = &scale;
-    quantize_rows(&p, 0, 1);
+    uint8_t numbers[rows * p.stride] __attribute__((aligned(64)));
+    int32_t sums[rows * p.stride / GROUP];
+    float scales[rows];
+    p.x = (const char *)x, p.rows = rows, p.x_stride = x_stride;
+    p.numbers = numbers, p.group_sums = sums, p.row_scales = scales;
+    quantize_rows(&p, 0, rows);
     quantized_share(&p, which, count);
+}
+
+static void linear_share(const struct linear *given, const uint16_t *x, int64_t which, int64_t count) {
+    rows_share(given, x, 1, 0, which, count);
 }
 
 static const char *linear_out(const struct linear *given) {
@@ -122,6 +130,42 @@ ENTRY void add_two(char *x, const void *first, const void *second, int64_t numbe
 
 #include "step.h"
 
+/* Of several rows a thread takes its own where nothing is summed over columns; the room between two parts is shared. */
+static void run_rows_before(void *data) {
+    const struct call *c = data;
+    const struct norm *norm = &c->before->norm;
+    const int64_t which = thread(c->threads), count = threads(c->threads);
+    const int64_t first = norm->rows * which / count, last = norm->rows * (which + 1) / count;
+    norm_rows_avx512(norm, c->eps, first, last);
+    meet(count);
+    rows_share(&c->before->qkv, (const uint16_t *)norm->out, norm->rows, norm->width, which, count);
+    meet(count);
+    turn_rows_avx512(&c->before->turn, first, last);
+}
+
+static void run_rows_behind(void *data) {
+    const struct call *c = data;
+    const struct behind *b = c->behind;
+    const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = b->gates.width;
+    struct norm norm = b->norm;
+    rows_share(&b->o, b->mixed, rows, b->mixed_width, which, count);
+    meet(count);
+    norm.added = linear_out(&b->o), norm.out = (char *)linear_out(&b->o); /* a row is added before it is written over */
+    norm_rows_avx512(&norm, c->eps, first, last);
+    meet(count);
+    rows_share(&b->gate_up, (const uint16_t *)norm.out, rows, width, which, count);
+    meet(count);
+    struct gates gates = {.x = linear_out(&b->gate_up), .out = (char *)linear_out(&b->gate_up), .rows = rows, .width = inner,
+                          .out_stride = 2 * inner, .is_bf16 = 1};
+    gate_rows_avx512(&gates, first, last);
+    meet(count);
+    rows_share(&b->down, (const uint16_t *)gates.out, rows, 2 * inner, which, count);
+    meet(count);
+    uint16_t *x = (uint16_t *)norm.x + first * width;
+    add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
+}
+
 /* `given` are the threads, the scale of attention as bits of a float, the fields of `struct step` up to those of `decode`
    that are the caller's, and a `struct layer` for each. Answers with an `enum answer`; the slot is the caller's to check. */
 static int run_layers(const int64_t *given, float eps) {
@@ -140,19 +184,22 @@ static int run_layers(const int64_t *given, float eps) {
     return DONE;
 }
 
-/* `given`: 0 and a `struct before`, 1 and a `struct behind`, or 2 and what `run_layers` takes. */
+/* `given`: 0 and a `struct before`, 1 and a `struct behind`, or 2 and what `run_layers` takes; 3 and 4: as 0 and 1, of as many
+   rows as the norm has, with all of its room, tables and strides given. */
 int tandem_dense_row(const int64_t *given, float eps) {
     struct call c = {.eps = eps};
     if (*given == 2) return run_layers(given + 1, eps);
-    if (*given == 0) {
+    if (*given == 0 || *given == 3) {
         c.before = (const void *)(given + 1);
         c.threads = c.before->threads;
+        if (*given == 3) return run_region(run_rows_before, &c, c.threads), 0;
         run_region(run_before, &c, c.threads);
         turn_rows_avx512(&c.before->turn, 0, c.before->turn.rows);
         return 0;
     }
     c.behind = (const void *)(given + 1);
     c.threads = c.behind->threads;
+    if (*given == 4) return run_region(run_rows_behind, &c, c.threads), 0;
     run_region(run_behind, &c, c.threads);
     add_two(c.behind->norm.x, linear_out(&c.behind->o), linear_out(&c.behind->down), c.behind->norm.rows * c.behind->norm.width);
     return 0;

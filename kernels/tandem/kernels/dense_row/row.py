@@ -1,4 +1,4 @@
-"""A dense decoder layer's work on a single row, before and behind its attention: two calls instead of ten.
+"""A dense decoder layer's work on few rows, before and behind its attention: two calls instead of ten.
 
 Torch's way with the same parts is the specification (`rms_norm`, `PackedLinear`, `rotate`, `silu_mul`): the numbers are
 rounded at the same places. For bfloat16 on a CPU with AVX-512; there is no other code, `fuse` gives None elsewhere.
@@ -19,11 +19,15 @@ from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_dense_row")
+MOST_ROWS = 32
+"""Of a call, where there is no matrix unit; with one only single rows come here, and it takes the others."""
 _MOST_NUMBERS = 1 << 16
 """Of a row, for threads keep copies on their stacks."""
 _LANES = 16
 _CPU = torch.device("cpu")
 _Product = PackedLinear | QuantizedLinear
+_NORM_OUT, _NORM_ROWS = 3, 4
+"""Behind x, among the fields of `struct norm`."""
 _PRODUCT_FIELDS = 20
 """Of `struct linear` in cpu.c: which kind it is, and as many as the larger kind has."""
 
@@ -62,50 +66,75 @@ def fuse(parts: LayerParts) -> DenseRow | None:
 
 
 class DenseRow:
-    """Made by `fuse`. Owns memory for what lies between; one thread may use it, with as many as torch has at work."""
+    """Made by `fuse`. Owns memory for what lies between; one thread may use it, with as many as torch has at work.
+
+    Calls take up to `most_rows` rows.
+    """
 
     def __init__(self, parts: LayerParts, qkv: _Product, o: _Product, gate_up: _Product, down: _Product) -> None:
         self._kept = (parts, qkv, o, gate_up, down)
+        self.most_rows = 1 if torch.cpu._is_amx_tile_supported() else MOST_ROWS
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
         self.width, self.inner, self.mixed_width = qkv.inner, down.inner, o.inner
         width, first, second = qkv.inner, parts.input_norm.data_ptr(), parts.mlp_norm.data_ptr()
         self._mixed = torch.empty((o.columns,), dtype=torch.bfloat16)
         self._gates = torch.empty((gate_up.columns,), dtype=torch.bfloat16)
         self._added = torch.empty((down.columns,), dtype=torch.bfloat16)
+        self._between = o.columns, gate_up.columns, down.columns
         norm = (0, 0, first, 0, 1, width, 1, 1)
         turn = (0, 0, 0, 1, parts.turning, parts.head_dim, qkv.columns, 0, 1, 1)
         product = _fields(qkv, 0)
         self._before = array("q", (0, *norm, *product, *turn, 1))
+        self._rows_before = array("q", (3, *norm, *product, *turn, 1))
         self._x, self._out = 1, 1 + len(norm) + 1 + qkv.OUT
         self._turn = 1 + len(norm) + len(product)
-        first_product = _fields(o, self._mixed.data_ptr())
-        self._behind = array("q", (
-            1, 0, *first_product, 0, 0, second, 0, 1, width, 1, 1, *_fields(gate_up, self._gates.data_ptr()),
-            0, 0, 1, down.inner, down.inner, 1, 1, *_fields(down, self._added.data_ptr()), 1,
-        ))  # fmt: skip
-        self._behind_x = 2 + len(first_product)
+        first_product, second_product = _fields(o, self._mixed.data_ptr()), _fields(gate_up, self._gates.data_ptr())
+        gates = (0, 0, 1, down.inner, down.inner, 1, 1)
+        behind = (
+            0, o.inner, *first_product, 0, 0, second, 0, 1, width, 1, 1, *second_product, *gates,
+            *_fields(down, self._added.data_ptr()), 1,
+        )  # fmt: skip
+        self._behind, self._rows_behind = array("q", (1, *behind)), array("q", (4, *behind))
+        self._behind_x = 3 + len(first_product)
+        gate_up_at = self._behind_x + len(norm)
+        down_at = gate_up_at + len(second_product) + len(gates)
+        self._outs = 3 + 1 + o.OUT, gate_up_at + 1 + gate_up.OUT, down_at + 1 + down.OUT
 
     def addresses(self) -> tuple[int, int]:
         """Of `struct before` and `struct behind`."""
         return self._before.buffer_info()[0] + 8, self._behind.buffer_info()[0] + 8
 
     def before(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x `[1, width]`, not changed, to qkv `[1, columns]` with its heads turned; cos, sin `[1, head_dim]`."""
-        out = torch.empty((1, self.columns), dtype=torch.bfloat16)
-        given, turn = self._before, self._turn
+        """x `[rows, width]`, not changed, to qkv `[rows, columns]` with its heads turned; cos, sin `[rows, head_dim]`.
+
+        All contiguous in their rows and x as a whole, cos and sin of one stride; from 1 to `most_rows` of them.
+        """
+        rows, turn = x.shape[0], self._turn
+        out = torch.empty((rows, self.columns), dtype=torch.bfloat16)
+        given = self._before if rows == 1 else self._rows_before
         given[self._x] = x.data_ptr()
         given[self._out] = given[turn] = out.data_ptr()
         given[turn + 1], given[turn + 2] = cos.data_ptr(), sin.data_ptr()
         given[-1] = torch.get_num_threads()
+        if rows > 1:
+            normed = torch.empty((rows, self.width), dtype=torch.bfloat16)
+            given[self._x + _NORM_OUT], given[self._x + _NORM_ROWS] = normed.data_ptr(), rows
+            given[turn + 3], given[turn + 7] = rows, cos.stride(0)
         LIBRARY.call_with(given, self.eps)
         return out
 
     def behind(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """x `[1, width]`, contiguous, after the layer, written over; `mixed` has what attention answered."""
+        """x `[rows, width]`, contiguous, after the layer, written over; `mixed` has what attention answered."""
         if not mixed.is_contiguous():
             mixed = mixed.contiguous()
-        given = self._behind
+        rows = x.shape[0]
+        given = self._behind if rows == 1 else self._rows_behind
         given[1], given[self._behind_x], given[-1] = mixed.data_ptr(), x.data_ptr(), torch.get_num_threads()
+        if rows > 1:
+            given[self._behind_x + _NORM_ROWS] = rows
+            between = [torch.empty((rows, width), dtype=torch.bfloat16) for width in self._between]
+            for place, room in zip(self._outs, between, strict=True):
+                given[place] = room.data_ptr()
         LIBRARY.call_with(given, self.eps)
         return x
 
