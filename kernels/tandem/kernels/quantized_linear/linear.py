@@ -27,7 +27,6 @@ from tandem.kernels.silu_mul import silu_mul
 FEW_ROWS = {8: 8, 4: 32}
 """Up to so many rows meet the numbers as they lie, by bits. More of 4 bits are unpacked to 8 first; more of 8 bits are
 oneDNN's, where that is preferred."""
-
 _MANY_STRIPS = 8
 """For each thread, where they cannot all have as many: one of them then has an eighth more."""
 
@@ -36,8 +35,8 @@ class QuantizedLinear:
     """x · weightᵀ + bias for a quantised weight; rows are quantised, too, each with its own scale.
 
     A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the
-    caller. With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise many
-    rows of bfloat16 are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread at a time may ask
+    caller. With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise rows of
+    bfloat16 that oneDNN multiplies are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread at a time may ask
     for.
     """
 
@@ -89,7 +88,8 @@ class QuantizedLinear:
         strips, rest = divmod(self.weight.columns, 2 * STRIP)
         threads = torch.get_num_threads()
         is_shared_out = not rest and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
-        layout = self._find(x.shape[0])[0] if is_shared_out else None
+        is_ours = x.shape[0] <= self._few_rows or not prefers_onednn()
+        layout = self._find(x.shape[0])[0] if is_shared_out and is_ours else None
         if layout is None or layout.block != STRIP:
             return silu_mul(self(x))
         return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), layout, strips * STRIP)
