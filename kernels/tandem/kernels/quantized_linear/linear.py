@@ -35,9 +35,9 @@ class QuantizedLinear:
     """x · weightᵀ + bias for a quantised weight; rows are quantised, too, each with its own scale.
 
     A call takes `[rows, inner]` in the dtype that the weight had and returns `[rows, columns]` in it, owned by the
-    caller. With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise rows of
-    bfloat16 that oneDNN multiplies are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread at
-    a time may ask for.
+    caller. With `is_exact` a row's result is the reference's to the last bit, whatever its neighbours; otherwise rows
+    of bfloat16 that oneDNN multiplies are rounded twice. `unpacked` is for weights of 4 bits, whose products one thread
+    at a time may ask for.
     """
 
     __slots__ = ("_bias", "_few_rows", "_is_exact", "_no_zero_point", "_unpacked", "weight")
