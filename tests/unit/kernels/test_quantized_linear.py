@@ -19,6 +19,7 @@ from tandem.kernels.quantized_linear.reference import (
     quantized_linear_reference,
 )  # fmt: skip
 from tandem.kernels.quantized_linear.weight import LIBRARY, find_layout, has_onednn
+from tandem.kernels.silu_mul import LIBRARY as GATES
 from tandem.kernels.silu_mul import silu_mul
 
 PATHS = [path for path in ("avx512vnni", "avx2") if LIBRARY.choose_path(path)]
@@ -34,6 +35,14 @@ def path(request: pytest.FixtureRequest) -> Iterator[str]:
     assert LIBRARY.choose_path(request.param)
     yield request.param
     LIBRARY.choose_path("")
+
+
+@pytest.fixture
+def gates_path(path: str) -> Iterator[None]:
+    """`silu_mul` with the same instructions."""
+    assert GATES.choose_path("avx2" if path == "avx2" else "")
+    yield
+    GATES.choose_path("")
 
 
 @pytest.fixture(params=[1, 3])
@@ -103,12 +112,13 @@ def test_many_rows_are_the_same_numbers(threads, randn, shape, bits, by_onednn, 
         weight.dtype = torch.float32
 
 
+@needs_code
 @pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("columns", [384, 2304, 320, 200])
 def test_gates_are_the_parts_one_behind_the_other(
-    threads, randn, columns, bits, dtype, by_onednn, monkeypatch
+    threads, randn, columns, bits, dtype, by_onednn, gates_path, monkeypatch
 ) -> None:  # fmt: skip
     """To the last bit, with strips for every thread, with more of them for some, and with none."""
     monkeypatch.setattr(linears, "prefers_onednn", lambda: by_onednn)
