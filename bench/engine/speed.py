@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.engine import llama
 from bench.engine.limits import GemmPeak, ReadBandwidth
 from bench.engine.steps import Shape, batch_of
 from bench.report import Row
@@ -77,10 +78,12 @@ def measured(
     runner, smaller = runners["none"], {kind: _cases(runners[kind], every) for kind in quantised}
     ours = _cases(runner, every)
     theirs = list(_baseline(model, every)) if has_baseline else []
+    is_beside = has_baseline and llama.is_there()
+    thirds = [Case(shape=shape, step=step) for shape, step in llama.steps(model, every)] if is_beside else []
     bandwidth, peak = ReadBandwidth(), GemmPeak()
     reads: list[float] = []
     products: list[float] = []
-    each = [*ours, *theirs, *(case for cases in smaller.values() for case in cases)]
+    each = [*ours, *theirs, *thirds, *(case for cases in smaller.values() for case in cases)]
     for warming in each:
         warming.step()
     for _ in range(rounds):
@@ -91,7 +94,7 @@ def measured(
     limits = statistics.median(reads), statistics.median(products)
     work = model_work(runner.config, dtype=runner.dtype, layout=runner.layout)
     name = model.name.removeprefix("bench-")
-    rows = list(_rows(name, ours, theirs, work, limits))
+    rows = [*_rows(name, ours, theirs, work, limits), *_compared(name, ours, thirds, "llama.cpp's")]
     for kind, cases in smaller.items():
         read = model_work(runner.config, dtype=runner.dtype, layout=runner.layout, quantize=kind)
         rows += _quantised_rows(name, kind, cases, ours, read, limits[0])
@@ -131,9 +134,13 @@ def _rows(
             yield Row(name, f"{what}: tokens, of batch 1's", case.tokens / seconds, "tokens/s", 1 / each_s)
         computed = work.flops(result) / seconds
         yield Row(name, f"{what}: FLOPs, of the peak", computed / 1e9, "GFLOP/s", peak / 1e9)
+    yield from _compared(name, ours, theirs, "transformers'")
+
+
+def _compared(name: str, ours: Sequence[Case], theirs: Sequence[Case], whose: str) -> Iterator[Row]:
     for case, other in zip(ours, theirs, strict=bool(theirs)):
         speeds = case.tokens / case.median_s, other.tokens / other.median_s
-        yield Row(name, f"{_words(case.shape)}: tokens, of transformers'", speeds[0], "tokens/s", speeds[1])
+        yield Row(name, f"{_words(case.shape)}: tokens, of {whose}", speeds[0], "tokens/s", speeds[1])
 
 
 def _quantised_rows(
