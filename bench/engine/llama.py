@@ -29,9 +29,10 @@ _kept: list[Any] = []
 """What llama.cpp calls back as long as the process lives."""
 
 
-def is_there() -> bool:
-    """Whether both packages are installed."""
-    return find_spec("llama_cpp") is not None and find_spec("gguf") is not None
+def takes(model: Path) -> bool:
+    """Whether both packages are installed, and the checkpoint is a Llama's."""
+    is_llama = json.loads((model / "config.json").read_text()).get("model_type") == "llama"
+    return is_llama and find_spec("llama_cpp") is not None and find_spec("gguf") is not None
 
 
 def steps(model: Path, every: Sequence[Shape]) -> Iterator[tuple[Shape, Callable[[], None]]]:
@@ -64,6 +65,8 @@ def _step(library: Any, loaded: Any, shape: Shape) -> Callable[[], None]:
     parameters.n_batch = max(parameters.n_batch, context)
     parameters.n_threads = parameters.n_threads_batch = torch.get_num_threads()
     running = library.llama_init_from_model(loaded, parameters)
+    if not running:
+        raise RuntimeError(f"llama.cpp has no context for {shape}")
     memory = library.llama_get_memory(running)
 
     def decode(tokens: list[tuple[int, int]]) -> None:
@@ -107,7 +110,7 @@ def _convert(model: Path, file: Path) -> None:
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_head_count_kv(config.get("num_key_value_heads", heads))
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_dimension_count(config["hidden_size"] // heads)
     writer.add_vocab_size(config["vocab_size"])

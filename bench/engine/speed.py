@@ -78,7 +78,7 @@ def measured(
     runner, smaller = runners["none"], {kind: _cases(runners[kind], every) for kind in quantised}
     ours = _cases(runner, every)
     theirs = list(_baseline(model, every)) if has_baseline else []
-    is_beside = has_baseline and llama.is_there()
+    is_beside = has_baseline and llama.takes(model)
     thirds = [Case(shape=shape, step=step) for shape, step in llama.steps(model, every)] if is_beside else []
     bandwidth, peak = ReadBandwidth(), GemmPeak()
     reads: list[float] = []

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import socket
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def test_cores_are_shared(workers: int, threads: int) -> None:
 
 def test_children_have_large_pages_unless_the_operator_says_otherwise() -> None:
     assert ENVIRONMENT.for_child(threads=1)["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
-    given = replace(ENVIRONMENT, variables={"GLIBC_TUNABLES": "glibc.malloc.check=3"})
+    given = dataclasses.replace(ENVIRONMENT, variables={"GLIBC_TUNABLES": "glibc.malloc.check=3"})
     assert given.for_child(threads=1)["GLIBC_TUNABLES"] == "glibc.malloc.check=3"
 
 

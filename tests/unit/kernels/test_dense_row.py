@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tandem.kernels.dense_row import fuse
+from tandem.kernels.dense_row import row as rows
 from tandem.kernels.dense_row.row import MOST_ROWS
 from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.rms_norm import rms_norm
@@ -49,6 +50,14 @@ def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, 
             close(kept, expected)
     finally:
         torch.set_num_threads(before)
+
+
+def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:
+    monkeypatch.setattr(rows, "_MOST_TOGETHER", 3 * max(WIDTH, INNER) + 1)
+    row = fuse(parts(randn, has_bias=False))
+    if row is None:
+        pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")
+    assert row.most_rows == (1 if torch.cpu._is_amx_tile_supported() else 3)
 
 
 def test_other_layers_are_not_fused(randn) -> None:

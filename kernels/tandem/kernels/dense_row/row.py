@@ -23,6 +23,8 @@ MOST_ROWS = 32
 """Of a call, where there is no matrix unit; with one only single rows come here, and it takes the others."""
 _MOST_NUMBERS = 1 << 16
 """Of a row, for threads keep copies on their stacks."""
+_MOST_TOGETHER = 1 << 20
+"""Of all rows of a call: quantised ones lie there at a byte a number, and a stack may have no more than 2 MiB."""
 _LANES = 16
 _CPU = torch.device("cpu")
 _Product = PackedLinear | QuantizedLinear
@@ -73,7 +75,9 @@ class DenseRow:
 
     def __init__(self, parts: LayerParts, qkv: _Product, o: _Product, gate_up: _Product, down: _Product) -> None:
         self._kept = (parts, qkv, o, gate_up, down)
-        self.most_rows = 1 if torch.cpu._is_amx_tile_supported() else MOST_ROWS
+        widest = max(product.inner for product in (qkv, o, gate_up, down))
+        many = min(MOST_ROWS, max(1, _MOST_TOGETHER // widest))
+        self.most_rows = 1 if torch.cpu._is_amx_tile_supported() else many
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
         self.width, self.inner, self.mixed_width = qkv.inner, down.inner, o.inner
         width, first, second = qkv.inner, parts.input_norm.data_ptr(), parts.mlp_norm.data_ptr()

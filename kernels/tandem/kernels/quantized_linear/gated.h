@@ -6,8 +6,8 @@
 #include "../silu_mul/gates.h"
 #include "product.h"
 
-#define STRIP 64        /* columns; a block of the weight has as many */
-#define GATED_ROWS 120  /* at a time; whole tiles */
+#define STRIP COLUMNS  /* a block of the weight has as many */
+#define GATED_ROWS 120 /* at a time; whole tiles */
 
 typedef void gate_fn(const struct gates *, int64_t first, int64_t last);
 static gate_fn *gate_rows;

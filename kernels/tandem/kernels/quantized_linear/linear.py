@@ -10,13 +10,13 @@ from torch import Tensor
 
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_rows_reference, quantized_linear_reference
 from tandem.kernels.quantized_linear.weight import (
+    COLUMNS,
     GATED,
     LIBRARY,
     PRODUCT,
     ROWS,
     SCALE,
     SCALE_BF16,
-    STRIP,
     Layout,
     QuantizedWeight,
     Unpacked,
@@ -85,14 +85,14 @@ class QuantizedLinear:
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu_mul` of what a call answers, to the last bit: `[rows, columns / 2]`."""
-        strips, rest = divmod(self.weight.columns, 2 * STRIP)
+        strips, rest = divmod(self.weight.columns, 2 * COLUMNS)
         threads = torch.get_num_threads()
         is_shared_out = not rest and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
         is_ours = x.shape[0] <= self._few_rows or not prefers_onednn()
         layout = self._find(x.shape[0])[0] if is_shared_out and is_ours else None
-        if layout is None or layout.block != STRIP:
+        if layout is None or layout.block != COLUMNS:
             return silu_mul(self(x))
-        return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), layout, strips * STRIP)
+        return self._multiply_by_code(GATED, x if x.stride(1) == 1 else x.contiguous(), layout, strips * COLUMNS)
 
     def _find(self, rows: int) -> tuple[Layout | None, Tensor | None]:
         """Where numbers lie for the C code, if so many rows are its own; what oneDNN multiplies them with otherwise."""

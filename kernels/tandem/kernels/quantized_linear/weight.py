@@ -24,10 +24,9 @@ MOST_INNER = 1 << 16
 """Sums of so many products of 8 bits fit 32."""
 PRODUCT, GATED, ROWS, SCALE, SCALE_BF16, BYTES, NIBBLES, UNPACK = range(8)
 """What the C code is asked for."""
-STRIP = 64
-"""Columns that the C code gates at a time; a layout's block has as many."""
-_COLUMNS = 64
-_GROUP_BYTES = _COLUMNS + _COLUMNS * GROUP // 2
+COLUMNS = 64
+"""Of a block of 4 bits, and of what the C code gates at a time."""
+_GROUP_BYTES = COLUMNS + COLUMNS * GROUP // 2
 _BLOCKS = (64, 48, 32, 16)
 _SAMPLES = 16
 _CPU = torch.device("cpu")
@@ -79,10 +78,10 @@ class QuantizedWeight:
 
     def _make_nibbles(self, weight: Tensor) -> None:
         block_bytes = -(-self.inner // GROUP) * _GROUP_BYTES
-        self._kept = torch.zeros((_padded(self.columns) // _COLUMNS, block_bytes), dtype=torch.uint8)
+        self._kept = torch.zeros((_padded(self.columns) // COLUMNS, block_bytes), dtype=torch.uint8)
         self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
         self._quantize(NIBBLES, weight, self._kept, block_bytes)
-        self.layout = Layout(self._kept.data_ptr(), _COLUMNS, block_bytes, 4)
+        self.layout = Layout(self._kept.data_ptr(), COLUMNS, block_bytes, 4)
 
     def _make_bytes(self, weight: Tensor, *, has_code: bool) -> None:
         if has_code:
@@ -97,7 +96,7 @@ class QuantizedWeight:
             self._kept = _packed_by_fours(numbers)
             self.sums = torch.zeros(_padded(self.columns), dtype=torch.int32)
             self.sums[: self.columns] = numbers.sum(1, dtype=torch.int32).neg_()
-            self.layout = Layout(self._kept.data_ptr(), _COLUMNS, self._kept[0].numel(), 8, self.sums.data_ptr())
+            self.layout = Layout(self._kept.data_ptr(), COLUMNS, self._kept[0].numel(), 8, self.sums.data_ptr())
         else:
             self.numbers = numbers
 
@@ -142,7 +141,7 @@ class Unpacked:
                 plain = numbers.remainder_(251).sub_(125).to(torch.int8).view(columns, inner)
                 packed: Tensor = torch.ops.onednn.qlinear_prepack(plain, None)
                 layout = find_layout(packed, plain)
-                found = (packed, layout) if layout is not None and layout.block == _COLUMNS else None
+                found = (packed, layout) if layout is not None and layout.block == COLUMNS else None
             self._places[columns, inner] = found
         return self._places[columns, inner]
 
@@ -151,7 +150,7 @@ def packed_bytes(columns: int, inner: int, bits: int) -> int:
     """Memory of a quantised weight, a few bytes a column and padding included, without `Unpacked`."""
     padded = _padded(columns)
     if bits == 4:
-        return padded // _COLUMNS * -(-inner // GROUP) * _GROUP_BYTES + 8 * padded
+        return padded // COLUMNS * -(-inner // GROUP) * _GROUP_BYTES + 8 * padded
     return padded * -(-inner // 4) * 4 + 8 * padded
 
 
@@ -204,8 +203,8 @@ def _packed_by_fours(numbers: Tensor) -> Tensor:
     """int8 `[columns, inner]` as `[blocks, inner / 4, 64, 4]`, filled up with zeros."""
     columns, inner = numbers.shape
     whole = torch.nn.functional.pad(numbers, (0, -inner % 4, 0, _padded(columns) - columns))
-    return whole.view(-1, _COLUMNS, whole.shape[1] // 4, 4).transpose(1, 2).contiguous()
+    return whole.view(-1, COLUMNS, whole.shape[1] // 4, 4).transpose(1, 2).contiguous()
 
 
 def _padded(columns: int) -> int:
-    return -(-columns // _COLUMNS) * _COLUMNS
+    return -(-columns // COLUMNS) * COLUMNS
