@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tandem.core.sampling import SamplingParams
+from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
+from tandem.engine.sampled import SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 BUNDLED = Path(__file__).resolve().parents[2] / "models" / "tandem-tiny"
@@ -62,6 +65,42 @@ def test_a_replayed_step_asks_the_host_nothing_and_takes_no_memory() -> None:
         torch.cuda.set_sync_debug_mode("default")
     assert torch.cuda.memory_allocated() == held
     assert logits.isfinite().all()
+
+
+def test_steps_begun_one_behind_the_other_choose_the_same_and_ask_the_host_nothing() -> None:
+    """Greedy and drawn tokens, with logprobs; in turns with steps whose tokens are waited for."""
+    choices = [
+        {"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9, "top_k": 40},
+        {"temperature": 1.0, "min_p": 0.05}, {"temperature": 0.0, "logprobs": 3}, {"temperature": 0.7, "logprobs": 1},
+    ]  # fmt: skip
+    states = [
+        ChoiceSampling(SamplingParams(max_tokens=9, seed=i, **options), 0, (1,))  # type: ignore[arg-type]
+        for i, options in enumerate(choices)
+    ]
+    everybody = list(range(6))
+
+    def rows(index: int) -> list[SampleRow]:
+        return [SampleRow(place, index, state) for place, state in enumerate(states)]
+
+    waited, begun = (make_runner(dtype="float32", has_graphs=True) for _ in range(2))
+    lengths, tokens, expected = list(LENGTHS), everybody, []
+    for index in range(6):
+        expected.append(waited.step(decode(lengths, everybody, tokens), rows(index)))
+        tokens, lengths = [one.token for one in expected[-1]], [length + 1 for length in lengths]
+    begun.step(decode(LENGTHS, everybody, everybody), rows(0))  # compiles what draws tokens
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        steps = [begun.begin(decode(LENGTHS, everybody, everybody), rows(0))]
+        for index in range(1, 6):
+            batch = decode([length + index for length in LENGTHS], everybody, [0] * 6)
+            steps.append(begun.begin(batch, rows(index), steps[-1], everybody))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for step, wanted in zip(steps, expected, strict=True):
+        assert step is not None
+        found = step.results()
+        assert [one.token for one in found] == [one.token for one in wanted]
+        assert [one.logprob is None for one in found] == [one.logprob is None for one in wanted]
 
 
 def test_what_was_planned_for_graphs_is_enough() -> None:

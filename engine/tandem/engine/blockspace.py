@@ -7,6 +7,7 @@ Every sequence has one table a group, all of the same length: block i of every t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as AbstractSequence
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from tandem.core.lifecycle import FinishReason
 from tandem.engine.prefix_hits import longest_hit
 from tandem.engine.request import BlockEvent
 from tandem.engine.sequence import GONE, Place, RequestState, Sequence
+
+_WRITTEN = Holder(HoldKind.REQUEST, "begun")
 
 
 class BlockCopy(NamedTuple):
@@ -55,6 +58,7 @@ class BlockSpace:
         self._windows = tuple(i for i, spec in enumerate(layout.groups) if spec.window is not None)
         self._events: list[BlockEvent] = []
         self._clock = clock
+        self._written: dict[Holder, list[BlockId]] = {}
         self.ledgers = tuple(self._ledger(s.group, n) for s, n in zip(layout.groups, num_blocks, strict=True))
 
     def blocks_for(self, tokens: int) -> int:
@@ -207,6 +211,29 @@ class BlockSpace:
                 table.extend(_allocated(ledger, sequence.holder, grow))
         return copies
 
+    def extend_ahead(self, state: RequestState, sequence: Sequence, end: int) -> bool:
+        """Make room for the token before `end`, behind one that is being computed. False, with nothing changed, if a
+        group has too few blocks, or if the token's block is seen by others or may be."""
+        grow, last = self.blocks_for(end) - len(sequence.tables[0]), (end - 1) // self.block_tokens
+        if state.spare_blocks or any(ledger.available < grow for ledger in self.ledgers):
+            return False
+        for ledger, table in zip(self.ledgers, sequence.tables, strict=True):
+            if grow <= 0 and ledger.is_shared(table[last]):
+                return False
+        if grow > 0:
+            for ledger, table in zip(self.ledgers, sequence.tables, strict=True):
+                table.extend(_allocated(ledger, sequence.holder, grow))
+        return True
+
+    def keep_written(self, sequences: Iterable[tuple[Sequence, int]]) -> None:
+        """Until the next call, which ends this one, the block of each sequence's token before `end` goes to nobody
+        else, even if the sequence gives it back: a step that has begun writes there."""
+        self.let_go(_WRITTEN)
+        self._written = {
+            sequence.holder: [table[(end - 1) // self.block_tokens] for table in sequence.tables]
+            for sequence, end in sequences
+        }
+
     def fork(self, state: RequestState, leader: Sequence) -> None:
         """Let every other live choice share the blocks of `leader`, which has computed exactly the prompt."""
         for sequence in state.live:
@@ -247,6 +274,10 @@ class BlockSpace:
 
     def release_sequence(self, sequence: Sequence) -> None:
         """Give back one choice's blocks."""
+        written = self._written.pop(sequence.holder, None)
+        if written is not None:
+            for ledger, block in zip(self.ledgers, written, strict=True):
+                ledger.share(_WRITTEN, [block])
         self.let_go(sequence.holder)
         sequence.forget()
 

@@ -76,14 +76,18 @@ class DecodeGraphs:
             and batch.logit_rows == list(range(count))
         )
 
-    def run(self, batch: StepBatch) -> Tensor:
+    def run(self, batch: StepBatch, tokens: Tensor | None = None) -> Tensor:
         """Logits fp32 [sequences, vocab] of a batch that `takes` takes; overwritten by the next run.
+
+        `tokens` [sequences], on the device, are its inputs in place of `batch.token_ids`.
 
         Raises ValueError if a block table is too short for its context. Does not wait for the device.
         """
         count = len(batch.sequences)
         size = next(size for size in self.sizes if size >= count)
         self._fill(batch, size)
+        if tokens is not None:
+            self._fields[0, :count].copy_(tokens)
         if size not in self._captured:
             return self._compute(self._step(size))[:count]
         graph, logits = self._captured[size]

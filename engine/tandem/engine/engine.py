@@ -1,6 +1,8 @@
 """The engine of one worker: requests in, tokens out, one `step` at a time. Knows no network and starts no thread.
 
 A step: plan (scheduler) → copy-on-write → forward and sample (runner) → publish full blocks → finish or fork choices.
+Where the runner can (`Ahead`), the next decode step begins before the tokens of this one are known: its inputs are what
+this one chooses, on the device, and the device never waits for the host. What has changed by then is left out.
 Every method is called from one thread, the step loop's.
 """
 
@@ -19,6 +21,7 @@ from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.prefill_queue import PrefillSpeed, QueueRules
+from tandem.engine.begun_step import BegunStep, is_stale
 from tandem.engine.blockspace import BlockSpace, Reserved
 from tandem.engine.limits import check_request, finish_reason
 from tandem.engine.memory_plan import SCORED_LOGITS
@@ -36,9 +39,10 @@ from tandem.engine.request import (
     TokenOutput,
 )
 from tandem.engine.runner_protocol import Runner
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampled import Sampled
 from tandem.engine.scheduler import Scheduler, StepItem, StepPlan
 from tandem.engine.sequence import Place, RequestState, Sequence
+from tandem.engine.step_assembly import assemble, is_chunk, prefill_slices, prompt_logprobs, scoring
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.swapping import Swap
 
@@ -69,12 +73,13 @@ class Engine:
         self._arrivals = 0
         self._early: list[tuple[RequestState, TokenOutput]] = []  # ends of replays with nothing left to generate
         self._batch: StepBatch | None = None  # that is computed now
+        self._ahead: BegunStep | None = None  # the device computes it between two calls of `step`
         self._ended: dict[str, RequestState] = {}  # by the latest step; their counts stay readable until the next
 
     @property
     def has_work(self) -> bool:
         """True while a request waits or runs. An empty step then means that blocks held elsewhere must come back."""
-        return self._scheduler.has_work or bool(self._early)
+        return self._scheduler.has_work or bool(self._early) or self._ahead is not None
 
     @property
     def is_short_of_blocks(self) -> bool:
@@ -111,6 +116,7 @@ class Engine:
         """Preempt requests younger than `arrival_s`, youngest first, until each group has `needs[i]` blocks
         available beyond `growth_blocks`. Returns their keys; [] and nothing changed if that cannot be.
         Never the oldest running."""
+        self._await_ahead()
         return self._scheduler.make_way(arrival_s, needs)
 
     @property
@@ -234,9 +240,10 @@ class Engine:
 
         Raises WorkerLostError when the runner has lost ranks of its group: this engine is at its end.
         """
-        started_s = self._clock.now_s()
+        begun, self._ahead = self._ahead, None
+        started_s = self._clock.now_s() if begun is None else begun.since_s
         self._ended = {output.key: state for state, output in self._early}
-        plan = self._scheduler.plan(started_s)
+        plan = self._scheduler.plan(started_s) if begun is None else begun.plan
         outputs = [output for _, output in self._early]
         self._early.clear()
         failed: dict[str, Exception] = {}
@@ -244,18 +251,25 @@ class Engine:
         slices: tuple[PrefillSlice, ...] = ()
         if plan.items:
             if plan.prefill_tokens:
-                plan.items.sort(key=_is_chunk)
-                slices = tuple(_prefill_slices(plan.items))
+                plan.items.sort(key=is_chunk)
+                slices = tuple(prefill_slices(plan.items))
             try:
-                sampled = self._execute(plan, slices, on_layers)
+                if begun is None:
+                    self._copy(plan.items)
+                    begun = self._begin(plan)
+                sampled = self._execute(plan, slices, on_layers) if begun is None else self._overlap(begun)
             except WorkerLostError:  # the group that computes is broken: no step can run any more
                 raise
             except Exception as error:  # noqa: BLE001 - the top of the step loop: ends the step's requests only
                 _log.exception("a step failed")
-                self._fail(plan.items, error, failed)
+                self._await_ahead()
+                self._ahead = None
+                self._fail([item for item in plan.items if not is_stale(item)], error, failed)
             else:
                 self._commit(plan.items, sampled, outputs, scores, failed)
         ended_s = self._clock.now_s()
+        if self._ahead is not None:
+            self._ahead.since_s = ended_s
         if plan.items and not failed:
             took_s = ended_s - started_s
             self._pace.observe(plan.prefill_tokens, plan.decode_tokens, took_s, plan.prefill_attended)
@@ -314,13 +328,7 @@ class Engine:
 
     def _execute(self, plan: StepPlan, slices: tuple[PrefillSlice, ...], on_layers: LayerHook | None) -> list[Sampled]:
         """Run the planned batch; one Sampled for every taker, in the order of items."""
-        copies: dict[GroupId, list[tuple[int, int]]] = {}
-        for item in plan.items:
-            for group, source, target in item.copies:
-                copies.setdefault(group, []).append((source, target))
-        for group, pairs in copies.items():
-            self._runner.copy_blocks(group, pairs)
-        batch, rows = _batch(plan.items)
+        batch, rows = assemble(plan.items)
         plan.logit_rows = len(batch.logit_rows)
         hook: Callable[[int, int], None] | None = None
         if on_layers is not None and slices:
@@ -336,6 +344,55 @@ class Engine:
         finally:
             self._batch = None
 
+    def _begin(self, plan: StepPlan) -> BegunStep | None:
+        """Begin a step of decodes, behind which the next one can begin; None where this one has to be executed."""
+        ahead = self._runner.ahead
+        if ahead is None or plan.prefill_tokens:
+            return None
+        batch, rows = assemble(plan.items)
+        begun = ahead.begin(batch, rows)
+        return None if begun is None else BegunStep(plan, batch, begun)
+
+    def _overlap(self, begun: BegunStep) -> list[Sampled]:
+        """Begin the step behind `begun`, if there is one to foresee, and wait for the tokens of `begun` itself."""
+        self._batch = begun.batch
+        try:
+            self._ahead = self._begin_behind(begun)
+            return begun.results()
+        finally:
+            self._batch = None
+            items = self._ahead.plan.items if self._ahead is not None else ()
+            self._space.keep_written((item.sequence, item.end) for item in items)
+
+    def _begin_behind(self, before: BegunStep) -> BegunStep | None:
+        ahead = self._runner.ahead
+        plan = self._scheduler.plan_ahead(
+            [item for item in before.plan.items if not is_stale(item)], self.max_model_len
+        )
+        if plan is None or ahead is None or before.begun is None:
+            return None
+        places = {item.sequence: place for place, item in enumerate(before.plan.items)}
+        batch, rows = assemble(plan.items)
+        try:
+            begun = ahead.begin(batch, rows, before.begun, [places[item.sequence] for item in plan.items])
+        except Exception as error:  # noqa: BLE001 - told when it is this step's turn
+            return BegunStep(plan, batch, None, error)
+        return None if begun is None else BegunStep(plan, batch, begun)
+
+    def _await_ahead(self) -> None:
+        """Wait until the device is done with the step that has begun. What it found out is kept."""
+        if self._ahead is not None:
+            self._ahead.wait()
+            self._space.keep_written(())
+
+    def _copy(self, items: list[StepItem]) -> None:
+        copies: dict[GroupId, list[tuple[int, int]]] = {}
+        for item in items:
+            for group, source, target in item.copies:
+                copies.setdefault(group, []).append((source, target))
+        for group, pairs in copies.items():
+            self._runner.copy_blocks(group, pairs)
+
     def _commit(
         self,
         items: list[StepItem],
@@ -348,9 +405,9 @@ class Engine:
         results = iter(sampled)
         for item in items:
             state, takers = item.state, item.takers
-            scored = list(islice(results, len(_scoring(item))))
+            scored = list(islice(results, len(scoring(item))))
             tokens = list(islice(results, len(takers)))
-            if state.place is Place.GONE:  # cancelled by a layer hook, or failed with another choice
+            if is_stale(item):  # cancelled by a layer hook or since it began, or failed with another choice
                 continue
             if not all(result.is_valid for result in (*scored, *tokens)):
                 error = InternalError("the logits have no finite maximum", why="the computation went wrong")
@@ -361,7 +418,7 @@ class Engine:
             self._space.publish(state, item.sequence)
             self._space.leave(state, item.sequence)
             if scored:
-                scores.append(_prompt_logprobs(item, scored))
+                scores.append(prompt_logprobs(item, scored))
             for sequence, result in zip(takers, tokens, strict=True):
                 sequence.append(result.token)
                 self._finish_if_done(state, sequence)
@@ -405,67 +462,6 @@ class Engine:
         if state is None:
             raise KeyError(key)
         return state
-
-
-def _batch(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
-    token_ids: list[int] = []
-    positions: list[int] = []
-    sequences: list[SeqSlice] = []
-    logit_rows: list[int] = []
-    rows: list[SampleRow] = []
-    for item in items:
-        sequence, start, end = item.sequence, item.start, item.end
-        if end - start == 1:
-            place = start - sequence.prompt_tokens
-            token_ids.append(sequence.outputs[place] if place >= 0 else sequence.prompt[start])
-            positions.append(start)
-        else:
-            token_ids.extend(sequence.slice(start, end))
-            positions.extend(range(start, end))
-        sequences.append(SeqSlice(end - start, end, sequence.tables))
-        first_row = len(token_ids) - (end - start)
-        for position in _scoring(item):
-            token = sequence.prompt[position + 1]
-            rows.append(SampleRow(len(logit_rows), 0, sequence.sampling, token))
-            logit_rows.append(first_row + position - start)
-        if item.takers:
-            for taker in item.takers:
-                rows.append(SampleRow(len(logit_rows), len(taker.outputs), taker.sampling))
-            logit_rows.append(len(token_ids) - 1)
-    return StepBatch(token_ids, positions, sequences, logit_rows), rows
-
-
-def _scoring(item: StepItem) -> range:
-    return item.state.scoring(item.sequence, item.start, item.end)
-
-
-def _prompt_logprobs(item: StepItem, scored: list[Sampled]) -> PromptLogprobs:
-    """What a step found out about prompt tokens; the request remembers how far that goes."""
-    positions, state = _scoring(item), item.state
-    state.scored = positions.stop
-    logprobs = tuple(result.logprob for result in scored if result.logprob is not None)
-    return PromptLogprobs(key=state.request.key, position=positions.start + 1, logprobs=logprobs)
-
-
-def _prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
-    """The parts of chunks that are prompt tokens.
-
-    A replay may find its whole prompt cached and compute outputs alone: whoever hands it over still hears of it.
-    """
-    return [
-        PrefillSlice(
-            key=item.state.request.key,
-            start=min(item.start, item.sequence.prompt_tokens),
-            end=min(item.end, item.sequence.prompt_tokens),
-            is_last=item.end >= item.sequence.prompt_tokens,
-        )
-        for item in items
-        if item.start < item.sequence.prompt_tokens or item.state.is_prefill_only
-    ]
-
-
-def _is_chunk(item: StepItem) -> bool:
-    return item.end - item.start > 1
 
 
 def _output(key: str, sequence: Sequence, result: Sampled | None) -> TokenOutput:

@@ -19,6 +19,7 @@ from tandem.core.errors import ConfigError
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
 from tandem.engine.decode_graphs import DecodeGraphs, graph_bytes, graph_sizes
+from tandem.engine.device_values import upload
 from tandem.engine.kv_pool import KVPools
 from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config
@@ -26,9 +27,9 @@ from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
 from tandem.engine.pool_plan import block_counts, context_length, kv_layout
 from tandem.engine.quantising import quantizer_for
-from tandem.engine.runner_protocol import LayersStored
+from tandem.engine.runner_protocol import Ahead, Begun, LayersStored
 from tandem.engine.sampled import Sampled, SampleRow
-from tandem.engine.sampler import sample
+from tandem.engine.sampler import Choosing, choose, sample
 from tandem.engine.step_batch import StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
 from tandem.engine.tp_fit import check_tp
@@ -149,6 +150,11 @@ class ModelRunner:
         """Whether decode steps are replayed as CUDA graphs."""
         return self._graphs is not None
 
+    @property
+    def ahead(self) -> Ahead | None:
+        """Itself where decode steps are in static buffers."""
+        return self if self._graphs is not None else None
+
     def forward(self, batch: StepBatch, on_layers: LayersStored | None = None) -> Tensor:
         """Store the step's KV and compute logits: fp32 [len(batch.logit_rows), vocab], owned by the caller.
 
@@ -166,8 +172,7 @@ class ModelRunner:
 
     def _forward(self, batch: StepBatch, on_layers: LayersStored | None) -> Tensor:
         """As `forward`; logits of a captured step are overwritten by the next one."""
-        if batch.positions and (max(batch.positions) >= self.max_model_len or min(batch.positions) < 0):
-            raise ValueError(f"positions must be from 0 to {self.max_model_len - 1}, got {max(batch.positions)}")
+        self._check_positions(batch)
         if self._graphs is not None and on_layers is None and self._graphs.takes(batch):
             return self._graphs.run(batch)
         step = build_step(batch, self._block_tokens, self.device, has_decode_kernel=not self.is_deterministic)
@@ -205,6 +210,24 @@ class ModelRunner:
         if self.device.type == "cuda":  # blocks given away now may be written on another stream: the step must be over
             torch.cuda.current_stream(self.device).synchronize()
         return []
+
+    def begin(
+        self, batch: StepBatch, rows: Sequence[SampleRow], before: Begun | None = None, chosen: Sequence[int] = ()
+    ) -> Begun | None:
+        """See `Ahead.begin`; what is no plain decode takes waiting."""
+        if self._graphs is None or not self._graphs.takes(batch):
+            return None
+        self._check_positions(batch)
+        tokens: Tensor | None = None
+        if isinstance(before, Choosing):
+            tokens = before.tokens
+            if list(chosen) != list(range(len(tokens))):
+                tokens = tokens[upload(chosen, torch.int64, self.device)]
+        return choose(self._graphs.run(batch, tokens), rows)
+
+    def _check_positions(self, batch: StepBatch) -> None:
+        if batch.positions and (max(batch.positions) >= self.max_model_len or min(batch.positions) < 0):
+            raise ValueError(f"positions must be from 0 to {self.max_model_len - 1}, got {max(batch.positions)}")
 
     @torch.inference_mode()
     def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:

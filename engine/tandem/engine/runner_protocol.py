@@ -13,6 +13,27 @@ LayersStored = Callable[[int, int], None]
 """on_layers(first, last): the step's KV of layers [first, last) is in the pool (on CUDA: queued on the stream)."""
 
 
+class Begun(Protocol):
+    """A step that the device computes."""
+
+    def results(self) -> list[Sampled]:
+        """What `Runner.step` would have returned, or raised, once the device has it. Call it once."""
+
+
+class Ahead(Protocol):
+    """Begins decode steps one behind the other, each before the tokens of the one before it are known."""
+
+    def begin(
+        self, batch: StepBatch, rows: Sequence[SampleRow], before: Begun | None = None, chosen: Sequence[int] = ()
+    ) -> Begun | None:
+        """Begin a step, behind everything begun so far; None, with nothing begun, where that takes waiting.
+
+        With `before` its inputs are what that step chooses: token i for its row `chosen[i]`, whatever `batch.token_ids`
+        says. Block tables are read during the call only, but the step reads and writes their blocks until its
+        results are there.
+        """
+
+
 class Runner(Protocol):
     """Executes steps on one tensor-parallel group. Called from the step loop's thread only.
 
@@ -31,6 +52,10 @@ class Runner(Protocol):
     @property
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks of each KV group's pool."""
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """How it begins steps without waiting for them; None where it cannot."""
 
     def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
         """Compute the batch and choose a token for every row; `row.row` indexes `batch.logit_rows`.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.handoff import TokenLogprob
+from tandem.engine.device_values import Download, upload
 from tandem.engine.filters import choose_filtered, choose_unfiltered
 from tandem.engine.masks import apply_masks
 from tandem.engine.penalties import apply_bias, apply_penalties
@@ -34,30 +35,61 @@ def uniform(seed: int, choice: int, index: int) -> float:
     return (int.from_bytes(digest[:8], "little") >> 11) * 2.0**-53
 
 
+class Choosing:
+    """Tokens for the rows of one step, being chosen on the device.
+
+    `tokens`: int64 [rows], on the device of the logits; of a row without a finite maximum any token of the vocabulary.
+    """
+
+    def __init__(self, tokens: Tensor, values: Tensor, rows: Sequence[SampleRow], reports: list[_Report]) -> None:
+        self.tokens = tokens
+        self._rows, self._reports = rows, reports
+        self._download = Download(tokens, values)
+
+    def results(self) -> list[Sampled]:
+        """What was chosen, in the order of the rows. Waits for the device; once."""
+        tokens, values = (tensor.tolist() for tensor in self._download.wait())
+        results = [
+            Sampled(token, is_valid=math.isfinite(values[row.row]))
+            for token, row in zip(tokens, self._rows, strict=True)
+        ]
+        for report in self._reports:
+            report.tell(results)
+        return results
+
+
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled]:
     """Tokens for `rows` from fp32 `logits` [n, vocab], which are not changed. Several rows may share a logits row.
 
-    Rows with a token are only reported. Logprobs are the log-softmax of the raw logits. One device synchronisation if
-    every row is plain greedy.
+    Rows with a token are only reported. Logprobs are the log-softmax of the raw logits.
     """
-    best_values, best_ids = logits.max(dim=-1)
-    values, ids = best_values.tolist(), best_ids.tolist()
-    results = [
-        Sampled(ids[row.row] if row.token is None else row.token, is_valid=math.isfinite(values[row.row]))
-        for row in rows
-    ]
-    is_busy = [row.token is not None or not row.sampling.is_plain for row in rows]
-    busy = [i for i, result in enumerate(results) if is_busy[i] and result.is_valid]
-    if not busy:
-        return results
-    chosen = [i for i in busy if rows[i].token is None]
-    _choose(logits, [rows[i] for i in chosen], [results[i] for i in chosen])
-    reported = [i for i in busy if _wanted_logprobs(rows[i]) is not None]
+    return choose(logits, rows).results()
+
+
+def choose(logits: Tensor, rows: Sequence[SampleRow]) -> Choosing:
+    """As `sample`, with the answer on its way: on a GPU nothing here waits for the device, unless a row has penalties,
+    a bias or forbidden tokens. The logits may be overwritten by what is queued behind."""
+    values, best = logits.max(dim=-1)
+    device = logits.device
+    is_in_order = len(rows) == len(logits) and all(place == row.row for place, row in enumerate(rows))
+    tokens = best if is_in_order else best[upload([row.row for row in rows], torch.int64, device)]
+    given = [place for place, row in enumerate(rows) if row.token is not None]
+    if given:
+        _put(tokens, given, upload([rows[i].token or 0 for i in given], torch.int64, device))
+    chosen = [place for place, row in enumerate(rows) if row.token is None and not row.sampling.is_plain]
+    _choose(logits, rows, chosen, tokens)
+    wanted = [place for place, row in enumerate(rows) if _wanted_logprobs(row) is not None]
     size = max(1, _REPORT_PIECE // logits.shape[1])
-    for start in range(0, len(reported), size):
-        piece = reported[start : start + size]
-        _report_logprobs(logits, [rows[i] for i in piece], [results[i] for i in piece])
-    return results
+    pieces = [wanted[start : start + size] for start in range(0, len(wanted), size)]
+    return Choosing(tokens, values, rows, [_Report(logits, rows, piece, tokens) for piece in pieces])
+
+
+def _put(tokens: Tensor, places: list[int], values: Tensor) -> None:
+    """tokens[places] = values."""
+    if len(places) == len(tokens):
+        tokens.copy_(values)
+    else:
+        tokens[upload(places, torch.int64, tokens.device)] = values
 
 
 def _wanted_logprobs(row: SampleRow) -> int | None:
@@ -66,71 +98,78 @@ def _wanted_logprobs(row: SampleRow) -> int | None:
     return params.logprobs if row.token is None else params.prompt_logprobs
 
 
-def _choose(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> None:
-    """Set the tokens of rows that are not plain greedy."""
-    changed = [i for i, row in enumerate(rows) if row.sampling.changes_scores]
-    random = [i for i, r in enumerate(rows) if not r.sampling.params.is_greedy]
+def _choose(logits: Tensor, rows: Sequence[SampleRow], chosen: list[int], tokens: Tensor) -> None:
+    """Set the tokens of the rows at `chosen`, which are not plain greedy."""
+    some = [rows[i] for i in chosen]
+    changed = any(row.sampling.changes_scores for row in some)
+    random = [i for i, row in enumerate(some) if not row.sampling.params.is_greedy]
     if not changed and not random:
         return
-    places = [row.row for row in rows]
+    places = [row.row for row in some]
     scores = logits
     if changed or places != list(range(len(logits))):
-        scores = logits[torch.tensor(places, device=logits.device)]  # a copy
+        scores = logits[upload(places, torch.int64, logits.device)]  # a copy
     if changed:
-        states = [row.sampling for row in rows]
+        states = [row.sampling for row in some]
         apply_penalties(scores, states)
         apply_bias(scores, states)
-        apply_masks(scores, rows)
-        if len(random) < len(rows):
-            for result, token in zip(results, scores.argmax(dim=-1).tolist(), strict=True):
-                result.token = token
-    for is_filtered, choose in ((False, _unfiltered), (True, _filtered)):
-        part = [i for i in random if rows[i].sampling.has_filter is is_filtered]
-        size = max(1, _CPU_PIECE // scores.shape[1]) if scores.device.type == "cpu" else len(rows)
+        apply_masks(scores, some)
+        if len(random) < len(some):
+            _put(tokens, chosen, scores.argmax(dim=-1))
+    for is_filtered, draw in ((False, _unfiltered), (True, _filtered)):
+        part = [i for i in random if some[i].sampling.has_filter is is_filtered]
+        size = max(1, _CPU_PIECE // scores.shape[1]) if scores.device.type == "cpu" else len(some)
         for start in range(0, len(part), size):
             piece = part[start : start + size]
-            some = scores if len(piece) == len(rows) else scores[torch.tensor(piece, device=scores.device)]
-            for i, token in zip(piece, choose(some, [rows[i] for i in piece]), strict=True):
-                results[i].token = token
+            own = scores if len(piece) == len(some) else scores[upload(piece, torch.int64, scores.device)]
+            _put(tokens, [chosen[i] for i in piece], draw(own, [some[i] for i in piece]))
 
 
-def _unfiltered(scores: Tensor, rows: list[SampleRow]) -> list[int]:
-    return choose_unfiltered(_heated(scores, rows), _uniforms(scores, rows)).tolist()
+def _unfiltered(scores: Tensor, rows: list[SampleRow]) -> Tensor:
+    return choose_unfiltered(_heated(scores, rows), _uniforms(scores, rows))
 
 
-def _filtered(scores: Tensor, rows: list[SampleRow]) -> list[int]:
+def _filtered(scores: Tensor, rows: list[SampleRow]) -> Tensor:
     params = [row.sampling.params for row in rows]
     device = scores.device
-    top_k = torch.tensor([min(p.top_k, scores.shape[1]) for p in params], dtype=torch.int64, device=device)
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
-    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device)
-    tokens = choose_filtered(_heated(scores, rows), top_k, top_p, min_p, _uniforms(scores, rows))
-    return tokens.tolist()
+    top_k = upload([min(p.top_k, scores.shape[1]) for p in params], torch.int64, device)
+    top_p = upload([p.top_p for p in params], torch.float64, device)
+    min_p = upload([p.min_p for p in params], torch.float64, device)
+    return choose_filtered(_heated(scores, rows), top_k, top_p, min_p, _uniforms(scores, rows))
 
 
 def _heated(scores: Tensor, rows: list[SampleRow]) -> Tensor:
-    """Scores over temperature, shifted so that the best is 0: a tiny temperature cannot overflow."""
-    heat = torch.tensor([row.sampling.params.temperature for row in rows], dtype=torch.float32, device=scores.device)
-    return (scores - scores.amax(dim=-1, keepdim=True)).div_(heat.clamp_(min=1e-30)[:, None])
+    """Scores over temperature, shifted so that the best is 0: a tiny temperature cannot overflow. NaN becomes 0, as do
+    rows without a finite best: whatever is drawn from them is a token, which nobody gets to see."""
+    heat = upload([max(row.sampling.params.temperature, 1e-30) for row in rows], torch.float32, scores.device)
+    shifted = (scores - scores.amax(dim=-1, keepdim=True)).div_(heat[:, None])
+    return shifted.nan_to_num_(nan=0.0, neginf=-math.inf)
 
 
 def _uniforms(scores: Tensor, rows: list[SampleRow]) -> Tensor:
     numbers = [uniform(row.sampling.params.seed, row.sampling.choice, row.index) for row in rows]
-    return torch.tensor(numbers, dtype=torch.float64, device=scores.device)
+    return upload(numbers, torch.float64, scores.device)
 
 
-def _report_logprobs(logits: Tensor, rows: list[SampleRow], results: list[Sampled]) -> None:
-    raw = logits[torch.tensor([row.row for row in rows], device=logits.device)].log_softmax(dim=-1)
-    tokens = torch.tensor([result.token for result in results], device=logits.device)
-    own = raw.gather(1, tokens[:, None])
-    wanted = [min(_wanted_logprobs(row) or 0, raw.shape[1]) for row in rows]
-    ranks = ((raw > own).sum(dim=-1) + 1).tolist()
-    tops: list[tuple[list[float], list[int]]] = [([], [])] * len(rows)
-    if max(wanted):
-        values, ids = raw.topk(max(wanted), dim=-1)
-        tops = list(zip(values.tolist(), ids.tolist(), strict=True))
-    for result, logprob, rank, count, (values_of, ids_of) in zip(
-        results, own[:, 0].tolist(), ranks, wanted, tops, strict=True
-    ):
-        top = tuple(zip(ids_of[:count], values_of[:count], strict=True))
-        result.logprob = TokenLogprob(token=result.token, logprob=logprob, top=top, rank=rank)
+class _Report:
+    """The log-probabilities of the tokens at some places, on their way."""
+
+    def __init__(self, logits: Tensor, rows: Sequence[SampleRow], places: list[int], tokens: Tensor) -> None:
+        device = logits.device
+        self._places = places
+        self._wanted = [min(_wanted_logprobs(rows[i]) or 0, logits.shape[1]) for i in places]
+        raw = logits[upload([rows[i].row for i in places], torch.int64, device)].log_softmax(dim=-1)
+        chosen = tokens if len(places) == len(rows) else tokens[upload(places, torch.int64, device)]
+        own = raw.gather(1, chosen[:, None])
+        ranks = (raw > own).sum(dim=-1) + 1
+        values, ids = raw.topk(max(self._wanted), dim=-1)
+        self._download = Download(own[:, 0], ranks, values, ids)
+
+    def tell(self, results: list[Sampled]) -> None:
+        """Add them to the results of all rows, save to those without a token. Waits for the device."""
+        numbers = (tensor.tolist() for tensor in self._download.wait())
+        for place, count, logprob, rank, values, ids in zip(self._places, self._wanted, *numbers, strict=True):
+            result = results[place]
+            if result.is_valid:
+                top = tuple(zip(ids[:count], values[:count], strict=True))
+                result.logprob = TokenLogprob(token=result.token, logprob=logprob, top=top, rank=rank)

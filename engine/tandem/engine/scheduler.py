@@ -179,6 +179,29 @@ class Scheduler:
         self._plan_prefills(plan, prefilling, now_s)
         return plan
 
+    def plan_ahead(self, items: AbstractSequence[StepItem], max_model_len: int) -> StepPlan | None:
+        """The step behind one that computes `items`, before its tokens are known: one token more of each choice whose
+        number of tokens does not end it. Tables have room for it.
+
+        None where something else may be due: prompts, whoever waits, copies, blocks that somebody would have to give;
+        or where a choice's next token depends on those before in more than its logits.
+        """
+        if self._waiting or len(items) != self.running_sequences:
+            return None
+        plan = StepPlan()
+        for item in items:
+            state, sequence = item.state, item.sequence
+            if item.end - item.start != 1 or len(item.takers) != 1 or sequence.sampling.changes_scores:
+                return None
+            outputs, end = len(sequence.outputs) + 1, item.end + 1
+            if outputs >= state.request.sampling.max_tokens or end >= max_model_len:
+                continue
+            if not self._space.extend_ahead(state, sequence, end):
+                return None
+            plan.items.append(StepItem(state, sequence, end - 1, end, [sequence], []))
+        _count_decodes(plan)
+        return plan if plan.items else None
+
     def check_integrity(self) -> None:
         """Raise LedgerError if queues, places and ledgers disagree."""
         places = {Place.WAITING: self._waiting, Place.RUNNING: self._running}
@@ -212,9 +235,7 @@ class Scheduler:
                 items.append(StepItem(state, sequence, end - 1, end, [sequence], copies))
             if state.place is Place.RUNNING:
                 plan.items += items
-        plan.decode_tokens = len(plan.items)
-        plan.context_tokens = sum(item.end for item in plan.items)
-        plan.decode_attended = plan.context_tokens - plan.decode_tokens / 2
+        _count_decodes(plan)
         return [state for state in prefilling if state.place is Place.RUNNING]
 
     def _plan_prefills(self, plan: StepPlan, prefilling: list[RequestState], now_s: float) -> None:
@@ -384,6 +405,13 @@ class Scheduler:
     def _run(self, state: RequestState) -> None:
         state.place = Place.RUNNING
         insort(self._running, state, key=_age)
+
+
+def _count_decodes(plan: StepPlan) -> None:
+    """For a plan that has nothing else yet."""
+    plan.decode_tokens = len(plan.items)
+    plan.context_tokens = sum(item.end for item in plan.items)
+    plan.decode_attended = plan.context_tokens - plan.decode_tokens / 2
 
 
 def _age(state: RequestState) -> Age:

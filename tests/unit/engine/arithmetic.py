@@ -21,9 +21,10 @@ from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.engine import Engine
 from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest, RequestKind, StepResult
+from tandem.engine.runner_protocol import Ahead, Begun
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sampler import sample
-from tandem.engine.step_batch import StepBatch
+from tandem.engine.step_batch import SeqSlice, StepBatch
 
 ROOT = BlockHash(b"r" * 16)
 VOCAB = 32
@@ -81,8 +82,13 @@ class ArithmeticRunner:
 
     def __init__(
         self, num_blocks: int = 64, *, groups: int = 1, max_model_len: int = 256, poison: int = -1, broken: int = -1,
-        windows: Windows = (),
+        windows: Windows = (), ahead: str = "",
     ) -> None:  # fmt: skip
+        """`ahead`: a step that begins before the one before it is known computes "early", there and then, or "late",
+        when its results are asked for; "" = there are none."""
+        self._ahead = ahead
+        self._begun: BegunArithmetic | None = None
+        self.begun = 0
         self.layout = layout(groups, windows=windows)
         self.max_model_len = max_model_len
         self.vocab_size = VOCAB
@@ -95,13 +101,42 @@ class ArithmeticRunner:
         self.duration_s: Callable[[StepBatch], float] = lambda batch: 0.0
         self.clock = ManualClock()
 
+    @property
+    def ahead(self) -> Ahead | None:
+        return self if self._ahead else None
+
+    def begin(
+        self, batch: StepBatch, rows: Sequence[SampleRow], before: Begun | None = None, chosen: Sequence[int] = ()
+    ) -> Begun | None:
+        assert self._begun is None or before is self._begun, "a step begins behind the latest one"
+        tables = [SeqSlice(s.query_tokens, s.context_tokens, tuple(map(list, s.block_tables))) for s in batch.sequences]
+        kept = StepBatch(list(batch.token_ids), list(batch.positions), tables, list(batch.logit_rows))
+        assert before is None or isinstance(before, BegunArithmetic)
+        begun = BegunArithmetic(self, kept, list(rows), before, list(chosen))
+        self._begun = begun
+        self.begun += before is not None
+        if self._ahead == "early":
+            begun.compute()
+        return begun
+
+    def is_over(self, begun: BegunArithmetic) -> None:
+        if begun is self._begun:
+            self._begun = None
+
     def copy_blocks(self, group: int, pairs: list[tuple[int, int]]) -> None:
+        assert self._begun is None, "a copy beside a step"
         assert not {source for source, _ in pairs} & {target for _, target in pairs}
         for source, target in pairs:
             self.pools[group][target] = list(self.pools[group][source])
             self.copies += 1
 
     def step(
+        self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
+    ) -> list[Sampled]:
+        assert self._begun is None, "a step beside another"
+        return self.compute(batch, rows, on_layers)
+
+    def compute(
         self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None
     ) -> list[Sampled]:
         queries = [s.query_tokens for s in batch.sequences]
@@ -141,6 +176,44 @@ class ArithmeticRunner:
             if batch.token_ids[r] == self.poison:
                 logits[index] = float("nan")
         return sample(logits, rows) if rows else []
+
+
+class BegunArithmetic:
+    """A step that `begin` began. Its tokens are those that the step before chose."""
+
+    def __init__(
+        self, runner: ArithmeticRunner, batch: StepBatch, rows: list[SampleRow], before: BegunArithmetic | None,
+        chosen: list[int],
+    ) -> None:  # fmt: skip
+        self._runner, self._batch, self._rows, self._before, self._chosen = runner, batch, rows, before, chosen
+        self._sampled: list[Sampled] | Exception | None = None
+
+    def compute(self) -> None:
+        """Once; what it raises is kept."""
+        if self._sampled is not None:
+            return
+        try:
+            if self._before is not None:
+                tokens = self._before.tokens()
+                self._batch.token_ids[:] = [tokens[i] for i in self._chosen]
+            self._sampled = self._runner.compute(self._batch, self._rows)
+        except Exception as error:  # noqa: BLE001 - told by `results`
+            self._sampled = error
+
+    def tokens(self) -> list[int]:
+        self.compute()
+        assert self._sampled is not None
+        if isinstance(self._sampled, Exception):
+            raise RuntimeError("the step before failed")
+        return [one.token for one in self._sampled]
+
+    def results(self) -> list[Sampled]:
+        self.compute()
+        self._runner.is_over(self)
+        assert self._sampled is not None
+        if isinstance(self._sampled, Exception):
+            raise self._sampled
+        return self._sampled
 
 
 def expected(
@@ -201,7 +274,7 @@ class Bench:
     """An engine over arithmetic that collects what comes out, and checks its integrity after every step."""
 
     def __init__(self, num_blocks: int = 64, *, groups: int = 1, windows: Windows = (), **config: object) -> None:
-        runner_options = {k: config.pop(k) for k in ("poison", "broken", "max_model_len") if k in config}
+        runner_options = {k: config.pop(k) for k in ("poison", "broken", "max_model_len", "ahead") if k in config}
         make_swap = config.pop("swap", None)  # of the runner
         self.groups, self.windows = groups, windows
         self.runner = ArithmeticRunner(num_blocks, groups=groups, windows=windows, **runner_options)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -26,8 +27,11 @@ class EngineMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 4, 6, 64]),
         step_tokens=st.sampled_from([4, 9, 64]),
         max_sequences=st.sampled_from([3, 64]),
+        ahead=st.sampled_from(["", "early", "late"]),
     )
-    def start(self, blocks: int, windows: Windows, chunk: int, step_tokens: int, max_sequences: int) -> None:
+    def start(
+        self, blocks: int, windows: Windows, chunk: int, step_tokens: int, max_sequences: int, ahead: str
+    ) -> None:
         self.bench = Bench(
             blocks,
             groups=len(windows),
@@ -35,6 +39,7 @@ class EngineMachine(RuleBasedStateMachine):
             chunk_tokens=chunk,
             max_step_tokens=step_tokens,
             max_sequences=max_sequences,
+            ahead=ahead,
         )
         self.engine = self.bench.engine
         self.count = 0
@@ -147,6 +152,7 @@ class EngineMachine(RuleBasedStateMachine):
     def make_way(self, arrival: int, need: int) -> None:
         """What a decode worker does for an older ticket: all that it needs comes free, or nobody is disturbed."""
         engine = self.engine
+        engine.make_way(math.inf, [1] * len(engine.ledgers))  # disturbs nobody, but a step under way is over
         before = {ledger.group: ledger.counts() for ledger in engine.ledgers}
         victims = engine.make_way(float(arrival), [need] * len(engine.ledgers))
         assert all(self.bench.requests[key].arrival_s > arrival for key in victims)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tandem.core.errors import WorkerLostError
-from tandem.engine.runner_protocol import Runner
+from tandem.engine.runner_protocol import Ahead, Runner
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.step_batch import StepBatch
 from tandem.worker.commands import AFTER_STEP, CopyBlocks, Step
@@ -38,6 +38,11 @@ class LeaderRunner:
     @property
     def num_blocks(self) -> tuple[int, ...]:
         return self._runner.num_blocks
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """None: followers get a step's tokens with the next step."""
+        return None
 
     def step(
         self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None

@@ -10,7 +10,7 @@ from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
 from tandem.core.kvlayout import KVLayout
 from tandem.core.prefill_queue import attended
-from tandem.engine.runner_protocol import LayersStored
+from tandem.engine.runner_protocol import Ahead, LayersStored
 from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
 from tandem.engine.sim.exchange import gather
@@ -58,6 +58,11 @@ class SimRunner:
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks in the pool of each KV group."""
         return tuple(pool.num_blocks for pool in self.pools)
+
+    @property
+    def ahead(self) -> Ahead | None:
+        """None: its steps are over when they return."""
+        return None
 
     def step(self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: LayersStored | None = None) -> list[Sampled]:
         """Write, read back, wait, choose. Raises ValueError if the batch contradicts itself or leaves the context.

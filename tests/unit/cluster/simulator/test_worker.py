@@ -66,6 +66,7 @@ class TimedRunner:
         self.vocab_size = 1 << 20
         self.eos_token_ids: tuple[int, ...] = ()
         self.num_blocks = (settings.blocks,)
+        self.ahead = None
 
     def step(
         self, batch: StepBatch, rows: Sequence[SampleRow], on_layers: Callable[[int, int], None] | None = None

@@ -105,15 +105,20 @@ def test_an_engine_answers_the_same_tokens(model_folder: Folder, blocks: int, mo
     graphs = runner.decode_graphs(graph_sizes(4))
     plain_run = graphs.run
     sizes: list[int] = []
+    unknown: list[int] = []
 
-    def counted(batch: StepBatch) -> torch.Tensor:
+    def counted(batch: StepBatch, tokens: torch.Tensor | None = None) -> torch.Tensor:
         sizes.append(len(batch.sequences))
-        return plain_run(batch)
+        if tokens is not None:
+            unknown.append(len(tokens))
+        return plain_run(batch, tokens)
 
     monkeypatch.setattr(graphs, "run", counted)
     monkeypatch.setattr(runner, "_graphs", graphs)
     assert answers(runner)[0] == expected
     assert len(sizes) > 10
+    assert len(unknown) > 10, "inputs are what the step before chose"
+    assert len(set(unknown)) > 1
 
 
 def test_what_is_no_plain_decode_is_not_taken(model_folder: Folder) -> None:

@@ -1,0 +1,78 @@
+"""From the items of a plan to what a runner takes, and what they mean to requests. Plain values; imports no torch."""
+
+from __future__ import annotations
+
+from tandem.engine.request import PrefillSlice, PromptLogprobs
+from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.scheduler import StepItem
+from tandem.engine.step_batch import SeqSlice, StepBatch
+
+
+def assemble(items: list[StepItem]) -> tuple[StepBatch, list[SampleRow]]:
+    """The batch, and one row for every prompt token that is to be scored and for every taker, in the order of items.
+
+    A token that is not known yet, for the step before chooses it, is 0.
+    """
+    token_ids: list[int] = []
+    positions: list[int] = []
+    sequences: list[SeqSlice] = []
+    logit_rows: list[int] = []
+    rows: list[SampleRow] = []
+    for item in items:
+        sequence, start, end = item.sequence, item.start, item.end
+        if end - start == 1:
+            place = start - sequence.prompt_tokens
+            if place < 0:
+                token_ids.append(sequence.prompt[start])
+            else:
+                token_ids.append(sequence.outputs[place] if place < len(sequence.outputs) else 0)
+            positions.append(start)
+        else:
+            token_ids.extend(sequence.slice(start, end))
+            positions.extend(range(start, end))
+        sequences.append(SeqSlice(end - start, end, sequence.tables))
+        first_row = len(token_ids) - (end - start)
+        for position in scoring(item):
+            token = sequence.prompt[position + 1]
+            rows.append(SampleRow(len(logit_rows), 0, sequence.sampling, token))
+            logit_rows.append(first_row + position - start)
+        if item.takers:
+            for taker in item.takers:
+                rows.append(SampleRow(len(logit_rows), end - taker.prompt_tokens, taker.sampling))
+            logit_rows.append(len(token_ids) - 1)
+    return StepBatch(token_ids, positions, sequences, logit_rows), rows
+
+
+def scoring(item: StepItem) -> range:
+    """Positions of prompt tokens whose logits are wanted."""
+    return item.state.scoring(item.sequence, item.start, item.end)
+
+
+def prompt_logprobs(item: StepItem, scored: list[Sampled]) -> PromptLogprobs:
+    """What a step found out about prompt tokens; the request remembers how far that goes."""
+    positions, state = scoring(item), item.state
+    state.scored = positions.stop
+    logprobs = tuple(result.logprob for result in scored if result.logprob is not None)
+    return PromptLogprobs(key=state.request.key, position=positions.start + 1, logprobs=logprobs)
+
+
+def prefill_slices(items: list[StepItem]) -> list[PrefillSlice]:
+    """The parts of chunks that are prompt tokens.
+
+    A replay may find its whole prompt cached and compute outputs alone: whoever hands it over still hears of it.
+    """
+    return [
+        PrefillSlice(
+            key=item.state.request.key,
+            start=min(item.start, item.sequence.prompt_tokens),
+            end=min(item.end, item.sequence.prompt_tokens),
+            is_last=item.end >= item.sequence.prompt_tokens,
+        )
+        for item in items
+        if item.start < item.sequence.prompt_tokens or item.state.is_prefill_only
+    ]
+
+
+def is_chunk(item: StepItem) -> bool:
+    """Whether it is more than one token."""
+    return item.end - item.start > 1
