@@ -36,7 +36,7 @@ from tandem.engine.tp_fit import check_tp
 from tandem.kernels import cpu_code
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.cpu_memory import keep_freed_memory
-from tandem.kernels.dense_row import PagedRow
+from tandem.kernels.dense_row import PagedRows
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.extend_attention import extend_attention
@@ -56,9 +56,9 @@ class ModelRunner:
     `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes` and `num_blocks` (a group) is set;
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
-    of one token makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype; attention always
-    computes in the compute dtype. `enter` is told of phases as they begin. `quantize`: "int8" or "int4" weights, see
-    `quantising`.
+    of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
+    attention always computes in the compute dtype. `enter` is told of phases as they begin. `quantize`: "int8" or
+    "int4" weights, see `quantising`.
     `bounds`: the largest step, for which `memory` is planned; what is not free then raises StartupError. With
     `has_graphs` a GPU that is the only rank captures decode steps as CUDA graphs, where no layer asks the host.
 
@@ -125,7 +125,8 @@ class ModelRunner:
         # The Triton kernel of prompts holds a row in registers, which those of a latent are too wide for.
         self._extend_backend = REFERENCE if self.config.latent is not None and self.device.type == "cuda" else None
         views = self.pools.layer_views
-        self.has_joined_layers = self._attends_to_all() and self._decoder.join_layers(views, self._scale)
+        if self._attends_to_all():
+            self._decoder.join_layers(views, self._scale)
         self._graphs: DecodeGraphs | None = None
         if sizes:
             enter(StartPhase.GRAPHS)
@@ -144,6 +145,11 @@ class ModelRunner:
     def num_blocks(self) -> tuple[int, ...]:
         """Blocks in the pool of each KV group."""
         return self.pools.num_blocks
+
+    @property
+    def has_joined_layers(self) -> bool:
+        """Whether few sequences with a token each pass all layers in one call."""
+        return self._decoder.joined_rows > 0
 
     @property
     def has_captured(self) -> bool:
@@ -195,9 +201,9 @@ class ModelRunner:
             if on_layers is not None:
                 on_layers(0, self.config.layers)
 
-        alone = self._alone(step)
+        paged = self._paged_rows(step)
         try:
-            return self._decoder.forward(step.token_ids, step.positions, step.rows, attend, alone, stored)
+            return self._decoder.forward(step.token_ids, step.positions, step.rows, attend, paged, stored)
         except BaseException as error:
             self.group.abort(f"rank {self.group.rank} failed in a step: {error}")
             raise
@@ -240,12 +246,12 @@ class ModelRunner:
         """The pool of `group` as writable bytes, without a copy; see `KVPools.pool_bytes`."""
         return self.pools.pool_bytes(group)
 
-    def _alone(self, step: StepTensors) -> PagedRow | None:
-        """The token of a step that has no other, where layers are joined."""
+    def _paged_rows(self, step: StepTensors) -> PagedRows | None:
+        """The tokens of a step that has one of each sequence, where layers are joined for so many."""
         of = step.decodes
-        if not self.has_joined_layers or of is None or step.chunks is not None or len(step.token_ids) != 1:
+        if of is None or step.chunks is not None or len(step.token_ids) > self._decoder.joined_rows:
             return None
-        return PagedRow(table=of.block_tables[0], length=of.context_lens, slot=step.slots[0])
+        return PagedRows(tables=of.block_tables[0], lengths=of.context_lens, slots=step.slots[0])
 
     def _attends_to_all(self) -> bool:
         """On a CPU, whether every layer attends to the whole context, in one pool, with nothing but a scale."""

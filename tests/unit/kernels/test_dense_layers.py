@@ -1,4 +1,4 @@
-"""All layers of a single row in one call against the same layers one by one, bit for bit."""
+"""All layers of few rows in one call against the same layers one by one, bit for bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRow, fuse, join
+from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRows, fuse, join
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
 from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, KV_HEADS, WIDTH, parts
@@ -46,18 +46,32 @@ def joined(rows: list[DenseRow], kv: Tensor) -> DenseLayers:
     return found
 
 
-def alone(length: int, blocks: list[int]) -> PagedRow:
+def alone(length: int, blocks: list[int]) -> PagedRows:
     slot = blocks[(length - 1) // BLOCK_TOKENS] * BLOCK_TOKENS + (length - 1) % BLOCK_TOKENS
     table = torch.tensor([blocks], dtype=torch.int32)
-    return PagedRow(table=table, length=torch.tensor([length], dtype=torch.int32), slot=torch.tensor([slot]))
+    return PagedRows(tables=table, lengths=torch.tensor([length], dtype=torch.int32), slots=torch.tensor([slot]))
 
 
-def one_by_one(rows: list[DenseRow], kv: Tensor, x: Tensor, cos: Tensor, sin: Tensor, of: PagedRow) -> Tensor:
+def several(lengths: list[int]) -> PagedRows:
+    """Sequences of blocks of their own, in no order; tables have strides of their own."""
+    size = max(-(-length // BLOCK_TOKENS) for length in lengths)
+    free = iter((7 * place + 3) % BLOCKS for place in range(BLOCKS))
+    tables, slots = torch.zeros((len(lengths), size + 2), dtype=torch.int32), []
+    for table, length in zip(tables, lengths, strict=True):
+        for place in range(-(-length // BLOCK_TOKENS)):
+            table[place] = next(free)
+        slots.append(int(table[(length - 1) // BLOCK_TOKENS]) * BLOCK_TOKENS + (length - 1) % BLOCK_TOKENS)
+    return PagedRows(
+        tables=tables[:, :size], lengths=torch.tensor(lengths, dtype=torch.int32), slots=torch.tensor(slots)
+    )
+
+
+def one_by_one(rows: list[DenseRow], kv: Tensor, x: Tensor, cos: Tensor, sin: Tensor, of: PagedRows) -> Tensor:
     for layer, row in enumerate(rows):
-        fused = row.before(x, cos, sin).view(1, HEADS + 2 * KV_HEADS, HEAD_DIM)
+        fused = row.before(x, cos, sin).view(len(x), HEADS + 2 * KV_HEADS, HEAD_DIM)
         q, k, v = fused.split_with_sizes((HEADS, KV_HEADS, KV_HEADS), 1)
-        kv_store(k, v, kv[:, layer], of.slot)
-        x = row.behind(x, paged_decode(q, kv[:, layer], of.table, of.length, scale=SCALE))
+        kv_store(k, v, kv[:, layer], of.slots)
+        x = row.behind(x, paged_decode(q, kv[:, layer], of.tables, of.lengths, scale=SCALE))
     return x
 
 
@@ -69,16 +83,43 @@ def test_joined_layers_are_the_layers(randn, bits, length, threads) -> None:
     check_joined(randn, rows_of(randn, bits), alone(length, [7, 2, 11, 0, 5, 9, 1]))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    "lengths", [[1, 1], [40, 7, 16], [3, 90, 17, 16, 1, 33, 64, 2], [i + 1 if i < 24 else i - 20 for i in range(32)]]
+)
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_joined_layers_of_several_rows_are_the_layers(randn, bits, lengths, threads) -> None:
+    torch.set_num_threads(threads)
+    rows = rows_of(randn, bits)
+    if rows[0].most_rows < len(lengths):
+        pytest.skip("with a matrix unit several rows go another way")
+    check_joined(randn, rows, several(lengths))
+
+
+def test_rows_after_more_rows_and_after_one_find_nothing_of_theirs(randn) -> None:
+    rows = rows_of(randn)
+    if rows[0].most_rows < 5:
+        pytest.skip("with a matrix unit several rows go another way")
+    theirs = pool(randn)
+    layers = joined(rows, theirs.clone())
+    for lengths in ([5, 50, 20, 33, 9], [70], [12, 3], [8]):
+        cos, sin = randn(len(lengths), 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+        x = randn(len(lengths), WIDTH, dtype=torch.bfloat16)
+        want = one_by_one(rows, theirs, x.clone(), cos, sin, several(lengths))
+        assert torch.equal(layers(x, cos, sin, several(lengths)), want)
+
+
 def test_attention_that_threads_share_is_merged(randn) -> None:
     """1,200 keys among three threads: both heads' are cut, and no thread has all of one."""
     torch.set_num_threads(3)
     check_joined(randn, rows_of(randn), alone(600, [(7 * place + 3) % BLOCKS for place in range(BLOCKS)]))
 
 
-def check_joined(randn, rows: list[DenseRow], of: PagedRow) -> None:
+def check_joined(randn, rows: list[DenseRow], of: PagedRows) -> None:
     kv = pool(randn)
-    cos, sin = randn(1, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
-    x, ours = randn(1, WIDTH, dtype=torch.bfloat16), kv.clone()
+    count = len(of.lengths)
+    cos, sin = randn(count, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+    x, ours = randn(count, WIDTH, dtype=torch.bfloat16), kv.clone()
     layers = joined(rows, ours)
     for _ in range(2):  # what lies between is used again
         theirs = kv.clone()
@@ -95,14 +136,23 @@ def test_what_the_pool_does_not_have_is_refused_and_nothing_written(randn) -> No
     x, cos = randn(1, WIDTH, dtype=torch.bfloat16), randn(1, HEAD_DIM, dtype=torch.bfloat16)
     good = alone(20, [3, 4])
     for wrong in (
-        replace(good, slot=torch.tensor([BLOCKS * BLOCK_TOKENS])), replace(good, slot=torch.tensor([-1])),
-        replace(good, table=torch.tensor([[3, BLOCKS]], dtype=torch.int32)),
-        replace(good, length=torch.tensor([33], dtype=torch.int32)),
-        replace(good, length=torch.tensor([0], dtype=torch.int32)),
-        replace(good, length=torch.tensor([-1], dtype=torch.int32)),
+        replace(good, slots=torch.tensor([BLOCKS * BLOCK_TOKENS])), replace(good, slots=torch.tensor([-1])),
+        replace(good, tables=torch.tensor([[3, BLOCKS]], dtype=torch.int32)),
+        replace(good, lengths=torch.tensor([33], dtype=torch.int32)),
+        replace(good, lengths=torch.tensor([0], dtype=torch.int32)),
+        replace(good, lengths=torch.tensor([-1], dtype=torch.int32)),
     ):  # fmt: skip
         with pytest.raises(IndexError, match="pool"):
             layers(x, cos, cos, wrong)
+    if rows[0].most_rows > 1:  # one of two is enough
+        two = several([20, 30])
+        for wrong in (
+            replace(two, slots=torch.tensor([0, BLOCKS * BLOCK_TOKENS])), replace(two, slots=torch.tensor([-1, 0])),
+            replace(two, lengths=torch.tensor([20, 0], dtype=torch.int32)),
+            replace(two, lengths=torch.tensor([20, 33], dtype=torch.int32)),
+        ):  # fmt: skip
+            with pytest.raises(IndexError, match="pool"):
+                layers(x.repeat(2, 1), cos.repeat(2, 1), cos.repeat(2, 1), wrong)
     assert torch.equal(kv, before)
 
 

@@ -36,7 +36,7 @@ from tandem.engine.quantising import Quantizer
 from tandem.engine.tp_fit import check_tp
 from tandem.engine.weights import Parameter, Part, Split, load_weights
 from tandem.kernels.backend import REFERENCE, uses_triton
-from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRow, fuse, join
+from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRows, fuse, join
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
 
@@ -156,27 +156,33 @@ class Decoder:
             self._to_logits = self._linear(self.head, None)
 
     def join_layers(self, views: Sequence[Tensor], scale: float) -> bool:
-        """Let a single row pass all layers in one call, where there is code for that and all attend to everything with
+        """Let few rows pass all layers in one call, where there is code for that and all attend to everything with
         this `scale`, over `views` of one pool (see `paged_decode`); whether there is. After `load`."""
         has_one_rope = len({layer.rope for layer in self._steps}) == 1
         self._joined = join([layer.row for layer in self._steps], views, scale) if has_one_rope else None
         return self._joined is not None
 
+    @property
+    def joined_rows(self) -> int:
+        """The most rows that pass joined layers at once; 0 where layers are not joined."""
+        return 0 if self._joined is None else self._joined.most_rows
+
     def forward(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None = None,
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, paged: PagedRows | None = None,
         on_joined: Callable[[], None] = lambda: None,
     ) -> Tensor:  # fmt: skip
         """Logits, fp32 [len(rows), vocab], of the tokens at `rows`; of all tokens where `rows` is None.
 
         token_ids, positions: int64 [T] on the model's device, T ≥ 1; rows: int64. Calls `attend` once a layer, in
-        order; not where the layers are joined and the step is one token, which is `alone`: there `on_joined` is called
-        once, behind all of them. The result is an ordinary tensor that the caller may change; ranks above 0 get
-        [0, vocab]. Raises ModelError before `load` and WorkerLostError when another rank is gone.
+        order; not where the layers are joined and the step is `paged`, at most `joined_rows` tokens, each the last of
+        its sequence: there `on_joined` is called once, behind all of them. The result is an ordinary tensor that the
+        caller may change; ranks above 0 get [0, vocab]. Raises ModelError before `load` and WorkerLostError when
+        another rank is gone.
         """
         if not self._steps:
             raise ModelError("the model has no weights yet", todo="call load() first")
         with torch.inference_mode():
-            x = self._hidden(token_ids, positions, rows, attend, alone, on_joined)
+            x = self._hidden(token_ids, positions, rows, attend, paged, on_joined)
         # Outside inference mode, or a sampler could not write over the logits.
         if self._tp_size == 1:
             return self._capped(self._to_logits(self._final_norm(x)).float())
@@ -186,7 +192,7 @@ class Decoder:
         return self._capped(logits[:, : self.config.vocab_size].float())
 
     def _hidden(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, alone: PagedRow | None,
+        self, token_ids: Tensor, positions: Tensor, rows: Tensor | None, attend: Attend, paged: PagedRows | None,
         on_joined: Callable[[], None],
     ) -> Tensor:  # fmt: skip
         """The residual stream behind the last layer, [len(rows), hidden]."""
@@ -194,9 +200,9 @@ class Decoder:
         if self._embedding_scale != 1.0:
             x.mul_(self._embedding_scale)
         turns = [table.index_select(0, positions).unbind(1) for table in self._rotations]
-        if self._joined is not None and alone is not None:
+        if self._joined is not None and paged is not None:
             cos, sin = turns[0]
-            x = self._joined(x, cos, sin, alone)
+            x = self._joined(x, cos, sin, paged)
             on_joined()
             return x if rows is None else x.index_select(0, rows)
         last = len(self._steps) - 1
@@ -341,7 +347,7 @@ class Decoder:
         )  # fmt: skip
 
     def _row(self, layer: LayerParameters, made: _Layer) -> DenseRow | None:
-        """The code for a single row, which has norms of plain weights before attention and MLP alone, and SiLU."""
+        """The code for few rows, which has norms of plain weights before attention and MLP alone, and SiLU."""
         c, mlp = self.config, made.feed_forward
         has_plain_norms = not (c.has_unit_offset_norms or c.has_float_norms or c.has_qk_norm or c.has_output_norms)
         is_plain = has_plain_norms and c.activation == "silu"

@@ -3,7 +3,7 @@
 
        before   norm ▸ qkv ▸ rotate                                    threads meet at the end
        behind   o ▸ add, norm ▸ gate, up ▸ silu · up ▸ down ▸ add      they meet behind o, behind gate and up, at the end
-       step     both and what lies between them, of all layers         see step.h
+       step     both and what lies between them, of all layers         see step.h, also for several rows
 
    What is short is done by every thread for itself, so that none waits; of several rows each takes some, and they meet
    between all parts. Checks nothing: the caller has. */
@@ -65,10 +65,10 @@ int tandem_choose_path(const char *name) {
 
 /* This thread's share of a product with few rows, the first at x; every thread quantises them for itself. */
 static void rows_share(
-    const struct linear *given, const uint16_t *x, int64_t rows, int64_t x_stride, int64_t which, int64_t count) {
+    const struct linear *given, const uint16_t *x, char *out, int64_t rows, int64_t x_stride, int64_t which, int64_t count) {
     if (given->kind == 0) {
         struct product p = given->plain;
-        p.x = x, p.rows = rows, p.x_stride = x_stride;
+        p.x = x, p.out = (uint16_t *)out, p.rows = rows, p.x_stride = x_stride;
         product_share(&p, which, count);
         return;
     }
@@ -76,18 +76,18 @@ static void rows_share(
     uint8_t numbers[rows * p.stride] __attribute__((aligned(64)));
     int32_t sums[rows * p.stride / GROUP];
     float scales[rows];
-    p.x = (const char *)x, p.rows = rows, p.x_stride = x_stride;
+    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = x_stride;
     p.numbers = numbers, p.group_sums = sums, p.row_scales = scales;
     quantize_rows(&p, 0, rows);
     quantized_share(&p, which, count);
 }
 
-static void linear_share(const struct linear *given, const uint16_t *x, int64_t which, int64_t count) {
-    rows_share(given, x, 1, 0, which, count);
+static char *linear_out(const struct linear *given) {
+    return given->kind == 0 ? (char *)given->plain.out : given->quantized.out;
 }
 
-static const char *linear_out(const struct linear *given) {
-    return given->kind == 0 ? (const char *)given->plain.out : given->quantized.out;
+static void linear_share(const struct linear *given, const uint16_t *x, int64_t which, int64_t count) {
+    rows_share(given, x, linear_out(given), 1, 0, which, count);
 }
 
 static void run_before(void *data) {
@@ -138,7 +138,8 @@ static void run_rows_before(void *data) {
     const int64_t first = norm->rows * which / count, last = norm->rows * (which + 1) / count;
     norm_rows_avx512(norm, c->eps, first, last);
     meet(count);
-    rows_share(&c->before->qkv, (const uint16_t *)norm->out, norm->rows, norm->width, which, count);
+    const struct linear *qkv = &c->before->qkv;
+    rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), norm->rows, norm->width, which, count);
     meet(count);
     turn_rows_avx512(&c->before->turn, first, last);
 }
@@ -149,25 +150,25 @@ static void run_rows_behind(void *data) {
     const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
     const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = b->gates.width;
     struct norm norm = b->norm;
-    rows_share(&b->o, b->mixed, rows, b->mixed_width, which, count);
+    rows_share(&b->o, b->mixed, linear_out(&b->o), rows, b->mixed_width, which, count);
     meet(count);
-    norm.added = linear_out(&b->o), norm.out = (char *)linear_out(&b->o); /* a row is added before it is written over */
+    norm.added = linear_out(&b->o), norm.out = linear_out(&b->o); /* a row is added before it is written over */
     norm_rows_avx512(&norm, c->eps, first, last);
     meet(count);
-    rows_share(&b->gate_up, (const uint16_t *)norm.out, rows, width, which, count);
+    rows_share(&b->gate_up, (const uint16_t *)norm.out, linear_out(&b->gate_up), rows, width, which, count);
     meet(count);
-    struct gates gates = {.x = linear_out(&b->gate_up), .out = (char *)linear_out(&b->gate_up), .rows = rows, .width = inner,
+    struct gates gates = {.x = linear_out(&b->gate_up), .out = linear_out(&b->gate_up), .rows = rows, .width = inner,
                           .out_stride = 2 * inner, .is_bf16 = 1};
     gate_rows_avx512(&gates, first, last);
     meet(count);
-    rows_share(&b->down, (const uint16_t *)gates.out, rows, 2 * inner, which, count);
+    rows_share(&b->down, (const uint16_t *)gates.out, linear_out(&b->down), rows, 2 * inner, which, count);
     meet(count);
     uint16_t *x = (uint16_t *)norm.x + first * width;
     add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
 }
 
 /* `given` are the threads, the scale of attention as bits of a float, the fields of `struct step` up to those of `decode`
-   that are the caller's, and a `struct layer` for each. Answers with an `enum answer`; the slot is the caller's to check. */
+   that are the caller's, and a `struct layer` for each. Answers with an `enum answer`; slots are the caller's to check. */
 static int run_layers(const int64_t *given, float eps) {
     struct step s;
     memset(&s, 0, sizeof s);
@@ -176,10 +177,9 @@ static int run_layers(const int64_t *given, float eps) {
     s.layer = (const void *)(given + 2 + own / 8), s.eps = eps, s.threads = s.decode.threads = given[0];
     const int32_t scale_bits = (int32_t)given[1];
     memcpy(&s.decode.scale, &scale_bits, sizeof scale_bits);
-    s.decode.q = (const char *)s.qkv;
     const enum answer answer = open_decode(&s.decode);
     if (answer != DONE) return answer;
-    run_region(run_step, &s, s.threads);
+    run_region(s.decode.batch == 1 ? run_step : run_rows_step, &s, s.threads);
     close_decode(&s.decode);
     return DONE;
 }

@@ -1,4 +1,4 @@
-"""All layers of a single row in one call, attention to paged KV among them: no Python between two layers."""
+"""All layers of few rows in one call, attention to paged KV among them: no Python between two layers."""
 
 from __future__ import annotations
 
@@ -17,67 +17,80 @@ _STEP = 2
 _NO_MEMORY, _OUTSIDE = 1, 2  # enum answer
 # Places in what the code is given: the kind of call, threads, the scale's bits, `struct step` with a `struct decode` at
 # its end, the layers. step.h holds the structs to these places.
-_THREADS, _X, _COS, _SIN, _SLOT, _DECODE = 1, 3, 4, 5, 8, 9
-_TABLE, _LENGTHS, _MAX_BLOCKS = _DECODE + 3, _DECODE + 4, _DECODE + 12
+_THREADS, _X, _COS, _SIN, _STRIDE, _SLOTS, _DECODE = 1, 3, 4, 5, 6, 7, 13
+_TABLE, _LENGTHS, _BATCH = _DECODE + 3, _DECODE + 4, _DECODE + 6
+_MAX_BLOCKS, _TABLE_STRIDE = _DECODE + 12, _DECODE + 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PagedRow:
-    """Where the KV of one sequence is, of which the row is the last token.
+class PagedRows:
+    """Where the KV of sequences is, of each of which a row is the last token.
 
-    table: int32 `[1, blocks]`; length: int32 `[1]`, tokens with the row's own; slot: int64 `[1]`, where that one's KV
-    goes, block · block_tokens + offset.
+    tables: int32 `[rows, blocks]`; lengths: int32 `[rows]`, tokens with the row's own; slots: int64 `[rows]`, where the
+    KV of that one goes, block · block_tokens + offset. Lengths and slots are contiguous.
     """
 
-    table: Tensor
-    length: Tensor
-    slot: Tensor
+    tables: Tensor
+    lengths: Tensor
+    slots: Tensor
 
 
 class DenseLayers:
-    """Made by `join`. Owns memory for what lies between; one thread may use it, with as many as torch has at work."""
+    """Made by `join`. Owns memory for what lies between; one thread may use it, with as many as torch has at work.
+
+    A call takes up to `most_rows` rows.
+    """
 
     def __init__(self, rows: Sequence[DenseRow], views: Sequence[Tensor], scale: float) -> None:
         self._kept = (tuple(rows), tuple(views))
         self._eps = rows[0].eps
         num_blocks, _, kv_heads, block_tokens, width = views[0].shape
         self._slots = num_blocks * block_tokens
-        blocks, planes, heads = (stride * views[0].element_size() for stride in views[0].stride()[:3])
+        strides = [stride * views[0].element_size() for stride in views[0].stride()[:3]]
         turning = rows[0].turning
-        self._qkv = torch.empty(((turning + kv_heads) * width,), dtype=torch.bfloat16)
-        self._mixed = torch.empty(((turning - kv_heads) * width,), dtype=torch.bfloat16)
+        first, columns, heads = rows[0], (turning + kv_heads) * width, turning - kv_heads
+        self.most_rows = min(row.most_rows for row in rows)
+        widths = (columns, first.width, 2 * first.inner, first.width, heads * width)
+        self._between = [torch.empty((self.most_rows, one), dtype=torch.bfloat16) for one in widths]
+        *between, mixed = (room.data_ptr() for room in self._between)
         (scale_bits,) = struct.unpack("i", struct.pack("f", scale))
-        group = (turning - kv_heads) // kv_heads
-        step = (0, 0, 0, self._qkv.data_ptr(), len(rows), 0)
+        step = (0, 0, 0, 0, 0, *between, len(rows))
         decode = (
-            self._qkv.data_ptr(), 0, self._mixed.data_ptr(), 0, 0, 0, 1, kv_heads, group, width, block_tokens,
-            num_blocks, 0, 0, 0, blocks, planes, heads, 1, 1, 1,
+            between[0], 0, mixed, 0, 0, 0, 1, kv_heads, heads // kv_heads, width, block_tokens, num_blocks, 0, columns,
+            0, *strides, 1, 1, 1,
         )  # fmt: skip
         layers = [
             number for row, view in zip(rows, views, strict=True) for number in (*row.addresses(), view.data_ptr())
         ]
         self._given = array("q", (_STEP, 1, scale_bits, *step, *decode, *layers))
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, row: PagedRow) -> Tensor:
-        """x `[1, width]`, contiguous, after all layers, written over; cos, sin `[1, head_dim]`.
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, paged: PagedRows) -> Tensor:
+        """x `[rows, width]`, contiguous, after all layers, written over; cos, sin `[rows, head_dim]` of one stride.
 
-        Raises IndexError for a slot or a block outside the pool, also for a slot of -1, as no row is padding, and for a
-        length below 1; and MemoryError.
+        Raises IndexError for slots or blocks outside the pool, also for a slot of -1, as no row is padding, and for
+        lengths below 1; and MemoryError.
         """
-        if not 0 <= (slot := int(row.slot)) < self._slots:
-            raise IndexError("the row's slot is none that the pool has")
-        if int(row.length) < 1:
-            raise IndexError("the row's length leaves its own token out of the pool")
-        table = row.table if row.table.stride(1) == 1 else row.table.contiguous()
+        slots, lengths = paged.slots, paged.lengths
+        if not all(0 <= slot < self._slots for slot in slots.tolist()):
+            raise IndexError("a row's slot is none that the pool has")
+        if min(lengths.tolist()) < 1:
+            raise IndexError("a row's length leaves its own token out of the pool")
+        tables = paged.tables if paged.tables.stride(1) == 1 else paged.tables.contiguous()
         given = self._given
         given[_THREADS] = torch.get_num_threads()
-        given[_X], given[_COS], given[_SIN], given[_SLOT] = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), slot
-        given[_TABLE], given[_LENGTHS], given[_MAX_BLOCKS] = table.data_ptr(), row.length.data_ptr(), table.shape[1]
+        given[_X], given[_COS], given[_SIN], given[_STRIDE] = (
+            x.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            cos.stride(0),
+        )
+        given[_SLOTS], given[_LENGTHS], given[_BATCH] = slots.data_ptr(), lengths.data_ptr(), x.shape[0]
+        given[_TABLE], given[_MAX_BLOCKS], given[_TABLE_STRIDE] = tables.data_ptr(), tables.shape[1], tables.stride(0)
         answer = LIBRARY.call_with(given, self._eps)
         if answer == _OUTSIDE:
-            raise IndexError("the row's table or its length name blocks that the pool or the table does not have")
+            raise IndexError("a row's table or its length name blocks that the pool or the table does not have")
         if answer == _NO_MEMORY:
-            raise MemoryError("no memory for the parts of a row's attention")
+            raise MemoryError("no memory for the parts of attention")
         return x
 
 

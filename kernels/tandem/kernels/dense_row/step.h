@@ -1,16 +1,20 @@
-/* All layers of a single row in one parallel region, attention to paged KV among them; see cpu.c.
+/* All layers of few rows, each the last token of a sequence, in one parallel region, attention to paged KV among them; see
+   cpu.c.
 
-   Threads meet seven times a layer: behind qkv, behind its rotation and its writing into the pool, behind their shares of
-   attention, behind the merging of these, and as in `behind`. Each has the residual stream for itself. */
+   Of a single row threads meet seven times a layer: behind qkv, behind its rotation and its writing into the pool, behind
+   their shares of attention, behind the merging of these, and as in `behind`. Each has the residual stream for itself.
+   Of several rows each thread normalises, turns, stores and gates its own, and they meet behind that, too: ten times. */
 
 struct layer { const struct before *before; const struct behind *behind; char *pool; /* the first key of block 0, head 0 */ };
 
 struct step {
-    uint16_t *x; /* [width], written over */
+    uint16_t *x; /* [rows][width], written over */
     const char *cos, *sin;
-    uint16_t *qkv;
-    int64_t layers, slot; /* where in a layer's pool the row's key and value go: block · block_tokens + offset */
-    struct decode decode; /* of a batch of one: q and out are the code's to set, the pool each layer's */
+    int64_t table_stride;                /* of cos and sin, from row to row, in numbers */
+    const int64_t *slots;                /* where in a layer's pool each row's key and value go: block · block_tokens + offset */
+    char *qkv, *o_out, *gate_up, *added; /* room for so many rows; of a single one that of its layer is taken, but qkv */
+    int64_t layers;
+    struct decode decode; /* of all rows; the pool is each layer's */
     /* From here on not the caller's. */
     const struct layer *layer;
     float eps;
@@ -18,23 +22,27 @@ struct step {
 };
 
 /* layers.py counts in numbers of 64 bits. */
-_Static_assert(offsetof(struct step, slot) == 5 * 8 && offsetof(struct step, decode) == 6 * 8, "as in layers.py");
+_Static_assert(offsetof(struct step, slots) == 4 * 8 && offsetof(struct step, decode) == 10 * 8, "as in layers.py");
 _Static_assert(offsetof(struct decode, table) == 3 * 8 && offsetof(struct decode, lens) == 4 * 8, "as in layers.py");
-_Static_assert(offsetof(struct decode, max_blocks) == 12 * 8, "as in layers.py");
+_Static_assert(offsetof(struct decode, batch) == 6 * 8 && offsetof(struct decode, max_blocks) == 12 * 8, "as in layers.py");
+_Static_assert(offsetof(struct decode, table_stride) == 14 * 8, "as in layers.py");
 _Static_assert(offsetof(struct decode, scale) == 21 * 8, "layers.py gives what stands before it");
 
-/* Turns queries and keys, and writes keys and values into the pool. */
-static void turn_and_store(const struct step *s, const struct layer *layer) {
+/* Turns queries and keys of rows [first, last), and writes keys and values into the pool. */
+static void turn_and_store(const struct step *s, const struct layer *layer, int64_t first, int64_t last) {
     const struct decode *d = &s->decode;
     struct turn turn = layer->before->turn;
-    turn.x = (char *)s->qkv, turn.cos = s->cos, turn.sin = s->sin;
-    turn_rows_avx512(&turn, 0, 1);
-    const int64_t row_bytes = d->width * 2;
-    const char *key = (const char *)s->qkv + d->kv_heads * d->group * row_bytes, *value = key + d->kv_heads * row_bytes;
-    char *to = layer->pool + s->slot / d->block_tokens * d->block_bytes + s->slot % d->block_tokens * row_bytes;
-    for (int64_t head = 0; head < d->kv_heads; head++, to += d->head_bytes) {
-        memcpy(to, key + head * row_bytes, row_bytes);
-        memcpy(to + d->plane_bytes, value + head * row_bytes, row_bytes);
+    turn.x = s->qkv, turn.cos = s->cos, turn.sin = s->sin, turn.table_stride = s->table_stride;
+    turn_rows_avx512(&turn, first, last);
+    const int64_t head_bytes = d->width * 2, row_bytes = d->q_stride * 2;
+    for (int64_t row = first; row < last; row++) {
+        const int64_t slot = s->slots[row];
+        const char *key = s->qkv + row * row_bytes + d->kv_heads * d->group * head_bytes, *value = key + d->kv_heads * head_bytes;
+        char *to = layer->pool + slot / d->block_tokens * d->block_bytes + slot % d->block_tokens * head_bytes;
+        for (int64_t head = 0; head < d->kv_heads; head++, to += d->head_bytes) {
+            memcpy(to, key + head * head_bytes, head_bytes);
+            memcpy(to + d->plane_bytes, value + head * head_bytes, head_bytes);
+        }
     }
 }
 
@@ -61,16 +69,13 @@ static void run_step(void *data) {
     const char *added = NULL;
     memcpy(x, s->x, sizeof x);
     for (const struct layer *layer = s->layer; layer < s->layer + s->layers; layer++) {
-        struct linear qkv = layer->before->qkv;
         const struct behind *b = layer->behind;
         struct norm norm = layer->before->norm;
         norm.x = (char *)x, norm.added = added, norm.out = (char *)normed;
         norm_rows_avx512(&norm, s->eps, 0, 1);
-        if (qkv.kind == 0) qkv.plain.out = s->qkv;
-        else qkv.quantized.out = (char *)s->qkv;
-        linear_share(&qkv, normed, which, count);
+        rows_share(&layer->before->qkv, normed, s->qkv, 1, 0, which, count);
         meet(count);
-        if (which == 0) turn_and_store(s, layer);
+        if (which == 0) turn_and_store(s, layer, 0, 1);
         meet(count);
         attend_to_layer(s, layer, which, count);
         linear_share(&b->o, (const uint16_t *)s->decode.out, which, count);
@@ -88,4 +93,41 @@ static void run_step(void *data) {
         added = linear_out(&b->down);
     }
     if (which == 0) add_row(s->x, x, added, width);
+}
+
+static void run_rows_step(void *data) {
+    const struct step *s = data;
+    const struct decode *d = &s->decode;
+    const int64_t which = thread(s->threads), count = threads(s->threads), rows = d->batch, width = s->layer->before->norm.width;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = s->layer->behind->gates.width;
+    const uint16_t *mixed = (const uint16_t *)d->out;
+    const char *added = NULL;
+    for (const struct layer *layer = s->layer; layer < s->layer + s->layers; layer++) {
+        const struct behind *b = layer->behind;
+        struct norm norm = layer->before->norm;
+        norm.x = (char *)s->x, norm.added = added, norm.out = s->added; /* a row is added before it is written over */
+        norm_rows_avx512(&norm, s->eps, first, last);
+        meet(count);
+        rows_share(&layer->before->qkv, (const uint16_t *)s->added, s->qkv, rows, width, which, count);
+        meet(count);
+        turn_and_store(s, layer, first, last);
+        meet(count);
+        attend_to_layer(s, layer, which, count);
+        rows_share(&b->o, mixed, s->o_out, rows, b->mixed_width, which, count);
+        meet(count);
+        norm = b->norm;
+        norm.x = (char *)s->x, norm.added = s->o_out, norm.out = s->o_out;
+        norm_rows_avx512(&norm, s->eps, first, last);
+        meet(count);
+        rows_share(&b->gate_up, (const uint16_t *)s->o_out, s->gate_up, rows, width, which, count);
+        meet(count);
+        const struct gates gates = {
+            .x = s->gate_up, .out = s->gate_up, .rows = rows, .width = inner, .out_stride = 2 * inner, .is_bf16 = 1};
+        gate_rows_avx512(&gates, first, last);
+        meet(count);
+        rows_share(&b->down, (const uint16_t *)s->gate_up, s->added, rows, 2 * inner, which, count);
+        meet(count);
+        added = s->added;
+    }
+    add_row(s->x + first * width, s->x + first * width, s->added + first * width * 2, (last - first) * width);
 }

@@ -1,4 +1,4 @@
-"""A decoder whose single rows pass all layers in one call: when it says so, and of which weights it does."""
+"""A decoder whose few rows pass all layers in one call: when it says so, and of which weights it does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.engine.linear import make_linear
 from tandem.engine.model_config import read_model_config
 from tandem.engine.models import decoder
 from tandem.engine.models.decoder import Decoder
-from tandem.kernels.dense_row import DenseRow, LayerParts, PagedRow, fuse
+from tandem.kernels.dense_row import DenseRow, LayerParts, PagedRows, fuse
 
 BLOCK_TOKENS = 16
 
@@ -53,12 +53,12 @@ def first_token(made: Decoder, heard: list[str]) -> Tensor:
         heard.append(f"layer {layer}")
         return q
 
-    alone = PagedRow(
-        table=torch.tensor([[3]], dtype=torch.int32), length=torch.tensor([1], dtype=torch.int32),
-        slot=torch.tensor([3 * BLOCK_TOKENS]),
+    paged = PagedRows(
+        tables=torch.tensor([[3]], dtype=torch.int32), lengths=torch.tensor([1], dtype=torch.int32),
+        slots=torch.tensor([3 * BLOCK_TOKENS]),
     )  # fmt: skip
     return made.forward(
-        torch.tensor([5]), torch.tensor([0]), None, attend, alone, lambda: heard.append("joined layers")
+        torch.tensor([5]), torch.tensor([0]), None, attend, paged, lambda: heard.append("joined layers")
     )
 
 
