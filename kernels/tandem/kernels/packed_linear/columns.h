@@ -13,7 +13,10 @@ FN void NAME(put)(const struct product *p, int64_t row, int64_t column, __m512 s
     _mm256_storeu_si256((void *)(p->out + row * p->columns + column), _mm512_cvtepi32_epi16(rounded));
 }
 
-FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const int ROWS, const int VECTORS) {
+/* `ahead`: weights that come later, of which it fetches so many bytes for each inner pair. */
+FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const char *ahead, int64_t step, const int ROWS,
+                   const int VECTORS) {
+    const char *fetched = ahead;
     const uint16_t *weight = p->weight + column / p->block * p->block_numbers + column % p->block * 2;
     const uint16_t *x = p->x + row * p->x_stride;
     const int64_t pairs = p->inner / 2;
@@ -21,6 +24,7 @@ FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const i
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) sum[r][v] = _mm512_setzero_ps();
     for (int64_t i = 0; i < pairs; i++, weight += 2 * p->block) {
+        for (ahead += step; fetched < ahead; fetched += 64) __builtin_prefetch(fetched, 0, 2);
         __m512i here[4];
         for (int v = 0; v < VECTORS; v++) here[v] = _mm512_loadu_si512(weight + 32 * v);
         for (int r = 0; r < ROWS; r++) {
@@ -33,14 +37,29 @@ FN void NAME(tile)(const struct product *p, int64_t row, int64_t column, const i
         for (int v = 0; v < VECTORS; v++) NAME(put)(p, row + r, column + 16 * v, sum[r][v]);
 }
 
-FN void NAME(rows)(const struct product *p, int64_t column, const int VECTORS) {
-    int64_t row = 0;
-    for (; row + 4 <= p->rows; row += 4) NAME(tile)(p, row, column, 4, VECTORS);
+/* Those rows that are no whole tile. */
+FN void NAME(few_rows)(const struct product *p, int64_t row, int64_t column, const char *ahead, int64_t step, const int VECTORS) {
     switch (p->rows - row) {
-    case 3: NAME(tile)(p, row, column, 3, VECTORS); break;
-    case 2: NAME(tile)(p, row, column, 2, VECTORS); break;
-    case 1: NAME(tile)(p, row, column, 1, VECTORS); break;
+    case 3: NAME(tile)(p, row, column, ahead, step, 3, VECTORS); break;
+    case 2: NAME(tile)(p, row, column, ahead, step, 2, VECTORS); break;
+    case 1: NAME(tile)(p, row, column, ahead, step, 1, VECTORS); break;
     }
+}
+
+/* Many rows pass a block several times: meanwhile the next one is fetched, in equal parts. Of two passes the first waits for
+   memory anyway. */
+FN void NAME(rows)(const struct product *p, int64_t column, int64_t last, const int VECTORS) {
+    const int64_t next = (column / p->block + 1) * p->block, groups = (p->rows + 3) / 4;
+    const int64_t step = groups > 2 && next < last ? 4 * p->block / groups : 0, part = step * (p->inner / 2);
+    const char *ahead = (const char *)(p->weight + next / p->block * p->block_numbers);
+    int64_t row = 0;
+    if (!step) {
+        for (; row + 4 <= p->rows; row += 4) NAME(tile)(p, row, column, NULL, 0, 4, VECTORS);
+        NAME(few_rows)(p, row, column, NULL, 0, VECTORS);
+        return;
+    }
+    for (; row + 4 <= p->rows; row += 4, ahead += part) NAME(tile)(p, row, column, ahead, step, 4, VECTORS);
+    NAME(few_rows)(p, row, column, ahead, step, VECTORS);
 }
 
 ENTRY void NAME(columns)(const struct product *p, int64_t first, int64_t last) {
@@ -48,10 +67,10 @@ ENTRY void NAME(columns)(const struct product *p, int64_t first, int64_t last) {
         const int64_t of_block = p->block - first % p->block, left = last - first;
         const int64_t vectors = (of_block < left ? of_block : left) / 16;
         switch (vectors < 4 ? vectors : 4) {
-        case 1: NAME(rows)(p, first, 1), first += 16; break;
-        case 2: NAME(rows)(p, first, 2), first += 2 * 16; break;
-        case 3: NAME(rows)(p, first, 3), first += 3 * 16; break;
-        default: NAME(rows)(p, first, 4), first += 4 * 16;
+        case 1: NAME(rows)(p, first, last, 1), first += 16; break;
+        case 2: NAME(rows)(p, first, last, 2), first += 2 * 16; break;
+        case 3: NAME(rows)(p, first, last, 3), first += 3 * 16; break;
+        default: NAME(rows)(p, first, last, 4), first += 4 * 16;
         }
     }
 }
