@@ -6,6 +6,9 @@
 
 enum instructions { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
 
+/* Whether one instruction rounds float32 to bfloat16: AVX512-BF16 has it, which flushes what is below 2^-126. */
+static int rounds_in_one;
+
 /* The best up to `best`, or the named one; NONE if this CPU has not got it. */
 static int choose_instructions(const char *name, int best) {
 #if defined(__x86_64__)
@@ -18,6 +21,7 @@ static int choose_instructions(const char *name, int best) {
             __builtin_cpu_supports("avx512dq"))
             has = __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
     }
+    rounds_in_one = has == AVX512_BF16 && strcmp(name, "avx512");
     if (has > best) has = best;
     if (!*name) return has;
     for (int one = AVX2; one <= has; one++)

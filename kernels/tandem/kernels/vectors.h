@@ -42,8 +42,15 @@ FN __m512i NAME(bf16_bits)(VEC a) {
     const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff)), 16);
     return _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc0));
 }
-FN void NAME(store_bf16)(uint16_t *p, VEC a) { _mm256_storeu_si256((void *)p, _mm512_cvtepi32_epi16(NAME(bf16_bits)(a))); }
-FN VEC NAME(as_bf16)(VEC a) { return _mm512_castsi512_ps(_mm512_slli_epi32(NAME(bf16_bits)(a), 16)); }
+/* As text, for the target above has no such instruction. */
+FN __m256i NAME(rounded)(VEC a) {
+    if (!rounds_in_one) return _mm512_cvtepi32_epi16(NAME(bf16_bits)(a));
+    __m256i bits;
+    __asm__("vcvtneps2bf16 %1, %0" : "=v"(bits) : "v"(a));
+    return bits;
+}
+FN void NAME(store_bf16)(uint16_t *p, VEC a) { _mm256_storeu_si256((void *)p, NAME(rounded)(a)); }
+FN VEC NAME(as_bf16)(VEC a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(NAME(rounded)(a)), 16)); }
 /* 2^a within 3e-6 of it, relatively, where it is rounded to bfloat16 next; NaN stays NaN. By a polynomial for what a is above
    a whole number. */
 FN VEC NAME(power_of_two)(VEC a) {

@@ -11,6 +11,7 @@ from tandem.kernels.dense_row import fuse
 from tandem.kernels.dense_row import row as rows
 from tandem.kernels.dense_row.row import MOST_ROWS
 from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.quantized_linear.linear import prefers_onednn
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
 from tandem.kernels.silu_mul import silu_mul
@@ -50,6 +51,41 @@ def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, 
             close(kept, expected)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [33, 64, 301])
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_any_number_of_rows_passes_weights_of_8_bits_to_the_last_bit(randn, has_bias, threads, count) -> None:
+    layer = parts(randn, has_bias=has_bias, bits=8)
+    row = fuse(layer)
+    if row is None or prefers_onednn():
+        pytest.skip("no C code for many rows here")
+    assert row.most_rows >= count > row.few_rows
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows_now in (count, 5, count + 1):
+            x, mixed = (
+                randn(rows_now, WIDTH, dtype=torch.bfloat16),
+                randn(rows_now, HEADS * HEAD_DIM, dtype=torch.bfloat16),
+            )
+            cos, sin = randn(rows_now, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
+            qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
+            rotate(qkv.view(rows_now, -1, HEAD_DIM)[:, : layer.turning], cos, sin)
+            assert torch.equal(row.before(x, cos, sin), qkv)
+            expected = x.clone()
+            normed = rms_norm(expected, layer.mlp_norm, layer.eps, added=layer.o(mixed))  # type: ignore[operator]
+            expected += layer.down(silu_mul(layer.gate_up(normed)))  # type: ignore[operator]
+            assert torch.equal(row.behind(x, mixed), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_weights_that_are_not_all_of_8_bits_take_few_rows(randn) -> None:
+    for layer in (parts(randn, has_bias=False, bits=4), parts(randn, has_bias=False, bits=8, inner=INNER + 32)):
+        row = fuse(layer)
+        assert row is None or row.most_rows == row.few_rows
 
 
 def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:

@@ -6,7 +6,7 @@
        step     both and what lies between them, of all layers         see step.h, also for several rows
 
    What is short is done by every thread for itself, so that none waits; of several rows each takes some, and they meet
-   between all parts. Checks nothing: the caller has. */
+   between all parts. Any number of rows passes weights of 8 bits so. Checks nothing: the caller has. */
 
 #include "../instructions.h"
 #include "../packed_linear/product.h"
@@ -28,6 +28,7 @@
 #include "../silu_mul/rows.h"
 #include "../quantized_linear/rows.h"
 #include "../quantized_linear/columns.h"
+#include "../quantized_linear/gated.h"
 #include "../paged_decode/attend.h"
 #undef ISA
 #endif
@@ -56,7 +57,7 @@ struct call { const struct before *before; const struct behind *behind; float ep
 int tandem_choose_path(const char *name) {
 #if defined(__x86_64__)
     quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
-    attend = attend_avx512, finish = finish_avx512;
+    attend = attend_avx512, finish = finish_avx512, gate_rows = gate_rows_avx512;
 #endif
     return choose_product(name);
 }
@@ -167,6 +168,47 @@ static void run_rows_behind(void *data) {
     add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
 }
 
+/* As `rows_share` of any number of rows and a weight of 8 bits: threads quantise their own rows into `room`, and meet. */
+static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, uint8_t *room, int is_gated,
+                            int64_t which, int64_t count) {
+    struct quantized p = given->quantized;
+    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.inner;
+    p.numbers = room, p.row_scales = (float *)(room + rows * p.stride);
+    quantize_rows(&p, rows * which / count, rows * (which + 1) / count);
+    meet(count);
+    if (is_gated) gated_share(&p, which, count);
+    else quantized_share(&p, which, count);
+    meet(count);
+}
+
+static void run_many_before(void *data) {
+    const struct call *c = data;
+    const struct norm *norm = &c->before->norm;
+    const struct linear *qkv = &c->before->qkv;
+    const int64_t which = thread(c->threads), count = threads(c->threads), rows = norm->rows;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count;
+    norm_rows_avx512(norm, c->eps, first, last);
+    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, qkv->quantized.numbers, 0, which, count);
+    turn_rows_avx512(&c->before->turn, first, last);
+}
+
+static void run_many_behind(void *data) {
+    const struct call *c = data;
+    const struct behind *b = c->behind;
+    const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count;
+    uint8_t *room = b->o.quantized.numbers;
+    char *added = linear_out(&b->o), *gated = linear_out(&b->gate_up);
+    struct norm norm = b->norm;
+    many_rows_share(&b->o, b->mixed, added, rows, room, 0, which, count);
+    norm.added = added, norm.out = added; /* a row is added before it is written over */
+    norm_rows_avx512(&norm, c->eps, first, last);
+    many_rows_share(&b->gate_up, (const uint16_t *)added, gated, rows, room, 1, which, count);
+    many_rows_share(&b->down, (const uint16_t *)gated, added, rows, room, 0, which, count);
+    uint16_t *x = (uint16_t *)norm.x + first * width;
+    add_row(x, x, added + first * width * 2, (last - first) * width);
+}
+
 /* `given` are the threads, the scale of attention as bits of a float, the fields of `struct step` up to those of `decode`
    that are the caller's, and a `struct layer` for each. Answers with an `enum answer`; slots are the caller's to check. */
 static int run_layers(const int64_t *given, float eps) {
@@ -185,14 +227,15 @@ static int run_layers(const int64_t *given, float eps) {
 }
 
 /* `given`: 0 and a `struct before`, 1 and a `struct behind`, or 2 and what `run_layers` takes; 3 and 4: as 0 and 1, of as many
-   rows as the norm has, with all of its room, tables and strides given. */
+   rows as the norm has, with all of its room, tables and strides given; 5 and 6: as 3 and 4, of any number of rows. */
 int tandem_dense_row(const int64_t *given, float eps) {
     struct call c = {.eps = eps};
     if (*given == 2) return run_layers(given + 1, eps);
-    if (*given == 0 || *given == 3) {
+    if (*given == 0 || *given == 3 || *given == 5) {
         c.before = (const void *)(given + 1);
         c.threads = c.before->threads;
         if (*given == 3) return run_region(run_rows_before, &c, c.threads), 0;
+        if (*given == 5) return run_region(run_many_before, &c, c.threads), 0;
         run_region(run_before, &c, c.threads);
         turn_rows_avx512(&c.before->turn, 0, c.before->turn.rows);
         return 0;
@@ -200,6 +243,7 @@ int tandem_dense_row(const int64_t *given, float eps) {
     c.behind = (const void *)(given + 1);
     c.threads = c.behind->threads;
     if (*given == 4) return run_region(run_rows_behind, &c, c.threads), 0;
+    if (*given == 6) return run_region(run_many_behind, &c, c.threads), 0;
     run_region(run_behind, &c, c.threads);
     add_two(c.behind->norm.x, linear_out(&c.behind->o), linear_out(&c.behind->down), c.behind->norm.rows * c.behind->norm.width);
     return 0;

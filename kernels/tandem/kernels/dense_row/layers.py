@@ -49,7 +49,7 @@ class DenseLayers:
         strides = [stride * views[0].element_size() for stride in views[0].stride()[:3]]
         turning = rows[0].turning
         first, columns, heads = rows[0], (turning + kv_heads) * width, turning - kv_heads
-        self.most_rows = min(row.most_rows for row in rows)
+        self.most_rows = min(row.few_rows for row in rows)
         widths = (columns, first.width, 2 * first.inner, first.width, heads * width)
         self._between = [torch.empty((self.most_rows, one), dtype=torch.bfloat16) for one in widths]
         *between, mixed = (room.data_ptr() for room in self._between)

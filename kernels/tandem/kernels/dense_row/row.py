@@ -6,6 +6,7 @@ rounded at the same places. For bfloat16 on a CPU with AVX-512; there is no othe
 
 from __future__ import annotations
 
+import sys
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,12 @@ from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear
+from tandem.kernels.quantized_linear.linear import takes_many
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_dense_row")
 MOST_ROWS = 32
-"""Of a call, where there is no matrix unit; with one only single rows come here, and it takes the others."""
+"""Of a call, where there is no matrix unit; with one only single rows come here, and it takes the others. Weights of
+8 bits take any number without one."""
 _MOST_NUMBERS = 1 << 16
 """Of a row, for threads keep copies on their stacks."""
 _MOST_TOGETHER = 1 << 20
@@ -28,10 +31,12 @@ _MOST_TOGETHER = 1 << 20
 _LANES = 16
 _CPU = torch.device("cpu")
 _Product = PackedLinear | QuantizedLinear
-_NORM_OUT, _NORM_ROWS = 3, 4
-"""Behind x, among the fields of `struct norm`."""
+_NORM_OUT, _NORM_ROWS, _NORM_FIELDS = 3, 4, 8
+"""Behind x, among the fields of `struct norm`; and how many those are."""
 _PRODUCT_FIELDS = 20
 """Of `struct linear` in cpu.c: which kind it is, and as many as the larger kind has."""
+_NUMBERS = 1 + 14
+"""The place of the room for quantised rows among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,14 +75,18 @@ def fuse(parts: LayerParts) -> DenseRow | None:
 class DenseRow:
     """Made by `fuse`. Owns memory for what lies between; one thread may use it, with as many as torch has at work.
 
-    Calls take up to `most_rows` rows.
+    Calls take up to `most_rows` rows; `few_rows` is how many lie on a stack.
     """
 
     def __init__(self, parts: LayerParts, qkv: _Product, o: _Product, gate_up: _Product, down: _Product) -> None:
         self._kept = (parts, qkv, o, gate_up, down)
         widest = max(product.inner for product in (qkv, o, gate_up, down))
         many = min(MOST_ROWS, max(1, _MOST_TOGETHER // widest))
-        self.most_rows = 1 if torch.cpu._is_amx_tile_supported() else many
+        self.few_rows = 1 if torch.cpu._is_amx_tile_supported() else many
+        products = [one for one in (qkv, o, gate_up, down) if isinstance(one, QuantizedLinear)]
+        takes_all = len(products) == 4 and all(takes_many(one) for one in products) and products[2].has_strips
+        self.most_rows = sys.maxsize if takes_all else self.few_rows
+        self._room = max(one.scratch_bytes(1) for one in products) if takes_all else 0
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
         self.width, self.inner, self.mixed_width = qkv.inner, down.inner, o.inner
         width, first, second = qkv.inner, parts.input_norm.data_ptr(), parts.mlp_norm.data_ptr()
@@ -90,6 +99,7 @@ class DenseRow:
         product = _fields(qkv, 0)
         self._before = array("q", (0, *norm, *product, *turn, 1))
         self._rows_before = array("q", (3, *norm, *product, *turn, 1))
+        self._many_before = array("q", (5, *norm, *product, *turn, 1))
         self._x, self._out = 1, 1 + len(norm) + 1 + qkv.OUT
         self._turn = 1 + len(norm) + len(product)
         first_product, second_product = _fields(o, self._mixed.data_ptr()), _fields(gate_up, self._gates.data_ptr())
@@ -99,6 +109,7 @@ class DenseRow:
             *_fields(down, self._added.data_ptr()), 1,
         )  # fmt: skip
         self._behind, self._rows_behind = array("q", (1, *behind)), array("q", (4, *behind))
+        self._many_behind = array("q", (6, *behind))
         self._behind_x = 3 + len(first_product)
         gate_up_at = self._behind_x + len(norm)
         down_at = gate_up_at + len(second_product) + len(gates)
@@ -115,7 +126,7 @@ class DenseRow:
         """
         rows, turn = x.shape[0], self._turn
         out = torch.empty((rows, self.columns), dtype=torch.bfloat16)
-        given = self._before if rows == 1 else self._rows_before
+        given = self._before if rows == 1 else self._rows_before if rows <= self.few_rows else self._many_before
         given[self._x] = x.data_ptr()
         given[self._out] = given[turn] = out.data_ptr()
         given[turn + 1], given[turn + 2] = cos.data_ptr(), sin.data_ptr()
@@ -124,6 +135,9 @@ class DenseRow:
             normed = torch.empty((rows, self.width), dtype=torch.bfloat16)
             given[self._x + _NORM_OUT], given[self._x + _NORM_ROWS] = normed.data_ptr(), rows
             given[turn + 3], given[turn + 7] = rows, cos.stride(0)
+            if rows > self.few_rows:
+                room = torch.empty(rows * self._room, dtype=torch.uint8)
+                given[self._x + _NORM_FIELDS + _NUMBERS] = room.data_ptr()
         LIBRARY.call_with(given, self.eps)
         return out
 
@@ -132,13 +146,17 @@ class DenseRow:
         if not mixed.is_contiguous():
             mixed = mixed.contiguous()
         rows = x.shape[0]
-        given = self._behind if rows == 1 else self._rows_behind
+        given = self._behind if rows == 1 else self._rows_behind if rows <= self.few_rows else self._many_behind
         given[1], given[self._behind_x], given[-1] = mixed.data_ptr(), x.data_ptr(), torch.get_num_threads()
         if rows > 1:
             given[self._behind_x + _NORM_ROWS] = rows
-            between = [torch.empty((rows, width), dtype=torch.bfloat16) for width in self._between]
-            for place, room in zip(self._outs, between, strict=True):
-                given[place] = room.data_ptr()
+            widths = self._between
+            if rows > self.few_rows:
+                room = torch.empty(rows * self._room, dtype=torch.uint8)
+                given[3 + _NUMBERS], widths = room.data_ptr(), (self.width, self.inner)
+            between = [torch.empty((rows, width), dtype=torch.bfloat16) for width in widths]
+            for place, part in zip(self._outs, between, strict=len(widths) == len(self._outs)):
+                given[place] = part.data_ptr()
         LIBRARY.call_with(given, self.eps)
         return x
 

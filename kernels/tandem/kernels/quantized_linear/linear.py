@@ -70,6 +70,11 @@ class QuantizedLinear:
         """Whether C code multiplies single rows of bfloat16, with VNNI."""
         return self.weight.layout is not None and self.weight.dtype is torch.bfloat16 and has_onednn()
 
+    @property
+    def has_strips(self) -> bool:
+        """Whether its columns are whole strips of gates and as many of what they gate."""
+        return self.weight.columns % (2 * COLUMNS) == 0
+
     def __call__(self, x: Tensor) -> Tensor:
         weight = self.weight
         layout, packed = self._find(x.shape[0])
@@ -85,9 +90,8 @@ class QuantizedLinear:
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu_mul` of what a call answers, to the last bit: `[rows, columns / 2]`."""
-        strips, rest = divmod(self.weight.columns, 2 * COLUMNS)
-        threads = torch.get_num_threads()
-        is_shared_out = not rest and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
+        strips, threads = self.weight.columns // (2 * COLUMNS), torch.get_num_threads()
+        is_shared_out = self.has_strips and (strips % threads == 0 or strips >= _MANY_STRIPS * threads)
         is_ours = x.shape[0] <= self._few_rows or not prefers_onednn()
         layout = self._find(x.shape[0])[0] if is_shared_out and is_ours else None
         if layout is None or layout.block != COLUMNS:
@@ -181,6 +185,13 @@ def prefers_onednn() -> bool:
     With VNNI alone the C code takes 0.91 to 0.97 of its time with the passes around it: 512 rows, two cores.
     """
     return not torch.cpu._is_vnni_supported() or bool(torch.cpu._is_amx_tile_supported())
+
+
+def takes_many(product: QuantizedLinear) -> bool:
+    """Whether the C code multiplies any number of rows with the numbers as they lie, in blocks of strips."""
+    layout = product.weight.layout
+    is_whole = layout is not None and layout.bits == 8 and layout.block == COLUMNS
+    return is_whole and not prefers_onednn()
 
 
 def _stride(inner: int) -> int:
