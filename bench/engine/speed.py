@@ -6,6 +6,7 @@ Everything is measured in turns, round by round, so that a machine that gets slo
 from __future__ import annotations
 
 import functools
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -93,6 +94,7 @@ def measured(
         products.append(peak.measure())
         for case in each:
             case.run()
+    gc.unfreeze()
     limits = statistics.median(reads), statistics.median(products)
     work = model_work(runner.config, dtype=runner.dtype, layout=runner.layout)
     name = model.name.removeprefix("bench-")

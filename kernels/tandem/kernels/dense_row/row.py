@@ -93,7 +93,7 @@ class DenseRow:
         self._mixed = torch.empty((o.columns,), dtype=torch.bfloat16)
         self._gates = torch.empty((gate_up.columns,), dtype=torch.bfloat16)
         self._added = torch.empty((down.columns,), dtype=torch.bfloat16)
-        self._between = o.columns, gate_up.columns, down.columns
+        self._between = [(o.columns, gate_up.columns, down.columns), (o.columns, down.inner)]  # of few rows, of many
         norm = (0, 0, first, 0, 1, width, 1, 1)
         turn = (0, 0, 0, 1, parts.turning, parts.head_dim, qkv.columns, 0, 1, 1)
         product = _fields(qkv, 0)
@@ -150,13 +150,13 @@ class DenseRow:
         given[1], given[self._behind_x], given[-1] = mixed.data_ptr(), x.data_ptr(), torch.get_num_threads()
         if rows > 1:
             given[self._behind_x + _NORM_ROWS] = rows
-            widths = self._between
-            if rows > self.few_rows:
-                room = torch.empty(rows * self._room, dtype=torch.uint8)
-                given[3 + _NUMBERS], widths = room.data_ptr(), (self.width, self.inner)
-            between = [torch.empty((rows, width), dtype=torch.bfloat16) for width in widths]
-            for place, part in zip(self._outs, between, strict=len(widths) == len(self._outs)):
+            is_many = rows > self.few_rows
+            between = [torch.empty((rows, width), dtype=torch.bfloat16) for width in self._between[is_many]]
+            for place, part in zip(self._outs[: len(between)], between, strict=True):
                 given[place] = part.data_ptr()
+            if is_many:
+                room = torch.empty(rows * self._room, dtype=torch.uint8)
+                given[3 + _NUMBERS] = room.data_ptr()
         LIBRARY.call_with(given, self.eps)
         return x
 
