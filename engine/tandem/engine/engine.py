@@ -296,6 +296,7 @@ class Engine:
 
         Raises WorkerLostError if that fails too: then it was not the requests, and no further step can be trusted.
         """
+        self._await_ahead()
         holder = Holder(HoldKind.REQUEST, "probe")
         tables = [ledger.allocate(holder, 1) for ledger in self.ledgers]
         try:

@@ -140,6 +140,9 @@ def test_a_begun_step_behind_one_that_fails_is_forgotten(ahead: str) -> None:
     others = (make_request("b", tokens(6, seed=seed), 20) for seed in range(1, 99))
     other = next(one for one in others if answer[place] not in one.prompt + expected(one))
     bench.add("b", other.prompt, max_tokens=20)
+    while not bench.step().failed:
+        assert bench.engine.has_work
+    bench.engine.probe()  # beside the step that has begun for the other one
     bench.run()
     assert list(bench.failed) == ["a"]
     assert bench.outputs["a", 0] == list(answer[: place + 1])

@@ -36,11 +36,13 @@ class Home:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
     """What is seen at one moment. `registered`: who says to be there, and in which role. `replicas`: by pool of the
-    chart, how many pods its Deployment is to have; only where that was read after the last change of its pods."""
+    chart, how many pods its Deployment is to have; only where that was read after the last change of its pods. `taken`:
+    who left as a victim that a controller had named."""
 
     pods: Sequence[Pod]
     registered: Mapping[WorkerId, RoleName]
     replicas: Mapping[str, int]
+    taken: frozenset[WorkerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +131,7 @@ class _Draft:
             for member in gone:
                 if lowered is None:
                     break
-                is_too_much = lowered > 0 and not member.restart_generation
+                is_too_much = lowered > 0 and not self._is_from_here(member)
                 if is_too_much and self._put(member, None, "wanted no more: its pool was scaled down"):
                     lowered -= 1
                 else:
@@ -191,9 +193,9 @@ class _Draft:
         return not is_unclear and not (pod.was_member(self.state.version) and home.is_scaled_here)
 
     def _lowered_by(self, home: Home, gone: Sequence[Member]) -> int | None:
-        """How many fewer pods are wanted there than members had; None = not known yet. Those that are replaced do not
-        count: their pods were taken away from here."""
-        count = sum(not member.restart_generation for member in gone)
+        """How many fewer pods are wanted there than members had; None = not known yet. Those whose pods were taken away
+        from here do not count."""
+        count = sum(not self._is_from_here(member) for member in gone)
         if not home.is_scaled_here:
             return count
         replicas = self._sight.replicas.get(home.pool)
@@ -201,6 +203,11 @@ class _Draft:
             return None
         here = [pod for pod in self._live.values() if pod.pool == home.pool and not pod.is_victim]
         return sum(self.state.member(pod.name) is not None for pod in here) + count - replicas
+
+    def _is_from_here(self, member: Member) -> bool:
+        """Whether a controller ended its pod: to replace it, or as a victim, which another controller took for one that
+        stays before it saw the mark."""
+        return bool(member.restart_generation) or member.worker_id in self._sight.taken
 
     def _vacancy(self, member: Member, home: Home) -> Member:
         own = next((pool.name for pool in self.state.pools if pool.role is home.role), member.pool)

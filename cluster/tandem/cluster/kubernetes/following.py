@@ -65,4 +65,9 @@ class PodFollowing:
 
     def _sight(self, state: DesiredState) -> Sight:
         replicas = self._launcher.replicas(state.version)
-        return Sight(pods=self._launcher.pods, registered=self._registered(), replicas=replicas)
+        return Sight(
+            pods=self._launcher.pods,
+            registered=self._registered(),
+            replicas=replicas,
+            taken=self._launcher.taken,
+        )

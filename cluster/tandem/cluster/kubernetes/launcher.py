@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 1.0
 """Whether everything is as wanted is looked at after every change, and at least so often."""
 _RELIST_S: Final = 0.2
+_TAKEN: Final = 1024
+"""So many victims are remembered, the latest."""
 _BACKOFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 
 
@@ -45,6 +47,7 @@ class KubernetesLauncher:
         self._members: dict[WorkerId, int] = {}
         """Since which version, also where it does not stand on the pod yet."""
         self._victims: set[WorkerId] = set()
+        self._taken: dict[WorkerId, None] = {}
         self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._changed, self._moved = asyncio.Event(), asyncio.Condition()
         self._on_change: Callable[[], None] = lambda: None
@@ -67,6 +70,11 @@ class KubernetesLauncher:
         """By pool of the chart: what its Deployment is to have, where that was read after the last change of its pods
         and of the record, with the pods as they are known."""
         return {pool: count for pool, (known, count) in self._replicas.items() if known == version}
+
+    @property
+    def taken(self) -> frozenset[WorkerId]:
+        """Who was marked as a victim, and is gone or will be: the latest."""
+        return frozenset(self._taken)
 
     def note_members(self, members: Iterable[WorkerId], version: int) -> None:
         """These stand in that version of the record."""
@@ -150,6 +158,10 @@ class KubernetesLauncher:
             return
         self._replicas.pop(pod.pool, None)
         self._changes += 1
+        if pod.is_victim or (before is not None and before.is_victim):
+            self._taken[pod.name] = None
+            while len(self._taken) > _TAKEN:
+                del self._taken[next(iter(self._taken))]
         if is_gone:
             self._pods.pop(pod.name, None)
             self._members.pop(pod.name, None)

@@ -67,6 +67,16 @@ FULL = follow(record(), sight([pod(P_A), pod(D_A), pod(D_B)]))
 MEMBERS = [pod(name, was_member=True) for name in (P_A, D_A, D_B)]
 
 
+def test_a_victim_that_was_taken_for_one_that_stays_is_not_somebody_elses_wish() -> None:
+    """Two controllers: one has lowered the scale to 1, the other gave the victim a place before it saw the mark."""
+    seen = sight([MEMBERS[0], MEMBERS[1]], dec=1)
+    assert names(follow(FULL, seen)) == {D_A}, "somebody else lowered it"
+    taken = replace(seen, taken=frozenset({D_B}))
+    after = follow(FULL, taken)
+    assert names(after) == {D_A, "decode-0"}
+    assert wanted(after, taken, HOMES).vacancies == {"dec": 1}
+
+
 def test_pods_take_the_places_that_were_configured() -> None:
     assert (names(FULL, P), names(FULL)) == ({P_A}, {D_A, D_B})
     assert {member.revision for member in FULL.members} == {"r1"}
