@@ -188,7 +188,10 @@ class _Draft:
         return pod.name in self._sight.registered and not pod.is_victim and self.state.member(pod.name) is None
 
     def _is_on_top(self, pod: Pod, home: Home) -> bool:
-        """Whether it is one more: neither one that is wanted no more nor, as far as is known, another's successor."""
+        """Whether it is one more: neither one that is wanted no more nor, as far as is known, another's successor.
+        Where the scale is ours, by pods listed after this version of the record was read: a mark may come late."""
+        if home.is_scaled_here and home.pool not in self._sight.replicas:
+            return False
         is_unclear = any(self._is_gone(member) and self._home_of_gone(member) is home for member in self._members())
         return not is_unclear and not (pod.was_member(self.state.version) and home.is_scaled_here)
 

@@ -216,7 +216,17 @@ class KubernetesLauncher:
     def _is_asked(self, home: Home) -> bool:
         is_unclear = home.pool in self._wanted.missing and home.pool not in self.replicas(self._wanted.version)
         vacancies = self._wanted.vacancies.get(home.pool, 0)
+        if self._has_newcomers(home) and home.pool not in self.replicas(self._wanted.version):
+            return True
         return is_unclear or vacancies > 0 or self._asked.get(home.pool, 0) > vacancies
+
+    def _has_newcomers(self, home: Home) -> bool:
+        """Whether somebody is registered of whom the record has never heard, as far as is known."""
+        return any(
+            pod.pool == home.pool and pod.name in self._roles and not pod.was_member(self._wanted.version)
+            for pod in staying(self.pods)
+            if pod.name not in self._wanted.members
+        )
 
     async def _mark(self, pod: Pod) -> None:
         """What stands on the pod, so that the next controller knows, and the ReplicaSet, and people."""
@@ -244,6 +254,9 @@ class KubernetesLauncher:
         listed = await self._api.pods(f"{self._selector},{POOL}={home.pool}")
         scale = await self._api.scale(home.deployment)
         here = staying(_readable(listed.pods))
+        for pod in here:
+            if pod.name in self._pods:  # a mark that the watch has not told yet
+                await self._take(pod)
         known = {pod.name for pod in staying(self._pods.values()) if pod.pool == home.pool}
         if (changes, version, known) != (self._changes, self._wanted.version, {pod.name for pod in here}):
             return  # what is wanted was said without knowing this
