@@ -115,18 +115,9 @@ FN void NAME(store)(void *p, int64_t i, int is_bf16, VEC a) {
 
 /* The sums of four vectors. */
 FN __m128 NAME(sums)(VEC a, VEC b, VEC c, VEC d) {
-#if ISA == 512
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    const __m512d ab_pairs = _mm512_castps_pd(ab), cd_pairs = _mm512_castps_pd(cd);
-    const __m512 low = _mm512_castpd_ps(_mm512_unpacklo_pd(ab_pairs, cd_pairs));
-    const __m256 sum = NAME(half)(_mm512_add_ps(low, _mm512_castpd_ps(_mm512_unpackhi_pd(ab_pairs, cd_pairs))));
-    return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
-#else
     const __m256 ab = _mm256_hadd_ps(NAME(half)(a), NAME(half)(b)), cd = _mm256_hadd_ps(NAME(half)(c), NAME(half)(d));
     const __m256 abcd = _mm256_hadd_ps(ab, cd);
     return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
-#endif
 }
 FN float NAME(sum)(VEC a) { return _mm_cvtss_f32(NAME(sums)(a, a, a, a)); }
 

@@ -254,6 +254,8 @@ class KubernetesLauncher:
         listed = await self._api.pods(f"{self._selector},{POOL}={home.pool}")
         scale = await self._api.scale(home.deployment)
         here = staying(_readable(listed.pods))
+        if changes != self._changes:
+            return  # what was listed may be older than what is known
         for pod in here:
             if pod.name in self._pods:  # a mark that the watch has not told yet
                 await self._take(pod)
