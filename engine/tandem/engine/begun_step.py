@@ -12,9 +12,7 @@ from tandem.engine.step_batch import StepBatch
 class BegunStep:
     """`begun` is None where the step could not begin, because of `error`. `since_s`: when the step before it ended."""
 
-    def __init__(
-        self, plan: StepPlan, batch: StepBatch, begun: Begun | None, error: Exception | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, plan: StepPlan, batch: StepBatch, begun: Begun | None, error: Exception | None = None) -> None:
         plan.logit_rows = len(batch.logit_rows)
         self.plan, self.batch, self.begun = plan, batch, begun
         self.since_s = 0.0

@@ -18,7 +18,6 @@ from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear
-from tandem.kernels.quantized_linear.linear import takes_many
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_dense_row")
 MOST_ROWS = 32
@@ -84,7 +83,7 @@ class DenseRow:
         many = min(MOST_ROWS, max(1, _MOST_TOGETHER // widest))
         self.few_rows = 1 if torch.cpu._is_amx_tile_supported() else many
         products = [one for one in (qkv, o, gate_up, down) if isinstance(one, QuantizedLinear)]
-        takes_all = len(products) == 4 and all(takes_many(one) for one in products) and products[2].has_strips
+        takes_all = len(products) == 4 and all(one.takes_many for one in products) and products[2].has_strips
         self.most_rows = sys.maxsize if takes_all else self.few_rows
         self._room = max(one.scratch_bytes(1) for one in products) if takes_all else 0
         self.columns, self.eps, self.turning, self.head_dim = qkv.columns, parts.eps, parts.turning, parts.head_dim
