@@ -17,6 +17,11 @@ import httpx._transports.default as transports
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tandem.core.cpu_level import hold_libraries
+
+assert "torch" not in sys.modules
+hold_libraries()
+
 TESTS = Path(__file__).resolve().parent
 KINDS = ("unit", "integration", "e2e", "chaos", "gpu")
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +39,17 @@ vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(vars(httpx.Timeout(60.0)))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A runner in the background ignores Ctrl-C, and so would every process that a test sends one.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", metavar="FILE", help="write times and memory of every test, one JSON object a line")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if path := config.getoption("--record"):
+        from tests.recording import Recorder
+
+        config.pluginmanager.register(Recorder(Path(path)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

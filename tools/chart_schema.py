@@ -208,7 +208,7 @@ def pool(defaults: bool = False) -> Schema:
         "maxUnavailable": POSITIVE,
         "runtimeClassName": NAME,
         "podDisruptionBudget": disruption(),
-        "variables": named(TEXT, "^(TANDEM_NATIVE|TANDEM_KERNELS|NCCL_[A-Z0-9_]+)$"),
+        "variables": named(TEXT, "^(TANDEM_NATIVE|TANDEM_KERNELS|TANDEM_CPU_LEVEL|NCCL_[A-Z0-9_]+)$"),
         **placing(),
     }
     if defaults:

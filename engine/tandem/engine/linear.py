@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tandem.engine.quantising import Quantizer
-from tandem.kernels.packed_linear import PackedLinear
+from tandem.kernels.packed_linear import PackedLinear, packs
 
 Linear = Callable[[Tensor], Tensor]
 """[tokens, in_features] to [tokens, out_features], same dtype."""
@@ -22,9 +22,9 @@ def make_linear(
     """x · weightᵀ + bias for a `weight` of [out_features, in_features].
 
     On CPU, oneDNN's packed layout is up to three times as fast as torch's own call (see `bench/model_step`), and few
-    rows of bfloat16 are multiplied from the same bytes by C code. With `is_deterministic` (on the CPU) a row's result
-    does not depend on the other rows, bit for bit; then a weight in bfloat16 is copied, one in fp32 kept. With
-    `quantize` (on the CPU) the weight becomes one of 8 or 4 bits.
+    rows of bfloat16 are multiplied from the same bytes by C code; below AVX-512 bfloat16 is multiplied as float32.
+    With `is_deterministic` (on the CPU) a row's result does not depend on the other rows, bit for bit; then a weight in
+    bfloat16 is copied, one in fp32 kept. With `quantize` (on the CPU) the weight becomes one of 8 or 4 bits.
     """
     if quantize is not None:
         return quantize.linear(quantize.weight(weight), bias)
@@ -34,13 +34,6 @@ def make_linear(
         if weight.dtype is torch.bfloat16:
             return RepeatableLinear(weight, bias)
         return partial(deterministic_linear, weight=weight, bias=bias)
-    if weight.device.type == "cpu" and weight.dtype in _packable_dtypes():
+    if weight.device.type == "cpu" and (packs(weight.dtype) or weight.dtype is torch.bfloat16):
         return PackedLinear(weight, bias)
     return partial(functional.linear, weight=weight, bias=bias)
-
-
-def _packable_dtypes() -> tuple[torch.dtype, ...]:
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-        return ()
-    has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return (torch.float32, torch.bfloat16) if has_bf16 else (torch.float32,)

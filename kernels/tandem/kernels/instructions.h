@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "cpu_level.h"
+
 #include <string.h>
 
 enum instructions { NONE = 0, AVX2 = 1, AVX512 = 2, AVX512_BF16 = 3 };
@@ -15,11 +17,11 @@ static int choose_instructions(const char *name, int best) {
     static const char *const names[] = {"", "avx2", "avx512", "avx512bf16"};
     __builtin_cpu_init();
     int has = NONE;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+    if (may_use(LEVEL_AVX2) && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         has = AVX2;
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-            __builtin_cpu_supports("avx512dq"))
-            has = __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
+        if (may_use(LEVEL_AVX512) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+            has = may_use(LEVEL_AVX512BF16) && __builtin_cpu_supports("avx512bf16") ? AVX512_BF16 : AVX512;
     }
     rounds_in_one = has == AVX512_BF16 && strcmp(name, "avx512");
     if (has > best) has = best;

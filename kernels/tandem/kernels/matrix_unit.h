@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "cpu_level.h"
+
 #include <stdint.h>
 
 #if defined(__x86_64__)
@@ -18,7 +20,7 @@ struct tiles { uint8_t palette, start_row, reserved[14]; uint16_t row_bytes[16];
 static int may_use_amx(void) {
     enum { REQUEST = 0x1023, TILE_DATA = 18 };
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
+    if (!may_use(LEVEL_AMX) || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return 0;
     if (!(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
     return !syscall(SYS_arch_prctl, REQUEST, TILE_DATA);
 }

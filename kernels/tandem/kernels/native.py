@@ -20,6 +20,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tandem.core.cpu_level import named_level
 from tandem.core.logs import event
 from tandem.kernels.compiling import WATCH, draft_of, remove_stale_drafts
 
@@ -55,10 +56,11 @@ def load(source: Path) -> ctypes.CDLL | None:
     or cannot be built (logged once).
 
     Thread-safe; the first call may compile for seconds, so make it at start. Calls of the library's functions release
-    the interpreter lock.
+    the interpreter lock. Raises ConfigError where TANDEM_CPU_LEVEL names no level.
     """
     if not is_enabled():
         return None
+    named_level()  # which the code obeys when it chooses its path: an unknown name is refused here
     with _lock:
         one_at_a_time = _building.setdefault(source, threading.Lock())
     with one_at_a_time:

@@ -93,7 +93,7 @@ def test_every_file_that_a_flag_names_is_mounted(release: Release) -> None:
 def test_every_variable_is_one_that_something_reads(release: Release) -> None:
     documented = set(re.findall(r"^\| `([A-Z_]+)` \|", (ROOT / "docs/configuration.md").read_text(), re.MULTILINE))
     hub = {name for name in ("HF_HOME", "HF_TOKEN_PATH") if hasattr(constants, name)}
-    assert {"TANDEM_NATIVE", "TANDEM_KERNELS"} <= documented
+    assert {"TANDEM_NATIVE", "TANDEM_KERNELS", "TANDEM_CPU_LEVEL"} <= documented
     assert hub == {"HF_HOME", "HF_TOKEN_PATH"}
     for each in ours(release):
         for variable in (found["name"] for found in each.spec["env"]):

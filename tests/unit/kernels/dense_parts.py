@@ -1,12 +1,14 @@
-"""Parts of a small dense layer in bfloat16, plain or quantised."""
+"""Parts of a small dense layer in bfloat16, plain or quantised, and the layer made of them."""
 
 from __future__ import annotations
 
 import torch
 
-from tandem.kernels.dense_row import LayerParts
+from tandem.core.cpu_level import CpuLevel
+from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
 from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked
+from tests.unit.kernels.levels import require
 
 HEADS, KV_HEADS, HEAD_DIM, WIDTH, INNER = 6, 2, 32, 160, 448
 
@@ -30,3 +32,13 @@ def parts(
         gate_up=product(2 * inner, width), down=product(width, inner), turning=heads + kv_heads, head_dim=HEAD_DIM,
         eps=1e-5,
     )  # fmt: skip
+
+
+def fused(layer: LayerParts) -> DenseRow:
+    """`fuse`, which must find its code where the CPU has the level that the products need: without AVX512-BF16 oneDNN
+    packs bfloat16 in another way than the C code reads."""
+    is_quantized = any(isinstance(one, QuantizedLinear) for one in (layer.qkv, layer.o, layer.gate_up, layer.down))
+    require(CpuLevel.AVX512VNNI if is_quantized else CpuLevel.AVX512BF16)
+    row = fuse(layer)
+    assert row is not None, "oneDNN packs in another way"
+    return row

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.kernels.dense_row import DenseLayers, DenseRow, LayerParts, PagedRows, fuse, join
+from tandem.kernels.dense_row import DenseLayers, DenseRow, PagedRows, join
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
-from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, KV_HEADS, WIDTH, parts
+from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, KV_HEADS, WIDTH, fused, parts
 
 LAYERS, BLOCKS, BLOCK_TOKENS, SCALE = 3, 40, 16, 0.2
 
@@ -30,14 +30,7 @@ def pool(randn) -> Tensor:
 
 
 def rows_of(randn, bits: int = 16) -> list[DenseRow]:
-    return [row_of(parts(randn, has_bias=layer == 1, bits=bits)) for layer in range(LAYERS)]
-
-
-def row_of(layer: LayerParts) -> DenseRow:
-    row = fuse(layer)
-    if row is None:
-        pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")
-    return row
+    return [fused(parts(randn, has_bias=layer == 1, bits=bits)) for layer in range(LAYERS)]
 
 
 def joined(rows: list[DenseRow], kv: Tensor) -> DenseLayers:
@@ -166,13 +159,13 @@ def test_layers_that_differ_are_not_joined(randn) -> None:
         {"width": WIDTH + 32}, {"inner": INNER + 32}, {"mixed_heads": HEADS + 1},
         {"heads": HEADS - 1, "kv_heads": KV_HEADS + 1},
     ):  # fmt: skip
-        assert join([rows[0], row_of(parts(randn, has_bias=False, **other)), rows[2]], views, SCALE) is None
+        assert join([rows[0], fused(parts(randn, has_bias=False, **other)), rows[2]], views, SCALE) is None
     rows[1].eps = 1e-3
     assert join(rows, views, SCALE) is None
 
 
 def test_layers_whose_o_does_not_take_what_attention_gives_are_not_joined(randn) -> None:
-    rows = [row_of(parts(randn, has_bias=False, mixed_heads=HEADS + 1)) for _ in range(LAYERS)]
+    rows = [fused(parts(randn, has_bias=False, mixed_heads=HEADS + 1)) for _ in range(LAYERS)]
     kv = pool(randn)
     assert join(rows, [kv[:, layer] for layer in range(LAYERS)], SCALE) is None
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.dense_row import fuse
 from tandem.kernels.dense_row import row as rows
 from tandem.kernels.dense_row.row import MOST_ROWS
@@ -15,7 +16,7 @@ from tandem.kernels.quantized_linear.linear import prefers_onednn
 from tandem.kernels.rms_norm import rms_norm
 from tandem.kernels.rotate import rotate
 from tandem.kernels.silu_mul import silu_mul
-from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, WIDTH, parts
+from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, WIDTH, fused, parts
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -28,21 +29,19 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, count) -> None:
     layer = parts(randn, has_bias=has_bias, bits=bits)
-    row = fuse(layer)
-    if row is None:
-        pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")
+    row = fused(layer)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for _ in range(3):
             x, mixed = randn(count, WIDTH, dtype=torch.bfloat16), randn(count, HEADS, HEAD_DIM, dtype=torch.bfloat16)
             cos, sin = randn(count, 2, HEAD_DIM, dtype=torch.bfloat16).unbind(1)
-            fused, kept = row.before(x, cos, sin), x.clone()
+            before_attention, kept = row.before(x, cos, sin), x.clone()
             qkv = layer.qkv(rms_norm(x, layer.input_norm, layer.eps))  # type: ignore[operator]
             turning = layer.turning * HEAD_DIM
             turned = rotate(qkv[:, :turning].view(count, layer.turning, HEAD_DIM), cos, sin)
-            close(fused[:, :turning], turned.reshape(count, -1))
-            close(fused[:, turning:], qkv[:, turning:])
+            close(before_attention[:, :turning], turned.reshape(count, -1))
+            close(before_attention[:, turning:], qkv[:, turning:])
             assert torch.equal(x, kept)
 
             normed = rms_norm(x, layer.mlp_norm, layer.eps, added=layer.o(mixed.flatten(1)))  # type: ignore[operator]
@@ -58,9 +57,9 @@ def test_rows_are_what_their_parts_make_of_them(randn, bits, has_bias, threads, 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_any_number_of_rows_passes_weights_of_8_bits_to_the_last_bit(randn, has_bias, threads, count) -> None:
     layer = parts(randn, has_bias=has_bias, bits=8)
-    row = fuse(layer)
-    if row is None or prefers_onednn():
-        pytest.skip("no C code for many rows here")
+    row = fused(layer)
+    if prefers_onednn():
+        pytest.skip("with a matrix unit many rows are oneDNN's")
     assert row.most_rows >= count > row.few_rows
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -90,10 +89,8 @@ def test_weights_that_are_not_all_of_8_bits_take_few_rows(randn) -> None:
 
 def test_wide_rows_are_fewer_for_the_stack(randn, monkeypatch) -> None:
     monkeypatch.setattr(rows, "_MOST_TOGETHER", 3 * max(WIDTH, INNER) + 1)
-    row = fuse(parts(randn, has_bias=False))
-    if row is None:
-        pytest.skip("no C compiler, no AVX-512, or oneDNN packs in another way")
-    assert row.most_rows == (1 if torch.cpu._is_amx_tile_supported() else 3)
+    row = fused(parts(randn, has_bias=False))
+    assert row.most_rows == (1 if cpu_level() is CpuLevel.AMX else 3)
 
 
 def test_other_layers_are_not_fused(randn) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tandem.core.cpu_level import CpuLevel
 from tandem.kernels.extend_attention import binding, extend_attention, flash
+from tests.unit.kernels.levels import needs, paths_of
 
-PATHS = [path for path in ("amx", "avx512bf16") if binding.LIBRARY.choose_path(path)]
-binding.LIBRARY.choose_path("")
-pytestmark = pytest.mark.skipif(not PATHS, reason="no C compiler, or no AVX512-BF16")
+PATHS = paths_of(binding.LIBRARY, CpuLevel.AVX512BF16, CpuLevel.AMX)
+pytestmark = needs(CpuLevel.AVX512BF16)
 OPTIONS = [
     pytest.param({}, id="plain"),
     pytest.param({"window": 1}, id="window-1"),

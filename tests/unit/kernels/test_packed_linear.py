@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tandem.kernels.packed_linear import PackedLinear
+from tandem.core.cpu_level import CpuLevel
+from tandem.kernels.packed_linear import PackedLinear, packed
 from tandem.kernels.packed_linear.packed import LIBRARY, find_layout
 from tandem.kernels.packed_linear.reference import packed_linear_reference
+from tandem.kernels.packed_linear.widened import FEW_ROWS, widened_linear
+from tests.unit.kernels.levels import needs, paths_of
 
-PATHS = [path for path in ("avx512", "avx512bf16", "amx") if LIBRARY.choose_path(path)]
-LIBRARY.choose_path("")
-needs_code = pytest.mark.skipif(not PATHS, reason="no C compiler, or no AVX-512")
+PATHS = paths_of(LIBRARY, CpuLevel.AVX512, CpuLevel.AVX512BF16, CpuLevel.AMX)
 SHAPES = [(32, 16), (48, 64), (576, 192), (2064, 576), (160, 100)]
 
 
@@ -25,7 +26,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-@needs_code
+@needs(CpuLevel.AVX512)
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -44,13 +45,12 @@ def test_few_rows_are_the_reference(threads, randn, shape, has_bias, path) -> No
         LIBRARY.choose_path("")
 
 
-@needs_code
+@needs(CpuLevel.AVX512BF16)  # below, it packs in another way
 def test_few_rows_are_read_from_the_bytes_that_onednn_packed(randn) -> None:
     """Where oneDNN packs in pairs the layout is found, and zeros, which say nothing, are left to oneDNN."""
     weight = randn(576, 192, dtype=torch.bfloat16)
     linear = PackedLinear(weight)
-    if linear.layout is None:
-        pytest.skip("this machine's oneDNN packs in another way")
+    assert linear.layout is not None, "oneDNN packs in another way"
     assert linear.layout.block_numbers == 192 * linear.layout.block
     assert PackedLinear(torch.zeros_like(weight)).layout is None
     other = weight.clone()
@@ -62,7 +62,7 @@ def test_few_rows_are_read_from_the_bytes_that_onednn_packed(randn) -> None:
     torch.testing.assert_close(linear(x), expected, atol=2e-2, rtol=1.6e-2)
 
 
-@pytest.mark.skipif("amx" not in PATHS, reason="no matrix unit")
+@needs(CpuLevel.AMX)
 def test_who_multiplies_how_many_rows(randn, monkeypatch) -> None:
     """With a matrix unit: C code for few rows, and for those of a narrow weight that oneDNN leaves to one thread."""
     narrow, wide = (PackedLinear(randn(columns, 192, dtype=torch.bfloat16)) for columns in (576, 1152))
@@ -75,7 +75,7 @@ def test_who_multiplies_how_many_rows(randn, monkeypatch) -> None:
     assert by_code == [1, 64, 256, 1023, 1, 64]
 
 
-@needs_code
+@needs(CpuLevel.AVX512)
 def test_rows_may_be_strided(randn) -> None:
     weight, wide = randn(64, 32, dtype=torch.bfloat16), randn(4, 96, dtype=torch.bfloat16)
     linear = PackedLinear(weight)
@@ -95,3 +95,27 @@ def test_float32_and_odd_shapes_are_left_to_onednn(randn, shape) -> None:
         x = randn(rows, shape[1])
         torch.testing.assert_close(linear(x), x @ weight.t() + bias, atol=1e-4, rtol=1e-4)
     assert PackedLinear(weight.bfloat16())(randn(0, shape[1], dtype=torch.bfloat16)).shape == (0, shape[0])
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(33, 17), (2064, 576), (1, 300_000), (100, 0)])
+def test_bfloat16_that_onednn_does_not_pack_is_multiplied_as_float32(threads, randn, shape, has_bias) -> None:
+    """In slices of the weight, one of them shorter than the others, one wider than a slice, and rounded once."""
+    weight, bias = randn(*shape, dtype=torch.bfloat16), randn(shape[0], dtype=torch.bfloat16) if has_bias else None
+    for rows in (0, 1, FEW_ROWS, FEW_ROWS + 1, 40):
+        x = randn(rows, shape[1], dtype=torch.bfloat16)
+        expected = packed_linear_reference(x, weight, bias)
+        torch.testing.assert_close(widened_linear(x, weight, bias), expected, atol=2e-2, rtol=1.6e-2)
+
+
+def test_without_onednn_s_bfloat16_the_weight_is_copied_and_multiplied(randn, monkeypatch) -> None:
+    monkeypatch.setattr(packed, "packs", lambda _: False)
+    weight, bias = randn(64, 32, dtype=torch.bfloat16), randn(64, dtype=torch.bfloat16)
+    kept = weight.clone()
+    linear = PackedLinear(weight, bias)
+    weight.zero_()
+    assert linear.layout is None
+    assert not linear.has_single_rows
+    for rows in (0, 1, 5, 40):
+        x = randn(rows, 32, dtype=torch.bfloat16)
+        torch.testing.assert_close(linear(x), packed_linear_reference(x, kept, bias), atol=2e-2, rtol=1.6e-2)

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tandem.core.cpu_level import CpuLevel
 from tandem.kernels.packed_attention import AttentionSpec
 from tandem.kernels.paged_decode import binding, paged_decode
 from tandem.kernels.paged_decode.binding import LIBRARY
+from tests.unit.kernels.levels import needs, paths_of
 
-PATHS = [path for path in ("avx2", "avx512") if LIBRARY.choose_path(path)]
-LIBRARY.choose_path("")
+PATHS = paths_of(LIBRARY, CpuLevel.AVX2, CpuLevel.AVX512)
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 LENS = [1, 3, 4, 63, 64, 65, 129, 200, 0, 17]
 
-pytestmark = pytest.mark.skipif(not PATHS, reason="no C compiler, or none of the vector instructions")
+pytestmark = needs(CpuLevel.AVX2)
 
 
 @pytest.fixture(params=PATHS)

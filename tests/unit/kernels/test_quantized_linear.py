@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tandem.core.cpu_level import CpuLevel
 from tandem.kernels import native
 from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked, packed_bytes
 from tandem.kernels.quantized_linear import linear as linears
@@ -18,14 +19,14 @@ from tandem.kernels.quantized_linear.reference import (
     quantize_weight_reference,
     quantized_linear_reference,
 )  # fmt: skip
-from tandem.kernels.quantized_linear.weight import LIBRARY, find_layout, has_onednn
+from tandem.kernels.quantized_linear.weight import LIBRARY, find_layout
 from tandem.kernels.silu_mul import LIBRARY as GATES
 from tandem.kernels.silu_mul import silu_mul
+from tests.unit.kernels.levels import needs, paths_of
 
-PATHS = [path for path in ("avx512vnni", "avx2") if LIBRARY.choose_path(path)]
-LIBRARY.choose_path("")
-needs_code = pytest.mark.skipif(not PATHS, reason="no C compiler, or no AVX2")
-needs_onednn = pytest.mark.skipif(not has_onednn(), reason="oneDNN's products of 8 bits are not exact here")
+PATHS = paths_of(LIBRARY, CpuLevel.AVX2, CpuLevel.AVX512VNNI)
+needs_code = needs(CpuLevel.AVX2)
+needs_onednn = needs(CpuLevel.AVX512VNNI)  # below, oneDNN's products of 8 bits are not exact
 SHAPES = [(64, 32), (576, 192), (100, 70), (33, 257), (1, 4)]
 ROWS = (1, 2, 3, 4, 5, 9, 40)
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tandem.core.cpu_level import CpuLevel
 from tandem.kernels import native
 from tandem.kernels.deterministic_linear import RepeatableLinear, packed
 from tandem.kernels.deterministic_linear.packed import LIBRARY
 from tandem.kernels.packed_linear.reference import packed_linear_reference
+from tests.unit.kernels.levels import paths_of
 
-PATHS = ["torch", *(path for path in ("avx512", "avx512bf16", "amx") if LIBRARY.choose_path(path))]
-LIBRARY.choose_path("")
+PATHS = ["torch", *paths_of(LIBRARY, CpuLevel.AVX512, CpuLevel.AVX512BF16, CpuLevel.AMX)]
 SHAPES = [(64, 64), (16, 32), (192, 96), (33, 17), (509, 64), (1000, 100), (256, 688), (96, 2048), (1, 8)]
 """Of weights; with AMX an inner size that 32 does not divide goes through vectors."""
 

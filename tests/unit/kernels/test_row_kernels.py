@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tandem.core.cpu_level import CpuLevel
 from tandem.kernels.kv_store import binding as kv_store_binding
 from tandem.kernels.rms_norm import LIBRARY as RMS_NORM
 from tandem.kernels.rms_norm import rms_norm
@@ -15,10 +16,10 @@ from tandem.kernels.rotate import LIBRARY as ROTATE
 from tandem.kernels.rotate import rotate
 from tandem.kernels.silu_mul import LIBRARY as SILU_MUL
 from tandem.kernels.silu_mul import silu_mul
+from tests.unit.kernels.levels import paths_of
 
 LIBRARIES = (RMS_NORM, ROTATE, SILU_MUL, kv_store_binding.LIBRARY)
-PATHS = ["", *(path for path in ("avx2", "avx512") if RMS_NORM.choose_path(path))]
-RMS_NORM.choose_path("")
+PATHS = ["", *paths_of(RMS_NORM, CpuLevel.AVX2, CpuLevel.AVX512)]
 ROWS = [1, 5, 300]
 """The last is enough for several threads."""
 DTYPES = [torch.float32, torch.bfloat16]

@@ -20,6 +20,7 @@ from google.protobuf.json_format import MessageToDict
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
+from tandem.core.cpu_level import hold_libraries
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.garbage import keep_loaded
 from tandem.core.logs import JSON, setup
@@ -40,6 +41,7 @@ def main() -> int:
     parser.add_argument("--config", required=True, type=Path)
     arguments = parser.parse_args()
     try:
+        hold_libraries()  # of the ranks, which inherit the environment
         config = load(arguments.config, WorkerConfig)
         setup(config.worker_id, level=config.log_level, as_json=config.log_format == JSON)
         return asyncio.run(_serve(config, arguments.config, times))

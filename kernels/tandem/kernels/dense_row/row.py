@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.packed_linear import PackedLinear
@@ -81,7 +82,7 @@ class DenseRow:
         self._kept = (parts, qkv, o, gate_up, down)
         widest = max(product.inner for product in (qkv, o, gate_up, down))
         many = min(MOST_ROWS, max(1, _MOST_TOGETHER // widest))
-        self.few_rows = 1 if torch.cpu._is_amx_tile_supported() else many
+        self.few_rows = 1 if cpu_level() is CpuLevel.AMX else many
         products = [one for one in (qkv, o, gate_up, down) if isinstance(one, QuantizedLinear)]
         takes_all = len(products) == 4 and all(one.takes_many for one in products) and products[2].has_strips
         self.most_rows = sys.maxsize if takes_all else self.few_rows

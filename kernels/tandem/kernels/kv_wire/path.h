@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "../cpu_level.h"
 #include "stream.h"
 
 #if defined(__x86_64__)
@@ -24,12 +25,12 @@ __attribute__((constructor)) static void choose_path(void) {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("sse4.1") && __builtin_cpu_supports("pclmul"))
         best_path = (struct path){"pclmul", advance_sse, finish_sse};
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-        __builtin_cpu_supports("vpclmulqdq"))
+    const int has_vectors = may_use(LEVEL_AVX512) && __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (has_vectors && __builtin_cpu_supports("vpclmulqdq"))
         best_path = (struct path){"vpclmul", advance_avx512, finish_avx512};
-    has_avx2 = __builtin_cpu_supports("avx2");
-    has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                 __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    has_avx2 = may_use(LEVEL_AVX2) && __builtin_cpu_supports("avx2");
+    has_avx512 = has_vectors && __builtin_cpu_supports("avx512dq");
 #elif defined(__aarch64__) && defined(__linux__)
     if (getauxval(AT_HWCAP) & (1 << 7)) best_path = (struct path){"arm-crc", advance_arm, finish_by_table};
 #endif
@@ -46,7 +47,7 @@ int tandem_choose_path(const char *name) {
     if (strcmp(name, "pclmul") == 0) {
         if (!__builtin_cpu_supports("pclmul") || !__builtin_cpu_supports("sse4.1")) return 0;
         best_path = (struct path){"pclmul", advance_sse, finish_sse};
-        has_avx2 = __builtin_cpu_supports("avx2");
+        has_avx2 = may_use(LEVEL_AVX2) && __builtin_cpu_supports("avx2");
         return 1;
     }
 #endif

@@ -1,4 +1,4 @@
-"""A weight in oneDNN's packed form, and what is known of where its numbers lie."""
+"""A weight in oneDNN's packed form, and what is known of where its numbers lie; a plain copy where oneDNN has none."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.cpu_memory import collect_into_huge_pages
+from tandem.kernels.packed_linear.widened import widened_linear
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_packed_linear")
 FEW_ROWS, FEW_ROWS_AMX = 32, 64
@@ -45,15 +46,22 @@ class PackedLinear:
     """x · weightᵀ + bias for a `weight` `[columns, inner]` on the CPU, float32 or bfloat16, which is copied.
 
     A call takes `[rows, inner]` in the weight's dtype and returns `[rows, columns]`, owned by the caller. Thread-safe.
-    `layout` is None where the C code has no part in it.
+    `layout` is None where the C code has no part in it. Below AVX-512 oneDNN packs no bfloat16: the weight is kept as
+    it is, and `widened_linear` multiplies.
     """
 
-    __slots__ = ("_bias", "_few_rows", "_is_narrow", "_multiply", "_packed", "columns", "inner", "layout")
+    __slots__ = ("_bias", "_few_rows", "_is_narrow", "_multiply", "_packed", "_plain", "columns", "inner", "layout")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.columns, self.inner = weight.shape
         self._bias = None if bias is None else bias.contiguous()
         self._multiply = torch.ops.mkldnn._linear_pointwise.default
+        self.layout: Layout | None = None
+        self._plain: Tensor | None = None
+        self._few_rows, self._is_narrow = 0, False
+        if not packs(weight.dtype):
+            self._plain = weight.clone(memory_format=torch.contiguous_format)
+            return
         self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
         if address := address_of(self._packed):
             collect_into_huge_pages(address, int(torch.ops.mkldnn._nbytes(self._packed)))
@@ -75,6 +83,8 @@ class PackedLinear:
             return self._multiply_by_code(x)
         if self._is_narrow and rows in NARROW_ROWS and torch.get_num_threads() > 1 and LIBRARY.is_available():
             return self._multiply_by_code(x)
+        if self._plain is not None:
+            return widened_linear(x, self._plain, self._bias)
         product: Tensor = self._multiply(x, self._packed, self._bias, "none", [], "")
         return product
 
@@ -97,6 +107,14 @@ class PackedLinear:
         fields = self.product(x.data_ptr(), out.data_ptr(), rows, x.stride(0))
         LIBRARY.call((*fields[:-1], torch.get_num_threads()))
         return out
+
+
+def packs(dtype: torch.dtype) -> bool:
+    """Whether oneDNN packs weights of this dtype on this CPU: float32 always, bfloat16 from AVX-512 on."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    has_bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bf16)
 
 
 def _few_rows(inner: int) -> int:

@@ -57,7 +57,8 @@ int tandem_choose_path(const char *name) {
     quantized_columns = NULL;
 #if defined(__x86_64__)
     const int has = choose_instructions("", AVX512);
-    if (has == AVX512 && __builtin_cpu_supports("avx512vnni") && (!*name || !strcmp(name, "avx512vnni"))) {
+    const int has_vnni = has == AVX512 && may_use(LEVEL_AVX512VNNI) && __builtin_cpu_supports("avx512vnni");
+    if (has_vnni && (!*name || !strcmp(name, "avx512vnni"))) {
         quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
         to_bytes = to_bytes_avx512, to_nibbles = to_nibbles_avx512, unpack = unpack_avx512, scale_rows = scale_rows_avx512;
         gate_rows = gate_rows_avx512;

@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.quantized_linear.reference import GROUP, quantize_rows_reference, quantized_linear_reference
 from tandem.kernels.quantized_linear.weight import (
     COLUMNS,
@@ -191,7 +192,7 @@ def prefers_onednn() -> bool:
 
     With VNNI alone the C code takes 0.91 to 0.97 of its time with the passes around it: 512 rows, two cores.
     """
-    return not torch.cpu._is_vnni_supported() or bool(torch.cpu._is_amx_tile_supported())
+    return cpu_level() not in range(CpuLevel.AVX512VNNI, CpuLevel.AMX)
 
 
 def _stride(inner: int) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from tandem.core.cpu_level import CpuLevel, cpu_level
 from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.cpu_memory import collect_into_huge_pages
@@ -163,7 +164,7 @@ def unpacked_bytes(shapes: Iterable[tuple[int, int]], bits: int) -> int:
 def has_onednn() -> bool:
     """Whether oneDNN's products of u8 and s8 are there and exact: without VNNI they add pairs up in 16 bits."""
     is_there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_prepack")  # type: ignore[no-untyped-call]
-    return is_there and bool(torch.cpu._is_vnni_supported())
+    return is_there and cpu_level() >= CpuLevel.AVX512VNNI
 
 
 def find_layout(packed: Tensor, numbers: Tensor) -> Layout | None:
