@@ -13,18 +13,19 @@ HALF_MADE = $(if $(wildcard $(VENV)/pyvenv.cfg),--clear)
 EXTRAS := router,worker,cluster,ray,otel,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
-# Unit tests compute in one process, while the others wait for processes most of the time.
-UNIT = nice -n 10 $(PY) -m pytest -q --ignore=$(INTERPRETER_TESTS) --ignore=tests/unit/house tests/unit $(ARGS)
-OTHERS = $(PY) -m pytest -q --ignore=tests/unit tests $(ARGS)
+SIDE_BY_SIDE := -n 2 --dist loadfile
+SLOWEST := --durations=10 --durations-min=1
+UNIT = $(PY) -m pytest -q -m "unit and not slow" $(SIDE_BY_SIDE) $(SLOWEST) --ignore=$(INTERPRETER_TESTS) tests/unit
 CHECKOV := checkov==3.3.30
 ARGS ?=
+BASE ?=
 NAME ?=
 OUT ?=
 
-.PHONY: help venv serve test check checkov format proto bench proof train clean
+.PHONY: help venv serve unit test-changed test check checkov format proto bench proof train clean
 
 help: ## show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## create the environment in .venv and install Tandem with everything it needs
 
@@ -41,14 +42,16 @@ $(STAMP): pyproject.toml
 serve: $(STAMP) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
 	@$(VENV)/bin/clusterctl up $(ARGS)
 
-test: check ## checks, then all tests; what CI runs
-	@echo "==> kernel tests in Triton's interpreter"
-	@TRITON_INTERPRET=1 $(PY) -m pytest -q $(INTERPRETER_TESTS) $(ARGS)
-	@echo "==> tests; unit tests run beside the others and print when those are over"
-	@mkdir -p build; $(UNIT) >build/unit-tests.out 2>&1 & unit=$$!; trap 'kill $$unit 2>/dev/null || true' EXIT; \
-	  others=0; $(OTHERS) || others=$$?; \
-	  units=0; wait $$unit || units=$$?; trap - EXIT; echo "==> unit tests"; cat build/unit-tests.out; \
-	  test $$others = 0 || echo "==> tests beside the unit tests failed, further up"; exit $$((others ? others : units))
+unit: $(STAMP) ## quick unit tests, in parallel: no processes, under two minutes
+	@$(UNIT) $(ARGS)
+
+test-changed: $(STAMP) ## tests of what imports the change; BASE=COMMIT to compare with, ARGS for pytest
+	@mkdir -p build; $(PY) tools/affected_tests.py --base "$(BASE)" >build/changed.txt; test -s build/changed.txt \
+	  || { echo "==> no test imports what changed"; exit 0; }; echo "==> $$(wc -l <build/changed.txt) test files"; \
+	  $(PY) -m pytest -q $(SIDE_BY_SIDE) $(SLOWEST) --ignore=$(INTERPRETER_TESTS) $(ARGS) $$(cat build/changed.txt)
+
+test: check ## checks, then all tests; what CI runs. ARGS='--repeat 20 PATH' for some of them
+	@$(PY) -m tools.test_run $(ARGS)
 
 check: $(STAMP) ## formatting, lint, types, import layers, generated stubs, folder layout
 	@echo "==> ruff format"

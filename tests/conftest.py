@@ -17,13 +17,16 @@ import httpx._transports.default as transports
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tandem.core.cpu_level import hold_libraries
+from tandem.core.cpu_level import cpu_level, hold_libraries
+from tests.plugins import seeds
+from tests.plugins.leftovers import Leftovers
+from tests.plugins.levels import Levels
+from tests.plugins.order import Order
+from tests.plugins.recording import Recorder
 
 assert "torch" not in sys.modules
 hold_libraries()
 
-TESTS = Path(__file__).resolve().parent
-KINDS = ("unit", "integration", "e2e", "chaos", "gpu")
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "first failure", settings.get_profile("any machine"), phases=[Phase.explicit, Phase.reuse, Phase.generate]
@@ -43,33 +46,33 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", metavar="FILE", help="write times and memory of every test, one JSON object a line")
+    parser.addoption("--repeat", type=int, default=1, metavar="N", help="run every test N times")
+    parser.addoption("--seed", type=int, help="the seed of random input and drawn matrices; default: of the commit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if path := config.getoption("--record"):
-        from tests.recording import Recorder
+    seeds.choose(config.getoption("--seed"))
+    for plugin in (Order(), Levels()):
+        config.pluginmanager.register(plugin)
+    runner = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not runner:
+        config.pluginmanager.register(Leftovers())
+    if (path := config.getoption("--record")) and (runner or not getattr(config.option, "numprocesses", None)):
+        config.pluginmanager.register(Recorder(Path(f"{path}.{runner}" if runner else path)))
 
-        config.pluginmanager.register(Recorder(Path(path)))
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    level = cpu_level().label
+    terminalreporter.write_line(f"seed {seeds.current()} (repeat with --seed={seeds.current()}), CPU level {level}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        kind = item.path.relative_to(TESTS).parts[0] if item.path.is_relative_to(TESTS) else ""
-        if kind in KINDS:
-            item.add_marker(getattr(pytest.mark, kind))
-        if kind == "gpu" and not _has_cuda():
-            item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if (times := metafunc.config.getoption("--repeat")) > 1:
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(times))
 
 
 def pytest_collection_finish() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
-
-
-def _has_cuda() -> bool:
-    try:
-        import torch
-    except ImportError:
-        return False
-    return torch.cuda.is_available()

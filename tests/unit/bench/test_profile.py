@@ -42,6 +42,7 @@ def test_tokens_a_second_are_counted_while_all_streams_run() -> None:
     assert rate_of(answers) == pytest.approx(320.0, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_gone_is_named_with_the_reason() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -37,6 +37,7 @@ def test_an_empty_gpu_is_free_and_others_do_not_matter() -> None:
     assert occupied(["0", "2"], answering()) == ""
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_tell_stands_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert occupied(["0"]) == ""

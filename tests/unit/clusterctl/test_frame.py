@@ -71,6 +71,7 @@ def test_the_table_says_what_the_commands_say() -> None:
         assert len(words & set(re.findall(r"\w+", first.lower()))) >= min(3, len(words)), (name, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [(), *[(name,) for name in commands.COMMANDS], *ALL], ids=" ".join)
 def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     """That is what makes it slow; an import is what a test can hold, a time is not."""
@@ -87,6 +88,7 @@ assert not heavy, heavy
     assert "Usage: clusterctl" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_list_of_commands_imports_no_command() -> None:
     code = (
         "import sys; from tandem.clusterctl import main; main.run(['--help']); "
@@ -208,12 +210,14 @@ def test_a_stream_is_a_document_a_line(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == "number 5\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m tandem.clusterctl completion bash | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout.strip(), done.stderr) == ("0", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_of_that_shell(capsys: pytest.CaptureFixture[str], shell: str) -> None:
     code, out, _ = run(capsys, "completion", shell)
@@ -223,6 +227,7 @@ def test_completion_is_a_script_of_that_shell(capsys: pytest.CaptureFixture[str]
         subprocess.run(["bash", "-n"], input=out, text=True, check=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -81,6 +81,7 @@ def test_c_code_has_the_same_names_and_numbers() -> None:
     assert [name.strip() for name in enum.split(",")] == [f"LEVEL_{level.name}" for level in sorted(CpuLevel)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(machine_level() < CpuLevel.AVX2, reason="needs a CPU with AVX2")
 def test_a_process_held_to_avx2_computes_as_a_cpu_with_avx2() -> None:
     held = {name: value for name, value in os.environ.items() if name not in _HELD}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 _CHILD = """
 import gc
 from tandem.core.garbage import keep_loaded
@@ -31,6 +33,7 @@ print("ok")
 """
 
 
+@pytest.mark.slow
 def test_what_was_loaded_is_kept_out_of_collections_and_what_comes_later_is_collected() -> None:
     child = subprocess.run([sys.executable, "-c", _CHILD], capture_output=True, text=True, timeout=60, check=False)
     assert (child.returncode, child.stdout.strip()) == (0, "ok"), child.stderr

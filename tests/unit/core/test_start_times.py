@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tandem.core.clock import ManualClock, MonotonicClock
 from tandem.core.start_times import StartPhase, StartTimes, process_started_s
 
@@ -39,6 +41,7 @@ def test_every_phase_is_told_by_words_that_nobody_else_says() -> None:
     assert len(set(StartPhase)) == len(StartPhase.__members__)
 
 
+@pytest.mark.slow
 def test_a_process_knows_when_it_was_started() -> None:
     """Not only since when its code runs."""
     began_s = time.monotonic()

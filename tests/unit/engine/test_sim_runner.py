@@ -187,6 +187,7 @@ def test_a_copied_block_says_the_same() -> None:
     assert said == expected_tokens(prompt, 1, VOCAB, eos_token_ids=EOS)[0]
 
 
+@pytest.mark.slow
 def test_no_torch() -> None:
     code = "import sys, tandem.engine.engine, tandem.engine.sim.runner; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -46,6 +46,7 @@ def make(folder: Path) -> list[str]:
     return log.read_text().splitlines() if log.exists() else []
 
 
+@pytest.mark.slow
 def test_a_half_made_environment_is_made_again(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "pyvenv.cfg").touch()
@@ -55,6 +56,7 @@ def test_a_half_made_environment_is_made_again(folder: Path) -> None:
     assert any("pip install" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_one_that_was_made_without_pip_gets_it_and_is_kept(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "pyvenv.cfg").touch()
@@ -65,6 +67,7 @@ def test_one_that_was_made_without_pip_gets_it_and_is_kept(folder: Path) -> None
     assert any("pip install" in line for line in lines)
 
 
+@pytest.mark.slow
 def test_a_whole_one_is_kept_and_only_installed_into_again(folder: Path) -> None:
     assert any("-m venv .venv" in line for line in make(folder)), "nothing is cleared that is no environment"
     assert make(folder) == []

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from tools.package_closure import closure
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,6 +26,7 @@ def test_neither_the_core_nor_the_router_brings_ray_or_torch() -> None:
     assert "ray" in closure(extras["ray"])
 
 
+@pytest.mark.slow
 def test_nothing_but_ray_s_own_processes_needs_ray() -> None:
     """Ray is absent for this Python: what a local cluster runs is imported nevertheless."""
     program = """

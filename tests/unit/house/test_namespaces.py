@@ -36,6 +36,7 @@ def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
+@pytest.mark.slow
 def test_without_wires_it_says_why_and_leaves_nothing(left: Path, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     with pytest.raises(NoNamespacesError, match="Unknown device type"), machines(tmp_path / "m", ("a", "b", "c")):
@@ -43,6 +44,7 @@ def test_without_wires_it_says_why_and_leaves_nothing(left: Path, tmp_path: Path
     assert list(left.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_machine_that_cannot_be_emptied_does_not_keep_the_others(
     left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +58,7 @@ def test_a_machine_that_cannot_be_emptied_does_not_keep_the_others(
     assert list(left.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_proof_runs_nothing_and_calls_no_promise_broken(
     left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

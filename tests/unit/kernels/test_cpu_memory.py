@@ -15,6 +15,7 @@ import pytest
 from tandem.kernels.cpu_memory import collect_into_huge_pages, keep_freed_memory
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the call is glibc's")
 def test_glibc_takes_the_setting() -> None:
     code = "from tandem.kernels.cpu_memory import keep_freed_memory; raise SystemExit(not keep_freed_memory())"

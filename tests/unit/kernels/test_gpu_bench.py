@@ -14,6 +14,8 @@ from bench.gpu.picture import draw
 from bench.gpu.run import PARTS
 from bench.report import Row, write
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

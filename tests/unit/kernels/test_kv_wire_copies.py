@@ -142,6 +142,7 @@ def test_buffers_of_larger_items_are_taken_as_bytes() -> None:
             assert out == numbers.cast("B")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [range(1), range(2)])
 @pytest.mark.parametrize("path", PATHS)
 def test_the_sum_is_of_what_landed_even_if_the_payload_is_written_meanwhile(path: str, heads: range) -> None:

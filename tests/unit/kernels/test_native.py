@@ -17,6 +17,8 @@ from tandem.kernels import native
 from tandem.kernels.compiling import WATCH
 from tandem.kernels.kv_wire.binding import SOURCE
 
+pytestmark = pytest.mark.slow
+
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 
 

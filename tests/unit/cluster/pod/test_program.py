@@ -113,6 +113,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captur
     assert "absent" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_it_can_be_stopped_at_whatever_it_is(tmp_path: Path) -> None:
     """Also as the first process of a container, to which the kernel passes no signal without a handler."""
     arguments = flags(tmp_path)
@@ -125,6 +126,7 @@ def test_it_can_be_stopped_at_whatever_it_is(tmp_path: Path) -> None:
         assert process.wait(30) == 143
 
 
+@pytest.mark.slow
 def test_images_of_routers_need_nothing_of_the_command_line() -> None:
     """Nor torch, numpy or Ray, also where the model is looked for. A controller speaks to Kubernetes besides."""
     program = """

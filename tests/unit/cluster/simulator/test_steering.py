@@ -96,6 +96,7 @@ def shift() -> Trace:
     return prompts.followed_by(answers)
 
 
+@pytest.mark.slow
 def test_the_planner_follows_a_load_that_shifts() -> None:
     rules = Rules(mode=PlannerMode.ACT, window_s=60.0)
     outcome = Laboratory(setup(3, 5, planner=rules), shift()).run()

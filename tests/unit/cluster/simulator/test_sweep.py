@@ -49,6 +49,7 @@ def points() -> list[Point]:
     return when_to_disaggregate(SLOW, axes, PROMISE)
 
 
+@pytest.mark.slow
 def test_the_map_has_every_point_once_with_every_way(points: list[Point]) -> None:
     assert len(points) == 8
     assert len({(p.prompt_tokens, p.output_tokens, p.link_bytes_per_s) for p in points}) == 8

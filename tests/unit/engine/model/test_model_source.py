@@ -59,6 +59,7 @@ def test_a_hub_id_is_fetched_at_its_revision(monkeypatch: pytest.MonkeyPatch, tm
     assert "*.json" in asked["allow_patterns"]
 
 
+@pytest.mark.slow
 def test_offline_without_a_copy_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The hub library reads its switch at import, so a fresh interpreter asks."""
     program = (
@@ -133,6 +134,7 @@ def test_the_fingerprint_names_positions_dtype_and_commit(folder: Path) -> None:
     assert len(digests) == 3
 
 
+@pytest.mark.slow
 def test_asking_for_a_model_imports_no_torch() -> None:
     program = "import sys, tandem.engine.model_source, tandem.engine.step_batch; print('torch' in sys.modules)"
     environment = {"PYTHONPATH": ":".join(sys.path)}

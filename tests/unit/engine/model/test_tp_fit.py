@@ -97,6 +97,7 @@ def test_the_runner_asks_before_it_loads(model_folder: Any) -> None:
         ModelRunner(model_dir=model_folder("llama"), num_blocks=8, max_model_len=64, group=Sixteenth())
 
 
+@pytest.mark.slow
 def test_asking_needs_no_torch() -> None:
     code = "import sys, tandem.engine.tp_fit; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import sys
 sys.modules["opentelemetry.sdk"] = sys.modules["opentelemetry.exporter"] = None  # whoever imports one fails
@@ -24,6 +26,7 @@ except StartupError as error:
 """
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_while_it_is_off_and_what_is_missing_is_said() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

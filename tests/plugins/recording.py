@@ -24,7 +24,7 @@ import psutil
 import pytest
 
 SAMPLE_EVERY_S = 0.02
-ROOT = str(Path(__file__).resolve().parents[1])
+ROOT = str(Path(__file__).resolve().parents[2])
 MOST_PLACES = 3
 
 

@@ -1,0 +1,104 @@
+"""Run all tests, side by side: `make test`. With arguments, run one pytest with them: `make test ARGS='--repeat 5 PATH'`.
+
+Three parts run at the same time, each a pytest of its own:
+
+- `all`: every test, on `--runners` processes of pytest-xdist, longest files first;
+- `interpreter`: Triton's kernels in its interpreter, which a process chooses when it starts;
+- `avx2`: what computes, held to AVX2 by `TANDEM_CPU_LEVEL`, where this CPU has more.
+
+Output of the first part appears as it comes, that of the others, kept in `build/`, behind it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tandem.core.cpu_level import CpuLevel, cpu_level, named_level
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+INTERPRETER = "tests/unit/kernels/interpreter"
+RUNNERS = 3
+"""On two cores: half of the time of a test of processes is waiting."""
+COMPUTING = (
+    "tests/unit/kernels", "tests/unit/engine", "tests/unit/models", "tests/integration/engine/test_memory_plan.py",
+    "tests/integration/bench/test_engine.py",
+)  # fmt: skip
+"""Tests whose results depend on the CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A pytest: its name, its arguments and what its environment has beside this one's."""
+
+    name: str
+    arguments: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "pytest", "-q", "--durations=10", "--durations-min=1", *self.arguments]
+
+
+def parts() -> list[Part]:
+    """What runs on this CPU, with this environment."""
+    side_by_side = ("-n", str(RUNNERS), "--dist", "loadfile")
+    found = [
+        Part("all", ("tests", f"--ignore={INTERPRETER}", *side_by_side, "--record", "build/tests.jsonl")),
+        Part("interpreter", (INTERPRETER,), {"TRITON_INTERPRET": "1"}),
+    ]
+    if named_level() is None and cpu_level() > CpuLevel.AVX2:
+        arguments = (*COMPUTING, f"--ignore={INTERPRETER}", "-m", "not slow")
+        found.append(Part("avx2", arguments, {"TANDEM_CPU_LEVEL": CpuLevel.AVX2.label}))
+    return found
+
+
+def run(parts: list[Part]) -> int:
+    """Run the parts, the first in the foreground; 1 if any failed, naming it. All end when this process is stopped."""
+    BUILD.mkdir(exist_ok=True)
+    first, *others = parts
+    begun_s = time.monotonic()
+    started = []
+    try:
+        for part in others:
+            out = BUILD / f"tests-{part.name}.out"
+            with out.open("wb") as file:
+                started.append((part, out, _start(part, file.fileno())))
+        failed = [first.name] if _start(first, None).wait() else []
+        for part, out, process in started:
+            code = process.wait()
+            print(f"==> tests: {part.name}\n{out.read_text(errors='replace')}", flush=True)
+            failed += [part.name] if code else []
+    finally:
+        for _, _, process in started:
+            if process.poll() is None:
+                process.terminate()
+    took_s = time.monotonic() - begun_s
+    print(f"==> tests: {'FAILED: ' + ', '.join(failed) if failed else 'passed'}, {took_s / 60:.1f} minutes", flush=True)
+    return 1 if failed else 0
+
+
+def _start(part: Part, output: int | None) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        part.command, cwd=ROOT, env={**os.environ, **part.environment}, stdout=output, stderr=output,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def main() -> int:
+    if len(sys.argv) > 1:
+        return _start(Part("named", tuple(sys.argv[1:])), None).wait()
+    from tandem.kernels.cpu_code import prepare
+
+    print("==> tests: compiling C code, once for all processes", flush=True)
+    prepare()
+    return run(parts())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
