@@ -22,7 +22,7 @@ BASE ?=
 NAME ?=
 OUT ?=
 
-.PHONY: help venv serve unit test-changed test check checkov format proto bench proof train clean
+.PHONY: help venv serve unit test-changed test-times test check checkov format proto bench proof train clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,9 @@ test-changed: $(STAMP) ## tests of what imports the change; BASE=COMMIT to compa
 	@mkdir -p build; $(PY) tools/affected_tests.py --base "$(BASE)" >build/changed.txt; test -s build/changed.txt \
 	  || { echo "==> no test imports what changed"; exit 0; }; echo "==> $$(wc -l <build/changed.txt) test files"; \
 	  $(PY) -m pytest -q $(SIDE_BY_SIDE) $(SLOWEST) --ignore=$(INTERPRETER_TESTS) $(ARGS) $$(cat build/changed.txt)
+
+test-times: $(STAMP) ## write docs/testing.md and tests/durations.json from the records of the last `make test`
+	@$(PY) tools/test_times.py $(ARGS)
 
 test: check ## checks, then all tests; what CI runs. ARGS='--repeat 20 PATH' for some of them
 	@$(PY) -m tools.test_run $(ARGS)

@@ -1,4 +1,4 @@
-"""Run all tests, side by side: `make test`. With arguments, run one pytest with them: `make test ARGS='--repeat 5 PATH'`.
+"""Run all tests, side by side: `make test`. With arguments, as in `make test ARGS='--repeat 5 PATH'`, run one pytest.
 
 Three parts run at the same time, each a pytest of its own:
 

@@ -21,7 +21,7 @@ def choose(named: int | None) -> int:
     seed = int(os.environ.get(VARIABLE) or _of_commit()) if named is None else named
     os.environ[VARIABLE] = str(seed)
     if hypothesis.core.global_force_seed is None:
-        hypothesis.core.global_force_seed = seed
+        vars(hypothesis.core)["global_force_seed"] = seed
     return seed
 
 

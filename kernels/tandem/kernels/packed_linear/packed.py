@@ -30,7 +30,6 @@ _BLOCKS = (64, 48, 32, 16)
 _INNER_BLOCKS = (64, 32, 16, 2)
 _SAMPLES = 16
 _CPU = torch.device("cpu")
-_HANDLE_FUNCTIONS = ("unsafe_alloc_void_ptrs_from_tensors", "alloc_tensor_by_stealing_from_void_ptr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +155,16 @@ def _fits(weight: Tensor, layout: Layout) -> bool:
 
 def address_of(packed: Tensor) -> int | None:
     """Where a packed tensor's bytes lie; None if this torch does not tell, for it hides them from `data_ptr`."""
-    if (data_pointer := _data_pointer()) is None:
+    if (functions := _handle_functions()) is None:
         return None
-    handle: Any = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([packed])[0]
+    data_pointer, delete = functions
+    handle = _capsule_pointer(torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([packed])[0], None)
     try:
         address = ctypes.c_void_p()
-        has_failed = data_pointer(_capsule_pointer(handle, None), ctypes.byref(address))
+        has_failed = data_pointer(handle, ctypes.byref(address))
         return None if has_failed else address.value
-    finally:
-        torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(handle)
+    finally:  # stealing the tensor back in Python keeps a reference to it for ever
+        delete(handle)
 
 
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -172,15 +172,15 @@ _capsule_pointer.argtypes, _capsule_pointer.restype = (ctypes.py_object, ctypes.
 
 
 @cache
-def _data_pointer() -> Any:
-    """`aoti_torch_get_data_ptr` of torch's C interface, or None."""
+def _handle_functions() -> tuple[Any, Any] | None:
+    """`aoti_torch_get_data_ptr` and `aoti_torch_delete_tensor_object` of torch's C interface, or None."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        function = library.aoti_torch_get_data_ptr
+        data_pointer, delete = library.aoti_torch_get_data_ptr, library.aoti_torch_delete_tensor_object
     except (OSError, AttributeError):
         return None
-    handles = getattr(torch._C, "_aoti", None)
-    if not all(hasattr(handles, name) for name in _HANDLE_FUNCTIONS):
+    if not hasattr(getattr(torch._C, "_aoti", None), "unsafe_alloc_void_ptrs_from_tensors"):
         return None
-    function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
-    return function
+    data_pointer.argtypes, data_pointer.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int
+    delete.argtypes, delete.restype = (ctypes.c_void_p,), ctypes.c_int
+    return data_pointer, delete
