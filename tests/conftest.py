@@ -46,6 +46,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", metavar="FILE", help="write times and memory of every test, one JSON object a line")
+    parser.addoption("--places", action="store_true", help="also record where tests wait; slows them a little")
     parser.addoption("--repeat", type=int, default=1, metavar="N", help="run every test N times")
     parser.addoption("--seed", type=int, help="the seed of random input and drawn matrices; default: of the commit")
 
@@ -58,7 +59,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not runner:
         config.pluginmanager.register(Leftovers())
     if (path := config.getoption("--record")) and (runner or not getattr(config.option, "numprocesses", None)):
-        config.pluginmanager.register(Recorder(Path(f"{path}.{runner}" if runner else path)))
+        path = f"{path}.{runner}" if runner else path
+        config.pluginmanager.register(Recorder(Path(path), has_places=config.getoption("--places")))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

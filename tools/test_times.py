@@ -69,8 +69,9 @@ def tables(lines: list[Line]) -> str:
     places: Counter[str] = Counter()
     for line in tests:
         places.update(line["places"])
-    text += ["", "Where the main thread of the tests stood longest:", "", "| place | s |", "|---|---|"]
-    text += [f"| `{name}` | {took_s:.0f} |" for name, took_s in places.most_common(ROWS)]
+    if places:
+        text += ["", "Where the main thread of the tests stood longest:", "", "| place | s |", "|---|---|"]
+        text += [f"| `{name}` | {took_s:.0f} |" for name, took_s in places.most_common(ROWS)]
     largest = max(tests, key=lambda line: int(line["rss_mib"]))
     text += ["", f"Largest process of the tests: {largest['rss_mib']} MiB resident, after `{largest['test']}`."]
     return "\n".join(text)

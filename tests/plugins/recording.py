@@ -1,5 +1,5 @@
 """Record where the time of a test run goes: per test and per fixture wall time, CPU time of this process and of its
-children, resident memory, and the places where the main thread stood. `pytest --record FILE` turns it on.
+children, resident memory. `pytest --record FILE` turns it on; with `--places`, also where the main thread stood.
 
 One JSON object a line: `{"test": …}` for each test and `{"fixture": …}` for each fixture that was set up. Times are in
 seconds, memory in MiB. `tools/test_times.py` makes the tables of docs/testing.md from such files.
@@ -7,6 +7,7 @@ seconds, memory in MiB. `tools/test_times.py` makes the tables of docs/testing.m
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import resource
@@ -31,7 +32,8 @@ MOST_PLACES = 3
 class Recorder:
     """A pytest plugin that writes one line for each test and fixture to `path`; the newest run replaces the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, has_places: bool = False) -> None:
+        self._has_places = has_places
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("w")
         self._places: Counter[str] = Counter()
@@ -40,11 +42,13 @@ class Recorder:
         self._sampler = threading.Thread(target=self._sample, name="test-recorder", daemon=True)
 
     def pytest_sessionstart(self) -> None:
-        self._sampler.start()
+        if self._has_places:
+            self._sampler.start()
 
     def pytest_sessionfinish(self) -> None:
         self._stop.set()
-        self._sampler.join()
+        if self._has_places:
+            self._sampler.join()
         self._file.close()
 
     @pytest.hookimpl(wrapper=True)
@@ -76,7 +80,12 @@ class Recorder:
 
     def _sample(self) -> None:
         while not self._stop.wait(SAMPLE_EVERY_S):
+            # A collection inside `_current_frames` would wait for a lock that CPython 3.11 holds there.
+            was_enabled = gc.isenabled()
+            gc.disable()
             frame = sys._current_frames().get(self._main)
+            if was_enabled:
+                gc.enable()
             if frame is not None:
                 self._places[place_of(frame)] += 1
 
