@@ -22,7 +22,7 @@ BASE ?=
 NAME ?=
 OUT ?=
 
-.PHONY: help venv serve unit test-changed test-times test check checkov format proto bench proof train clean
+.PHONY: help venv serve unit test-changed test-times test check checkov format graph proto bench proof train clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ checkov: $(STAMP) ## hold the Helm chart against checkov, in an environment of i
 format: $(STAMP) ## put all code into its one form
 	@$(PY) -m ruff check --fix --quiet . || true
 	@$(PY) -m ruff format .
+
+graph: $(STAMP) ## draw what imports what: OUT=build/graph.svg (or .png, .dot, .mmd); NAME=router: inside one package
+	@$(PY) -m tools.import_graph $(NAME) --out "$(OUT)" $(ARGS)
 
 proto: $(STAMP) ## generate protogen/ from proto/
 	@$(PY) tools/genproto.py
