@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TOOL: dict[str, Any] = PROJECT["tool"]
+EDITOR: dict[str, Any] = json.loads((ROOT / ".vscode" / "settings.json").read_text())
 ROOTS = sorted(path.parent.name for path in ROOT.glob("*/tandem") if any(path.rglob("*.py")))
 NO_IMPORT = {"proto", "deploy", "bench", "tests", "proof", "docs", "models", "tools"}
 
@@ -28,6 +30,7 @@ def _package(root: str) -> str:
         ("hatch dev-mode-dirs", TOOL["hatch"]["build"]["dev-mode-dirs"]),
         ("mypy_path", TOOL["mypy"]["mypy_path"]),
         ("pyright extraPaths", TOOL["pyright"]["extraPaths"]),
+        ("VS Code extraPaths", EDITOR["python.analysis.extraPaths"]),
         ("ruff src", [name for name in TOOL["ruff"]["src"] if name != "tests"]),
         ("wheel packages", [p.removesuffix("/tandem") for p in TOOL["hatch"]["build"]["targets"]["wheel"]["packages"]]),
     ],
