@@ -19,7 +19,7 @@ PAGES = sorted(
     [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md"),
      *(ROOT / "proof").rglob("*.md"), *(ROOT / "models").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
 )  # fmt: skip
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"))
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)(?::[\w.]+)?`")
 CODE = "\N{SYMBOL FOR START OF TEXT}"
