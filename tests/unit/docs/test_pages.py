@@ -1,4 +1,4 @@
-"""What every page names exists: commands of `clusterctl` and their flags, make targets, programs, paths, links."""
+"""What pages and forms name exists: commands of `clusterctl` and their flags, make targets, programs, paths, links."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from tandem.clusterctl.main import app
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md"),
-     *(ROOT / "proof").rglob("*.md"), *(ROOT / "models").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md"),
+     *(ROOT / "proof").rglob("*.md"), *(ROOT / "models").rglob("*.md"), *(ROOT / "deploy").rglob("*.md"),
+     *(ROOT / ".github").rglob("*.md"), *(ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")]
 )  # fmt: skip
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-FOLDERS = "|".join(sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._"))
+FOLDERS = "|".join(
+    sorted(path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0] not in "._" and path.name != "build")
+)
 PATH = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)(?::[\w.]+)?`")
 CODE = "\N{SYMBOL FOR START OF TEXT}"
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -93,7 +96,7 @@ def test_make_targets_and_programs_are_real(page: Path) -> None:
     for words in commands(read(page), "make"):
         assert words[0] in TARGETS, words
         given = dict(word.split("=", 1) for word in words[1:])
-        assert set(given) <= {"ARGS", "NAME", "OUT", "PYTHON"}, words
+        assert set(given) <= {"ARGS", "BASE", "NAME", "OUT", "PYTHON"}, words
         if words[0] in ("bench", "proof"):
             for name in given.get("NAME", "").split("|"):
                 assert name in ("", "…") or (ROOT / words[0] / name / "__main__.py").is_file(), words
