@@ -53,7 +53,7 @@ test-changed: $(STAMP) ## tests of what imports the change; BASE=COMMIT to compa
 test-times: $(STAMP) ## write docs/testing.md and tests/durations.json from the records of the last `make test`
 	@$(PY) tools/test_times.py $(ARGS)
 
-test: check ## checks, then all tests; what CI runs. ARGS='--repeat 20 PATH' for some of them
+test: $(STAMP) ## checks and all tests, side by side; what CI runs. ARGS='--repeat 20 PATH' for some of them
 	@$(PY) -m tools.test_run $(ARGS)
 
 check: $(STAMP) ## formatting, lint, types, import layers, generated stubs, folder layout

@@ -1,7 +1,8 @@
 """Run all tests, side by side: `make test`. With arguments, as in `make test ARGS='--repeat 5 PATH'`, run one pytest.
 
-Three parts run at the same time, each a pytest of its own:
+Four parts run at the same time:
 
+- `check`: `make check`, whose type checker keeps one core busy for minutes in a new clone;
 - `all`: every test, on `--runners` processes of pytest-xdist, longest files first;
 - `interpreter`: Triton's kernels in its interpreter, which a process chooses when it starts;
 - `avx2`: what computes, held to AVX2 by `TANDEM_CPU_LEVEL`, where this CPU has more.
@@ -34,27 +35,29 @@ COMPUTING = (
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A pytest: its name, its arguments and what its environment has beside this one's."""
+    """A command, and what its environment has beside this one's."""
 
     name: str
-    arguments: tuple[str, ...]
+    command: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def command(self) -> list[str]:
-        return [sys.executable, "-m", "pytest", "-q", "--durations=10", "--durations-min=1", *self.arguments]
+
+def pytest(name: str, *arguments: str, **environment: str) -> Part:
+    slowest = ("--durations=10", "--durations-min=1")
+    return Part(name, (sys.executable, "-m", "pytest", "-q", *slowest, *arguments), environment)
 
 
 def parts() -> list[Part]:
     """What runs on this CPU, with this environment."""
     side_by_side = ("-n", str(RUNNERS), "--dist", "loadfile")
+    without = f"--ignore={INTERPRETER}"
     found = [
-        Part("all", ("tests", f"--ignore={INTERPRETER}", *side_by_side, "--record", "build/tests.jsonl")),
-        Part("interpreter", (INTERPRETER,), {"TRITON_INTERPRET": "1"}),
+        pytest("all", "tests", without, *side_by_side, "--record", "build/tests.jsonl"),
+        Part("check", ("make", "check")),
+        pytest("interpreter", INTERPRETER, TRITON_INTERPRET="1"),
     ]
     if named_level() is None and cpu_level() > CpuLevel.AVX2:
-        arguments = (*COMPUTING, f"--ignore={INTERPRETER}", "-m", "not slow")
-        found.append(Part("avx2", arguments, {"TANDEM_CPU_LEVEL": CpuLevel.AVX2.label}))
+        found.append(pytest("avx2", *COMPUTING, without, "-m", "not slow", TANDEM_CPU_LEVEL=CpuLevel.AVX2.label))
     return found
 
 
@@ -92,7 +95,7 @@ def _start(part: Part, output: int | None) -> subprocess.Popen[bytes]:
 
 def main() -> int:
     if len(sys.argv) > 1:
-        return _start(Part("named", tuple(sys.argv[1:])), None).wait()
+        return _start(pytest("named", *sys.argv[1:]), None).wait()
     from tandem.kernels.cpu_code import prepare
 
     print("==> tests: compiling C code, once for all processes", flush=True)

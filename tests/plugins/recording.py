@@ -37,6 +37,7 @@ class Recorder:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[str] = path.open("w")
         self._places: Counter[str] = Counter()
+        self._outcome = ""
         self._stop = threading.Event()
         self._main = threading.main_thread().ident or 0
         self._sampler = threading.Thread(target=self._sample, name="test-recorder", daemon=True)
@@ -64,15 +65,21 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._places.clear()
+        self._outcome = "passed"
         begun_s, own_s, children_s = time.monotonic(), time.process_time(), cpu_of_children_s()
         result = yield
         took_s = time.monotonic() - begun_s
         places = {place: round(count * SAMPLE_EVERY_S, 2) for place, count in self._places.most_common(MOST_PLACES)}
         self._write(
-            test=item.nodeid, wall_s=round(took_s, 3), cpu_s=round(time.process_time() - own_s, 3),
+            test=item.nodeid, outcome=self._outcome, wall_s=round(took_s, 3),
+            cpu_s=round(time.process_time() - own_s, 3),
             children_cpu_s=round(max(0.0, cpu_of_children_s() - children_s), 3), rss_mib=resident_mib(), places=places,
         )  # fmt: skip
         return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome != "passed":
+            self._outcome = report.outcome
 
     def _write(self, **fields: object) -> None:
         self._file.write(json.dumps(fields) + "\n")
