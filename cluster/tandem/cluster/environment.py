@@ -16,6 +16,8 @@ _WISHES = {
     # Pages of 2 MiB from the first touch on, where the system leaves that to processes: 2 GiB of weights pack in half
     # the time of first touching half a million small pages and then moving them together.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # A child has no terminal: where its code says `breakpoint()`, pdb would end it.
+    "PYTHONBREAKPOINT": "tandem.core.breakpoints.stand",
 }
 """For what the operator has not set."""
 
