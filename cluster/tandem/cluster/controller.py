@@ -35,10 +35,11 @@ from tandem.core.desired import DesiredState, Member, Pool, Revision
 from tandem.core.errors import StartupError, TandemError
 from tandem.core.events import EventKind, EventSink
 from tandem.core.ids import WorkerId
+from tandem.core.patience import patient
 from tandem.core.restarts import FIRST_S, RestartBackoff
 
 STOP_GRACE_S = 10.0
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = patient(300.0)
 LOOK_EVERY_S, WAIT_EVERY_S, RELIST_EVERY_S = 0.1, 1.0, 5.0
 """While something is under way, while there is nothing but waiting, and else."""
 

@@ -10,6 +10,7 @@ FLAGS: Final = {
     "--log-level": "log_level",
     "--log-format": "log_format",
     "--launcher": "launcher",
+    "--patience": "patience",
     "--model": "model.path",
     "--revision": "model.revision",
     "--served-model-name": "model.served_names",

@@ -14,10 +14,11 @@ from tandem.cluster.models import ResolvedModel, check_models, resolve_models, t
 from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
 from tandem.core import logs
 from tandem.core.bounds import out_of_bounds
-from tandem.core.config import ClusterConfig, PlannerMode, RouterSection, WorkerSection
+from tandem.core.config import ClusterConfig, LauncherName, PlannerMode, RouterSection, WorkerSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.lifecycle import RoleName
+from tandem.core.patience import PATIENCE, PATIENCE_VARIABLE, patient
 from tandem.engine.model_config import read_model_config
 from tandem.router.tracing.settings import check_endpoint
 
@@ -55,7 +56,9 @@ class ResolvedCluster:
 
 def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     """Check `config` and fill in its defaults; raises StartupError. May download a model from the hub."""
-    router = check(config)
+    check(config)
+    config = with_patience(config)
+    router = resolve_ports(config.router)
     counts = total(config)
     models = resolve_models(config)
     for model in models:
@@ -102,6 +105,32 @@ def check_level(level: str) -> None:
     """ConfigError for a level that no log has."""
     if level not in logging.getLevelNamesMapping():
         raise ConfigError(f"--log-level is {level!r}", todo="Use DEBUG, INFO, WARNING or ERROR")
+
+
+def with_patience(config: ClusterConfig) -> ClusterConfig:
+    """`config` with the limits that people set, too, as patient as this process. ConfigError if it is to have another
+    patience than that."""
+    if config.patience not in (0, PATIENCE):
+        raise ConfigError(
+            f"{name_of('patience')} is {config.patience:g}",
+            why=f"this process has loaded with {PATIENCE:g}",
+            todo=f"Set {PATIENCE_VARIABLE}={config.patience:g} before it starts",
+        )
+    worker, router = config.worker, config.router
+    return dataclasses.replace(
+        config,
+        replace_silent_s=patient(config.replace_silent_s),
+        worker=dataclasses.replace(
+            worker,
+            step_slow_s=patient(worker.step_slow_s),
+            step_watchdog_s=patient(worker.step_watchdog_s),
+        ),
+        router=dataclasses.replace(
+            router,
+            request_timeout_s=patient(router.request_timeout_s),
+            stall_s=patient(router.stall_s),
+        ),
+    )
 
 
 def log_format(config: ClusterConfig, environment: Environment) -> str:
@@ -169,9 +198,19 @@ def _following(port: int) -> int:
     return port + 1 if port else 0
 
 
+def _check_patience(config: ClusterConfig) -> None:
+    said, name = config.patience, name_of("patience")
+    if 0 < said < 1:
+        raise ConfigError(f"{name} is {said:g}", why="it makes bounds longer", todo="Use 1 or more, or leave it out")
+    if said > 1 and config.launcher is LauncherName.RAY:
+        todo = f"Set {PATIENCE_VARIABLE} on every machine instead"
+        raise ConfigError(f"{name} is {said:g}", why="Ray's other machines do not hear of it", todo=todo)
+
+
 def _check_settings(config: ClusterConfig) -> None:
     for place, value, bound in out_of_bounds(config):
         raise ConfigError(f"{name_of(place)} is {value}", todo=f"Use {bound}")
+    _check_patience(config)
     check_models(config)
     check_workers(config)
     if config.tracing.endpoint:

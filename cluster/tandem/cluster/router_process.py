@@ -16,11 +16,12 @@ from tandem.core.clock import Clock
 from tandem.core.config import ClusterConfig, RouterConfig, RouterSection, ServedModel, StoreSection
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.events import EventKind, EventSink
+from tandem.core.patience import patient
 from tandem.core.restarts import RestartBackoff
 from tandem.router.process.ready import Ready
 
 ROUTER_COMMAND = (sys.executable, "-m", "tandem.router")
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = patient(60.0)
 _POLL_S = 0.05
 
 

@@ -14,9 +14,10 @@ from tandem.cluster.steering import Look, Steering
 from tandem.core.clock import Clock
 from tandem.core.errors import TandemError
 from tandem.core.events import EventKind, EventSink
+from tandem.core.patience import patient
 from tandem.core.restarts import RestartBackoff
 
-SILENT_S = 5.0
+SILENT_S = patient(5.0)
 """A worker that cannot be looked at for so long is taken for one that says nothing."""
 LOOK_TIMEOUT_S, STEP_TIMEOUT_S = 2.0, 10.0
 

@@ -27,9 +27,13 @@ from tandem.core import logs
 from tandem.core.config import ClusterConfig, WorkerSection
 from tandem.core.desired import Pool
 from tandem.core.errors import StartupError
+from tandem.core.liveness import LEASE_S
+from tandem.core.logs import event
 from tandem.core.paths import written_out
+from tandem.core.patience import PATIENCE, patient
 
 READY_TIMEOUT_S = 300.0
+_log = logging.getLogger(__name__)
 _NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -94,7 +98,7 @@ def _up(
                     as_configured=options.as_configured,
                 )
                 signals.keep()
-                asyncio.run(cluster.run(signals, ready_timeout_s=options.ready_timeout_s))
+                asyncio.run(cluster.run(signals, ready_timeout_s=patient(options.ready_timeout_s)))
         progress.say("up", "everything is stopped")
 
 
@@ -104,6 +108,10 @@ def _check(config: ClusterConfig, environment: Environment, progress: Progress) 
         if model.path and not written_out(model.path).is_dir():
             progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
+    if PATIENCE > 1:
+        text = f"{PATIENCE:g} times as long as usual: a process that hangs is given up after {LEASE_S:g} s"
+        progress.say("patience", text)
+        event(_log, "failure detection is slow", logging.WARNING, patience=PATIENCE, lease_s=LEASE_S)
     for found in resolved.models:
         progress.say("model", f"{found.source.name} in {found.source.path}")
     pools = ", ".join(_pool_text(pool, resolved.workers[pool.role]) for pool in resolved.pools)

@@ -345,7 +345,8 @@ class TracingSection:
 class ClusterConfig:
     """A whole cluster. `state_dir` "" = a folder for this cluster name under the user's state directory. `log_format`:
     text or json; "" = as the environment says, else text. `max_ranks`: never more ranks of workers than that at once; 0
-    = no bound. `replace_silent_s`: a worker that fell silent is started anew after so long; 0 = never."""
+    = no bound. `replace_silent_s`: a worker that fell silent is started anew after so long; 0 = never. `patience`: all
+    bounds on silence are so many times as long, for debuggers; 0 = as the environment says, else 1."""
 
     name: str = DEFAULT_CLUSTER
     state_dir: str = ""
@@ -353,6 +354,7 @@ class ClusterConfig:
     log_format: str = ""
     max_ranks: Count = 0
     replace_silent_s: Amount = 60.0
+    patience: Annotated[float, Bound(0, 3600)] = 0.0
     launcher: LauncherName = LauncherName.LOCAL
     model: ModelSection = field(default_factory=ModelSection)
     models: tuple[FurtherModelSection, ...] = ()

@@ -10,12 +10,13 @@ from tandem.core import pairing
 from tandem.core.errors import TandemError, TransferError, from_code
 from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
 from tandem.core.pairing import WireForm
+from tandem.core.patience import patient
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.requests import Tracked, request_key
 from tandem.workerhost.role import Shell
 
-ANNOUNCEMENT_WAIT_S = 5.0
+ANNOUNCEMENT_WAIT_S = patient(5.0)
 """How long a ticket request may be ahead of its announcement."""
 
 

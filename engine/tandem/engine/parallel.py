@@ -30,8 +30,9 @@ import torch.distributed
 from torch import Tensor
 
 from tandem.core.errors import ConfigError, StartupError, WorkerLostError
+from tandem.core.patience import patient
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = patient(120.0)
 """How long a rank waits for the others to start or to load their weights; a death shows at once even then."""
 _PREFIX = "tandem-tp"
 _LOOPBACK = "127.0.0.1"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
+from tandem.core.patience import patient
 from tandem.kernels import kv_wire
 from tandem.kvtransfer.devicepayload import DeviceLink
 from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, Reply, ReplyKind
@@ -22,7 +23,7 @@ MOST_BYTES = 16 << 20
 MOST_S = 0.04
 LAST_ROUNDS = 2
 """The largest ones count: small ones fit into caches and buffers, and one alone may meet a busy moment."""
-ANSWER_TIMEOUT_S = 3.0
+ANSWER_TIMEOUT_S = patient(3.0)
 _PATTERN = bytes(range(256)) * 4096
 
 

@@ -23,11 +23,12 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from tandem.core.errors import ConfigError, StartupError, UnavailableError
 from tandem.core.logs import event
+from tandem.core.patience import patient
 from tandem.core.urls import redacted
 
 OUTAGE: Final = (RedisError, OSError, TimeoutError)
 """What a call raises while Redis is away, loading, full or refusing: wait and try again."""
-SOCKET_TIMEOUT_S: Final = 5.0
+SOCKET_TIMEOUT_S: Final = patient(5.0)
 OLDEST_VERSION: Final = (6, 2)
 _CONNECTIONS: Final = 64
 """Whoever wants one more waits: a burst of requests is no outage."""

@@ -20,13 +20,14 @@ from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.liveness import BEAT_S
+from tandem.core.patience import patient
 from tandem.prefixindex.connection import OUTAGE, Backoff
 from tandem.prefixindex.events import MEMBER_BYTES, NOTHING, BlockChange, BlockEvent, Position, fold, member
 from tandem.prefixindex.keys import Keys, Member
 
 _log = logging.getLogger(__name__)
 
-INDEX_TTL_S: Final = 10.0
+INDEX_TTL_S: Final = patient(10.0)
 ENTRY_BLOCKS: Final = 512
 STREAM_ENTRIES: Final = 2048
 """Entries kept for readers that fell behind (trimmed approximately): at most about 18 MB a worker, usually far less."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tandem.cluster import resolve as resolving
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
 from tandem.cluster.resolve import check_ports, log_format, resolve, resolve_ports
@@ -21,6 +22,7 @@ from tandem.core.config import (
     ClusterConfig,
     Disaggregation,
     FurtherModelSection,
+    LauncherName,
     ModelSection,
     PlannerMode,
     PlannerSection,
@@ -354,3 +356,21 @@ def test_a_format_that_no_log_has_is_refused(said: str, variable: str) -> None:
     environment = dataclasses.replace(ENVIRONMENT, variables={"TANDEM_LOG_FORMAT": variable})
     with pytest.raises(ConfigError, match="is 'xml'"):
         log_format(ClusterConfig(log_format=said), environment)
+
+
+def test_patience_makes_the_limits_that_people_set_longer_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resolving, "PATIENCE", 10.0)
+    monkeypatch.setattr(resolving, "patient", lambda bound: 10 * bound)
+    resolved = resolve(ClusterConfig(patience=10.0, replace_silent_s=0.0), ENVIRONMENT)
+    worker, router = resolved.workers[RoleName.PREFILL], resolved.router
+    assert (worker.step_slow_s, worker.step_watchdog_s) == (100.0, 600.0)
+    assert (router.request_timeout_s, router.stall_s) == (6000.0, 300.0)
+    assert resolved.config.replace_silent_s == 0.0, "never is never"
+    assert resolve(ClusterConfig(), ENVIRONMENT).router.stall_s == 300.0, "as the environment says"
+
+
+def test_patience_has_to_reach_every_process() -> None:
+    with pytest.raises(ConfigError, match=r"--patience is 10: this process has loaded with 1\. Set TANDEM_PATIENCE=10"):
+        resolve(ClusterConfig(patience=10.0), ENVIRONMENT)
+    with pytest.raises(ConfigError, match=r"--patience is 10: Ray's other machines .* Set TANDEM_PATIENCE on every"):
+        resolve(ClusterConfig(patience=10.0, launcher=LauncherName.RAY), ENVIRONMENT)

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
@@ -69,6 +70,21 @@ def test_roles_have_flags_of_their_own() -> None:
     assert (slow.wire_codec, slow.wire_codec_below_bytes_per_s) == ("", 125e6)
 
 
+def test_up_begins_again_with_another_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds are constants: they are what the environment said when their modules were loaded."""
+    begun: list[tuple[str, str]] = []
+
+    def begin_again(program: str, words: list[str]) -> NoReturn:
+        begun.append((os.environ["TANDEM_PATIENCE"], words[0]))
+        raise SystemExit(0)
+
+    monkeypatch.setenv("TANDEM_PATIENCE", "1")
+    monkeypatch.setattr("os.execv", begin_again)
+    assert run(monkeypatch, "up", "--patience", "600", "--dry-run") == 0
+    assert run(monkeypatch, "up", "--patience", "2.5", "--dry-run") == 0
+    assert begun == [("600", sys.executable), ("2.5", sys.executable)]
+
+
 def test_every_flag_of_a_setting_gives_one_that_exists() -> None:
     flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(UpFlags)}
     assert flags - set(FLAGS) == {"--config", "--timeout", "--as-configured"}
@@ -97,6 +113,8 @@ def test_a_bad_size_names_its_flag() -> None:
         (["up", "--model", "/no/such/model"], 2, "cannot load the model /no/such/model"),
         (["up", "--prefill", "1"], 2, "cannot serve"),
         (["up", "--log-level", "LOUD"], 2, "--log-level is 'LOUD'"),
+        (["up", "--patience", "0.5"], 2, "--patience is 0.5: it makes bounds longer. Use 1 or more, or leave it out"),
+        (["up", "--patience", "-1"], 2, "--patience is -1.0. Use 0 to 3600"),
         (["up", "--name", "a/b"], 2, "cannot be a cluster's name"),
         (["status", "--endpoint", "http://127.0.0.1:9"], 2, "cannot read the admin key"),
         (

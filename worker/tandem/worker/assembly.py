@@ -13,6 +13,7 @@ from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.kvlayout import KVLayout
 from tandem.core.liveness import TOMBSTONE_S
+from tandem.core.patience import patient
 from tandem.core.start_times import StartPhase
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.kernels.compiling import WATCH
@@ -35,7 +36,7 @@ from tandem.workerhost.ring import RingPair, RingReader, RingWriter
 from tandem.workerhost.role import Shell
 from tandem.workerhost.transfer_ends import ReceivingEnd, SendingEnd
 
-FOLLOWERS_TIMEOUT_S = 120.0
+FOLLOWERS_TIMEOUT_S = patient(120.0)
 """Between the end of loading, which all ranks reach together, and the hello of the last of them."""
 
 

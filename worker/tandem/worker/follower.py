@@ -11,6 +11,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TransferError
 from tandem.core.ids import Incarnation, TransferId
 from tandem.core.logs import event
+from tandem.core.patience import patient
 from tandem.engine.runner_protocol import Runner
 from tandem.engine.step_batch import StepBatch
 from tandem.kvtransfer.events import Failed, ReceiverEvent, SenderEvent, SendFailed
@@ -40,7 +41,7 @@ from tandem.workerhost.ring import RingReader, RingWriter
 
 _log = logging.getLogger(__name__)
 WAIT_S = 0.1
-REPORT_TIMEOUT_S = 10.0
+REPORT_TIMEOUT_S = patient(10.0)
 COUNTERS_EVERY_S = 0.1
 LINKS_EVERY_S = 2.0
 BETWEEN_STEPS = (Step, CopyBlocks, Expect, Stop)

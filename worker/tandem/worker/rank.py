@@ -16,6 +16,7 @@ from tandem.core.ids import Rank
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import JSON, setup
 from tandem.core.parentdeath import die_with_parent
+from tandem.core.patience import patient
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.worker.assembly import Seat, assemble_follower, assemble_leader
@@ -29,7 +30,7 @@ from tandem.workerhost.ticker import Ticker
 from tandem.workerhost.wire import endpoint_to_wire
 
 _log = logging.getLogger(__name__)
-HOST_TIMEOUT_S = 10.0
+HOST_TIMEOUT_S = patient(10.0)
 SWITCH_INTERVAL_S = 0.0005
 """Transfer threads hand over to the step loop, and back, sooner than with Python's 5 ms."""
 EXIT_STARTUP = 2

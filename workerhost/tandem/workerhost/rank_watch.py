@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tandem.core.patience import patient
 from tandem.workerhost.pulse import Pulse
 
 WATCH_EVERY_S = 0.25
-SILENT_LOOKS = 10
+SILENT_LOOKS = int(patient(10))
 """So many looks in a row without a new tick (ranks tick every 0.2 s) and the rank has stopped: 2.5 to 2.75 s."""
-LOADING_LOOKS = 480
+LOADING_LOOKS = int(patient(480))
 """While it loads: 2 minutes. Imports from a cold disk keep every thread of the process waiting, the ticking one too."""
 
 

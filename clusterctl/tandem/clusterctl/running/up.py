@@ -16,7 +16,9 @@ from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.flags import flagged
 from tandem.clusterctl.output import Output
 from tandem.clusterctl.running.up_flags import UpFlags
+from tandem.core.config import ClusterConfig
 from tandem.core.errors import ConfigError
+from tandem.core.patience import MOST, PATIENCE, PATIENCE_VARIABLE
 
 _STARTED_S = time.monotonic()
 
@@ -37,6 +39,8 @@ def up(flags: UpFlags, look: DryRun, output: Output) -> None:
     Started again with the same settings it goes on with what was changed meanwhile; after `down` as configured. With
     --dry-run, check everything, show what is configured, and start, write and fetch nothing.
     """
+    config = flags.to_config()
+    _take_patience(config.patience)
     from tandem.cluster.environment import Environment
     from tandem.cluster.up import UpOptions
     from tandem.cluster.up import up as run
@@ -44,23 +48,31 @@ def up(flags: UpFlags, look: DryRun, output: Output) -> None:
     if not flags.timeout > 0:
         raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
     if look.dry_run:
-        _preview(flags, output)
+        _preview(config, output)
         return
     if output.is_document:
         raise ConfigError(f"--output is {output.format}", why="only --dry-run prints a document", todo="Leave it out")
     options = UpOptions(ready_timeout_s=flags.timeout, as_configured=flags.as_configured)
     try:
-        run(flags.to_config(), Environment.read(), _TerminalProgress(), options)
+        run(config, Environment.read(), _TerminalProgress(), options)
     except KeyboardInterrupt:
         raise typer.Exit(Exit.INTERRUPTED) from None
 
 
-def _preview(flags: UpFlags, output: Output) -> None:
+def _take_patience(patience: float) -> None:
+    """Begin again where this process has loaded with another patience than it is to have; 0 = none is said."""
+    if patience in (0, PATIENCE) or not 1 <= patience <= MOST:  # what is wrong is told of with the rest
+        return
+    os.environ[PATIENCE_VARIABLE] = f"{patience:g}"
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the command that was given
+
+
+def _preview(config: ClusterConfig, output: Output) -> None:
     from tandem.cluster.environment import Environment
     from tandem.cluster.preview import preview
     from tandem.clusterctl.running import start_view
 
-    found = preview(flags.to_config(), Environment.read())
+    found = preview(config, Environment.read())
     output.show("Start", start_view.document(found), start_view.show)
 
 

@@ -98,6 +98,10 @@ class UpFlags:
         str | None,
         typer.Option(help="How KV travels: auto, or one of cuda_ipc, shm, tcp, grpc, gloo, cpu_ipc, nccl."),
     ] = None
+    patience: Annotated[
+        float | None,
+        typer.Option(help="Silence may last so many times as long, for debuggers: 600. Failure detection is as slow."),
+    ] = None
     engine: Annotated[
         str | None, typer.Option(help="model, or sim: KV by arithmetic, without weights; for trials and tests.")
     ] = None

@@ -10,11 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from tandem.core.ids import Incarnation, Rank, WorkerId
+from tandem.core.patience import patient
 from tandem.kvtransfer.frame import Frame, MalformedFrameError, Reply, ReplyKind, decode_reply
 from tandem.kvtransfer.ticket import Endpoint
 
 MAX_PEER_BYTES = 2048
-DIAL_TIMEOUT_S = 5.0
+DIAL_TIMEOUT_S = patient(5.0)
 WINDOW_BYTES = 4 << 20
 """Payload that may be under way on one link before the sender waits for the receiver."""
 

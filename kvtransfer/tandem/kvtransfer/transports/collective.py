@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from tandem.core.patience import patient
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_REPLY_BYTES,
@@ -43,7 +44,7 @@ it, what is skipped before it and what may stay unreported then fit into the win
 MAX_WINDOW_BYTES = 64 << 20
 MAX_PAYLOAD_BYTES = 2 << 20
 """Each frame costs gloo several wake-ups at both ends; half as many frames gain a fifth."""
-RENDEZVOUS_S = 20.0
+RENDEZVOUS_S = patient(20.0)
 """Longest time in which the two meet, whatever each of its steps may take."""
 WINDOW = struct.Struct("<Q")
 """What the receiver says first: the size of its staging memory, and so of the sender's."""

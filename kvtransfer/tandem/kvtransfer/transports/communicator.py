@@ -17,12 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
+from tandem.core.patience import patient
 from tandem.kvtransfer.frame import MalformedFrameError
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError
 from tandem.kvtransfer.transports.controlsocket import ControlSocket
 
 SENDER_RANK, RECEIVER_RANK = 0, 1
-PAYLOAD_TIMEOUT_S = 10.0
+PAYLOAD_TIMEOUT_S = patient(10.0)
 """Longest wait for one announced payload. It ends the link, so it must outlast a slow wire's window (8 MiB, shared by
 other links); whoever knows earlier that the peer is gone closes the link."""
 _MAX_KEYS, _MAX_KEY_BYTES, _MAX_VALUE_BYTES = 64, 256, 8192

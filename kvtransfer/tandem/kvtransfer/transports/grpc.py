@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from tandem.core.patience import patient
 from tandem.core.secret import METADATA_KEY, ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
@@ -47,7 +48,7 @@ REPORT_BYTES = WINDOW_BYTES // 2
 """Payload taken before a receiver says so unasked; with the largest frame it must fit into WINDOW_BYTES."""
 OPEN_WAITS_S = 0.002
 """An OPEN waits so long for the first frame of data, to travel with it; nobody waits for it meanwhile."""
-LOST_AFTER_MS = 3_000
+LOST_AFTER_MS = int(patient(3_000))
 KEEPALIVE_MS = 1_000
 COMMON_OPTIONS = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),

@@ -7,15 +7,17 @@ import struct
 import time
 from collections.abc import Callable
 
+from tandem.core.patience import patient
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES
 from tandem.kvtransfer.transports.acceptor import Acceptor
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
 
-LOST_AFTER_S = 2
+LOST_AFTER_S = int(patient(2))
 """An idle link is probed after a second without a packet; one second later it is lost. What was sent and is not
 acknowledged, or finds no room at the receiver, for so long ends the link too. Both are kept below the LEASE_S of
 the control channel, and must stay whole seconds: the system checks an idle link once a second."""
+_MOST_PROBES = 127
 _MESSAGE = struct.Struct("<H")
 
 
@@ -101,7 +103,7 @@ def _tune(connection: socket.socket) -> None:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, LOST_AFTER_S - 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, min(LOST_AFTER_S - 1, _MOST_PROBES))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_S * 1000)
 
 

@@ -18,6 +18,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerId, new_request_id
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
+from tandem.core.patience import patient
 from tandem.core.sampling import SamplingParams
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.flight import Inbox, Work
@@ -25,7 +26,7 @@ from tandem.router.planning.plan import Candidate, Plan, pairs
 from tandem.router.workers.table import WorkerTable
 
 _log = logging.getLogger(__name__)
-PROBE_S = 20.0
+PROBE_S = patient(20.0)
 LOOK_S = 1.0
 _FIRST_RETRY_S = 0.25
 _LAST_RETRY_S = 5.0

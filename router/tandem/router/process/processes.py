@@ -23,6 +23,7 @@ from tandem.core.errors import ConfigError, StartupError, TandemError
 from tandem.core.files import write_private
 from tandem.core.logs import event
 from tandem.core.parentdeath import tied
+from tandem.core.patience import patient
 from tandem.core.restarts import RestartBackoff
 from tandem.router.doors.servers import HttpServer, TlsFiles, bind, port_after, port_of, reserve
 from tandem.router.operating.admin import load_key
@@ -34,7 +35,7 @@ from tandem.router.process.stopping import AFTER_DRAIN_S, on_signal
 
 _log = logging.getLogger(__name__)
 MAX_PROCESSES = 256
-READY_S = 60.0
+READY_S = patient(60.0)
 _LOOK_S = 0.02
 
 

@@ -24,6 +24,7 @@ from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import WorkerState
 from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
+from tandem.core.patience import patient
 from tandem.core.secret import METADATA_KEY
 from tandem.core.streamversion import stream_refusal
 from tandem.router.planning.computing import COMPUTING_SECONDS, ComputingShare
@@ -35,7 +36,7 @@ from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
 
 _log = logging.getLogger(__name__)
 
-HELLO_S = 2.0
+HELLO_S = patient(2.0)
 PING_S = BEAT_S
 SILENCE_S = LEASE_S
 """A worker that says nothing for so long is lost."""
