@@ -11,6 +11,6 @@ from tandem.router.planning.policies import create_policy
 
 POLICIES: Mapping[str, Policy] = {name.value: create_policy(name, Disaggregation.AUTO) for name in PolicyName}
 QUEUES: Mapping[str, QueueRules] = {"srf": QueueRules(), "fifo": FIRST_COME}
-PUBLISHED = ("round_robin", "least_loaded", "prefix_only", "dynamo", "llm_d", "sglang")
-DEFAULT_CASES = ("cost+srf", "cost+fifo", *(f"{name}+fifo+nofetch" for name in PUBLISHED))
+_OTHERS = [name.value for name in PolicyName if name is not PolicyName.COST]
+DEFAULT_CASES = ("cost+srf", "cost+fifo", *(f"{name}+fifo+nofetch" for name in _OTHERS))
 BASE = "least_loaded+fifo+nofetch"
