@@ -7,6 +7,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,9 +29,10 @@ for number in range(3):
 
 
 @pytest.fixture
-def variables(tmp_path: Path) -> dict[str, str]:
-    """Those of a child of `up`, with sockets of its own."""
-    return Environment.read({**os.environ, "TMPDIR": str(tmp_path)}).for_child(threads=1)
+def variables() -> Iterator[dict[str, str]]:
+    """Those of a child of `up`, with sockets of its own, in a folder with a short name."""
+    with tempfile.TemporaryDirectory(prefix="td-") as folder:
+        yield Environment.read({**os.environ, "TMPDIR": folder}).for_child(threads=1)
 
 
 @contextmanager
@@ -80,7 +82,7 @@ def test_a_debugger_that_leaves_lets_it_go_on(tmp_path: Path, variables: dict[st
 
 
 def test_one_that_was_killed_leaves_nothing_that_is_in_the_way(tmp_path: Path, variables: dict[str, str]) -> None:
-    folder = tmp_path / f"tandem-breakpoints-{os.getuid()}"
+    folder = Path(variables["TMPDIR"]) / f"tandem-breakpoints-{os.getuid()}"
     with standing(tmp_path, variables) as dead:
         wait_for(lambda: folder.is_dir() and any(folder.iterdir()), what="it stands")
         dead.kill()
@@ -91,8 +93,8 @@ def test_one_that_was_killed_leaves_nothing_that_is_in_the_way(tmp_path: Path, v
     assert not any(path.name.startswith(f"{dead.pid}-") for path in folder.iterdir())
 
 
-def test_sockets_that_others_may_open_are_refused(tmp_path: Path, variables: dict[str, str]) -> None:
-    folder = tmp_path / f"tandem-breakpoints-{os.getuid()}"
+def test_sockets_that_others_may_open_are_refused(variables: dict[str, str]) -> None:
+    folder = Path(variables["TMPDIR"]) / f"tandem-breakpoints-{os.getuid()}"
     folder.mkdir()
     folder.chmod(0o755)
     command = [sys.executable, "-c", "breakpoint()"]
