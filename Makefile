@@ -42,7 +42,7 @@ $(STAMP): pyproject.toml
 serve: $(STAMP) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
 	@$(VENV)/bin/clusterctl up $(ARGS)
 
-unit: $(STAMP) ## quick unit tests, in parallel: no processes, under two minutes
+unit: $(STAMP) ## quick unit tests, in parallel: no processes
 	@$(UNIT) $(ARGS)
 
 test-changed: $(STAMP) ## tests of what imports the change; BASE=COMMIT to compare with, ARGS for pytest

@@ -108,7 +108,7 @@ def place_of(frame: FrameType | None) -> str:
 
 
 def cpu_of_children_s() -> float:
-    """CPU seconds of all children, those that ended and those that run. Descendants that somebody else waited for are
+    """CPU seconds of all children, those that ended and those that run. Descendants that another process waited for are
     counted while they run alone."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     total = ended.ru_utime + ended.ru_stime

@@ -19,7 +19,7 @@ def needs(level: CpuLevel) -> pytest.MarkDecorator:
 
 
 def require(level: CpuLevel) -> None:
-    """The same inside a test whose parameters decide."""
+    """Skips a running test in the same way, where its parameters decide which level it needs."""
     if not has(level):
         pytest.skip(missing(level))
 
