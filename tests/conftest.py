@@ -11,6 +11,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Processes with another home, such as pods, would compile our C code anew, which takes a minute of CPU time each.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 import httpx
 import httpx._transports.default as transports
@@ -19,6 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tandem.core.cpu_level import cpu_level, hold_libraries
 from tests.plugins import seeds
+from tests.plugins.forked_starts import ForkedStarts
 from tests.plugins.leftovers import Leftovers
 from tests.plugins.levels import Levels
 from tests.plugins.order import Order
@@ -47,6 +50,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", metavar="FILE", help="write times and memory of every test, one JSON object a line")
     parser.addoption("--places", action="store_true", help="also record where tests wait; slows them a little")
+    parser.addoption("--exec", action="store_true", help="start every process anew, none by a fork of a template")
     parser.addoption("--repeat", type=int, default=1, metavar="N", help="run every test N times")
     parser.addoption("--seed", type=int, help="the seed of random input and drawn matrices; default: of the commit")
 
@@ -58,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     runner = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not runner:
         config.pluginmanager.register(Leftovers())
+    if not config.getoption("--exec"):
+        config.pluginmanager.register(ForkedStarts())  # last, so that it ends its processes before they are looked for
     if (path := config.getoption("--record")) and (runner or not getattr(config.option, "numprocesses", None)):
         path = f"{path}.{runner}" if runner else path
         config.pluginmanager.register(Recorder(Path(path), has_places=config.getoption("--places")))

@@ -49,7 +49,7 @@ def pytest(name: str, *arguments: str, **environment: str) -> Part:
 
 def parts() -> list[Part]:
     """What runs on this CPU, with this environment."""
-    side_by_side = ("-n", str(RUNNERS), "--dist", "loadfile")
+    side_by_side = ("-n", str(RUNNERS), "--dist", "loadfile", "--no-loadscope-reorder")
     without = f"--ignore={INTERPRETER}"
     found = [
         pytest("all", "tests", without, *side_by_side, "--record", "build/tests.jsonl"),

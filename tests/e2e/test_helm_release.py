@@ -180,7 +180,7 @@ def scale_down(cluster: Cluster) -> None:
     wait_for(lambda: victim in {row["worker"] for row in rows(cluster) if row["state"] == "drained"})
     assert cluster.names(D) == pods
     cluster.world.api.is_away = False
-    wait_for(lambda: victim in cluster.kubelet.ends)
+    wait_for(lambda: victim in cluster.kubelet.ends, float(SLOW))
     assert cluster.workloads.ended == [victim], "it and nobody else"
     wait_for_pods(cluster, 2, 2)
 
@@ -188,7 +188,7 @@ def scale_down(cluster: Cluster) -> None:
 def is_deleted_by_somebody(cluster: Cluster) -> None:
     victim = cluster.names(D)[0]
     cluster.delete_pod(victim)
-    wait_for(lambda: victim in cluster.kubelet.ends)
+    wait_for(lambda: victim in cluster.kubelet.ends, float(SLOW))
     wait_for_pods(cluster, 2, 2)  # another one comes in its place
 
 

@@ -24,7 +24,7 @@ import pytest
 
 from tandem.cluster.state_dir import StateDir
 
-HERE = Path(__file__).resolve().parent
+PROGRAM = "tests.integration.cluster.up_program"
 Until = Callable[[Callable[[], object]], None]
 
 
@@ -39,7 +39,7 @@ class Up:
         router: tuple[str, ...] = (),
         terminal: int = subprocess.PIPE,
     ) -> None:
-        self.state, self._prefix = state, [str(HERE / "up_program.py"), json.dumps(worker), json.dumps(router)]
+        self.state, self._prefix = state, ["-m", PROGRAM, json.dumps(worker), json.dumps(router)]
         self.process = self._start("up", "--port", "0", "--timeout", "60", *flags, terminal=terminal)
         self.seen: list[str] = []
         self._lines: queue.Queue[str] = queue.Queue()
@@ -87,6 +87,7 @@ class Up:
     def _start(self, *arguments: str, terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, *self._prefix, *arguments],
+            cwd=Path(__file__).resolve().parents[3],
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=subprocess.PIPE,
@@ -329,7 +330,7 @@ def test_signals_while_redis_is_stopped(
     monkeypatch.setenv("PATH", str(server.parent), prepend=os.pathsep)
     up = start()
     until((folder / "begun").exists)
-    (redis,) = up.family()
+    (redis,) = up.member("redis-server")
     try:
         up.process.send_signal(signal.SIGINT)
         assert up.end() == (130, "")

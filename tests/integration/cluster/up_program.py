@@ -1,4 +1,7 @@
-"""`clusterctl` with fake programs: `up_program.py WORKER_ARGS ROUTER_ARGS clusterctl-arguments…`, two lists in JSON."""
+"""`clusterctl` with fake programs: `-m tests.integration.cluster.up_program WORKER_ARGS ROUTER_ARGS ARGUMENT…`.
+
+The first two are lists in JSON.
+"""
 
 from __future__ import annotations
 

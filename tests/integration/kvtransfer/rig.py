@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import queue
 import random
 import subprocess
@@ -37,6 +36,8 @@ from tandem.kvtransfer.transports.registry import find
 from tandem.kvtransfer.transports.ring import RING_BYTES
 from tests.integration.kvtransfer.faults import Faults, FaultyLink, Proxy
 from tests.integration.kvtransfer.raw import Raw, dial_raw
+
+ROOT = Path(__file__).resolve().parents[3]
 
 NAMES = ("shm", "tcp", "grpc", "gloo", "cpu_ipc")
 """Every transport that must pass the suite."""
@@ -240,15 +241,11 @@ class Rig:
 
 
 class PeerProcess:
-    """`peer.py` in a process of its own: commands go in and events come out as JSON lines."""
+    """`tests.integration.kvtransfer.peer` in a process of its own: commands go in and events come out as JSON lines."""
 
     def __init__(self, role: str, **options: Any) -> None:
-        script = Path(__file__).with_name("peer.py")
-        path = os.pathsep.join(p for p in sys.path if p)
-        self.process = subprocess.Popen(
-            [sys.executable, str(script), role, json.dumps(options)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path},
-        )  # fmt: skip
+        command = [sys.executable, "-m", "tests.integration.kvtransfer.peer", role, json.dumps(options)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.hello = self.read()
 
     def command(self, name: str, **fields: Any) -> None:

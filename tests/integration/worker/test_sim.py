@@ -151,6 +151,7 @@ def mapped(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
+@pytest.mark.exec_start
 def test_worker_processes_without_torch(folder: Path, shape: Path) -> None:
     """Two real workers on a real Redis serve, and no library of torch is mapped by any of their processes."""
     prompt = prompt_of(100)

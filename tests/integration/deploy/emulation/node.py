@@ -53,7 +53,8 @@ class Cluster:
 
     def clusterctl(self, *words: str, timeout_s: float = 240.0) -> dict[str, Any]:
         """The real one, through `kubectl port-forward deployment/demo-tandem-router 8002`."""
-        router = next(self.kubelet.running[pod["metadata"]["name"]] for pod in self.pods(ROUTER) if is_ready(pod))
+        staying = (pod["metadata"] for pod in self.pods(ROUTER) if is_ready(pod))
+        router = self.kubelet.running[next(about["name"] for about in staying if "deletionTimestamp" not in about)]
         ready = json.loads(router.container.path("/run/tandem/router/router.ready.json").read_text())
         key = router.container.path("/etc/tandem/secrets/admin-key")
         where = ["--endpoint", ready["admin"], "--admin-key-file", str(key), "-o", "json"]
