@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
+# Where it is set, every process would compile all of Tandem, and every run of tests all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -13,7 +15,7 @@ HALF_MADE = $(if $(wildcard $(VENV)/pyvenv.cfg),--clear)
 EXTRAS := router,worker,cluster,ray,otel,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
-SIDE_BY_SIDE := -n 2 --dist loadfile
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 SLOWEST := --durations=10 --durations-min=1
 UNIT = $(PY) -m pytest -q -m "unit and not slow" $(SIDE_BY_SIDE) $(SLOWEST) --ignore=$(INTERPRETER_TESTS) tests/unit
 CHECKOV := checkov==3.3.30

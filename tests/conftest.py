@@ -4,6 +4,7 @@ test of random input fails because the machine is busy, and clients share what t
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -11,8 +12,6 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-# Processes with another home, such as pods, would compile our C code anew, which takes a minute of CPU time each.
-os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 import httpx
 import httpx._transports.default as transports
@@ -24,11 +23,16 @@ from tests.plugins import seeds
 from tests.plugins.forked_starts import ForkedStarts
 from tests.plugins.leftovers import Leftovers
 from tests.plugins.levels import Levels
+from tests.plugins.memory import Memory
 from tests.plugins.order import Order
 from tests.plugins.recording import Recorder
 
 assert "torch" not in sys.modules
 hold_libraries()
+gc.disable()  # until all tests are collected: it would look through all that is imported, again and again
+
+# Processes with another home, such as pods, would compile our C code anew, which takes a minute of CPU time each.
+os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
@@ -57,7 +61,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     seeds.choose(config.getoption("--seed"))
-    for plugin in (Order(), Levels()):
+    for plugin in (Order(), Levels(), Memory()):
         config.pluginmanager.register(plugin)
     runner = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not runner:
@@ -81,6 +85,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()

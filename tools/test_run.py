@@ -1,13 +1,13 @@
 """Run all tests, side by side: `make test`. With arguments, as in `make test ARGS='--repeat 5 PATH'`, run one pytest.
 
-Four parts run at the same time:
+Two lanes run at the same time. One has `all`: every test, on three processes of pytest-xdist, longest files first. The
+other has what only computes, one part after the other:
 
 - `check`: `make check`, whose type checker keeps one core busy for minutes in a new clone;
-- `all`: every test, on `--runners` processes of pytest-xdist, longest files first;
 - `interpreter`: Triton's kernels in its interpreter, which a process chooses when it starts;
 - `avx2`: what computes, held to AVX2 by `TANDEM_CPU_LEVEL`, where this CPU has more.
 
-Output of the first part appears as it comes, that of the others, kept in `build/`, behind it.
+Output of the first lane appears as it comes, that of the other, kept in `build/`, behind it.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ def parts() -> list[Part]:
 
 
 def run(parts: list[Part]) -> int:
-    """Run the parts, the first in the foreground; 1 if any failed, naming it. All end when this process is stopped."""
+    """Run the first part, and beside it the others in turn; 1 if any failed, naming it. All end with this process."""
     BUILD.mkdir(exist_ok=True)
     first, *others = parts
     begun_s = time.monotonic()
-    started = []
+    started = [_start(first, None)]
+    failed = []
     try:
         for part in others:
-            out = BUILD / f"tests-{part.name}.out"
-            with out.open("wb") as file:
-                started.append((part, out, _start(part, file.fileno())))
-        failed = [first.name] if _start(first, None).wait() else []
-        for part, out, process in started:
-            code = process.wait()
-            print(f"==> tests: {part.name}\n{out.read_text(errors='replace')}", flush=True)
-            failed += [part.name] if code else []
+            with (BUILD / f"tests-{part.name}.out").open("wb") as file:
+                started.append(_start(part, file.fileno()))
+                failed += [part.name] if started[-1].wait() else []
+        failed = [first.name, *failed] if started[0].wait() else failed
     finally:
-        for _, _, process in started:
+        for process in started:
             if process.poll() is None:
                 process.terminate()
+    for part in others:
+        said = (BUILD / f"tests-{part.name}.out").read_text(errors="replace")
+        print(f"==> tests: {part.name}\n{said}", flush=True)
     took_s = time.monotonic() - begun_s
     print(f"==> tests: {'FAILED: ' + ', '.join(failed) if failed else 'passed'}, {took_s / 60:.1f} minutes", flush=True)
     return 1 if failed else 0

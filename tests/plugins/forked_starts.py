@@ -253,7 +253,7 @@ def _is_open(descriptor: int) -> bool:
 
 def _inherited() -> list[bytes]:
     """What an exec hands on: also what C code has set, which `os.environ` does not have."""
-    pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
+    pointers: Any = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), "environ")
     return list(itertools.takewhile(lambda each: each is not None, pointers))
 
 

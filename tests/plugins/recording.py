@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import resource
 import sys
 import threading
@@ -23,6 +22,8 @@ from typing import IO, Any
 
 import psutil
 import pytest
+
+from tests.plugins.memory import resident_mib
 
 SAMPLE_EVERY_S = 0.02
 ROOT = str(Path(__file__).resolve().parents[2])
@@ -126,8 +127,3 @@ def has_children() -> bool:
             if (task / "children").read_text():
                 return True
     return False
-
-
-def resident_mib() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") >> 20

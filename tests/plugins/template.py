@@ -98,8 +98,9 @@ def become(start: Start, passed: list[int]) -> NoReturn:
         os.umask(start.umask)
     _set_signals(start.ignored, start.blocked)
     for which, limit in start.limits.items():
-        if resource.getrlimit(int(which)) != tuple(limit):
-            resource.setrlimit(int(which), tuple(limit))
+        soft, hard = limit
+        if resource.getrlimit(int(which)) != (soft, hard):
+            resource.setrlimit(int(which), (soft, hard))
     os.sched_setaffinity(0, start.cores)
     os.chdir(start.folder)
     if start.tied is not None:
@@ -134,7 +135,7 @@ def _exec(fixed: dict[str, str], path: str, words: Sequence[str], environment: M
     command, variables = list(words), dict(environment)
     is_python = path == sys.executable and forked_starts.is_forkable(command)
     if not is_python or forked_starts.fixed(variables) != fixed or _threads() != 1:
-        _real_execve(path, words, environment)
+        _real_execve(path, command, variables)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     for descriptor in map(int, os.listdir("/proc/self/fd")):
