@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.router.admission.drain import MEMORY_S, DrainRate
+from tandem.router.admission.drain import KNOWN_AFTER_SENT, MEMORY_S, DrainRate
 
 
 def worked(rate: DrainRate, begin_s: float, seconds: int, cost: float) -> float:
@@ -21,6 +21,28 @@ def test_nothing_is_known_before_it_was_seen() -> None:
     rate.sent(1000.0)
     rate.watch(5.2, is_busy=True)
     assert rate.per_s is None
+
+
+def test_one_request_that_left_a_slow_start_says_nothing() -> None:
+    """As on a machine that starts while others work: the next thousand tokens would be refused for hours to come."""
+    rate = DrainRate()
+    rate.watch(0.0, is_busy=True)
+    rate.sent(1.0)
+    rate.watch(1.0, is_busy=True)
+    assert rate.per_s is None
+    for _ in range(KNOWN_AFTER_SENT):
+        rate.sent(500.0)
+    rate.watch(1.1, is_busy=True)
+    assert rate.per_s == pytest.approx(500.0 * KNOWN_AFTER_SENT / 1.1, rel=0.2)
+
+
+def test_a_queue_that_hardly_moves_is_known_to_be_slow() -> None:
+    rate = DrainRate()
+    rate.watch(0.0, is_busy=True)
+    rate.sent(100.0)
+    rate.watch(MEMORY_S, is_busy=True)
+    assert rate.per_s is not None
+    assert rate.per_s < 100.0
 
 
 def test_idle_time_does_not_count() -> None:
