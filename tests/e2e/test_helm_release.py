@@ -20,6 +20,7 @@ from tests.integration.deploy.emulation.node import PREFIX, REDIS, ROUTER, Clust
 from tests.integration.deploy.emulation.resources import ALL, DEPLOYMENTS, PODS
 from tests.integration.deploy.emulation.world import WAIT
 from tests.integration.deploy.rendering import CHART, NAMESPACE
+from tools.running_cluster import is_alive
 from tools.waiting import wait_for
 
 P, D = f"{PREFIX}-worker-prefill", f"{PREFIX}-worker-decode"
@@ -229,7 +230,7 @@ def uninstall(cluster: Cluster, load: Load) -> None:
     assert load.failures == [], cluster.logs()
     assert load.answers > before, "it was answered to its end"
     wait_for(lambda: not cluster.kubelet.running, what=cluster.logs())
-    assert not [each for each in tree if each.is_running()]
+    wait_for(lambda: not [each for each in tree if is_alive(each.pid)])
     unclean = {name: end for name, end in cluster.kubelet.ends.items() if (end.status, end.hook) != (0, 0)}
     assert unclean == {}, "everybody has left by itself, in its grace"
     left = [found for resource in ALL for found in cluster.world.store.all(resource) if is_helms(found)]

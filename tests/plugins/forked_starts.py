@@ -38,7 +38,8 @@ FREE = (
 )  # fmt: skip
 """Exceptions: what is read later, and what changes nothing but speed."""
 FORKED = (
-    "tandem.", "tests.integration.cluster.", "tests.integration.engine.tp_program", "tests.integration.kvtransfer.",
+    "tandem.", "bench.gpu", "proof.transfer.sender_process", "tests.integration.cluster.",
+    "tests.integration.engine.sim_program", "tests.integration.engine.tp_program", "tests.integration.kvtransfer.",
     "tests.integration.plugins.",
 )  # fmt: skip
 """Modules that forks run, by their beginnings: the product, and test programs that do not measure their own memory."""

@@ -29,8 +29,9 @@ from tandem.prefixindex.records import WorkerRecord
 from tandem.prefixindex.stores.events import ClusterEventStore
 from tests.integration.router.house import ADMIN_KEY, Build, House, builder
 from tests.integration.router.scripted_worker import Script
+from tests.plugins import forked_starts
 
-PLAIN = {"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+PLAIN = {"PATH": os.environ["PATH"], **forked_starts.fixed(dict(os.environ))}
 Found = Mapping[str, list[tuple[str, str, str]]]
 
 
@@ -41,7 +42,7 @@ def doctor(
     variables: Mapping[str, str] | None = None,
     wraps: tuple[str, ...] = (),
 ) -> tuple[int, Found]:
-    """(exit code, check → verdict, what, fix) of the real program, in a shell that first does what `before` says."""
+    """(exit code, check → verdict, what, fix) of the real program, after what `before` says, in a shell."""
     command = [
         sys.executable,
         "-m",
@@ -54,7 +55,7 @@ def doctor(
     ]
     shell = f'{before}\nexec "$0" "$@"'
     given = {**PLAIN, "HOME": str(tmp_path), **(variables or {})}
-    called = [*wraps, "/bin/bash", "-ec", shell, *command, *flags]
+    called = [*wraps, "/bin/bash", "-ec", shell, *command, *flags] if before else [*wraps, *command, *flags]
     done = subprocess.run(called, env=given, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout, done.stderr
     found: dict[str, list[tuple[str, str, str]]] = {}
