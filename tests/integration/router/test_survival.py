@@ -173,7 +173,10 @@ def test_one_after_the_other_dies(house: House) -> None:
         _set(house, "prefill", Script(prefill_s=30))
         flight = house.router.dispatcher.flights[0]
         house.kill_worker(flight.plan.decode)
-        house.wait(lambda: flight.attempt == 2 and len(flight.legs) == 2)
+        prefill = [worker for name, worker in house.workers.items() if name.startswith("prefill")]
+        house.wait(
+            lambda: any(s.request == flight.id and s.attempt == 2 for worker in prefill for s in worker.submitted),
+        )  # which has read its script, then
         _set(house, "prefill", Script())
         _set(house, "decode", Script(stall_at=9))
         assert flight.plan.prefill is not None
@@ -244,6 +247,8 @@ def test_the_request_s_own_fault_is_tried_once(house: House) -> None:
     answer = ask(house)
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"
+    # The answer may be there before the other leg has reached its worker.
+    house.wait(lambda: sum(len(worker.submitted) for worker in house.workers.values()) >= before + 2)
     assert sum(len(worker.submitted) for worker in house.workers.values()) == before + 2
 
 
