@@ -148,7 +148,7 @@ class Template:
             self._connection = None
         if self._parent is not None:
             self._parent.join()
-            if self.process.returncode == UNSUITABLE:
+            if self.process.returncode > 0:  # by itself: it cannot do better the next time
                 self._is_lazy = False
             self._process = self._parent = None
 
