@@ -1,4 +1,4 @@
-"""Compile the C code of the kernels into this user's cache: `python tools/compile_c.py`, before anything is installed.
+"""Compile the C code of the kernels into this user's cache: `PYTHONPATH=core:kernels python tools/compile_c.py`.
 
 It needs the standard library alone, so that CI compiles while packages are installed. A machine without a compiler is
 told so by whatever needs the code.
@@ -10,10 +10,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "core"), str(ROOT / "kernels")]
+from tandem.kernels.native import load
 
-from tandem.kernels.native import load  # noqa: E402 - found by the path above
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,8 +53,6 @@ LIMITS = (
     resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA,
     resource.RLIMIT_FSIZE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC, resource.RLIMIT_STACK,
 )  # fmt: skip
-UNSUITABLE = 3
-"""Exit status of a template process on a machine that cannot make such forks; it says why."""
 _TIED = ["-ISE", str(ROOT / "core/tandem/core/parentdeath.py")]
 _fork_exec: Any = vars(subprocess)["_fork_exec"]
 reasons: collections.Counter[str] = collections.Counter()
@@ -107,7 +106,7 @@ class Template:
         return self._namespaces == _namespaces()
 
     def start(self, start: Start, descriptors: list[int]) -> int | None:
-        """Fork; the process's id. None if there is no template."""
+        """Fork the process and return its id; None without a template."""
         with self._lock:
             for _ in range(2):
                 if (connection := self._connected()) is None:
@@ -164,7 +163,7 @@ def unpatch() -> None:
 
 
 @contextlib.contextmanager
-def _unpatched() -> Any:
+def _unpatched() -> Iterator[None]:
     current = vars(subprocess)["_fork_exec"]
     unpatch()
     try:

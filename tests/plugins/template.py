@@ -45,6 +45,8 @@ _SYS_CLONE, _CLONE_PARENT = 56, 0x8000
 _TID_OFFSET = 0x2D0
 """Of `tid` in glibc's `struct pthread`; held against the real one before it is used."""
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+_UNFLUSHED = 120
+"""The interpreter's exit status when it cannot write what is left of its output."""
 _real_execve = os.execve
 _libc = ctypes.PyDLL(None, use_errno=True)
 _libc.pthread_self.restype = _libc.sbrk.restype = ctypes.c_void_p
@@ -84,7 +86,10 @@ def serve(connection: socket.socket) -> NoReturn:
             become(start, passed)
         for descriptor in passed:
             os.close(descriptor)
-        connection.sendall(LENGTH.pack(pid))
+        try:
+            connection.sendall(LENGTH.pack(pid))
+        except OSError:
+            os._exit(0)
 
 
 def become(start: Start, passed: list[int]) -> NoReturn:
@@ -145,26 +150,32 @@ def _exec(fixed: dict[str, str], path: str, words: Sequence[str], environment: M
     _set_signals(forked_starts.ignored(), forked_starts.blocked())
     try:
         _run(command, variables)
-    except SystemExit as finished:
-        end(finished)
-    except BaseException:  # noqa: BLE001 - the top of a process
-        sys.excepthook(*sys.exc_info())
-    os._exit(1)
+    except BaseException as raised:  # noqa: BLE001 - the top of a process
+        end(raised)
 
 
-def end(raised: SystemExit) -> None:
-    """End as the interpreter does, without taking modules apart. Returns if the interpreter has something to say."""
-    status = 0 if raised.code is None else raised.code
-    if not isinstance(status, int):
-        return
+def end(raised: BaseException) -> NoReturn:
+    """End the process as the interpreter does when this is raised to its top, without taking modules apart."""
+    status = 1
+    if not isinstance(raised, SystemExit):
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+    elif isinstance(raised.code, int | None):
+        status = raised.code or 0
+    else:
+        print(raised.code, file=sys.stderr)
     vars(threading)["_shutdown"]()
     vars(atexit)["_run_exitfuncs"]()
-    try:
-        for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr):
+        try:
             if stream is not None and not stream.closed:
                 stream.flush()
-    except OSError:
-        return
+        except OSError as error:
+            status = _UNFLUSHED
+            with contextlib.suppress(OSError):
+                os.write(2, f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n".encode())
+    if isinstance(raised, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(status & 0xFF)
 
 
@@ -174,7 +185,7 @@ def _fork_template() -> None:
     owner = os.getpid()
     if os.fork():
         theirs.close()
-        high = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, _HIGH_FD)
+        high = fcntl.fcntl(ours.detach(), fcntl.F_DUPFD_CLOEXEC, _high_fd())
         forked_starts.patch(forked_starts.Template(socket.socket(fileno=high)))
         return
     _take_places([os.open(os.devnull, os.O_RDWR), theirs.detach()], [0, 3])
@@ -210,13 +221,19 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
+def _high_fd() -> int:
+    """Above what programs use, and half of what a process with a low limit may have."""
+    return min(_HIGH_FD, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
+
+
 def _take_places(passed: list[int], numbers: list[int]) -> None:
     """Put descriptors at their numbers and close all others."""
-    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH_FD) for descriptor in passed]
-    os.closerange(0, _HIGH_FD)
+    first = _high_fd()
+    high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, first) for descriptor in passed]
+    os.closerange(0, first)
     for descriptor, number in zip(high, numbers, strict=True):
         os.dup2(descriptor, number, inheritable=True)
-    os.closerange(_HIGH_FD, max(high, default=_HIGH_FD) + 1)
+    os.closerange(first, max(high, default=first) + 1)
 
 
 def _set_signals(ignored: list[int], blocked: list[int]) -> None:
@@ -294,8 +311,6 @@ if __name__ == "__main__":
     try:
         main()
     except UnsuitableError as unsuitable:
-        print(f"processes of tests start slowly here: {unsuitable}", file=sys.stderr)
-        sys.exit(forked_starts.UNSUITABLE)
-    except SystemExit as finished:
-        end(finished)
-        raise
+        sys.exit(f"processes of tests start slowly here: {unsuitable}")
+    except BaseException as raised:  # noqa: BLE001 - the top of a forked process, too
+        end(raised)

@@ -24,6 +24,7 @@ import pytest
 
 from tandem.cluster.state_dir import StateDir
 
+ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = "tests.integration.cluster.up_program"
 Until = Callable[[Callable[[], object]], None]
 
@@ -87,7 +88,7 @@ class Up:
     def _start(self, *arguments: str, terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, *self._prefix, *arguments],
-            cwd=Path(__file__).resolve().parents[3],
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=terminal,
             stderr=subprocess.PIPE,

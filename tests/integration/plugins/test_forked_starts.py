@@ -109,7 +109,8 @@ def test_it_inherits_signals_limits_and_descriptors(template: Template, command:
 
 
 @pytest.mark.parametrize(
-    ("how", "status"), [("--leave", 7), ("--raise", 1), ("--kill", -signal.SIGTERM), ("--interrupt", -signal.SIGINT)]
+    ("how", "status"),
+    [("--leave", 7), ("--say", 1), ("--raise", 1), ("--kill", -signal.SIGTERM), ("--interrupt", -signal.SIGINT)],
 )
 def test_it_ends_as_a_new_interpreter_does(template: Template, command: list[str], how: str, status: int) -> None:
     started, forked = both(template, [*command, how])
@@ -118,7 +119,7 @@ def test_it_ends_as_a_new_interpreter_does(template: Template, command: list[str
     assert forked[2].splitlines()[-1:] == started[2].splitlines()[-1:]
 
 
-@pytest.mark.parametrize("how", ["--leave", "--raise", "--kill"])
+@pytest.mark.parametrize("how", ["--leave", "--say", "--raise", "--kill", "--interrupt"])
 def test_it_becomes_another_program_as_an_exec_does(template: Template, how: str) -> None:
     started, forked = both(template, [sys.executable, "-m", "tests.integration.plugins.owner_program", "--exec", how])
     assert forked[1]["environment"]["NEW"] == "variable"

@@ -115,6 +115,11 @@ class ScriptedWorker:
         """Submissions of clients, without the router's probes."""
         return [submit for submit in self.submits if not submit.request.startswith("probe")]
 
+    @property
+    def cancelled(self) -> list[w.Cancel]:
+        """Cancels of clients' requests, without those of the router's probes."""
+        return [cancel for cancel in self.cancels if not cancel.request.startswith("probe")]
+
     async def start(self) -> None:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         w_grpc.add_WorkerServicer_to_server(_Servicer(self), server)

@@ -115,12 +115,6 @@ def test_refused_by_name(shared: House, request_: i.GenerateRequest, code: str, 
     assert (trailing["tandem-code"], trailing["tandem-param"]) == (code, param)
 
 
-def are_cancelled(house: House, count: int) -> bool:
-    """So many requests, beside those of the router's own by which it tries workers, and nothing is in flight."""
-    cancelled = [cancel for cancel in house.workers["decode-0"].cancels if cancel.request.startswith("gen-")]
-    return len(cancelled) == count and not house.router.dispatcher.flights
-
-
 def test_worker_lost_and_cancel(build: Build) -> None:
     house = build(worker_wait_s=0.0)
     house.wait_ready()
@@ -131,7 +125,7 @@ def test_worker_lost_and_cancel(build: Build) -> None:
         stream: Any = i_grpc.InferenceStub(channel).Generate(request, timeout=15)
         next(stream)
         stream.cancel()
-        house.wait(lambda: are_cancelled(house, 1))
+        house.wait(lambda: len(decode.cancelled) == 1 and not house.router.dispatcher.flights)
         stream = i_grpc.InferenceStub(channel).Generate(request, timeout=15)
         next(stream)
         house.kill_worker("decode-0")
@@ -237,7 +231,6 @@ def test_a_deadline_is_the_requests(build: Build) -> None:
     house.wait_ready()
     prefill, decode = house.workers["prefill-0"], house.workers["decode-0"]
     request = i.GenerateRequest(model="tiny", text="Hello", sampling=i.GenerateSampling(max_tokens=50))
-
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
         stream: Any = i_grpc.InferenceStub(channel).Generate(request, timeout=1.0)
         next(stream)
@@ -248,13 +241,13 @@ def test_a_deadline_is_the_requests(build: Build) -> None:
             list(stream)
         error: Any = caught.value
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        house.wait(lambda: are_cancelled(house, 1))
+        house.wait(lambda: len(decode.cancelled) == 1 and not house.router.dispatcher.flights)
         stream = i_grpc.InferenceStub(channel).Generate(request)
         next(stream)
         limit_s = house.config.settings.request_timeout_s
         assert limit_s - 30.0 < prefill.submitted[-1].timeout_s <= limit_s
         stream.cancel()
-        house.wait(lambda: are_cancelled(house, 2))
+        house.wait(lambda: len(decode.cancelled) == 2 and not house.router.dispatcher.flights)
 
 
 def test_reflection(shared: House) -> None:

@@ -174,9 +174,9 @@ def test_one_after_the_other_dies(house: House) -> None:
         flight = house.router.dispatcher.flights[0]
         house.kill_worker(flight.plan.decode)
         prefill = [worker for name, worker in house.workers.items() if name.startswith("prefill")]
-        house.wait(
-            lambda: any(s.request == flight.id and s.attempt == 2 for worker in prefill for s in worker.submitted),
-        )  # which has read its script, then
+        house.wait(lambda: flight.attempt == 2 and len(flight.legs) == 2)
+        # One of them has read its script when the request has reached it.
+        house.wait(lambda: any((s.request, s.attempt) == (flight.id, 2) for each in prefill for s in each.submitted))
         _set(house, "prefill", Script())
         _set(house, "decode", Script(stall_at=9))
         assert flight.plan.prefill is not None

@@ -93,6 +93,7 @@ def helped() -> dict[tuple[str, ...], tuple[int, list[str], str]]:
     asked = json.dumps([HEAVY, [(), *[(name,) for name in commands.COMMANDS], *ALL]])
     command = [sys.executable, "-c", HELP_OF_ALL]
     done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""
     lines = map(json.loads, done.stdout.splitlines())
     return {tuple(words): (code, heavy, said) for words, code, heavy, said in lines}
 

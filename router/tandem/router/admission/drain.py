@@ -10,7 +10,7 @@ KNOWN_AFTER_S, KNOWN_AFTER_SENT = 0.5, 8
 """Waiting and departures that have to be seen before the rate is believed: one small request that left a cluster that
 has just started says nothing about the next hundred."""
 UNKNOWN_AT_MOST_S = MEMORY_S / 2
-"""A queue that so few leave in so much waiting is as slow as it seems."""
+"""Waiting that is remembered, after which a queue that fewer have left is as slow as it seems."""
 
 
 class DrainRate:

@@ -15,25 +15,25 @@ def worked(rate: DrainRate, begin_s: float, seconds: int, cost: float) -> float:
     return begin_s + seconds
 
 
-def test_nothing_is_known_before_it_was_seen() -> None:
-    rate = DrainRate()
-    rate.watch(5.0, is_busy=True)
-    rate.sent(1000.0)
-    rate.watch(5.2, is_busy=True)
-    assert rate.per_s is None
-
-
-def test_one_request_that_left_a_slow_start_says_nothing() -> None:
-    """As on a machine that starts while others work: the next thousand tokens would be refused for hours to come."""
+@pytest.mark.parametrize(("cost", "seconds"), [(1000.0, 0.2), (1.0, 1.0)])
+def test_little_waiting_or_one_departure_says_nothing(cost: float, seconds: float) -> None:
+    """On a machine that starts while others work, one small request would refuse the next thousand tokens for hours."""
     rate = DrainRate()
     rate.watch(0.0, is_busy=True)
-    rate.sent(1.0)
-    rate.watch(1.0, is_busy=True)
+    rate.sent(cost)
+    rate.watch(seconds, is_busy=True)
     assert rate.per_s is None
-    for _ in range(KNOWN_AFTER_SENT):
+
+
+def test_eight_departures_are_believed() -> None:
+    rate = DrainRate()
+    rate.watch(0.0, is_busy=True)
+    rate.watch(1.0, is_busy=True)
+    for _ in range(KNOWN_AFTER_SENT - 1):
         rate.sent(500.0)
-    rate.watch(1.1, is_busy=True)
-    assert rate.per_s == pytest.approx(500.0 * KNOWN_AFTER_SENT / 1.1, rel=0.2)
+    assert rate.per_s is None
+    rate.sent(500.0)
+    assert rate.per_s == pytest.approx(500.0 * KNOWN_AFTER_SENT, rel=0.2)
 
 
 def test_a_queue_that_hardly_moves_is_known_to_be_slow() -> None:
