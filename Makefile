@@ -12,6 +12,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 HALF_MADE = $(if $(wildcard $(VENV)/pyvenv.cfg),--clear)
+# Compiled while installing: what every start imports. To compile all files of all packages would take a minute.
+COMPILED := import fastapi, grpc.aio, redis.asyncio, torch, transformers, uvicorn
 EXTRAS := router,worker,cluster,ray,otel,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
@@ -38,8 +40,8 @@ $(STAMP): pyproject.toml
 	  || { $(PY) -m ensurepip >/dev/null 2>&1 && $(PY) -m pip --version >/dev/null 2>&1; } \
 	  || { echo "==> environment: creating $(VENV)"; $(PYTHON) -m venv $(HALF_MADE) $(VENV); }
 	@echo "==> environment: installing Tandem with its dependencies (minutes the first time, most of it torch)"
-	@$(PY) -m pip install --no-input --disable-pip-version-check -e '.[$(EXTRAS)]'; \
-	  touch $(STAMP); echo "==> environment: ready, installed in $$SECONDS s"
+	@$(PY) -m pip install --no-input --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'; \
+	  $(PY) -c '$(COMPILED)'; touch $(STAMP); echo "==> environment: ready, installed in $$SECONDS s"
 
 serve: $(STAMP) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
 	@$(VENV)/bin/clusterctl up $(ARGS)

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tandem.core.cpu_level import cpu_level, hold_libraries
 from tests.plugins import seeds
+from tests.plugins.drawn import Drawn
 from tests.plugins.forked_starts import ForkedStarts
 from tests.plugins.leftovers import Leftovers
 from tests.plugins.levels import Levels
@@ -55,13 +56,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", metavar="FILE", help="write times and memory of every test, one JSON object a line")
     parser.addoption("--places", action="store_true", help="also record where tests wait; slows them a little")
     parser.addoption("--exec", action="store_true", help="start every process anew, none by a fork of a template")
+    parser.addoption("--full", action="store_true", help="run all cases of the tests of which the seed draws some")
     parser.addoption("--repeat", type=int, default=1, metavar="N", help="run every test N times")
     parser.addoption("--seed", type=int, help="the seed of random input and drawn matrices; default: of the commit")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     seeds.choose(config.getoption("--seed"))
-    for plugin in (Order(), Levels(), Memory()):
+    for plugin in (Order(), Levels(), Memory(), Drawn(is_full=config.getoption("--full"))):
         config.pluginmanager.register(plugin)
     runner = os.environ.get("PYTEST_XDIST_WORKER", "")
     if not runner:

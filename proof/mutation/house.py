@@ -39,7 +39,7 @@ class House:
     def run(self, tests: Sequence[str], timeout_s: float) -> Outcome:
         """What the tests say of the files as they are now."""
         # That a test fails is enough: the smallest input for which it does would take minutes.
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=first failure"]
+        options = ["-x", "-q", "--full", "-p", "no:cacheprovider", "--hypothesis-profile=first failure"]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         process = subprocess.Popen(
             command, cwd=self.folder, env=self._environment(), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrozenScene]:
         yield scene
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     "cell",
     [

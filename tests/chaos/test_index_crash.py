@@ -22,6 +22,7 @@ def test_the_index_survives_everything(tmp_path: Path) -> None:
         assert scene.prompts.wrong == []
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("is_router_new", [False, True], ids=["router that knows better", "new router"])
 def test_nobody_comes_back_from_the_dead(tmp_path: Path, is_router_new: bool) -> None:
     with index_scene(tmp_path, seed=5) as scene:

@@ -28,6 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
 @pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
 def test_the_second_rank_is_lost(cluster: Cluster, worker: str, number: signal.Signals) -> None:

@@ -27,6 +27,7 @@ def calm() -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_a_worker_is_killed(cluster: Cluster, calm: Cluster, role: str) -> None:
     bodies, right = asked_calmly(calm, MAX_TOKENS, PROMPT_TOKENS, salt=len(role))

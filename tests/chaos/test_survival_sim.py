@@ -65,6 +65,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("cell", CELLS, ids=str)
 def test_a_worker_is_struck(cluster: Cluster, calm: Cluster, cell: Cell) -> None:
     bodies, right = asked_calmly(calm, MAX_TOKENS, PROMPT_TOKENS, salt=strikes.CELLS.index(cell))

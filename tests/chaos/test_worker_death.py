@@ -28,6 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("part", [0, 1], ids=["host", "rank"])
 @pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
 def test_kill_while_a_request_is_there(cluster: Cluster, worker: str, part: int) -> None:

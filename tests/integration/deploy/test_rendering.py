@@ -49,6 +49,7 @@ def test_helm_finds_nothing_wrong(release: Release) -> None:
     assert release.lint == []
 
 
+@pytest.mark.drawn(20)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_kubernetes_takes_every_object(release: Release, version: str) -> None:
     for found in release.objects:

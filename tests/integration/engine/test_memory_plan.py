@@ -28,6 +28,7 @@ def took_and_planned(folder: Path, shape: RandomModel, *options: str, **environm
     return said["took"], said["planned"]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("family", "dtype"), [
         ("llama", "float32"), ("llama", "bfloat16"), ("mixtral", "float32"), ("gpt_oss", "bfloat16"),
@@ -40,6 +41,7 @@ def test_the_largest_step_stays_within_its_plan(tmp_path: Path, family: str, dty
     assert planned / 8 < took <= planned
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("dtype", "family", "native"), [("float32", "llama", "0"), ("bfloat16", "llama", "0"), ("bfloat16", "gemma2", "1")]
 )
@@ -54,6 +56,7 @@ def test_a_wide_mlp_stays_within_its_plan_in_deterministic_mode(
     assert planned / 8 < took <= planned
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("dtype", "family", "options"), [
         ("float32", "deepseek_v2", ("long",)), ("bfloat16", "deepseek_v3", ("long",)),

@@ -21,12 +21,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tests.integration.engine.tp_program import play
+from tests.plugins.drawn import some_of
 
 if TYPE_CHECKING:
     from tests.integration.engine.conftest import Ranks
 
 ROOT = Path(__file__).resolve().parents[3]
-SIZES = (2, 4, 8)
+SIZES = (2, *some_of((4, 8), 1, "sizes of groups"))
 BLOCK_TOKENS, NUM_BLOCKS = 8, 64
 CLOSE = 1e-4
 QUANTISED = {"int8": 0.04, "int4": 0.35}

@@ -66,6 +66,7 @@ def joined(head: Head, folder: Path) -> Iterator[Joined]:
         node.process.wait()
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_who_waits_for_its_class_gets_it_and_loses_it_when_it_leaves(
     scene: Scene, head: Head, tmp_path: Path, number: signal.Signals

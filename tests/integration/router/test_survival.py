@@ -88,6 +88,7 @@ def _tokens_so_far(house: House) -> int:
     return max((flight.output_tokens for flight in house.router.dispatcher.flights), default=0)
 
 
+@pytest.mark.drawn(9)
 @pytest.mark.parametrize("kind", ASKS)
 @pytest.mark.parametrize(
     ("role", "trouble", "tokens"),

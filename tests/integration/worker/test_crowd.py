@@ -246,6 +246,7 @@ def test_slow_is_not_forgotten(folder: Path) -> None:
         assert not pair.failed["r"]
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("seed", range(8))
 def test_everybody_is_served(folder: Path, seed: int) -> None:
     """P's full of computed prompts that wait for tickets, a D that holds little more than one of them, P's that stand

@@ -26,6 +26,7 @@ def end(sim_loopback: Loopback, request: str, *choices: int, attempt: int = 1) -
         rank.from_router(end_choices=w.EndChoices(request=request, attempt=attempt, choices=choices))
 
 
+@pytest.mark.drawn(7)
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 5, 6, 7, 9, 12])
 @pytest.mark.parametrize("choice", [0, 2])
 def test_at_any_turn(sim_loopback: Loopback, turns: int, choice: int) -> None:

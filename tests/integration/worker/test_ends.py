@@ -22,6 +22,7 @@ def expire(rank: Rank) -> None:
         tracked.deadline_s = 0.0
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("turns", [1, 2, 3, 4, 6, 9, 15])
 @pytest.mark.parametrize("first", ["p", "d"])
 def test_deadlines_in_every_phase(loopback: Loopback, turns: int, first: str) -> None:
@@ -78,6 +79,7 @@ def test_a_thread_that_is_lost_in_a_step_ends_the_rank_after_it(
         rank.loop.turn(max_wait_s=0.001)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 9])
 @pytest.mark.parametrize("end", ["p", "d"])
 def test_nothing_is_done_without_a_lease(loopback: Loopback, turns: int, end: str) -> None:

@@ -13,6 +13,7 @@ from proof.exactness.reference import Reference
 LENGTHS = (1, 16, 17, 65, 300)
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("model", [BUNDLED, *FAMILIES])
 @pytest.mark.parametrize(("transport", "chunk"), [("shm", 64), ("grpc", 16)])
 def test_disaggregated_path_is_exact(model: str, transport: str, chunk: int) -> None:
@@ -24,6 +25,7 @@ def test_disaggregated_path_is_exact(model: str, transport: str, chunk: int) -> 
         assert path == "three choices" or verdict.clear_tokens > 0.8 * verdict.tokens
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["qwen2", "gemma3"])
 def test_every_path_of_one_worker_is_exact(family: str, dtype: str) -> None:

@@ -86,6 +86,7 @@ def on_its_own(pair: Loopback, name: str, prompt: list[int]) -> list[int]:
     return transferred(pair, name, prompt, is_whole=True, salt=b"another tenant")
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 @pytest.mark.parametrize(("prefill", "decode"), SIZES)
 def test_other_block_sizes_are_exact(folder: Path, transport: str, prefill: int, decode: int) -> None:

@@ -33,6 +33,7 @@ def block_bytes(rank: Rank, blocks: list[BlockId]) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 64, 65, 200])
 def test_kv_bytes_and_counts(loopback: Loopback, tokens: int) -> None:
     prompt = prompt_of(tokens)
@@ -131,6 +132,7 @@ def test_one_token_needs_no_transfer(loopback: Loopback) -> None:
     loopback.d.check_baseline()
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 4, 6, 9])
 def test_cancel_at_any_turn_returns_everything(loopback: Loopback, turns: int) -> None:
     loopback.submit("r", prompt_of(300), max_tokens=50, ignore_eos=True)

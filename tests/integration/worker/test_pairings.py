@@ -70,6 +70,7 @@ async def every_pairing(folder: Path, kv_heads: int, p_tps: tuple[int, ...], d_t
                 ends.push_async_callback(stop, worker)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kv_heads", [8, 2])
 def test_all_nine(folder: Path, kv_heads: int) -> None:
     """With 2 KV heads ranks of TP 4 share one."""

@@ -24,6 +24,7 @@ from tools.waiting import wait_for_async
 PROMPT = [(7 * i) % 4000 + 10 for i in range(40)]
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(("rank", "is_busy"), [(0, True), (1, False), (1, True)], ids=["0 busy", "1 idle", "1 busy"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
 def test_a_rank_is_lost(folder: Path, number: signal.Signals, rank: int, is_busy: bool) -> None:

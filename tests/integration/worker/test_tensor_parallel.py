@@ -23,6 +23,7 @@ TOKEN_KV_BYTES = 5 * 2 * 4 * 32 * 4
 """Of the bundled model in fp32: layers, planes, KV heads, width, bytes."""
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("p_tp", "d_tp"), [(2, 1), (1, 2), (2, 4)])
 def test_tokens_cross_between_any_two(folder: Path, p_tp: int, d_tp: int) -> None:
     """Alone on each, through a transfer, and again where the decode worker has most of the prompt already."""

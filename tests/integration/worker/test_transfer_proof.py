@@ -40,6 +40,7 @@ def wire(folder: Path) -> Iterator[Wire]:
     made.close()
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("place", range(len(TRANSPORTS)), ids=TRANSPORTS)
 def test_random_transfers_with_random_faults(wire: Wire, place: int) -> None:
     hits: set[str] = set()

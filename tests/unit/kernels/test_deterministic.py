@@ -88,6 +88,7 @@ def test_linear_keeps_leading_dimensions_and_refuses_misfits(randn) -> None:
 OPTIONS = [{}, {"window": 150}, {"window": 5, "softcap": 4.0}]
 
 
+@pytest.mark.drawn(18)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(("group", "width"), [(1, 16), (2, 32), (4, 64), (3, 128)])
 def test_attention_token_is_independent_of_batch_and_chunking(

@@ -44,6 +44,7 @@ def bounds(counts: list[int]) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32)
 
 
+@pytest.mark.drawn(25)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize(
     ("group", "width", "block_tokens"), [(1, 32, 4), (3, 64, 16), (5, 96, 8), (8, 128, 64), (2, 256, 16)]

@@ -113,6 +113,7 @@ def test_many_rows_are_the_same_numbers(threads, randn, shape, bits, by_onednn, 
         weight.dtype = torch.float32
 
 
+@pytest.mark.drawn(60)
 @needs_code
 @pytest.mark.parametrize("by_onednn", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -90,6 +90,7 @@ WINDOWED = KVGroupSpec(
 )
 
 
+@pytest.mark.drawn(40)
 @pytest.mark.parametrize("shape", ["dense", "dense+latent", "dense+windowed"])
 @pytest.mark.parametrize(("source_tp", "dest_tp"), [(1, 1), (1, 2), (2, 1), (2, 4), (4, 2), (8, 2), (2, 8)])
 def test_any_split_of_heads_arrives_bit_exact(rig: Any, source_tp: int, dest_tp: int, shape: str) -> None:
@@ -333,6 +334,7 @@ def test_a_ticket_with_nothing_to_send_is_sent(rig: Any) -> None:
     assert isinstance(source.event(), Sent)
 
 
+@pytest.mark.drawn(2)
 def test_two_thousand_transfers_leave_no_memory_descriptor_or_thread_behind(rig: Any) -> None:
     source, target = rig.side(seed=1), rig.side()
     receiver, sender = rig.receiver(target), rig.sender(source)

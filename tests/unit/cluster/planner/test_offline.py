@@ -58,6 +58,7 @@ LINKED = tuple(
 )
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("kinds", [(CHEAP, DEAR), LINKED], ids=["no links", "links"])
 @pytest.mark.parametrize(
     ("seed", "rate", "prompt", "output"),

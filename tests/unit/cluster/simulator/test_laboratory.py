@@ -103,6 +103,7 @@ def test_every_request_ends_once_and_nothing_stays_behind() -> None:
         assert not worker.flights
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("policy", PolicyName)
 def test_the_same_setup_gives_the_same_answer(policy: PolicyName) -> None:
     setup = dataclasses.replace(busy(), policy=create_policy(policy, Disaggregation.AUTO), queue=QueueRules())

@@ -54,6 +54,7 @@ def alone(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:
     )
 
 
+@pytest.mark.drawn(35)
 @pytest.mark.parametrize("chunk", [1, 7, 16, 37, 64])
 def test_chunking_changes_no_bit(
     chunk: int, runner: ModelRunner, tokens: list[int], alone: torch.Tensor, driver_of: Any

@@ -73,6 +73,7 @@ def case(request: pytest.FixtureRequest, model_folder: Any, tokens_of: Any) -> A
     return make, prompts, sampling, alone
 
 
+@pytest.mark.drawn(2)
 def test_it_is_the_same_among_others(case: Any) -> None:
     make, prompts, sampling, alone = case
     asked = ask(Engine(make(), clock=MonotonicClock()), prompts, sampling)
@@ -80,6 +81,7 @@ def test_it_is_the_same_among_others(case: Any) -> None:
     assert asked.said == alone
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize(("block", "chunk"), [(1, 1), (8, 8), (16, 64)])
 def test_it_is_the_same_in_chunks(case: Any, block: int, chunk: int) -> None:
     make, prompts, sampling, alone = case

@@ -78,6 +78,7 @@ def _has_windows_alone(folder: Any) -> bool:
     return len(config.windowed_layers) == config.layers
 
 
+@pytest.mark.drawn(22)
 @pytest.mark.parametrize(
     ("blocks", "chunk", "is_deterministic"), [(64, 512, False), (64, 16, False), (9, 32, False), (9, 32, True)]
 )

@@ -89,6 +89,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.drawn(15)
 @pytest.mark.parametrize("chunk", [1, 16, 150])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_chunks_have_the_logits_and_the_rows_of_transformers(

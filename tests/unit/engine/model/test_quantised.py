@@ -51,6 +51,7 @@ def test_logits_are_near_those_of_transformers(
         assert 0.0005 < error < ERROR[kind] + (0.03 if dtype == "bfloat16" else 0), dtype
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("kind", ERROR)
 @pytest.mark.parametrize("name", ["bundled", "gemma3"])
 def test_deterministic_rows_do_not_depend_on_how_many_there_are(

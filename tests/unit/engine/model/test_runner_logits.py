@@ -24,6 +24,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float = TOLERA
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.drawn(30)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 33, 255, 256, 600])
 def test_a_prompt_has_the_logits_of_transformers(
