@@ -66,7 +66,7 @@ async def connect(url: str, *, timeout_s: float = SOCKET_TIMEOUT_S) -> Redis:
     """
     place = redacted(url, "the given Redis URL")
     try:
-        client = _client(url)
+        client = open_client(url)
     except (ValueError, TypeError):
         raise ConfigError(
             f"{place} is no Redis URL", todo="write redis://:password@host:port/0 or unix:///path/to/socket"
@@ -145,7 +145,9 @@ _SAFE: Final[dict[type[AbstractConnection], type[AbstractConnection]]] = {
 }
 
 
-def _client(url: str) -> Redis:
+def open_client(url: str) -> Redis:
+    """An unchecked client, bounded as those of `connect`, for the event loop that first uses it. Raises ValueError or
+    TypeError for a wrong URL."""
     # Protocol 2 keeps replies of streams the same with every client version.
     pool = BlockingConnectionPool.from_url(
         url,

@@ -115,15 +115,16 @@ class _Lease:
             raise no_answer(error) from error
         self._record = record  # not before: who is told of a failure still beats for the record before
 
-    async def _hold(self, seq: int, count: int, digest: int) -> bool:
-        record = self._held()
+    async def _hold(self, seq: int, count: int, digest: int, over: Redis | None = None) -> bool:
+        record, redis = self._held(), over or self._redis
         key = self._keys.lease(self._kind, record.member)
         try:
+            published = seq, count, format(digest, "x")
             is_held = await self._ask(
-                self._beat, key, self.deadline_ms, record.incarnation, self._lease_ms, seq, count, format(digest, "x")
+                self._beat, key, self.deadline_ms, record.incarnation, self._lease_ms, *published, over=redis
             )
             if is_held:  # the set of members may have been flushed or forgot us
-                await self._redis.sadd(self._keys.members(self._kind), record.member)
+                await redis.sadd(self._keys.members(self._kind), record.member)
         except OUTAGE as error:
             raise no_answer(error) from error
         return is_held
@@ -139,10 +140,10 @@ class _Lease:
             raise no_answer(error) from error
         return is_held
 
-    async def _ask(self, script: Any, key: str, deadline_ms: int, *args: object) -> bool:
+    async def _ask(self, script: Any, key: str, deadline_ms: int, *args: object, over: Redis | None = None) -> bool:
         """Whether it was done; False: another incarnation holds the lease, or none. UnavailableError: too late."""
         asked_s = self._clock.now_s()
-        answer = int(await script(keys=[key], args=[deadline_ms, *args]))
+        answer = int(await script(keys=[key], args=[deadline_ms, *args], client=over))
         if answer:
             self._learn(abs(answer) / 1000, asked_s)
         self.counters.fenced += answer == 0
@@ -211,13 +212,14 @@ class WorkerLease(_Lease):
         any more. UnavailableError: Redis does not answer."""
         return await self._change(record)
 
-    async def beat(self, seq: int, count: int, digest: int) -> bool:
-        """Hold on, and say what was published last (see BlockEventPublisher.position).
+    async def beat(self, seq: int, count: int, digest: int, *, over: Redis | None = None) -> bool:
+        """Hold on, and say what was published last (see BlockEventPublisher.position). `over`: a client of another
+        event loop, which beats while that of this lease stands.
 
         False: the lease lapsed or somebody took it; stop sending and register with a new incarnation.
         UnavailableError: Redis does not answer; the lease may still be ours.
         """
-        return await self._hold(seq, count, digest)
+        return await self._hold(seq, count, digest, over)
 
 
 class RouterLease(_Lease):

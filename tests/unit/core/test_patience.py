@@ -14,6 +14,7 @@ from tandem.core.patience import PATIENCE_VARIABLE, named_patience
 
 BOUNDS = {
     "core.liveness.LEASE_S": 2.5,
+    "core.liveness.STAND_S": 10.0,
     "core.liveness.TOMBSTONE_S": 5.0,
     "cluster.controller.START_TIMEOUT_S": 300.0,
     "cluster.steersman.SILENT_S": 5.0,
@@ -28,12 +29,12 @@ BOUNDS = {
     "router.flights.readiness.PROBE_S": 20.0,
     "router.process.processes.READY_S": 60.0,
     "router.workers.links.HELLO_S": 2.0,
-    "router.workers.links.SILENCE_S": 2.5,
+    "router.workers.links.SILENCE_S": 10.0,
     "worker.rank.HOST_TIMEOUT_S": 10.0,
     "workerhost.rank_watch.LOADING_LOOKS": 480,
     "workerhost.rank_watch.SILENT_LOOKS": 10,
     "workerhost.streams.HELLO_TIMEOUT_S": 5.0,
-    "workerhost.streams.IDLE_TIMEOUT_S": 2.5,
+    "workerhost.streams.IDLE_TIMEOUT_S": 10.0,
 }
 """As they are without patience."""
 TELL = """

@@ -17,6 +17,7 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import StartupError, WorkerLostError
 from tandem.core.ids import GroupId
 from tandem.core.lifecycle import RoleName, WorkerState
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.core.start_times import StartPhase, StartTimes
@@ -40,6 +41,7 @@ _log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
 SERVER_GRACE_S = 0.5
 SERVER_OPTIONS = (
+    *PROOF_OF_LIFE,
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.so_reuseport", 0),
 )

@@ -1,18 +1,21 @@
 """The worker's place in the cluster: registration, beats, lease, and the block events that it publishes.
 
 The lease runs until 2.5 s after a router was last heard, or a beat that Redis took was sent (not answered: Redis counts
-from when it came). Losing it for certain means a new incarnation: everything under the old one is void.
+from when it came). Losing it for certain means a new incarnation: everything under the old one is void. While the event
+loop stands a thread beats for it, up to the bound of STAND_S.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 
 from redis.asyncio import Redis
 
+from tandem.core.besides import LoopWatch, run_beside
 from tandem.core.blockhash import BlockHash
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import WorkerConfig
@@ -22,7 +25,7 @@ from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
 from tandem.core.metricnames import INDEX_PUBLISHING, REGISTRY_REFUSED, REJOINS, counter_key
-from tandem.prefixindex.connection import connect
+from tandem.prefixindex.connection import connect, open_client
 from tandem.prefixindex.events import BlockChange, BlockEvent
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import WorkerLease
@@ -57,6 +60,9 @@ class Membership:
         self._publisher: BlockEventPublisher | None = None
         self._early: list[BlockEvent] = []
         self._until_s = 0.0
+        self._term = threading.Lock()
+        """Who holds it prolongs the lease, or looks whether it is over: one that was seen to be over stays so."""
+        self._watch = LoopWatch()
         self._rejoins = {"same": 0, "new": 0}
         self._turn = asyncio.Lock()
         """Who holds it has the lease to itself: beats, and changes of what is registered."""
@@ -82,8 +88,7 @@ class Membership:
         Too late after a lapse: what is heard then may have waited in a socket while we stood still, and others have
         given us up meanwhile. Only registering anew helps.
         """
-        if not self.has_lapsed:
-            self._grant(self._clock.now_s())
+        self._prolong(self.incarnation, self._clock.now_s())
 
     @property
     def redis(self) -> Redis:
@@ -103,7 +108,8 @@ class Membership:
     @property
     def has_lapsed(self) -> bool:
         """Whether nobody has acknowledged this incarnation for a whole lease."""
-        return self._clock.now_s() >= self._until_s
+        with self._term:
+            return self._clock.now_s() >= self._until_s
 
     def publish(self, changes: Iterable[tuple[GroupId, BlockHash, bool]]) -> None:
         """Queue (group, hash, is removed) for the index; never blocks."""
@@ -132,6 +138,8 @@ class Membership:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._publisher.run())
             tasks.create_task(self._beat())
+            tasks.create_task(self._watch.run())
+            tasks.create_task(run_beside(self._beat_beside, "lease"))
 
     async def say_state(self, state: WorkerState) -> None:
         """Have the registry say that the worker is in this state, now and whenever it registers anew. Raises
@@ -185,13 +193,33 @@ class Membership:
                     asked_s = self._clock.now_s()
                     if self.has_lapsed or not await self._lease.beat(*self._publisher.position):
                         await self._rejoin()
-                    elif not self.has_lapsed:
-                        self._grant(asked_s)
+                    else:
+                        self._prolong(self.incarnation, asked_s)
                     if self._introductions:
                         await self._lease.announce()
             except UnavailableError as error:
                 event(_log, "beat not acknowledged", logging.WARNING, error=error)
             await self._until_next_beat()
+
+    async def _beat_beside(self) -> None:
+        """On a loop beside the worker's: beat in its place while it stands. What follows from a beat that is refused
+        waits for the worker's own loop."""
+        redis = open_client(self._config.redis_url)
+        try:
+            while True:
+                await asyncio.sleep(BEAT_S)
+                if not self._watch.stands or self._watch.is_given_up or self.has_lapsed:
+                    continue
+                assert self._lease is not None
+                assert self._publisher is not None
+                incarnation, asked_s = self.incarnation, self._clock.now_s()
+                try:
+                    if await self._lease.beat(*self._publisher.position, over=redis):
+                        self._prolong(incarnation, asked_s)
+                except UnavailableError as error:
+                    event(_log, "beat not acknowledged", logging.WARNING, error=error)
+        finally:
+            await redis.aclose()
 
     async def _until_next_beat(self) -> None:
         if self._introductions:
@@ -238,6 +266,16 @@ class Membership:
 
     def _grant(self, heard_s: float) -> None:
         """Hold the lease from `heard_s` on, unless it was held from a later moment on already."""
+        with self._term:
+            self._extend(heard_s)
+
+    def _prolong(self, incarnation: Incarnation, heard_s: float) -> None:
+        """The same for an incarnation that holds it, from any thread; nothing if that lapsed or is another one now."""
+        with self._term:
+            if incarnation == self.incarnation and self._clock.now_s() < self._until_s:
+                self._extend(heard_s)
+
+    def _extend(self, heard_s: float) -> None:
         self._until_s = max(self._until_s, heard_s + LEASE_S)
         self._on_lease(self._until_s)
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import engine_pb2 as e
@@ -24,7 +25,11 @@ from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, pe
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
-CHANNEL_OPTIONS = (("grpc.enable_retries", 0), ("grpc.max_receive_message_length", 64 * 1024 * 1024))
+CHANNEL_OPTIONS = (
+    *PROOF_OF_LIFE,
+    ("grpc.enable_retries", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+)
 
 
 class PeerChannels:

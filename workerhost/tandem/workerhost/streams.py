@@ -10,15 +10,15 @@ import grpc.aio
 
 from tandem.core import pairing
 from tandem.core.errors import RequestTooLargeError
-from tandem.core.liveness import LEASE_S
+from tandem.core.liveness import STAND_S
 from tandem.core.patience import patient
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.out_queue import OutQueue
 
 HELLO_TIMEOUT_S = patient(5.0)
-IDLE_TIMEOUT_S = LEASE_S
-"""Both ends of every stream say something at least every 0.5 s; silence for this long means a dead peer. A stop has to
-be known, and what it held given back, with room left of 3 s."""
+IDLE_TIMEOUT_S = STAND_S
+"""Both ends of every stream say something at least every 0.5 s, unless their loop stands; one that stands for this long
+is as good as dead. A process that stops is known by its transport, sooner (PROOF_OF_LIFE)."""
 CLOSED = "its control channel closed"
 
 

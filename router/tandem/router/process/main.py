@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 from tandem.core import logs
 from tandem.core.addresses import host_port
+from tandem.core.besides import LoopWatch, run_beside
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import PlannerMode, RouterConfig
 from tandem.core.config_loader import load
@@ -33,7 +34,6 @@ from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.events import Position
 from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import RouterLease
 from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.replica import IndexReplica
 from tandem.prefixindex.sharedspeculation import SharedSpeculation
@@ -435,9 +435,10 @@ async def _run(config: RouterConfig) -> int:
             pid=os.getpid(),
         )
         async with asyncio.TaskGroup() as group:
-            lease = RouterLease(redis, keys)
+            watch = LoopWatch()
             tasks = [
-                group.create_task(hold_lease(lease, record)),
+                group.create_task(run_beside(lambda: hold_lease(config.redis_url, keys, record, watch), "lease")),
+                group.create_task(watch.run()),
                 group.create_task(replica.run()),
                 group.create_task(speculation.run()),
                 group.create_task(links.watch(surroundings.speeds.set_rows)),

@@ -6,9 +6,12 @@ import asyncio
 import logging
 from dataclasses import replace
 
+from tandem.core.besides import LoopWatch
 from tandem.core.errors import ConfigError, TandemError, UnavailableError
 from tandem.core.liveness import BEAT_S
 from tandem.core.logs import event
+from tandem.prefixindex.connection import open_client
+from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.lease import RouterLease
 from tandem.prefixindex.records import RouterRecord
 from tandem.prefixindex.stores.desired import DesiredStateStore
@@ -17,15 +20,27 @@ _log = logging.getLogger(__name__)
 _TRIES = 20
 
 
-async def hold_lease(lease: RouterLease, record: RouterRecord) -> None:
-    """Register and beat until cancelled; an outage is waited out, a lapse ends in a new registration."""
+async def hold_lease(url: str, keys: Keys, record: RouterRecord, watch: LoopWatch) -> None:
+    """Register and beat until cancelled; an outage is waited out, a lapse ends in a new registration.
+
+    For a loop beside the one that `watch` watches: the lease goes on while that one stands, until it is given up.
+    """
+    redis = open_client(url)
+    try:
+        await _beat(RouterLease(redis, keys), record, watch)
+    finally:
+        await redis.aclose()
+
+
+async def _beat(lease: RouterLease, record: RouterRecord, watch: LoopWatch) -> None:
     is_held = False
     try:
         while True:
             try:
-                if not is_held:
-                    await lease.register(record)
-                is_held = await lease.beat()
+                if not watch.is_given_up:
+                    if not is_held:
+                        await lease.register(record)
+                    is_held = await lease.beat()
             except UnavailableError as error:
                 event(_log, "no lease", logging.WARNING, why=error.message)
             await asyncio.sleep(BEAT_S)

@@ -1,6 +1,7 @@
 """One stream to one worker in one incarnation: hello, submissions out, tokens in, pings both ways, back-off.
 
-A stream that breaks, or a worker that says nothing for a lease, fails the worker's requests at once; the link then
+A stream that breaks, a worker whose process shows no life for a lease, or whose loop stands for longer (STAND_S), fails
+the worker's requests at once; the link then
 reconnects for as long as the worker is registered.
 """
 
@@ -22,7 +23,7 @@ from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from_code
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import WorkerState
-from tandem.core.liveness import BEAT_S, LEASE_S
+from tandem.core.liveness import BEAT_S, PROOF_OF_LIFE, STAND_S
 from tandem.core.logs import event
 from tandem.core.patience import patient
 from tandem.core.secret import METADATA_KEY
@@ -38,13 +39,14 @@ _log = logging.getLogger(__name__)
 
 HELLO_S = patient(2.0)
 PING_S = BEAT_S
-SILENCE_S = LEASE_S
-"""A worker that says nothing for so long is lost."""
+SILENCE_S = STAND_S
+"""A worker that says nothing for so long is lost, though its process lives; one that does not live is sooner."""
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 1.0
 MAX_UNSENT = 10_000
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _OPTIONS = (
+    *PROOF_OF_LIFE,
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.enable_http_proxy", 0),
