@@ -53,6 +53,7 @@ KEEPALIVE_MS = 1_000
 COMMON_OPTIONS = (
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", LOST_AFTER_MS - KEEPALIVE_MS),
+    ("grpc.http2.ping_timeout_ms", LOST_AFTER_MS - KEEPALIVE_MS),  # else gRPC waits a minute for an answer to a ping
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
