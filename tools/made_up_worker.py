@@ -7,10 +7,11 @@ from typing import Any
 
 import grpc
 
+from tandem.core.callproof import PROOF_KEY, STREAM, ProofChecker, Refused, value_of
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import PROTOCOL
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import worker_pb2 as w
@@ -63,8 +64,11 @@ class MadeUpWorker:
         )  # fmt: skip
 
 
-async def let_in(context: Any, secret: ClusterSecret) -> None:
-    """End a call whose caller is no member of the cluster."""
-    token = dict(context.invocation_metadata()).get(METADATA_KEY, "")
-    if not secret.is_rpc_token(token):
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong cluster secret")
+async def let_in(context: Any, secret: ClusterSecret, method: str = STREAM) -> None:
+    """Prove to the caller of a call to whichever worker that this is a member of the cluster; end the call if the
+    caller is none."""
+    checker, line = ProofChecker(secret), value_of(context.invocation_metadata(), PROOF_KEY)
+    refusal = checker.refusal(line, method, None)
+    if refusal is not None and refusal.kind is Refused.STRANGER:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal.why)
+    await context.send_initial_metadata(checker.answer(line))

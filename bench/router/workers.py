@@ -27,7 +27,7 @@ import uvloop
 
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
-from tandem.core.liveness import BEAT_S
+from tandem.core.liveness import BEAT_S, PROOF_OF_LIFE
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
@@ -302,7 +302,7 @@ async def _run(arguments: argparse.Namespace) -> None:
     for number in range(arguments.workers):
         role = RoleName.DECODE if number % 2 else RoleName.PREFILL
         fabric.add(f"{role.value}-{number // 2}", role)
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    server = grpc.aio.server(options=[*PROOF_OF_LIFE, ("grpc.so_reuseport", 0)])
     servicer = _Servicer(fabric)
     server.add_generic_rpc_handlers((handlers(servicer.Stream, servicer.Peer),))
     fabric.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -12,7 +12,8 @@ from typing import Any
 
 import grpc.aio
 
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.callproof import STREAM, CallProof, stream_target
+from tandem.core.secret import ClusterSecret
 from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
@@ -44,7 +45,9 @@ class Partner:
     async def open(self, secret: ClusterSecret) -> None:
         self._channel: Any = grpc.aio.insecure_channel(self.ref.address)
         stub: Any = worker_pb2_grpc.WorkerStub(self._channel)
-        self._call: Any = stub.Stream(metadata=((METADATA_KEY, secret.rpc_token()),))
+        self._call: Any = stub.Stream(
+            metadata=CallProof.of(secret, STREAM, stream_target(self.ref.worker, self.ref.incarnation)).metadata
+        )
         await self.send(hello=router_wire.hello("proof", 1, self.ref.incarnation).hello)
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._ping())]
 

@@ -8,10 +8,11 @@ from typing import Any, Final, Protocol
 import grpc
 import grpc.aio
 
+from tandem.core.callproof import CONTROL, CallProof
 from tandem.core.errors import AuthError, InvalidRequestError, NotFoundError, TandemError, UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName, WorkerState
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import worker_pb2_grpc
 
@@ -60,8 +61,7 @@ class WorkerControl:
     """
 
     def __init__(self, secret: ClusterSecret, *, timeout_s: float = TIMEOUT_S) -> None:
-        self._metadata = ((METADATA_KEY, secret.rpc_token()),)
-        self._timeout_s = timeout_s
+        self._secret, self._timeout_s = secret, timeout_s
 
     async def look(self, worker: Addressed) -> WorkerLook:
         """How it stands now."""
@@ -87,7 +87,13 @@ class WorkerControl:
         try:
             async with grpc.aio.insecure_channel(worker.address, options=_OPTIONS) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
-                reply = await stub.Control(request, metadata=self._metadata, timeout=self._timeout_s)
+                proof = CallProof.of(self._secret, CONTROL, worker.worker)
+                call = stub.Control(request, metadata=proof.metadata, timeout=self._timeout_s)
+                reply = await call
+                if not proof.is_answered(await call.initial_metadata()):
+                    why = "whoever answers there did not prove that it knows the secret"
+                    what = f"the answer of worker {worker.worker} at {worker.address} is not believed"
+                    raise AuthError(what, why=why, todo="look at which process listens there")
         except grpc.aio.AioRpcError as error:
             raise _explained(worker, error) from error
         try:

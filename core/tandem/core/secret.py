@@ -1,6 +1,6 @@
 """The cluster secret: one random value that authenticates every internal RPC and transfer connection.
 
-The secret itself never crosses a socket. RPCs carry a bearer token derived from it; raw sockets run a challenge:
+The secret itself never crosses a socket. RPCs carry a proof of one call (callproof.py); raw sockets run a challenge:
 the listener sends a nonce, the dialler answers with an HMAC over it. Comparisons take constant time.
 """
 
@@ -16,7 +16,6 @@ from tandem.core.files import write_private
 
 NONCE_BYTES = 32
 ANSWER_BYTES = 32
-METADATA_KEY = "x-tandem-auth"
 _MIN_BYTES = 16
 
 
@@ -52,12 +51,9 @@ class ClusterSecret:
         """Write the secret to a new file of mode 0600."""
         write_private(path, self._value)
 
-    def rpc_token(self) -> str:
-        """The bearer token of internal gRPC calls, sent as metadata `x-tandem-auth`."""
-        return self._mac(b"rpc").hex()
-
-    def is_rpc_token(self, token: str) -> bool:
-        return hmac.compare_digest(token.encode(), self.rpc_token().encode())
+    def mac(self, purpose: bytes, message: bytes) -> str:
+        """HMAC-SHA-256 over a message of one kind, in hex; `purpose` holds no colon."""
+        return self._mac(b"mac:" + purpose + b":" + message).hex()
 
     def answer(self, nonce: bytes, purpose: bytes) -> bytes:
         """The dialler's 32-byte answer to a listener's `nonce`; `purpose` binds it to one kind of connection."""

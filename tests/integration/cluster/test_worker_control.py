@@ -11,11 +11,13 @@ import grpc.aio
 import pytest
 
 from tandem.cluster.worker_control import WorkerControl
+from tandem.core.callproof import CONTROL
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import WorkerId
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.workerhost.passing import SERVICE
+from tools.made_up_worker import let_in
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,10 @@ def test_a_worker_of_another_release_is_not_understood(field: str, value: str) -
 
     async def run() -> None:
         async def control(request: c.ControlRequest, context: Any) -> c.ControlReply:
+            await let_in(context, secret, CONTROL)
             return reply
 
+        secret = ClusterSecret.generate()
         handler = grpc.unary_unary_rpc_method_handler(
             control,
             request_deserializer=c.ControlRequest.FromString,
@@ -45,7 +49,7 @@ def test_a_worker_of_another_release_is_not_understood(field: str, value: str) -
         await server.start()
         try:
             with pytest.raises(UnavailableError, match=f"of worker d0 .* is not understood.*{value}"):
-                await WorkerControl(ClusterSecret.generate()).look(At(WorkerId("d0"), f"127.0.0.1:{port}"))
+                await WorkerControl(secret).look(At(WorkerId("d0"), f"127.0.0.1:{port}"))
         finally:
             await server.stop(None)
 

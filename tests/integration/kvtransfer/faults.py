@@ -57,10 +57,11 @@ class Proxy:
     """Forwards connections to an endpoint byte by byte, flips bits on demand, and can cut all of them."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._target = split_address(endpoint.address)
+        where, slash, name = endpoint.address.partition("/")
+        self._target = split_address(where)
         self._listening = socket.create_server(("127.0.0.1", 0))
         host, port = self._listening.getsockname()
-        self.endpoint = replace(endpoint, address=join_address(host, port))
+        self.endpoint = replace(endpoint, address=f"{join_address(host, port)}{slash}{name}")
         self._lock = threading.Lock()
         self._flips: dict[bool, int] = {}
         self._threads = [threading.Thread(target=self._accept, daemon=True)]

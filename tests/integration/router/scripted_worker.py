@@ -20,6 +20,7 @@ import grpc.aio
 from tandem.core.blockhash import HashRoot, chain
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.release import release
 from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
@@ -121,7 +122,7 @@ class ScriptedWorker:
         return [cancel for cancel in self.cancels if not cancel.request.startswith("probe")]
 
     async def start(self) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(options=[*PROOF_OF_LIFE, ("grpc.so_reuseport", 0)])
         w_grpc.add_WorkerServicer_to_server(_Servicer(self), server)
         port = server.add_insecure_port(self.address or "127.0.0.1:0")
         await server.start()

@@ -13,12 +13,13 @@ from typing import Any
 
 import grpc.aio
 
+from tandem.core.callproof import STREAM, CallProof, stream_target
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
 from tandem.core.lifecycle import RoleName
 from tandem.core.parentdeath import tied
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import generation_pb2 as g
@@ -56,7 +57,9 @@ class RunningWorker:
     async def open(self, secret: ClusterSecret, tasks: asyncio.TaskGroup) -> None:
         channel: Any = grpc.aio.insecure_channel(self.ready["address"])
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
-        self._call = stub.Stream(metadata=((METADATA_KEY, secret.rpc_token()),))
+        self._call = stub.Stream(
+            metadata=CallProof.of(secret, STREAM, stream_target(self.name, int(self.ready["incarnation"]))).metadata
+        )
         await self._call.write(router_wire.hello("test", 1, int(self.ready["incarnation"])))
         reader = tasks.create_task(self._read())
         pinger = tasks.create_task(self._ping())

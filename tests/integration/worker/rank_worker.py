@@ -15,6 +15,7 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_to_wire
@@ -87,7 +88,10 @@ class RankWorker:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        server = grpc.aio.server(interceptors=(SecretInterceptor(self.secret),), options=[("grpc.so_reuseport", 0)])
+        server = grpc.aio.server(
+            interceptors=(SecretInterceptor(self.secret, lambda: self.info),),
+            options=[*PROOF_OF_LIFE, ("grpc.so_reuseport", 0)],
+        )
         self._service.add_to(server)
         port = server.add_insecure_port(self.address or "127.0.0.1:0")
         await server.start()

@@ -10,6 +10,7 @@ import grpc.aio
 
 from tandem.core.errors import from_code
 from tandem.core.lifecycle import RoleName
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.pairing import PROTOCOL
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
@@ -25,8 +26,8 @@ def test_the_router_hears_why_the_hand_over_failed(folder: Path) -> None:
     secret.save(folder / "secret")
 
     async def run(redis_url: str) -> w.RequestFailed:
-        server = grpc.aio.server()
-        worker_pb2_grpc.add_WorkerServicer_to_server(Stranger(PROTOCOL[0] + 1, 0), server)
+        server = grpc.aio.server(options=PROOF_OF_LIFE)
+        worker_pb2_grpc.add_WorkerServicer_to_server(Stranger(PROTOCOL[0] + 1, 0, secret), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         worker = await start_worker(folder, "p0", RoleName.PREFILL, redis_url)

@@ -10,6 +10,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tandem.core.callproof import PEER, STREAM, CallProof, stream_target
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import engine_pb2 as e
@@ -19,6 +21,7 @@ from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
 from tandem.workerhost.passing import ForRank
 from tandem.workerhost.server import WorkerService
+from tools.made_up_worker import let_in
 
 SECRET = ClusterSecret(b"0123456789abcdef0123456789abcdef")
 NOVELTY = b"\xfa\x3e\x03new"
@@ -40,10 +43,16 @@ class Backend:
         self.acknowledgements += 1
 
 
+def proof(method: str = STREAM, secret: ClusterSecret = SECRET, target: str = stream_target("d0", 77)) -> Any:
+    """Metadata of one call to d0."""
+    return CallProof.of(secret, method, target).metadata
+
+
 @asynccontextmanager
 async def serving(backend: Backend) -> AsyncIterator[tuple[WorkerService, str]]:
     service = WorkerService(backend)
-    server = grpc.aio.server(interceptors=(SecretInterceptor(SECRET),))
+    interceptor = SecretInterceptor(SECRET, lambda: backend.info)
+    server = grpc.aio.server(interceptors=(interceptor,), options=PROOF_OF_LIFE)
     service.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -79,10 +88,11 @@ class Stranger(worker_pb2_grpc.WorkerServicer):
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "nobody steers it")
         return c.ControlReply()
 
-    def __init__(self, major: int, minor: int) -> None:
-        self._answer = hello(major, minor)
+    def __init__(self, major: int, minor: int, secret: ClusterSecret = SECRET) -> None:
+        self._answer, self._secret = hello(major, minor), secret
 
     async def Peer(self, requests: AsyncIterator[w.PeerMessage], context: Any) -> Any:  # noqa: N802
+        await let_in(context, self._secret, PEER)
         await anext(requests)
         yield self._answer
         async for message in requests:

@@ -9,14 +9,20 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.callproof import ANSWER_KEY, PEER, PROOF_KEY
+from tandem.core.liveness import PROOF_OF_LIFE
+from tandem.core.secret import ClusterSecret
 from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tandem.workerhost.auth import call_metadata
+from tandem.workerhost.auth import MAX_CHECKS, SecretInterceptor
+from tandem.workerhost.passing import SERVICE
 from tandem.workerhost.peers import PeerChannels
-from tests.integration.workerhost.service import SECRET, Backend, for_peer, serving
+from tests.integration.workerhost.service import SECRET, Backend, for_peer, proof, serving
+
+OTHER = ClusterSecret(b"another secret of 32 bytes ......")
 
 
 async def code_of(address: str, metadata: Any, *messages: w.RouterMessage) -> grpc.StatusCode:
@@ -35,19 +41,21 @@ async def code_of(address: str, metadata: Any, *messages: w.RouterMessage) -> gr
 @pytest.mark.parametrize(
     ("metadata", "expected"),
     [
-        ((), grpc.StatusCode.UNAUTHENTICATED),
-        (((METADATA_KEY, "wrong"),), grpc.StatusCode.UNAUTHENTICATED),
-        (call_metadata(ClusterSecret(b"another secret of 32 bytes ......")), grpc.StatusCode.UNAUTHENTICATED),
-        (call_metadata(SECRET), grpc.StatusCode.OK),
+        (lambda: (), grpc.StatusCode.UNAUTHENTICATED),
+        (lambda: ((PROOF_KEY, "wrong"),), grpc.StatusCode.UNAUTHENTICATED),
+        (lambda: ((PROOF_KEY, "d0/77 1 2 3"),), grpc.StatusCode.UNAUTHENTICATED),
+        (lambda: proof(secret=OTHER), grpc.StatusCode.UNAUTHENTICATED),
+        (lambda: proof(PEER), grpc.StatusCode.UNAUTHENTICATED),
+        (lambda: proof(target="d1/77"), grpc.StatusCode.FAILED_PRECONDITION),
+        (lambda: proof(target="d0/76"), grpc.StatusCode.FAILED_PRECONDITION),
+        (proof, grpc.StatusCode.OK),
     ],
 )
-def test_only_members_get_in(metadata: Any, expected: grpc.StatusCode) -> None:
+def test_only_members_that_mean_this_worker_get_in(metadata: Any, expected: grpc.StatusCode) -> None:
     async def run() -> grpc.StatusCode:
         async with serving(Backend()) as (_, address):
             hello = router_wire.hello("r", 1, 77)
-            if expected is grpc.StatusCode.UNAUTHENTICATED:
-                return await code_of(address, metadata)
-            return await code_of(address, metadata, hello)
+            return await code_of(address, metadata(), *([hello] if expected is grpc.StatusCode.OK else []))
 
     assert asyncio.run(run()) is expected
 
@@ -65,9 +73,76 @@ def test_only_members_get_in(metadata: Any, expected: grpc.StatusCode) -> None:
 def test_hello_is_checked(message: w.RouterMessage, expected: grpc.StatusCode) -> None:
     async def run() -> grpc.StatusCode:
         async with serving(Backend()) as (_, address):
-            return await code_of(address, call_metadata(SECRET), message)
+            return await code_of(address, proof(), message)
 
     assert asyncio.run(run()) is expected
+
+
+def test_a_recorded_call_is_refused_also_at_once() -> None:
+    async def run() -> list[grpc.StatusCode]:
+        async with serving(Backend()) as (_, address):
+            recorded, hello = proof(), router_wire.hello("r", 1, 77)
+            return [await code_of(address, recorded, hello), await code_of(address, recorded)]
+
+    assert asyncio.run(run()) == [grpc.StatusCode.OK, grpc.StatusCode.FAILED_PRECONDITION]
+
+
+def test_a_worker_that_does_not_know_the_secret_hears_nothing_of_a_peer() -> None:
+    heard: list[bytes] = []
+
+    async def run() -> str:
+        async def deaf(requests: Any, context: Any) -> None:
+            await context.send_initial_metadata(((ANSWER_KEY, "0" * 64),))
+            async for message in requests:
+                heard.append(message)
+
+        server = grpc.aio.server(options=PROOF_OF_LIFE)
+        peer = grpc.stream_stream_rpc_method_handler(deaf)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Peer": peer}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        sender = Backend("p0", 5)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                channels = PeerChannels(sender, SECRET, tasks)
+                channels.send(for_peer(w.PeerMessage(ping=w.Ping()), f"127.0.0.1:{port}"))
+                gone = await asyncio.wait_for(sender.got.get(), 60)
+                channels.close()
+        finally:
+            await server.stop(0)
+        return gone.peer_gone.reason
+
+    assert "did not" in asyncio.run(run())
+    assert heard == []
+
+
+def test_health_checks_are_open_few_at_a_time_and_short() -> None:
+    """Whoever asks and does not say what is told to go, and there is room for the next."""
+
+    async def run() -> None:
+        checks = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        await checks.set("live", health_pb2.HealthCheckResponse.SERVING)
+        server = grpc.aio.server(interceptors=(SecretInterceptor(SECRET, lambda: Backend().info),))
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                ask = health_pb2.HealthCheckRequest(service="live")
+                assert (await stub.Check(ask)).status == health_pb2.HealthCheckResponse.SERVING
+                assert (await anext(aiter(stub.Watch(ask)))).status == health_pb2.HealthCheckResponse.SERVING
+                dial: Any = channel.stream_unary("/grpc.health.v1.Health/Check", None, None)
+                silent = [dial() for _ in range(MAX_CHECKS + 1)]
+                codes = await asyncio.gather(*(call.code() for call in silent))
+                assert sorted(code.name for code in codes) == ["DEADLINE_EXCEEDED"] * MAX_CHECKS + [
+                    "RESOURCE_EXHAUSTED"
+                ]
+                assert (await stub.Check(ask)).status == health_pb2.HealthCheckResponse.SERVING
+        finally:
+            await server.stop(0)
+
+    asyncio.run(run())
 
 
 def test_a_router_that_leaves_is_reported() -> None:
@@ -76,7 +151,7 @@ def test_a_router_that_leaves_is_reported() -> None:
         async with serving(backend) as (_, address):
             async with grpc.aio.insecure_channel(address) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
-                call = stub.Stream(metadata=call_metadata(SECRET))
+                call = stub.Stream(metadata=proof())
                 await call.write(router_wire.hello("r7", 1, 77))
                 await call.write(w.RouterMessage(ping=w.Ping(sequence=1)))
                 kinds = [(await asyncio.wait_for(call.read(), 60)).WhichOneof("kind") for _ in range(3)]

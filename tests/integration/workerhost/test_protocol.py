@@ -9,13 +9,14 @@ import grpc
 import grpc.aio
 import pytest
 
+from tandem.core.callproof import PEER
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.pairing import PROTOCOL
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.peers import PeerChannels
-from tests.integration.workerhost.service import NOVELTY, SECRET, Backend, Stranger, for_peer, hello, serving
+from tests.integration.workerhost.service import NOVELTY, SECRET, Backend, Stranger, for_peer, hello, proof, serving
 
 MAJOR = PROTOCOL[0]
 
@@ -23,7 +24,7 @@ MAJOR = PROTOCOL[0]
 async def opened(address: str, first: w.PeerMessage) -> Any:
     channel = grpc.aio.insecure_channel(address)
     stub: Any = worker_pb2_grpc.WorkerStub(channel)
-    call = stub.Peer(metadata=call_metadata(SECRET))
+    call = stub.Peer(metadata=proof(PEER))
     await call.write(first)
     try:
         return await asyncio.wait_for(call.read(), 60)
@@ -63,7 +64,7 @@ def test_another_major_version_is_refused_with_the_reason(major: int) -> None:
 
 async def dialled(major: int, minor: int) -> e.HostToRank:
     """What rank 0 hears after it sent a ticket request to a stranger."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=PROOF_OF_LIFE)
     worker_pb2_grpc.add_WorkerServicer_to_server(Stranger(major, minor), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

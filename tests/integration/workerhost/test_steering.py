@@ -22,12 +22,13 @@ import pytest
 from redis.asyncio import Redis
 
 from tandem.cluster.worker_control import WorkerControl, WorkerLook
+from tandem.core.callproof import CONTROL, PEER, STREAM, CallProof, stream_target
 from tandem.core.config import SimSection
 from tandem.core.errors import AuthError, NotFoundError, UnavailableError
 from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.liveness import LEASE_S
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.prefixindex.connection import connect
@@ -416,22 +417,31 @@ async def is_fenced(s: Scene, incarnation: Incarnation) -> None:
     """Nobody can speak to the worker as that incarnation any more."""
     async with grpc.aio.insecure_channel(s.address) as channel:
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
-        metadata = ((METADATA_KEY, s.secret.rpc_token()),)
-        for method, hello in (
+        for method, call_of, hello in (
             (
+                STREAM,
                 stub.Stream,
                 w.RouterMessage(
                     hello=w.RouterHello(router="x", worker_incarnation=incarnation, protocol=STREAM_VERSION)
                 ),
             ),
-            (stub.Peer, w.PeerMessage(hello=w.PeerHello(worker="p9", incarnation=1, peer_incarnation=incarnation))),
+            (
+                PEER,
+                stub.Peer,
+                w.PeerMessage(hello=w.PeerHello(worker="p9", incarnation=1, peer_incarnation=incarnation)),
+            ),
         ):
-            call = method(metadata=metadata)
-            await call.write(hello)
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await asyncio.wait_for(call.read(), 60)
-            assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert "this worker is" in str(refused.value.details())
+            # Meant for that incarnation, or for whoever it is now, but spoken to as that one.
+            now = (await s.control.look(s)).incarnation
+            for meant, why in ((incarnation, "this is d0/"), (now, "this worker is")):
+                proof = CallProof.of(s.secret, method, stream_target(D0, meant))
+                call = call_of(metadata=proof.metadata)
+                if len(await call.initial_metadata()):  # else it is refused, and a write would hide why
+                    await call.write(hello)
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await asyncio.wait_for(call.read(), 60)
+                assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert why in str(refused.value.details())
 
 
 def test_who_may_not_and_who_is_not_meant(folder: Path) -> None:
@@ -445,17 +455,16 @@ def test_who_may_not_and_who_is_not_meant(folder: Path) -> None:
                 worker: WorkerId
                 address: str
 
-            with pytest.raises(NotFoundError, match="this is worker d0"):
+            with pytest.raises(NotFoundError, match="this is d0"):
                 await s.control.drain(Other(WorkerId("d1"), s.address))
             with pytest.raises(UnavailableError, match="was not reached"):
                 await s.control.drain(Other(D0, "127.0.0.1:1"))
             async with grpc.aio.insecure_channel(s.address) as channel:
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
-                metadata = ((METADATA_KEY, s.secret.rpc_token()),)
                 cook = c.ControlRequest(worker="d0", become=c.BecomeOrder(role="cook"))
                 for order in (cook, c.ControlRequest(worker="d0")):
                     with pytest.raises(grpc.aio.AioRpcError) as refused:
-                        await stub.Control(order, metadata=metadata, timeout=20)
+                        await stub.Control(order, metadata=CallProof.of(s.secret, CONTROL, D0).metadata, timeout=20)
                     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert (await s.control.look(s)).state is WorkerState.READY
 

@@ -11,20 +11,22 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from tandem.core.callproof import PEER
 from tandem.core.errors import RequestTooLargeError
+from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.pairing import PROTOCOL
 from tandem.router.workers import wire as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost import peers, rank_process, streams
-from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.passing import ForRank
 from tandem.workerhost.peers import PeerChannels
 from tandem.workerhost.rank_process import RankProcess
 from tandem.workerhost.ring import RingReader
 from tandem.workerhost.server import WorkerService
-from tests.integration.workerhost.service import SECRET, Backend, for_peer, serving
+from tests.integration.workerhost.service import SECRET, Backend, for_peer, proof, serving
+from tools.made_up_worker import let_in
 from tools.waiting import wait_for_async
 
 
@@ -37,7 +39,7 @@ def submit(request: str) -> w.RouterMessage:
 
 
 async def open_stream(channel: Any, router: str) -> Any:
-    call = worker_pb2_grpc.WorkerStub(channel).Stream(metadata=call_metadata(SECRET))
+    call = worker_pb2_grpc.WorkerStub(channel).Stream(metadata=proof())
     await call.write(hello(router))
     assert (await asyncio.wait_for(call.read(), 60)).HasField("hello")
     return call
@@ -68,7 +70,7 @@ def test_a_peer_that_comes_back_has_lost_its_transfers() -> None:
             calls = []
             for incarnation in (5, 6):
                 stub: Any = worker_pb2_grpc.WorkerStub(channel)
-                calls.append(stub.Peer(metadata=call_metadata(SECRET)))
+                calls.append(stub.Peer(metadata=proof(PEER)))
                 mine = w.PeerHello(worker="p0", incarnation=incarnation, peer_incarnation=77, protocol=PROTOCOL[0])
                 await calls[-1].write(w.PeerMessage(hello=mine))
                 assert (await asyncio.wait_for(calls[-1].read(), 60)).HasField("hello")
@@ -133,6 +135,7 @@ class Deaf(WorkerService):
     """A peer that says hello and pings, and reads nothing."""
 
     async def Peer(self, requests: Any, context: Any) -> None:  # noqa: N802
+        await let_in(context, SECRET, PEER)
         await anext(requests)
         mine = w.PeerHello(worker="d0", incarnation=77, peer_incarnation=5, protocol=PROTOCOL[0])
         await context.write(w.PeerMessage(hello=mine).SerializeToString())
@@ -145,7 +148,7 @@ def test_a_peer_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(streams, "IDLE_TIMEOUT_S", 1.0)
 
     async def run() -> e.PeerGone:
-        backend, deaf = Backend("p0", 5), grpc.aio.server()
+        backend, deaf = Backend("p0", 5), grpc.aio.server(options=PROOF_OF_LIFE)
         Deaf(Backend()).add_to(deaf)
         address = f"127.0.0.1:{deaf.add_insecure_port('127.0.0.1:0')}"
         await deaf.start()

@@ -14,6 +14,7 @@ from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.sampling import SamplingParams
+from tandem.core.secret import ClusterSecret
 from tandem.router.admission.terms import Terms
 from tandem.router.flights.dispatch import Dispatcher
 from tandem.router.flights.flight import Work
@@ -29,7 +30,7 @@ from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.facts import worker_facts
 
 ROLES = {"p": RoleName.PREFILL, "d": RoleName.DECODE, "m": RoleName.MIXED}
-IDENTITY = Identity(router=RouterId("r"), incarnation=Incarnation(1), rpc_token="")
+IDENTITY = Identity(router=RouterId("r"), incarnation=Incarnation(1), secret=ClusterSecret(b"0123456789abcdef"))
 
 
 class Meter:

@@ -1,42 +1,140 @@
-"""The cluster secret on gRPC: every internal call carries a bearer token, every server checks it."""
+"""The cluster secret on the worker's gRPC port: every internal call carries a proof, and is answered with one.
+
+Health checks are open. There are few of them at a time, and each has little time to say what it asks: until it has,
+gRPC may hold a message of any size that other calls are allowed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
 
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.callproof import CONTROL, PROOF_KEY, ProofChecker, Refused, stream_target, value_of
+from tandem.core.secret import ClusterSecret
 
-_OPEN_SERVICES = ("/grpc.health.v1.Health/",)
+_CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+MAX_CHECKS, MAX_WATCHES = 8, 32
+CHECK_S = 2.0
+MAX_CALLS = 4096
+"""Of one worker at a time, of all kinds: a stream each of routers and peers, and orders."""
+
+
+class Named(Protocol):
+    """Who a worker is; its WorkerInfo is one."""
+
+    @property
+    def worker(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
 
 
 class SecretInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Refuses calls without the cluster's token; health checks are open."""
+    """Refuses calls without a proof for this worker before a message of theirs is read; answers the others with one."""
 
-    def __init__(self, secret: ClusterSecret) -> None:
-        self._secret = secret
+    def __init__(self, secret: ClusterSecret, me: Callable[[], Named]) -> None:
+        self._checker, self._me = ProofChecker(secret), me
+        self._checks, self._watches = _Open(MAX_CHECKS), _Open(MAX_WATCHES)
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        if handler_call_details.method.startswith(_OPEN_SERVICES):
-            return await continuation(handler_call_details)
-        token = ""
-        for key, value in handler_call_details.invocation_metadata or ():
-            if key == METADATA_KEY:
-                token = value if isinstance(value, str) else value.decode("ascii", "replace")
-        if self._secret.is_rpc_token(token):
-            return await continuation(handler_call_details)
-        return grpc.stream_stream_rpc_method_handler(_refuse)
+        method = handler_call_details.method
+        if method in (_CHECK, _WATCH):
+            return self._open(method, await continuation(handler_call_details))
+        line = value_of(handler_call_details.invocation_metadata, PROOF_KEY)
+        me = self._me()
+        target = me.worker if method == CONTROL else stream_target(me.worker, me.incarnation)
+        refusal = self._checker.refusal(line, method, target)
+        if refusal is None:
+            return _answering(await continuation(handler_call_details), self._checker.answer(line))
+        if refusal.kind is Refused.STRANGER:
+            return _refusing(grpc.StatusCode.UNAUTHENTICATED, refusal.why)
+        is_order = method == CONTROL and refusal.kind is Refused.ELSEWHERE
+        return _refusing(grpc.StatusCode.NOT_FOUND if is_order else grpc.StatusCode.FAILED_PRECONDITION, refusal.why)
+
+    def _open(self, method: str, handler: Any) -> Any:
+        """A health check whose message is read here, for a bounded time."""
+        if handler is None:
+            return None
+        to_bytes = handler.response_serializer
+
+        async def check(requests: AsyncIterator[bytes], context: Any) -> Any:
+            return await self._check(handler.unary_unary, requests, context)
+
+        async def watch(requests: AsyncIterator[bytes], context: Any) -> None:
+            await self._watch(handler.unary_stream, requests, context)
+
+        if method == _WATCH:
+            return grpc.stream_stream_rpc_method_handler(watch, None, to_bytes)
+        return grpc.stream_unary_rpc_method_handler(check, None, to_bytes)
+
+    async def _check(self, ask: Any, requests: AsyncIterator[bytes], context: Any) -> Any:
+        with self._checks.one() as is_one:
+            if not is_one:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_CHECKS} checks at a time")
+            return await ask(await _asked(requests, context), context)
+
+    async def _watch(self, watch: Any, requests: AsyncIterator[bytes], context: Any) -> None:
+        with self._watches.one() as is_one:
+            if not is_one:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"more than {MAX_WATCHES} watches at a time")
+            await watch(await _asked(requests, context), context)
 
 
-async def _refuse(_requests: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster secret is missing or wrong")
+class _Open:
+    """Counts open calls of one kind."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._count = most, 0
+
+    @contextmanager
+    def one(self) -> Iterator[bool]:
+        """Yields whether there is room for one more."""
+        if self._count >= self._most:
+            yield False
+            return
+        self._count += 1
+        try:
+            yield True
+        finally:
+            self._count -= 1
 
 
-def call_metadata(secret: ClusterSecret) -> tuple[tuple[str, str], ...]:
-    """Metadata that proves membership to another worker."""
-    return ((METADATA_KEY, secret.rpc_token()),)
+async def _asked(requests: AsyncIterator[bytes], context: Any) -> health_pb2.HealthCheckRequest:
+    try:
+        async with asyncio.timeout(CHECK_S):
+            data = await anext(requests, b"")
+        return health_pb2.HealthCheckRequest.FromString(data)
+    except TimeoutError:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"the question did not come within {CHECK_S:g} s")
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no health check")
+    raise AssertionError("an aborted call goes on")
+
+
+def _answering(handler: Any, answer: tuple[tuple[str, str], ...]) -> Any:
+    """The same handler, behind the server's own proof. It writes with `context.write`, so no message takes longer."""
+    if handler is None:
+        return None
+    inner = handler.stream_stream or handler.unary_unary
+
+    async def proven(asked: Any, context: Any) -> Any:
+        await context.send_initial_metadata(answer)
+        return await inner(asked, context)
+
+    make = grpc.stream_stream_rpc_method_handler if handler.stream_stream else grpc.unary_unary_rpc_method_handler
+    return make(proven, handler.request_deserializer, handler.response_serializer)
+
+
+def _refusing(code: grpc.StatusCode, why: str) -> Any:
+    async def refuse(_requests: Any, context: Any) -> None:
+        await context.abort(code, why)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -26,7 +26,7 @@ from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.auth import SecretInterceptor
+from tandem.workerhost.auth import MAX_CALLS, SecretInterceptor
 from tandem.workerhost.link_share import LinkShare
 from tandem.workerhost.membership import Membership
 from tandem.workerhost.passing import ForRank
@@ -97,7 +97,10 @@ class WorkerHost:
         self._ready = asyncio.get_running_loop().create_future()
         self._times.enter(StartPhase.RANKS)
         await self._ranks.start()
-        server = grpc.aio.server(interceptors=(SecretInterceptor(self._secret),), options=SERVER_OPTIONS)
+        server = grpc.aio.server(
+            interceptors=(SecretInterceptor(self._secret, lambda: self._info),), options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=MAX_CALLS,
+        )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as tasks:
                 death = tasks.create_task(self._watch_death())

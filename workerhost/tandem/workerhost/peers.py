@@ -11,22 +11,24 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from tandem.core.callproof import PEER, CallProof, stream_target
 from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.auth import call_metadata
 from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.passing import SERVICE, Heard, from_peer, heard_from_peer
+from tandem.workerhost.passing import Heard, from_peer, heard_from_peer
 from tandem.workerhost.server import Backend
 from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream, told
 
 _log = logging.getLogger(__name__)
 PING_EVERY_S = 0.5
+UNPROVEN = "it did not prove that it knows the cluster secret"
 CHANNEL_OPTIONS = (
     *PROOF_OF_LIFE,
+    ("grpc.enable_http_proxy", 0),
     ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
@@ -69,10 +71,11 @@ class PeerChannels:
         worker, incarnation = key
         try:
             async with grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
-                dial: Any = channel.stream_stream(f"/{SERVICE}/Peer", None, heard_from_peer)
-                call = dial(metadata=call_metadata(self._secret))
+                dial: Any = channel.stream_stream(PEER, None, heard_from_peer)
+                proof = CallProof.of(self._secret, PEER, stream_target(worker, incarnation))
+                call = dial(metadata=proof.metadata)
                 incoming = aiter(call)
-                if why := await self._greet(call, incoming, incarnation):
+                if why := await self._greet(call, incoming, incarnation, proof):
                     return why
                 async with asyncio.TaskGroup() as group:
                     pings = group.create_task(self._ping(queue))
@@ -93,14 +96,19 @@ class PeerChannels:
         gone = e.PeerGone(worker=worker, incarnation=incarnation, reason=reason)
         self._backend.to_rank(e.HostToRank(peer_gone=gone))
 
-    async def _greet(self, call: Any, incoming: AsyncIterator[Heard[w.PeerMessage]], incarnation: int) -> str:
-        """Exchange hellos; why the peer cannot be spoken to, "" if it can.
+    async def _greet(
+        self, call: Any, incoming: AsyncIterator[Heard[w.PeerMessage]], incarnation: int, proof: CallProof
+    ) -> str:
+        """Exchange proofs, then hellos; why the peer cannot be spoken to, "" if it can.
 
         Nothing more is written before the answer: a write into a refused call would hide why it was refused.
         """
         hello = peer_hello(self._backend.info, incarnation)
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
+                if not proof.is_answered(await call.initial_metadata()):
+                    await anext(incoming, None)  # raises why it was refused
+                    return UNPROVEN
                 await call.write(w.PeerMessage(hello=hello).SerializeToString())
                 answer = await anext(incoming, None)
         except TimeoutError:

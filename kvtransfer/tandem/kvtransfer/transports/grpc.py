@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import grpc
 
+from tandem.core.callproof import CallProof
 from tandem.core.patience import patient
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
     Frame,
@@ -37,6 +38,7 @@ from tandem.kvtransfer.transports.fillable import Fillable
 
 SERVICE = "tandem.rpc.v1.KvTransfer"
 METHOD = "Push"
+PATH = f"/{SERVICE}/{METHOD}"
 PEER_KEY = "x-tandem-peer"
 HEAD_ROOM_BYTES = 1024
 """Where a payload that is gathered in place begins: behind the prelude and a head of 235 blocks or several heads."""
@@ -89,16 +91,22 @@ class GrpcLink:
 
     @classmethod
     def dial(cls, address: str, peer: Peer, secret: ClusterSecret) -> GrpcLink:
-        """Connect and be greeted within DIAL_TIMEOUT_S; raises LinkClosedError."""
-        link = cls()
-        metadata = ((METADATA_KEY, secret.rpc_token()), (PEER_KEY, peer.encode().decode("ascii")))
-        link._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        link._call = link._channel.stream_stream(f"/{SERVICE}/{METHOD}")(pack_messages(link._outbox), metadata=metadata)
+        """Connect and be greeted within DIAL_TIMEOUT_S; raises LinkClosedError. Nothing is sent to a listener that does
+        not prove that it knows the secret."""
+        where, _, listener = address.rpartition("/")
+        if not where or not listener:
+            raise LinkClosedError(f"{address!r} is no address of a listener")
+        link, proof = cls(), CallProof.of(secret, PATH, listener)
+        metadata = (*proof.metadata, (PEER_KEY, peer.encode().decode("ascii")))
+        link._channel = grpc.insecure_channel(where, options=_OPTIONS)
+        link._call = link._channel.stream_stream(PATH)(pack_messages(link._outbox), metadata=metadata)
         patience = threading.Timer(DIAL_TIMEOUT_S, link._call.cancel)
         patience.start()
         try:
             next(link._call)
-        except (grpc.RpcError, StopIteration) as error:
+            if not proof.is_answered(link._call.initial_metadata()):
+                raise LinkClosedError("the receiver did not prove that it knows the cluster secret")
+        except (grpc.RpcError, StopIteration, LinkClosedError) as error:
             link.close()
             link.release()
             raise LinkClosedError(_reason(error)) from error

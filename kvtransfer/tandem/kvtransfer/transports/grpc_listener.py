@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
+from tandem.core.callproof import PROOF_KEY, ProofChecker, Refused, value_of
 from tandem.core.errors import StartupError
-from tandem.core.ids import Rank
+from tandem.core.ids import Rank, new_incarnation
 from tandem.core.logs import event
-from tandem.core.secret import METADATA_KEY, ClusterSecret
+from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, Reply, ReplyKind, encode_reply
 from tandem.kvtransfer.hostid import host_id
 from tandem.kvtransfer.intake import InboundLink, Intake
@@ -25,6 +26,7 @@ from tandem.kvtransfer.transports.grpc import (
     KEEPALIVE_MS,
     MAX_MESSAGE_BYTES,
     METHOD,
+    PATH,
     PEER_KEY,
     REPORT_BYTES,
     SERVICE,
@@ -52,13 +54,13 @@ class GrpcListener:
     """Serves on `bind_host` at a port that the system chooses; `advertise_host` is what senders are told."""
 
     def __init__(self, intake: Intake, secret: ClusterSecret, rank: Rank, bind_host: str, advertise_host: str) -> None:
-        self._intake, self._secret, self._rank = intake, secret, rank
+        self._intake, self._checker, self._rank = intake, ProofChecker(secret), rank
         self._bind_host, self._advertise_host = bind_host, advertise_host
         self._threads = ThreadPoolExecutor(MAX_LINKS, thread_name_prefix="kv-grpc-in")
         self._server = grpc.server(self._threads, options=_OPTIONS, maximum_concurrent_rpcs=MAX_LINKS)
         handler = grpc.stream_stream_rpc_method_handler(self._push)  # no serializers: messages stay bytes
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        self._port = 0
+        self._port, self._name = 0, f"{new_incarnation():x}"
         self._lock = threading.Lock()
         self._fetchers: set[_Fetcher] = set()
 
@@ -71,7 +73,8 @@ class GrpcListener:
         self._server.start()
 
     def endpoint(self) -> Endpoint:
-        address = join_address(self._advertise_host, self._port)
+        """The address ends with a name that no other listener has or had: a proof of who dials is good for this one."""
+        address = f"{join_address(self._advertise_host, self._port)}/{self._name}"
         return Endpoint(rank=self._rank, transport="grpc", host=host_id(), address=address)
 
     def close(self) -> None:
@@ -94,11 +97,16 @@ class GrpcListener:
 
     def _authenticate(self, context: grpc.ServicerContext) -> Peer:
         """The peer behind a call; aborts the call (by raising) if it does not know the secret or hides who it is."""
-        metadata = dict(context.invocation_metadata())
-        if not self._secret.is_rpc_token(str(metadata.get(METADATA_KEY, ""))):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the sender does not know the cluster secret")
+        metadata = context.invocation_metadata()
+        line = value_of(metadata, PROOF_KEY)
+        refusal = self._checker.refusal(line, PATH, self._name)
+        if refusal is not None:
+            is_stranger = refusal.kind is Refused.STRANGER
+            code = grpc.StatusCode.UNAUTHENTICATED if is_stranger else grpc.StatusCode.FAILED_PRECONDITION
+            context.abort(code, refusal.why)
+        context.send_initial_metadata(self._checker.answer(line))
         try:
-            return Peer.decode(str(metadata.get(PEER_KEY, "")).encode())
+            return Peer.decode(value_of(metadata, PEER_KEY).encode())
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the sender did not introduce itself: {error}")
 

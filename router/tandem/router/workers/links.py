@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import grpc
 import grpc.aio
 
+from tandem.core.callproof import STREAM, CallProof, stream_target
 from tandem.core.clock import Clock
 from tandem.core.errors import CapacityError, TandemError, WorkerLostError, from_code
 from tandem.core.ids import Incarnation, RouterId, WorkerId
@@ -26,7 +27,7 @@ from tandem.core.lifecycle import WorkerState
 from tandem.core.liveness import BEAT_S, PROOF_OF_LIFE, STAND_S
 from tandem.core.logs import event
 from tandem.core.patience import patient
-from tandem.core.secret import METADATA_KEY
+from tandem.core.secret import ClusterSecret
 from tandem.core.streamversion import stream_refusal
 from tandem.router.planning.computing import COMPUTING_SECONDS, ComputingShare
 from tandem.router.planning.outstanding import Outstanding
@@ -67,11 +68,11 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who this router is, and the token that proves that it belongs to the cluster."""
+    """Who this router is, and the secret with which it proves that it belongs to the cluster."""
 
     router: RouterId
     incarnation: Incarnation
-    rpc_token: str
+    secret: ClusterSecret
 
 
 class LinkListener(Protocol):
@@ -190,9 +191,11 @@ class WorkerLink:
         try:
             async with grpc.aio.insecure_channel(self.where.address, options=_OPTIONS) as channel:
                 stub = w_grpc.WorkerStub(channel)
-                call: Any = stub.Stream(metadata=((METADATA_KEY, self._identity.rpc_token),))  # type: ignore[call-arg]
+                target = stream_target(self.where.worker, self.where.incarnation)
+                proof = CallProof.of(self._identity.secret, STREAM, target)
+                call: Any = stub.Stream(metadata=proof.metadata)  # type: ignore[call-arg]
                 try:
-                    await self._greet(call)
+                    await self._greet(call, proof)
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._read(call))
                         group.create_task(self._write(call))
@@ -207,9 +210,12 @@ class WorkerLink:
             was_up = self._close(why)
         return was_up
 
-    async def _greet(self, call: Any) -> None:
+    async def _greet(self, call: Any, proof: CallProof) -> None:
         identity = self._identity
         async with asyncio.timeout(HELLO_S):
+            if not proof.is_answered(await _metadata(call)):
+                await _next(call)  # raises why it was refused
+                raise _BrokenError("the worker did not prove that it knows the cluster secret")
             await call.write(wire.hello(identity.router, identity.incarnation, self.where.incarnation))
             answer = await _next(call)
         if answer is _EOF or answer.WhichOneof("kind") != "hello":
@@ -318,6 +324,17 @@ class WorkerLink:
 
 class _BrokenError(Exception):
     """The stream is of no more use."""
+
+
+async def _metadata(call: Any) -> Any:
+    """What the worker says before its first message; nothing of a call that has ended."""
+    try:
+        return await call.initial_metadata()
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _BrokenError("the worker cancelled the stream") from None
 
 
 async def _next(call: Any) -> Any:
