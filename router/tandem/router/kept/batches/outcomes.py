@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from tandem.core.batch import LineError
+from tandem.core.errors import InternalError
 from tandem.router.kept.batches.inprocess import Reply
 from tandem.router.kept.batches.journal import Entry
 
@@ -30,6 +31,13 @@ def pause_before_retry(reply: Reply, waits: int, failures: int) -> float | None:
     if reply.status >= 499 and failures < MAX_FAILURES:
         return _pause(reply, failures)
     return None
+
+
+def broken() -> Reply:
+    """In place of the reply to a request that raised an error of ours."""
+    error = InternalError("the request could not be run", why="there is a fault in the server")
+    said = {"message": error.message, "type": "server_error", "param": None, "code": error.code}
+    return Reply(status=500, body=orjson.dumps({"error": said}))
 
 
 def is_waiting(reply: Reply) -> bool:

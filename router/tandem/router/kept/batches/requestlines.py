@@ -47,14 +47,6 @@ class Input:
         return next(iter(self.models)) if len(self.models) == 1 else None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLine:
-    """One request: `body` is what is sent to the endpoint."""
-
-    custom_id: str
-    body: bytes
-
-
 async def read_input(path: Path, endpoint: str, models: frozenset[str], limits: Limits) -> Input:
     """Check all of it, some lines at a time, off the event loop. Raises OSError."""
     return await _read(_Reader(endpoint, models, limits), path)
@@ -65,12 +57,21 @@ async def index_input(path: Path) -> Input:
     return await _read(_Reader("", frozenset(), None), path)
 
 
-async def request_at(path: Path, found: Input, number: int) -> RequestLine:
-    """The request `number` of an input that was checked. Raises OSError."""
+async def line_at(path: Path, found: Input, number: int) -> bytes:
+    """The line of the request `number` of an input that was checked. Raises OSError."""
     start, end = found.offsets[2 * number], found.offsets[2 * number + 1]
-    line = await asyncio.to_thread(_read_at, path, start, end - start)
-    data = orjson.loads(line)
-    return RequestLine(custom_id=data["custom_id"], body=orjson.dumps(data["body"]))
+    return await asyncio.to_thread(_read_at, path, start, end - start)
+
+
+def body_of(line: bytes) -> bytes:
+    """What is sent to the endpoint. Raises TypeError for a body that cannot be written again."""
+    return orjson.dumps(orjson.loads(line)["body"])
+
+
+def custom_id_of(line: bytes) -> str:
+    """What the client calls the request of a line that was checked."""
+    custom_id: str = orjson.loads(line)["custom_id"]
+    return custom_id
 
 
 def custom_ids(path: Path, found: Input) -> Iterator[tuple[int, str]]:
@@ -79,7 +80,7 @@ def custom_ids(path: Path, found: Input) -> Iterator[tuple[int, str]]:
         for number in range(found.total):
             start, end = found.offsets[2 * number], found.offsets[2 * number + 1]
             stream.seek(start)
-            yield number, orjson.loads(stream.read(end - start))["custom_id"]
+            yield number, custom_id_of(stream.read(end - start))
 
 
 class _Reader:
@@ -141,10 +142,13 @@ class _Reader:
             self._wrong("invalid_method", "method must be POST", "method")
         if data.get("url") != self._endpoint:
             self._wrong("mismatched_url", f"url must be the batch's endpoint {self._endpoint}", "url")
-        if isinstance(data.get("body"), dict):
-            self._check_body(data["body"])
-        else:
+        body = data.get("body")
+        if not isinstance(body, dict):
             self._wrong("invalid_body", "body must be an object", "body")
+        elif not _is_writable(body):
+            self._wrong("invalid_body", "body is nested too deeply to be sent", "body")
+        else:
+            self._check_body(body)
 
     def _check_id(self, custom_id: Any) -> None:
         if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID:
@@ -171,6 +175,15 @@ class _Reader:
     def _wrong(self, code: str, message: str, param: str | None = None) -> None:
         text = f"{message[:1].upper()}{message[1:]}."
         self._input.errors.append(LineError(code=code, message=text, line=self._line, param=param))
+
+
+def _is_writable(body: dict[str, Any]) -> bool:
+    """Whether it can be sent: orjson reads 1,024 levels and writes 254."""
+    try:
+        orjson.dumps(body)
+        return True
+    except TypeError:
+        return False
 
 
 async def _read(reader: _Reader, path: Path) -> Input:

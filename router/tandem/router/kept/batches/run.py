@@ -21,7 +21,15 @@ from tandem.router.kept.batches.folder import FilesFolder
 from tandem.router.kept.batches.inprocess import Reply
 from tandem.router.kept.batches.journal import Entry, Journal
 from tandem.router.kept.batches.outputs import Outputs
-from tandem.router.kept.batches.requestlines import Input, Limits, index_input, read_input, request_at
+from tandem.router.kept.batches.requestlines import (
+    Input,
+    Limits,
+    body_of,
+    custom_id_of,
+    index_input,
+    line_at,
+    read_input,
+)
 from tandem.router.kept.batches.slots import RevokedError, Slot, Slots
 from tandem.router.kept.batches.states import Action, Tally
 from tandem.router.kept.files import new_id
@@ -175,19 +183,27 @@ class BatchRun:
             return
 
     async def _answer(self, found: Input, number: int) -> Entry:
-        record = self._record
-        request = await request_at(self._path, found, number)
+        line = await line_at(self._path, found, number)
         waits = failures = 0
         while True:
-            reply = await self._shop.calls.post(record.endpoint, request.body, record.tenant)
+            reply = await self._reply(line, number)
             if outcomes.is_waiting(reply):
                 waits += 1
             else:
                 failures += 1
             pause_s = outcomes.pause_before_retry(reply, waits, failures)
             if pause_s is None:
-                return outcomes.entry(number, record.id, request.custom_id, reply)
+                return outcomes.entry(number, self._record.id, custom_id_of(line), reply)
             await asyncio.sleep(pause_s)
+
+    async def _reply(self, line: bytes, number: int) -> Reply:
+        """Whatever breaks on one request is its reply, and nothing to the others."""
+        record = self._record
+        try:
+            return await self._shop.calls.post(record.endpoint, body_of(line), record.tenant)
+        except Exception:  # noqa: BLE001 - logged, and after some tries the request's answer
+            _log.exception("request of a batch failed", extra={"fields": {"batch": record.id, "number": number}})
+            return outcomes.broken()
 
     # ---- what is kept ------------------------------------------------------------------------------------------------
 

@@ -13,19 +13,26 @@ from tandem.router.kept.batches.requestlines import (
     MAX_ERRORS,
     Input,
     Limits,
+    body_of,
+    custom_id_of,
     custom_ids,
     index_input,
+    line_at,
     read_input,
-    request_at,
 )
 
 URL = "/v1/completions"
-LIMITS = Limits(max_requests=500, max_line_bytes=400)
+LIMITS = Limits(max_requests=500, max_line_bytes=4000)
 
 
 def line(custom_id: Any = "a", **changes: Any) -> str:
     body = {"model": "m", "prompt": "Hi"}
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": URL, "body": body, **changes})
+
+
+def deep(levels: int) -> str:
+    """A line whose body is nested deeper than it can be written again."""
+    return line(body={"model": "m", "metadata": None}).replace("null", "[" * levels + "]" * levels)
 
 
 def read(folder: Path, text: str, limits: Limits = LIMITS) -> Input:
@@ -41,9 +48,9 @@ def test_a_good_input(tmp_path: Path) -> None:
     assert not found.errors
     assert (found.total, found.model) == (200, "m")
     for number in (0, 99, 100, 199):
-        request = asyncio.run(request_at(tmp_path / "input", found, number))
-        assert request.custom_id == f"id-{number}"
-        assert json.loads(request.body) == {"model": "m", "prompt": [number]}
+        one = asyncio.run(line_at(tmp_path / "input", found, number))
+        assert custom_id_of(one) == f"id-{number}"
+        assert json.loads(body_of(one)) == {"model": "m", "prompt": [number]}
     assert list(custom_ids(tmp_path / "input", found)) == [(n, f"id-{n}") for n in range(200)]
     assert asyncio.run(index_input(tmp_path / "input")).offsets == found.offsets
 
@@ -55,7 +62,7 @@ def test_a_good_input(tmp_path: Path) -> None:
         ("[1]", "invalid_json_line", None),
         (line(None), "invalid_custom_id", "custom_id"),
         (line(""), "invalid_custom_id", "custom_id"),
-        (line("x" * 600, body={}), "request_too_large", None),
+        (line("x" * 4000, body={}), "request_too_large", None),
         (line(7), "invalid_custom_id", "custom_id"),
         (line("first"), "duplicate_custom_id", "custom_id"),
         (line(method="GET"), "invalid_method", "method"),
@@ -63,6 +70,8 @@ def test_a_good_input(tmp_path: Path) -> None:
         (line(body=[]), "invalid_body", "body"),
         (line(body={"model": "other"}), "model_not_found", "body.model"),
         (line(body={}), "model_not_found", "body.model"),
+        (deep(300), "invalid_body", "body"),
+        (deep(1020), "invalid_body", "body"),
         (line(body={"model": "m", "stream": True}), "unsupported_parameter", "body.stream"),
         (line(more=1), "unknown_parameter", "more"),
     ],

@@ -310,3 +310,30 @@ def test_work_that_is_gone_fails_the_batch_unless_the_directory_is_gone_too() ->
 
     with world() as here:
         asyncio.run(scenario(here))
+
+
+class Breaking(Callee):
+    """One request raises, another one's body came from a release that let any depth pass."""
+
+    async def post(self, path: str, body: bytes, tenant: str) -> Reply:
+        if json.loads(body)["prompt"] == 3:
+            raise RuntimeError("a fault of ours")
+        return await super().post(path, body, tenant)
+
+
+def test_what_breaks_on_one_request_is_its_answer() -> None:
+    with world() as here:
+        here.callee = Breaking()
+        deep = json.dumps({"custom_id": "id-4", "method": "POST", "url": URL, "body": {"model": "m", "prompt": 0}})
+        deep = deep.replace('"prompt": 0', f'"prompt": {"[" * 300}{"]" * 300}')
+        path = here.folder().file("file-1")
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:4], deep, *lines[5:]]))
+        here.store.batches[NAME] = replace(here.store.batches[NAME], status=BatchStatus.IN_PROGRESS, total=TOTAL)
+        here.folder().take_input(NAME, "file-1")
+        asyncio.run(here.owner().run())
+        record = here.check()
+        assert record.status is BatchStatus.COMPLETED
+        bad = {line["custom_id"]: line["response"] for line in here._lines(record.error_file)}
+        for name in ("id-3", "id-4"):
+            assert (bad[name]["status_code"], bad[name]["body"]["error"]["code"]) == (500, "internal")
