@@ -156,7 +156,7 @@ def test_a_batch_that_cannot_be_read_is_left_out(run: Any, damage: dict[str, Any
         page, has_more = await store.list("t", after="batch_2", limit=1)
         assert (page, has_more) == ([], False)
         assert list(await store.open()) == ["batch_0", "batch_3"]
-        assert list(await store.oldest_open(1)) == ["batch_3"]
+        assert [one.id for one in await store.load_all(await store.open())] == ["batch_3"]
         await store.forget_due(202 + KEPT_S)
         assert set(await redis.hkeys(KEYS.batches)) == {b"batch_0", b"batch_3"}
         assert await redis.zcard(KEYS.batches_due) == 0
@@ -280,7 +280,7 @@ def test_an_outage_is_said(server: PrivateRedis, run: Any) -> None:
             batches.load("batch_1"),
             batches.list("t", after=None, limit=1),
             batches.open(),
-            batches.oldest_open(1),
+            batches.load_all(["batch_1"]),
             batches.forget_due(1.0),
             files.begin(file(1)),
             files.load("t", "file-1"),

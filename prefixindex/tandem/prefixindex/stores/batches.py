@@ -17,6 +17,7 @@ from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.shelf import Shelf
 
+_AT_ONCE: Final = 100
 KEPT_S: Final = 30 * 86_400
 """How long a batch that is over can be looked at."""
 
@@ -134,15 +135,12 @@ class BatchStore:
             raise no_answer(error) from error
         return [batch.decode() for batch in ids]
 
-    async def oldest_open(self, limit: int) -> Sequence[str]:
-        """Ids of the `limit` oldest among those that can be read: the others keep nobody from a turn."""
-        ids = await self.open()
-        found: list[str] = []
-        for start in range(0, len(ids), limit):
-            if len(found) >= limit:
-                break
-            found += [record.id for record in await self._shelf.load_all(ids[start : start + limit])]
-        return found[:limit]
+    async def load_all(self, batches: Sequence[str]) -> Sequence[BatchRecord]:
+        """Those that can be read of batches of these ids, in this order."""
+        found: list[BatchRecord] = []
+        for start in range(0, len(batches), _AT_ONCE):
+            found += await self._shelf.load_all(batches[start : start + _AT_ONCE])
+        return found
 
     async def forget_due(self, now_s: float) -> None:
         """Forget batches that are over for long."""

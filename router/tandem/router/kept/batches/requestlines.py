@@ -19,6 +19,7 @@ MAX_ERRORS = 100
 MAX_CUSTOM_ID = 512
 _KNOWN = ("custom_id", "method", "url", "body")
 _LINES_AT_ONCE = 64
+_BYTES_OF_A_TOKEN, _ANSWER_TOKENS = 4, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,10 @@ class Input:
     @property
     def total(self) -> int:
         return len(self.offsets) // 2
+
+    def cost(self, number: int) -> int:
+        """What a request takes, in tokens, as far as its length tells."""
+        return (self.offsets[2 * number + 1] - self.offsets[2 * number]) // _BYTES_OF_A_TOKEN + _ANSWER_TOKENS
 
     @property
     def model(self) -> str | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from tandem.prefixindex.stores.files import FileStore
 from tandem.router.kept.batches import outcomes, states
 from tandem.router.kept.batches.folder import FilesFolder
 from tandem.router.kept.batches.inprocess import Reply
-from tandem.router.kept.batches.journal import Entry, Journal
+from tandem.router.kept.batches.journal import Journal
 from tandem.router.kept.batches.outputs import Outputs
 from tandem.router.kept.batches.requestlines import (
     Input,
@@ -30,11 +30,13 @@ from tandem.router.kept.batches.requestlines import (
     line_at,
     read_input,
 )
-from tandem.router.kept.batches.slots import RevokedError, Slot, Slots
+from tandem.router.kept.batches.slots import RevokedError, Slots
 from tandem.router.kept.batches.states import Action, Tally
 from tandem.router.kept.files import new_id
 
 _log = logging.getLogger(__name__)
+AT_ONCE = 16
+"""So many requests of one batch are begun and not answered: those that hold a place, wait for one, or rest."""
 LOOK_S = 0.5
 SAVE_S = 1.0
 """Progress is written down no more often."""
@@ -78,12 +80,23 @@ class BatchRun:
         self._input: Input | None = None
         self._journal: Journal | None = None
         self._saved_s = float("-inf")
+        self._is_leaving = False
+        self._idle: set[asyncio.Task[None]] = set()
+        """Those of the requests begun that hold no place."""
+
+    def leave(self) -> None:
+        """End soon: what holds a place is answered, and nothing else begun. Another run goes on from there."""
+        self._is_leaving = True
+        for task in self._idle:
+            task.cancel()
 
     async def run(self) -> None:
-        """Until the batch is over."""
+        """Until the batch is over, or it has to leave."""
         steps = {Action.VALIDATE: self._validate, Action.EXECUTE: self._execute, Action.PUBLISH: self._publish}
         try:
             while (action := states.action(self._record, self._shop.wall_s())) is not Action.NOTHING:
+                if action is Action.EXECUTE and self._is_leaving:
+                    return
                 try:
                     await steps[action]()
                 except FileNotFoundError:
@@ -123,7 +136,11 @@ class BatchRun:
         finally:
             await _end(work)
         work.result()
-        await self._save(lambda now_s: states.all_answered(self._record, now_s, journal.tally))
+        if len(journal.places) == found.total:
+            await self._save(lambda now_s: states.all_answered(self._record, now_s, journal.tally))
+        else:  # it leaves
+            self._saved_s = float("-inf")
+            await self._look(journal)
 
     async def _publish(self) -> None:
         """Write both files, then end the batch and list them in one step."""
@@ -163,38 +180,53 @@ class BatchRun:
     async def _answer_all(self, found: Input, journal: Journal) -> None:
         try:
             async with asyncio.TaskGroup() as group:
+                begun = asyncio.Semaphore(AT_ONCE)
                 for number in range(found.total):
-                    if number not in journal.places:
-                        held = _Held(self._shop.slots, await self._shop.slots.take())
-                        task = group.create_task(self._answer_in(held, found, journal, number))
-                        task.add_done_callback(held.release)  # also of a task that never began
+                    if number in journal.places:
+                        continue
+                    await begun.acquire()
+                    if self._is_leaving:
+                        break
+                    task = group.create_task(self._answer(found, journal, number))
+                    task.add_done_callback(lambda _: begun.release())
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
 
-    async def _answer_in(self, held: _Held, found: Input, journal: Journal, number: int) -> None:
-        """Until it is answered; a place that is taken back is waited for anew."""
-        while True:
-            try:
-                entry = await held.slot.run(self._answer(found, number))
-            except RevokedError:
-                await held.wait_anew()
-                continue
-            await journal.append(entry)
-            return
-
-    async def _answer(self, found: Input, number: int) -> Entry:
-        line = await line_at(self._path, found, number)
+    async def _answer(self, found: Input, journal: Journal, number: int) -> None:
+        """Until it is answered, or the run leaves. It holds a place only while it is sent: who waits keeps none from
+        others."""
+        slots, tenant = self._shop.slots, self._record.tenant
         waits = failures = 0
-        while True:
-            reply = await self._reply(line, number)
-            if outcomes.is_waiting(reply):
-                waits += 1
-            else:
-                failures += 1
-            pause_s = outcomes.pause_before_retry(reply, waits, failures)
-            if pause_s is None:
-                return outcomes.entry(number, self._record.id, custom_id_of(line), reply)
-            await asyncio.sleep(pause_s)
+        while not self._is_leaving:
+            with self._idling():
+                slot = await slots.take(tenant, found.cost(number))
+            try:
+                line = await line_at(self._path, found, number)
+                reply = await slot.run(self._reply(line, number))
+                if outcomes.is_waiting(reply):
+                    waits += 1
+                else:
+                    failures += 1
+                pause_s = outcomes.pause_before_retry(reply, waits, failures)
+                if pause_s is None:
+                    await journal.append(outcomes.entry(number, self._record.id, custom_id_of(line), reply))
+                    return
+            except RevokedError:
+                continue
+            finally:
+                slots.give_back(slot)
+            with self._idling():
+                await asyncio.sleep(pause_s)
+
+    @contextmanager
+    def _idling(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._idle.add(task)
+        try:
+            yield
+        finally:
+            self._idle.discard(task)
 
     async def _reply(self, line: bytes, number: int) -> Reply:
         """Whatever breaks on one request is its reply, and nothing to the others."""
@@ -255,22 +287,6 @@ class BatchRun:
             created_s=int(now_s),
             expires_s=int(now_s + expiry_s),
         )
-
-
-class _Held:
-    """A place for as long as its request needs one."""
-
-    def __init__(self, slots: Slots, slot: Slot) -> None:
-        self._slots, self.slot, self._is_held = slots, slot, True
-
-    def release(self, _: object = None) -> None:
-        if self._is_held:
-            self._is_held = False
-            self._slots.give_back(self.slot)
-
-    async def wait_anew(self) -> None:
-        self.release()
-        self.slot, self._is_held = await self._slots.take(), True
 
 
 async def _end(work: asyncio.Task[None]) -> None:

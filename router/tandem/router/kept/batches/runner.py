@@ -22,17 +22,17 @@ from tandem.router.kept.batches.pace import Pace
 from tandem.router.kept.batches.requestlines import Limits
 from tandem.router.kept.batches.run import BatchRun, Calls, LeaseLostError, Workshop
 from tandem.router.kept.batches.slots import Slots
+from tandem.router.kept.batches.turns import OpenBatch, Turns
 from tandem.router.kept.files import Files, sweep
 
 _log = logging.getLogger(__name__)
 LEASE_S = 5.0
 BEAT_S = 1.0
 AT_ONCE = 8
-"""Batches that take turns; the others wait for one of them to end."""
+"""Batches that run side by side; the others wait for their turn."""
 PACE_S = 0.1
 SWEEP_S = 30.0
-RETRY_S = 2.0
-BUG_S = 30.0
+LOOK_S = 2.0
 
 
 class BatchRunner:
@@ -58,6 +58,7 @@ class BatchRunner:
         self._batches, self._files, self._lease, self._wakeups = batches, files, lease, wakeups
         self._calls, self._clock, self._models, self._waiting = calls, clock, models, waiting
         self._limits = limits
+        self._known: dict[str, OpenBatch] = {}
         self._slots = Slots()
         self._pace = Pace(at_once)
 
@@ -136,29 +137,49 @@ class BatchRunner:
             event(_log, "batches are another router's now", incarnation=incarnation)
 
     async def _start_runs(self, shop: Workshop, group: asyncio.TaskGroup) -> None:
-        runs: dict[str, asyncio.Task[None]] = {}
+        turns = Turns(AT_ONCE)
+        runs: dict[str, BatchRun] = {}
         while True:
-            runs = {batch: task for batch, task in runs.items() if not task.done()}
             with suppress(UnavailableError):
-                for batch in await self._batches.oldest_open(AT_ONCE):
-                    if batch not in runs:
-                        runs[batch] = group.create_task(self._run_one(shop, batch))
-            await self._wakeups.wait(RETRY_S)
+                for batch in turns.begin(await self._opened(), self._clock.now_s()):
+                    group.create_task(self._run_one(shop, batch, turns, runs))
+            for batch in turns.leave(self._clock.now_s()):
+                if batch in runs:
+                    runs[batch].leave()
+            await self._wakeups.wait(LOOK_S)
 
-    async def _run_one(self, shop: Workshop, batch: str) -> None:
-        """One batch as far as it goes now; trouble is waited out and tried again by the loop above."""
+    async def _opened(self) -> dict[str, OpenBatch]:
+        """All that can be read: the others keep nobody from a turn."""
+        ids = await self._batches.open()
+        self._known = {batch: self._known[batch] for batch in ids if batch in self._known}
+        for record in await self._batches.load_all([batch for batch in ids if batch not in self._known]):
+            self._known[record.id] = OpenBatch(record.tenant, record.created_s)
+        return self._known
+
+    async def _run_one(self, shop: Workshop, batch: str, turns: Turns, runs: dict[str, BatchRun]) -> None:
+        """One batch as far as it goes now; after trouble it rests, and gives its turn to the next."""
         try:
             record = await self._batches.load(batch)
-            if record is not None:
-                await BatchRun(shop, record).run()
+            if record is None:  # gone from the store, which may have forgotten its last second
+                turns.cut_off(batch, self._clock.now_s())
+                return
+            runs[batch] = BatchRun(shop, record)
+            await runs[batch].run()
+            turns.ended(batch)
         except LeaseLostError:
             raise
-        except (OSError, TandemError) as error:
+        except UnavailableError as error:
+            turns.cut_off(batch, self._clock.now_s())
             event(_log, "batch interrupted", logging.WARNING, batch=batch, why=str(error))
-            await asyncio.sleep(RETRY_S)
-        except Exception:  # noqa: BLE001 - one batch must not stop the others; it is tried again, rarely
+        except (OSError, TandemError) as error:
+            rest_s = turns.failed(batch, self._clock.now_s())
+            event(_log, "batch interrupted", logging.WARNING, batch=batch, why=str(error), rests_s=rest_s)
+        except Exception:  # noqa: BLE001 - one batch must not stop the others; it is tried again, ever more rarely
+            turns.failed(batch, self._clock.now_s())
             _log.exception("batch failed", extra={"fields": {"batch": batch}})
-            await asyncio.sleep(BUG_S)
+        finally:
+            runs.pop(batch, None)
+            self._wakeups.ring()  # somebody else may begin
 
     async def _keep_pace(self) -> None:
         while True:

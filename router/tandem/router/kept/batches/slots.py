@@ -1,13 +1,20 @@
-"""Places for requests of batches. Who asked first gets the next one, so batches that run side by side take turns."""
+"""Places for requests of batches. Tenants take turns at the next one, by the rules that requests of clients wait by."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
+import sys
 from collections.abc import Awaitable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tandem.router.admission.fairqueue import FairQueue, Waiting
+
 T = TypeVar("T")
+QUANTUM_TOKENS = 64
+SAVED_TOKENS = 2048
+"""As `[admission]` has them."""
 
 
 class RevokedError(Exception):
@@ -42,13 +49,20 @@ class Slot:
             self._work.cancel()
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Turn(Waiting):
+    given: asyncio.Future[Slot]
+
+
 class Slots:
     """As many as `allow` said last. Everything runs on one event loop."""
 
     def __init__(self) -> None:
         self._allowed = 0
         self._taken: list[Slot] = []
-        self._waiting: deque[asyncio.Future[Slot]] = deque()
+        self._waiting: FairQueue[_Turn] = FairQueue(
+            quantum=QUANTUM_TOKENS, limit=sys.maxsize, savings=SAVED_TOKENS
+        )  # whoever runs batches bounds how many ask
 
     @property
     def running(self) -> int:
@@ -61,17 +75,19 @@ class Slots:
             slot.revoke()
         self._grant()
 
-    async def take(self) -> Slot:
-        """A place, when it is the caller's turn; `give_back` it."""
-        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+    async def take(self, tenant: str, cost: int) -> Slot:
+        """A place for a request of about `cost` tokens, when it is its turn: first come, first served within a tenant.
+        `give_back` it."""
+        given: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        turn = _Turn(tenant=tenant, cost=cost, due_s=0.0, gone_s=math.inf, given=given)
+        self._waiting.add(turn)
         self._grant()
         try:
-            return await turn
+            return await given
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(turn.result())
-            elif turn in self._waiting:
+            if given.done() and not given.cancelled():
+                self.give_back(given.result())
+            else:
                 self._waiting.remove(turn)
             raise
 
@@ -80,9 +96,9 @@ class Slots:
         self._grant()
 
     def _grant(self) -> None:
-        while self._waiting and self.running < self._allowed:
-            turn = self._waiting.popleft()
-            if not turn.cancelled():
+        while self.running < self._allowed and (turn := self._waiting.first()) is not None:
+            self._waiting.take(turn)
+            if not turn.given.cancelled():
                 slot = Slot()
                 self._taken.append(slot)
-                turn.set_result(slot)
+                turn.given.set_result(slot)

@@ -135,13 +135,14 @@ class World:
         left.now_s, left._owners = self.now_s, self._owners
         return left
 
-    def owner(self) -> BatchRun:
+    def owner(self, slots: Slots | None = None) -> BatchRun:
         """The next one; whoever was it before is none any more, and may not know."""
         self._owners += 1
         incarnation = Incarnation(self._owners * 1009 % 97)
         self.store.owner = incarnation
-        slots = Slots()
-        slots.allow(3)
+        if slots is None:
+            slots = Slots()
+            slots.allow(3)
         shop = Workshop(
             incarnation=incarnation,
             batches=cast(Any, self.store),
@@ -337,3 +338,53 @@ def test_what_breaks_on_one_request_is_its_answer() -> None:
         bad = {line["custom_id"]: line["response"] for line in here._lines(record.error_file)}
         for name in ("id-3", "id-4"):
             assert (bad[name]["status_code"], bad[name]["body"]["error"]["code"]) == (500, "internal")
+
+
+class Full(Callee):
+    """Has no room, ever."""
+
+    async def post(self, path: str, body: bytes, tenant: str) -> Reply:
+        self.calls[json.loads(body)["prompt"]] += 1
+        return Reply(status=503)
+
+
+def test_who_waits_keeps_no_place_and_leaves_when_it_is_told() -> None:
+    async def scenario(here: World) -> None:
+        here.callee, slots = Full(), Slots()
+        slots.allow(1)
+        owner = here.owner(slots)
+        task = asyncio.create_task(owner.run())
+        async with asyncio.timeout(20):
+            while len(here.callee.calls) < TOTAL:  # all of them are sent through one place
+                await asyncio.sleep(0.001)
+            slots.give_back(await slots.take("another", 1))
+            owner.leave()
+            await task
+        assert slots.running == 0
+        assert here.store.batches[NAME].status is BatchStatus.IN_PROGRESS
+        here.callee = Callee()
+        await here.owner().run()
+        assert here.check().status is BatchStatus.COMPLETED
+
+    with world() as here:
+        asyncio.run(scenario(here))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=5))
+def test_told_to_leave_at_any_moment(moments: list[int]) -> None:
+    """What was sent is answered, once, and the next run goes on."""
+
+    async def scenario(here: World) -> None:
+        for moment in moments:
+            owner = here.owner()
+            task = asyncio.create_task(owner.run())
+            await steps(task, moment)
+            owner.leave()
+            await task
+        await here.owner().run()
+        assert here.check().status is BatchStatus.COMPLETED
+        assert sum(here.callee.calls.values()) == TOTAL + len([n for n in range(TOTAL) if n % 5 == 1])
+
+    with world() as here:
+        asyncio.run(scenario(here))
