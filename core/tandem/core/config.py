@@ -258,9 +258,14 @@ class StoreSection:
 
     dir: str = ""
     response_expiry_s: Annotated[float, Bound(1)] = 7 * 86_400.0
+    max_response_bytes: Positive = 4 * 1024 * 1024
+    max_tenant_response_bytes: Positive = 128 * 1024 * 1024
     file_expiry_s: Annotated[float, Bound(3600)] = 30 * 86_400.0
     max_file_bytes: Positive = 200 * 1024 * 1024
+    max_tenant_file_bytes: Positive = 4 * 1024 * 1024 * 1024
+    min_free_bytes: Count = 512 * 1024 * 1024
     max_batch_requests: Positive = 50_000
+    max_tenant_open_batches: Positive = 100
     batch_requests_at_once: Positive = 8
 
 

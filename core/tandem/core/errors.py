@@ -13,6 +13,7 @@
     ├── PermissionDeniedError      a key that may not do this
     ├── ConflictError              somebody else changed it first, or a precondition does not hold
     ├── RateLimitError             this tenant has had its share; waiting helps
+    ├── QuotaError                 this tenant keeps as much as it may; waiting does not help, deleting does
     ├── CapacityError              no room now; waiting helps
     ├── UnavailableError           no worker can take it now; waiting helps
     ├── WorkerLostError            a worker died or stalled while it held the request
@@ -106,6 +107,10 @@ class RateLimitError(TandemError):
     retryable = True
 
 
+class QuotaError(TandemError):
+    code = "quota_exceeded"
+
+
 class CapacityError(TandemError):
     code = "overloaded"
     retryable = True
@@ -168,6 +173,7 @@ STATUS: dict[str, tuple[int, str]] = {
     "insufficient_permissions": (403, "PERMISSION_DENIED"),
     "conflict": (409, "ABORTED"),
     "rate_limit_exceeded": (429, "RESOURCE_EXHAUSTED"),
+    "quota_exceeded": (429, "RESOURCE_EXHAUSTED"),
     "overloaded": (503, "RESOURCE_EXHAUSTED"),
     "unavailable": (503, "UNAVAILABLE"),
     "worker_lost": (502, "UNAVAILABLE"),
@@ -190,7 +196,7 @@ _BY_CODE: dict[str, type[TandemError]] = {
         RequestTooLargeError, MediaTypeError, AuthError, CapacityError, UnavailableError, WorkerLostError,
         TransferError, PairRefusedError, CancelledError, DeadlineError, StartupError, ConfigError, ModelError,
         InternalError,
-        PermissionDeniedError, RateLimitError, ConflictError,
+        PermissionDeniedError, RateLimitError, QuotaError, ConflictError,
     )
 }  # fmt: skip
 

@@ -70,6 +70,14 @@ class Keys:
         """Hash of one stored response; it expires."""
         return f"tandem:{self.cluster}:response:{_check('id', response)}"
 
+    def tenant_responses(self, tenant: str) -> str:
+        """Sorted set of one tenant's stored responses, id and bytes, by the ms in which they expire."""
+        return f"tandem:{self.cluster}:responses:{_check('tenant', tenant)}"
+
+    def tenant_response_bytes(self, tenant: str) -> str:
+        """Their sum."""
+        return f"tandem:{self.cluster}:response-bytes:{_check('tenant', tenant)}"
+
     @property
     def batches(self) -> str:
         """Hash of batches by id: version and JSON."""
@@ -83,6 +91,20 @@ class Keys:
     def tenant_batches(self, tenant: str) -> str:
         """Sorted set of one tenant's batches, oldest first."""
         return f"tandem:{self.cluster}:{{batches}}:batches:{_check('tenant', tenant)}"
+
+    def tenant_open_batches(self, tenant: str) -> str:
+        """Sorted set of one tenant's batches that are not over."""
+        return f"tandem:{self.cluster}:{{batches}}:open:{_check('tenant', tenant)}"
+
+    @property
+    def charges(self) -> str:
+        """Hash of what files and open batches count as, by id: bytes and tenant."""
+        return f"tandem:{self.cluster}:{{batches}}:charges"
+
+    @property
+    def charged(self) -> str:
+        """Hash of the sums of charges by tenant."""
+        return f"tandem:{self.cluster}:{{batches}}:charged"
 
     @property
     def files(self) -> str:

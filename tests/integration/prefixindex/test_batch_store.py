@@ -252,7 +252,7 @@ def response(number: int, chain: tuple[str, ...] = ()) -> StoredResponse:
 
 def test_responses(run: Any) -> None:
     async def scenario(redis: Redis) -> None:
-        store = ResponseStore(redis, KEYS, 100.0)
+        store = ResponseStore(redis, KEYS, 100.0, 10**6)
         second = response(2, ("resp_1",))
         await store.save(response(1))
         await store.save(second)
@@ -261,10 +261,10 @@ def test_responses(run: Any) -> None:
         key = KEYS.response("resp_1")
         assert 0 < await redis.pttl(key) <= 100_000
         await redis.pexpire(key, 5000)
-        assert await store.turns(["resp_1", "resp_0", "resp_2"]) == [b"[1]", None, b"[2]"]
+        assert await store.turns("t", ["resp_1", "resp_0", "resp_2"]) == [b"[1]", None, b"[2]"]
         assert await redis.pttl(key) > 5000
-        assert await store.turns([]) == []
-        await store.delete("resp_1")
+        assert await store.turns("t", []) == []
+        await store.delete("t", "resp_1")
         assert await store.load("t", "resp_1") is None
 
     run(scenario)
@@ -274,7 +274,7 @@ def test_an_outage_is_said(server: PrivateRedis, run: Any) -> None:
     async def scenario(redis: Redis) -> None:
         server.stop()
         batches, files = BatchStore(redis, KEYS), FileStore(redis, KEYS)
-        responses, lease = ResponseStore(redis, KEYS, 9.0), OwnerLease(redis, KEYS.batch_owner, 1)
+        responses, lease = ResponseStore(redis, KEYS, 9.0, 10**6), OwnerLease(redis, KEYS.batch_owner, 1)
         for call in (
             batches.save(batch(1)),
             batches.load("batch_1"),
@@ -290,8 +290,8 @@ def test_an_outage_is_said(server: PrivateRedis, run: Any) -> None:
             files.adopt("a"),
             responses.save(response(1)),
             responses.load("t", "resp_1"),
-            responses.turns(["resp_1"]),
-            responses.delete("resp_1"),
+            responses.turns("t", ["resp_1"]),
+            responses.delete("t", "resp_1"),
             lease.hold(ME),
             lease.release(ME),
         ):

@@ -5,14 +5,20 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tandem.core.config import RouterConfig, RouterSection, ServedModel, StoreSection
+from tandem.core.apikeys import ApiKey, Scope
+from tandem.core.config import Anonymous, RouterConfig, RouterSection, ServedModel, StoreSection
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.integration.router.house import ADMIN_KEY, MODEL, Build, House, builder
+from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
+
+OTHERS: Final = ApiKey(id="0" * 12, digest="0" * 64, tenant="other", scopes=(Scope.INFER,), created_s=0)
+"""A key of another tenant than the one that needs none."""
 
 
 @pytest.fixture
@@ -46,6 +52,20 @@ def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> It
         house = make(redis_url=redis.url, store=store)
         house.wait_ready()
         yield house
+
+
+@pytest.fixture
+def slow(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
+    """Answers take their time. Everybody is let in; the tenant "other" has a key."""
+    store = StoreSection(dir=str(tmp_path / "files"), batch_requests_at_once=4)
+    house = build(
+        cluster=tmp_path.name, redis_url=redis.url, store=store, script=Script(step_s=0.05), start=False,
+        anonymous=Anonymous.ALWAYS,
+    )  # fmt: skip
+    house.keys.kept["0" * 12] = OTHERS
+    house.start()
+    house.wait_ready()
+    return house
 
 
 @pytest.fixture

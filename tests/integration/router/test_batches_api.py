@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,22 +14,16 @@ import openai
 import pytest
 from openai.types import Batch, FileObject
 
-from tandem.core.batch import BatchRecord, BatchStatus
 from tandem.core.config import StoreSection
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.batches import BatchStore, Saved
-from tandem.router.kept.batches import runner, turns
-from tandem.router.kept.batches.folder import FilesFolder
-from tandem.router.kept.batches.runner import AT_ONCE
-from tandem.router.kept.files import new_id
 from tandem.rpc.v1 import worker_pb2 as w
+from tests.integration.router.batching import Request, finish, lines, request, start, upload
 from tests.integration.router.house import Build, House
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
-Request = dict[str, Any]
 CHAT: Final = "/v1/chat/completions"
 
 
@@ -39,36 +31,6 @@ CHAT: Final = "/v1/chat/completions"
 def client(keeping: House) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{keeping.url}/v1", api_key="none", max_retries=0) as client:
         yield client
-
-
-def request(custom_id: str, url: str = "/v1/completions", **body: Any) -> Request:
-    body = {"model": "tiny", "max_tokens": 3, "temperature": 0, **body}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
-
-
-def upload(client: openai.OpenAI, *requests: Request, name: str = "in.jsonl") -> FileObject:
-    data = "\n".join(json.dumps(one) for one in requests).encode()
-    return client.files.create(file=(name, data), purpose="batch")
-
-
-def start(client: openai.OpenAI, *requests: Request, endpoint: Any = "/v1/completions", **more: Any) -> Batch:
-    file = upload(client, *requests)
-    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more)
-
-
-def finish(client: openai.OpenAI, batch: Batch) -> Batch:
-    def look() -> Batch | None:
-        found = client.batches.retrieve(batch.id)
-        Batch.model_validate(found.model_dump(), strict=True)
-        return found if found.status in ("completed", "failed", "cancelled", "expired") else None
-
-    over: Batch = wait_for(look)
-    return over
-
-
-def lines(client: openai.OpenAI, file: str | None) -> list[dict[str, Any]]:
-    assert file is not None
-    return [json.loads(line) for line in client.files.content(file).text.splitlines()]
 
 
 def test_files(client: openai.OpenAI) -> None:
@@ -275,15 +237,6 @@ def test_the_input_may_be_deleted_at_once(client: openai.OpenAI) -> None:
     assert finish(client, batch).status == "completed"
 
 
-@pytest.fixture
-def slow(build: Build, redis: PrivateRedis, tmp_path: Path) -> House:
-    """Answers take their time."""
-    store = StoreSection(dir=str(tmp_path / "files"), batch_requests_at_once=4)
-    house = build(cluster=tmp_path.name, redis_url=redis.url, store=store, script=Script(step_s=0.05))
-    house.wait_ready()
-    return house
-
-
 def test_cancelled(slow: House) -> None:
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         batch = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(100)))
@@ -321,79 +274,6 @@ def test_interactive_requests_go_first(slow: House) -> None:
         assert over.request_counts.to_dict() == {"total": 60, "completed": 60, "failed": 0}
         names = [one["custom_id"] for one in lines(client, over.output_file_id)]
         assert names == [str(n) for n in range(60)]
-
-
-def poisoned(house: House, count: int, tenant: str) -> None:
-    """Batches on which every run raises: their inputs were checked, and are damaged since."""
-    folder = FilesFolder(Path(house.config.store.dir))
-    folder.identity()
-
-    async def save() -> None:
-        redis = await connect(house.config.redis_url)
-        store = BatchStore(redis, Keys(house.config.cluster))
-        for number in range(count):
-            name, now_s = new_id("batch_", number), int(time.time())
-            folder.work(name).mkdir()
-            folder.input(name).write_bytes(b"damaged\n")
-            record = BatchRecord(
-                id=name, tenant=tenant, endpoint="/v1/completions", input_file="file-1", created_s=now_s - 60,
-                expires_s=now_s + 3600, status=BatchStatus.IN_PROGRESS, total=1,
-            )  # fmt: skip
-            assert await store.save(record) is Saved.DONE
-        await redis.aclose()
-
-    asyncio.run(save())
-
-
-def test_poisoned_batches_delay_nobody_elses(slow: House, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "tandem.router.kept.batches.runner")
-    poisoned(slow, AT_ONCE, "other")
-    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
-        wait_for(lambda: "batch failed" in [record.message for record in caplog.records])
-        over = finish(client, start(client, *(request(str(n), prompt="a") for n in range(3))))
-    assert over.status == "completed"
-
-
-def test_a_long_batch_leaves_for_another_tenants_after_its_turn(slow: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And goes on later: each of its requests is answered once."""
-    monkeypatch.setattr(turns, "TURN_S", 0.5)
-    monkeypatch.setattr(runner, "LOOK_S", 0.1)
-    monkeypatch.setattr(runner, "AT_ONCE", 1)
-    with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
-        long = start(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(200)))
-        wait_for(lambda: (client.batches.retrieve(long.id).request_counts or long.request_counts).completed >= 3)  # type: ignore[union-attr]
-        file = upload(client, request("other", prompt="a"))
-
-        async def leave_one() -> BatchRecord:
-            redis = await connect(slow.config.redis_url)
-            store = BatchStore(redis, Keys(slow.config.cluster))
-            record = await store.load(long.id)
-            assert record is not None
-            other = BatchRecord(
-                id=f"{long.id}0", tenant="other", endpoint="/v1/completions", input_file=file.id,
-                created_s=record.created_s, expires_s=record.expires_s,
-            )  # fmt: skip
-            await store.save(other)
-            await redis.aclose()
-            return other
-
-        other = asyncio.run(leave_one())
-
-        async def load() -> BatchRecord | None:
-            redis = await connect(slow.config.redis_url)
-            record = await BatchStore(redis, Keys(slow.config.cluster)).load(other.id)
-            await redis.aclose()
-            return record if record is not None and record.status.is_over else None
-
-        ended: BatchRecord = wait_for(lambda: asyncio.run(load()))
-        assert (ended.status, ended.completed) == (BatchStatus.COMPLETED, 1)
-        assert client.batches.retrieve(long.id).status == "in_progress"
-        for worker in slow.workers.values():
-            worker.script = Script()
-        over = finish(client, long)
-        assert over.request_counts is not None
-        assert over.request_counts.to_dict() == {"total": 200, "completed": 200, "failed": 0}
-        assert [one["custom_id"] for one in lines(client, over.output_file_id)] == [str(n) for n in range(200)]
 
 
 def test_another_directory_is_refused(build: Build, redis: PrivateRedis, keeping: House, tmp_path: Path) -> None:

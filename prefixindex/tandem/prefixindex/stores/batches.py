@@ -16,16 +16,22 @@ from tandem.core.ids import Incarnation
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.shelf import Shelf
+from tandem.prefixindex.stores.usage import USAGE_LUA, charge_of
 
 _AT_ONCE: Final = 100
+KEPT_BATCHES: Final = 10_000
+"""Of a tenant; beyond, the oldest that are over are forgotten before their time."""
+_TRIMMED: Final = 16
 KEPT_S: Final = 30 * 86_400
 """How long a batch that is over can be looked at."""
 
-# KEYS: batches, open, the tenant's batches, due, owner, files, files due, the tenant's files.
+# KEYS: batches, open, the tenant's batches, due, owner, files, files due, the tenant's files, the tenant's open
+# batches, charges, sums.
 # ARGV: id, version that must stand there (0 = none), "version JSON", incarnation of the owner or "", second of
-# creation, 1 if it is open, second in which it is forgotten; then id, JSON, second of creation, due or "" of each file.
+# creation, 1 if it is open, second in which it is forgotten, tenant; then of each file id, JSON, second of creation,
+# due or "", bytes.
 # A call repeated because its answer got lost finds its own text and succeeds again.
-_SAVE = """
+_SAVE = f"""{USAGE_LUA}
 local at = redis.call('HGET', KEYS[1], ARGV[1])
 if at == ARGV[3] then return 1 end
 if ARGV[4] ~= '' and redis.call('GET', KEYS[5]) ~= ARGV[4] then return 2 end
@@ -34,14 +40,45 @@ redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 redis.call('ZADD', KEYS[3], ARGV[5], ARGV[1])
 if ARGV[6] == '1' then
   redis.call('ZADD', KEYS[2], ARGV[5], ARGV[1])
+  redis.call('ZADD', KEYS[9], ARGV[5], ARGV[1])
 else
   redis.call('ZREM', KEYS[2], ARGV[1])
+  redis.call('ZREM', KEYS[9], ARGV[1])
   redis.call('ZADD', KEYS[4], ARGV[7], ARGV[1])
+  discharge(KEYS[10], KEYS[11], ARGV[1])
 end
-for i = 8, #ARGV, 4 do
+for i = 9, #ARGV, 5 do
   redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1])
   redis.call('ZADD', KEYS[8], ARGV[i + 2], ARGV[i])
   if ARGV[i + 3] ~= '' then redis.call('ZADD', KEYS[7], ARGV[i + 3], ARGV[i]) end
+  charge(KEYS[10], KEYS[11], ARGV[i], ARGV[8], ARGV[i + 4])
+end
+return 1
+"""
+
+# KEYS: batches, open, the tenant's batches, due, the tenant's open batches, charges, sums. ARGV: id, "1 JSON", second
+# of creation, tenant, bytes of its input, most open batches and bytes of the tenant, how many batches of it are kept.
+# What the set of its open batches has that is not open was ended by a router of an older release.
+_OPEN = f"""{USAGE_LUA}
+if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then return 1 end
+local stale, count = {{}}, 0
+for _, one in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do
+  if redis.call('ZSCORE', KEYS[2], one) then count = count + 1 else table.insert(stale, one) end
+end
+if count >= tonumber(ARGV[6]) then return 2 end
+if used(KEYS[7], ARGV[4]) + ARGV[5] > tonumber(ARGV[7]) then return 3 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+for _, set in ipairs({{KEYS[2], KEYS[3], KEYS[5]}}) do redis.call('ZADD', set, ARGV[3], ARGV[1]) end
+for _, one in ipairs(stale) do redis.call('ZREM', KEYS[5], one) end
+charge(KEYS[6], KEYS[7], ARGV[1], ARGV[4], ARGV[5])
+local over = math.min(redis.call('ZCARD', KEYS[3]) - ARGV[8], {_TRIMMED})
+if over <= 0 then return 1 end
+for _, one in ipairs(redis.call('ZRANGE', KEYS[3], 0, over - 1)) do
+  if not redis.call('ZSCORE', KEYS[2], one) then
+    redis.call('ZREM', KEYS[3], one)
+    redis.call('ZREM', KEYS[4], one)
+    redis.call('HDEL', KEYS[1], one)
+  end
 end
 return 1
 """
@@ -57,6 +94,16 @@ class Saved(Enum):
     """Not written: the lease is somebody else's now."""
 
 
+class Opened(Enum):
+    """What became of a new batch."""
+
+    DONE = 1
+    TOO_MANY = 2
+    """Not written: its tenant has as many open as it may."""
+    TOO_LARGE = 3
+    """Not written: with its input its tenant would keep more bytes than it may."""
+
+
 class BatchStore:
     """Reads and writes them. Calls raise UnavailableError when Redis does not answer."""
 
@@ -69,8 +116,27 @@ class BatchStore:
             due=keys.batches_due,
             listing=keys.tenant_batches,
             parse=lambda text: batch_from_json(text.partition(b" ")[2]),
+            charges=keys.charges,
+            charged=keys.charged,
         )
         self._script: Any = redis.register_script(_SAVE)
+        self._open: Any = redis.register_script(_OPEN)
+
+    async def open_new(
+        self, record: BatchRecord, *, input_bytes: int, most_open: int, most_bytes: int, most_kept: int = KEPT_BATCHES
+    ) -> Opened:
+        """Write a new batch, unless its tenant has `most_open` or would keep more than `most_bytes` with its input."""
+        keys, tenant = self._keys, record.tenant
+        names = [keys.batches, keys.open_batches, keys.tenant_batches(tenant), keys.batches_due]
+        names += [keys.tenant_open_batches(tenant), keys.charges, keys.charged]
+        arguments = [record.id, f"{record.version} {to_json(record)}", record.created_s, tenant, charge_of(input_bytes)]
+        try:
+            opened = Opened(await self._open(keys=names, args=[*arguments, most_open, most_bytes, most_kept]))
+            if opened is Opened.DONE:
+                await self._redis.publish(keys.batches_channel, record.id)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return opened
 
     async def save(
         self, record: BatchRecord, owner: Incarnation | None = None, files: Sequence[FileRecord] = ()
@@ -89,12 +155,16 @@ class BatchStore:
             keys.files,
             keys.files_due,
             keys.tenant_files(record.tenant),
+            keys.tenant_open_batches(record.tenant),
+            keys.charges,
+            keys.charged,
         ]
         arguments: list[object] = [record.id, record.version - 1, f"{record.version} {to_json(record)}"]
         arguments += ["" if owner is None else owner, record.created_s, int(not record.status.is_over)]
-        arguments.append(max(record.created_s, record.expires_s) + KEPT_S)
+        arguments += [max(record.created_s, record.expires_s) + KEPT_S, record.tenant]
         for file in files:
             arguments += [file.id, to_json(file), file.created_s, "" if file.expires_s is None else file.expires_s]
+            arguments.append(charge_of(file.size_bytes))
         try:
             saved = Saved(await self._script(keys=names, args=arguments))
             if saved is Saved.DONE and owner is None:

@@ -16,11 +16,24 @@ from tandem.core.batch import FileRecord, file_from_json, to_json
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.stores.shelf import Shelf
+from tandem.prefixindex.stores.usage import USAGE_LUA, charge_of
 
 UPLOAD_S: Final = 86_400
 """An upload that is not whole after so long never will be."""
 _PAGE: Final = 200
 _FOR_EVER: Final = "+inf"
+
+# KEYS: files, due, the tenant's files, charges, sums. ARGV: id, JSON, due or +inf, second of creation if it is listed
+# or "", tenant, bytes, most bytes of the tenant or "".
+_WRITE = f"""{USAGE_LUA}
+if ARGV[7] ~= '' and used(KEYS[5], ARGV[5]) + ARGV[6] > tonumber(ARGV[7]) then return 0 end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+if ARGV[3] == '{_FOR_EVER}' then redis.call('ZREM', KEYS[2], ARGV[1])
+else redis.call('ZADD', KEYS[2], ARGV[3], ARGV[1]) end
+if ARGV[4] ~= '' then redis.call('ZADD', KEYS[3], ARGV[4], ARGV[1]) end
+charge(KEYS[4], KEYS[5], ARGV[1], ARGV[5], ARGV[6])
+return 1
+"""
 
 
 class FileStore:
@@ -35,7 +48,10 @@ class FileStore:
             due=keys.files_due,
             listing=keys.tenant_files,
             parse=file_from_json,
+            charges=keys.charges,
+            charged=keys.charged,
         )
+        self._script: Any = redis.register_script(_WRITE)
 
     async def adopt(self, directory: str) -> str:
         """Make `directory` (an id) the one of this cluster if it has none yet; returns the one that it has."""
@@ -45,14 +61,24 @@ class FileStore:
         except OUTAGE as error:
             raise no_answer(error) from error
 
-    async def begin(self, record: FileRecord) -> None:
-        """Write down a file whose bytes are still to come."""
-        await self._write(replace(record, is_uploaded=False), record.created_s + UPLOAD_S, is_listed=False)
+    async def begin(self, record: FileRecord, most_bytes: int | None = None) -> bool:
+        """Write down a file whose bytes are still to come, at most `record.size_bytes`. False, and nothing written:
+        with them its tenant would keep more than `most_bytes`; None = whatever it keeps."""
+        due = record.created_s + UPLOAD_S
+        record = replace(record, is_uploaded=False)
+        return await self._write(record, due, is_listed=False, most_bytes=most_bytes)
 
     async def finish(self, record: FileRecord) -> None:
         """Write down a file whose bytes are there."""
         due = _FOR_EVER if record.expires_s is None else record.expires_s
-        await self._write(replace(record, is_uploaded=True), due, is_listed=True)
+        await self._write(replace(record, is_uploaded=True), due, is_listed=True, most_bytes=None)
+
+    async def kept_bytes(self, tenant: str) -> int:
+        """What the files and the inputs of the open batches of a tenant count as."""
+        try:
+            return int(await self._redis.hget(self._keys.charged, tenant) or 0)
+        except OUTAGE as error:
+            raise no_answer(error) from error
 
     async def load(self, tenant: str, file: str) -> FileRecord | None:
         """The file, or None when there is none of that id that can be read, it is not whole, or it is another
@@ -87,16 +113,12 @@ class FileStore:
         """Forget a file whose bytes are gone."""
         await self._shelf.forget(file)
 
-    async def _write(self, record: FileRecord, due: float | str, *, is_listed: bool) -> None:
+    async def _write(self, record: FileRecord, due: float | str, *, is_listed: bool, most_bytes: int | None) -> bool:
+        keys = self._keys
+        names = [keys.files, keys.files_due, keys.tenant_files(record.tenant), keys.charges, keys.charged]
+        arguments = [record.id, to_json(record), due, record.created_s if is_listed else ""]
+        arguments += [record.tenant, charge_of(record.size_bytes), "" if most_bytes is None else most_bytes]
         try:
-            async with self._redis.pipeline(transaction=True) as pipeline:
-                pipeline.hset(self._keys.files, record.id, to_json(record))
-                if due == _FOR_EVER:
-                    pipeline.zrem(self._keys.files_due, record.id)
-                else:
-                    pipeline.zadd(self._keys.files_due, {record.id: due})
-                if is_listed:
-                    pipeline.zadd(self._keys.tenant_files(record.tenant), {record.id: record.created_s})
-                await pipeline.execute()
+            return bool(await self._script(keys=names, args=arguments))
         except OUTAGE as error:
             raise no_answer(error) from error

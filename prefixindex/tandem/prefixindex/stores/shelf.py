@@ -14,16 +14,24 @@ from typing import Any, Generic, TypeVar
 from tandem.core.batch import BatchRecord, FileRecord
 from tandem.core.errors import ConfigError
 from tandem.prefixindex.connection import OUTAGE, no_answer
+from tandem.prefixindex.stores.usage import USAGE_LUA
 
 _log = logging.getLogger(__name__)
 _MAX_TOLD = 4096
+# KEYS: records, due, charges, sums. ARGV: id.
+_FORGET = f"""{USAGE_LUA}
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[1], ARGV[1])
+discharge(KEYS[3], KEYS[4], ARGV[1])
+"""
 R = TypeVar("R", BatchRecord, FileRecord)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shelf(Generic[R]):
     """`records`: key of the hash, id → text; `due`: of the set, id → second in which it may be forgotten; `listing`: of
-    a tenant's set, id → second of creation; `parse`: what a text says, ValueError if it cannot be read.
+    a tenant's set, id → second of creation; `parse`: what a text says, ValueError if it cannot be read; `charges`,
+    `charged`: what it counts as, see `usage`.
 
     Calls raise UnavailableError when Redis does not answer.
     """
@@ -34,6 +42,8 @@ class Shelf(Generic[R]):
     due: str
     listing: Callable[[str], str]
     parse: Callable[[bytes], R]
+    charges: str
+    charged: str
     _told: set[str] = field(default_factory=set)
     """Ids whose text was found unreadable."""
 
@@ -95,8 +105,9 @@ class Shelf(Generic[R]):
             async with self.redis.pipeline(transaction=True) as pipeline:
                 if record is not None:
                     pipeline.zrem(self.listing(record.tenant), one)
-                pipeline.zrem(self.due, one)
-                pipeline.hdel(self.records, one)
+                await self.redis.register_script(_FORGET)(
+                    keys=[self.records, self.due, self.charges, self.charged], args=[one], client=pipeline
+                )
                 await pipeline.execute()
         except OUTAGE as error:
             raise no_answer(error) from error

@@ -7,9 +7,10 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from tandem.core.batch import FileRecord
-from tandem.core.errors import ConfigError, NotFoundError, UnavailableError
+from tandem.core.errors import CapacityError, ConfigError, NotFoundError, QuotaError, UnavailableError
 from tandem.core.logs import event
 from tandem.prefixindex.stores.batches import BatchStore
 from tandem.prefixindex.stores.files import FileStore
@@ -28,12 +29,37 @@ def new_id(prefix: str, now_s: float) -> str:
     return f"{prefix}{int(now_s * 1e6):014x}{secrets.token_hex(6)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptLimits:
+    """What may be kept, as `[store]` has it."""
+
+    max_file_bytes: int
+    max_tenant_file_bytes: int
+    max_tenant_open_batches: int
+    min_free_bytes: int
+
+
 class Files:
     """Files of all tenants. `expiry_s` is how long those are kept that say nothing else."""
 
-    def __init__(self, store: FileStore, folder: FilesFolder, expiry_s: float, wall_s: Callable[[], float]) -> None:
-        self.store, self.folder, self.expiry_s, self.wall_s = store, folder, expiry_s, wall_s
+    def __init__(
+        self, store: FileStore, folder: FilesFolder, expiry_s: float, wall_s: Callable[[], float], limits: KeptLimits
+    ) -> None:
+        self.store, self.folder, self.expiry_s, self.wall_s, self.limits = store, folder, expiry_s, wall_s, limits
         self._is_checked = False
+
+    async def check_room(self, size_bytes: int = 0) -> None:
+        """CapacityError when less than `min_free_bytes` of the disk would be left: Redis and the journals of batches
+        write there, too. Raises OSError."""
+        least = self.limits.min_free_bytes
+        if least and await asyncio.to_thread(self.folder.free_bytes) - size_bytes < least:
+            why = f"less than min_free_bytes, {least}, would be free on the disk"
+            raise CapacityError("there is no room for files and batches", why=why, todo="try again later")
+
+    def full(self, kept_bytes: int) -> QuotaError:
+        """What a tenant hears that keeps as much as it may."""
+        why = f"max_tenant_file_bytes is {self.limits.max_tenant_file_bytes}, and {kept_bytes} are kept"
+        return QuotaError("no more files can be kept", why=why, todo="delete files, or wait for batches to end")
 
     async def check(self) -> None:
         """UnavailableError unless the directory is the one that all routers of the cluster share."""

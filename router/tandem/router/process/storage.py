@@ -26,7 +26,7 @@ from tandem.router.kept.batches.folder import FilesFolder
 from tandem.router.kept.batches.inprocess import InProcess
 from tandem.router.kept.batches.requestlines import Limits
 from tandem.router.kept.batches.runner import LEASE_S, BatchRunner
-from tandem.router.kept.files import Files
+from tandem.router.kept.files import Files, KeptLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Storage:
     wakeups: Wakeups
 
     def add_routes(self, app: FastAPI, door: Door) -> None:
-        add_responses(app, door, self.responses)
+        add_responses(app, door, self.responses, self.section.max_response_bytes)
         if self.files is not None:
-            add_files(app, self.files, self.section.max_file_bytes)
+            add_files(app, self.files)
             add_batches(app, self.batches, self.files, door.settings.max_body_bytes)
 
     def runner(self, app: FastAPI, door: Door, clock: Clock, waiting: Callable[[], int]) -> BatchRunner | None:
@@ -59,6 +59,7 @@ class Storage:
             clock=clock,
             models=lambda: frozenset(door.models.served_names),
             waiting=waiting,
+            serves=door.gate.serves,
             limits=Limits(max_requests=self.section.max_batch_requests, max_line_bytes=door.settings.max_body_bytes),
             at_once=self.section.batch_requests_at_once,
         )
@@ -69,11 +70,17 @@ class Storage:
 def open_storage(redis: Redis, keys: Keys, section: StoreSection) -> Storage:
     """On this Redis; nothing is read or written yet."""
     folder = FilesFolder(Path(section.dir)) if section.dir else None
+    limits = KeptLimits(
+        max_file_bytes=section.max_file_bytes,
+        max_tenant_file_bytes=section.max_tenant_file_bytes,
+        max_tenant_open_batches=section.max_tenant_open_batches,
+        min_free_bytes=section.min_free_bytes,
+    )
     return Storage(
         section=section,
-        responses=ResponseStore(redis, keys, section.response_expiry_s),
+        responses=ResponseStore(redis, keys, section.response_expiry_s, section.max_tenant_response_bytes),
         batches=BatchStore(redis, keys),
-        files=Files(FileStore(redis, keys), folder, section.file_expiry_s, time.time) if folder else None,
+        files=Files(FileStore(redis, keys), folder, section.file_expiry_s, time.time, limits) if folder else None,
         lease=OwnerLease(redis, keys.batch_owner, LEASE_S),
         wakeups=Wakeups(redis, keys.batches_channel),
     )

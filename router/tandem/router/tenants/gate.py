@@ -60,6 +60,16 @@ class Gate:
         self._keys = {key.id: key for key in keys}
         self._had_keys = self._had_keys or bool(self._keys)
 
+    def serves(self, tenant: str) -> bool:
+        """Whether the tenant could ask for anything now: it has a key, or needs none."""
+        if self.is_open and tenant == ANONYMOUS.tenant:
+            return True
+        now_s = self._wall_s()
+        return any(
+            key.tenant == tenant and Scope.INFER in key.scopes and not key.is_expired(now_s)
+            for key in self._keys.values()
+        )
+
     def admit(self, authorization: str | None, scope: Scope) -> Caller:
         """Who sends `authorization` (the header's value); AuthError or PermissionDeniedError if not for `scope`.
 

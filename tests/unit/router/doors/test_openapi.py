@@ -29,11 +29,12 @@ CHAT = {"model": "a", "messages": [{"role": "user", "content": "Hi"}]}
 
 def app(*, keeps: bool) -> FastAPI:
     """The application; `keeps` = with everything that clients may leave with the cluster."""
-    nothing: Any = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=1))
+    limits = SimpleNamespace(max_body_bytes=1, max_file_bytes=1)
+    nothing: Any = SimpleNamespace(settings=limits, limits=limits)
     made = create_app(nothing)
     if keeps:
-        add_responses(made, nothing, nothing)
-        add_files(made, nothing, 1)
+        add_responses(made, nothing, nothing, 1)
+        add_files(made, nothing)
         add_batches(made, nothing, nothing, 1)
     return made
 

@@ -13,9 +13,10 @@ import pytest
 from tandem.core.batch import BatchRecord, BatchStatus
 from tandem.core.errors import UnavailableError
 from tandem.router.kept.batches.folder import FilesFolder
-from tandem.router.kept.files import KEPT_S, ORPHAN_S, Files, sweep
+from tandem.router.kept.files import KEPT_S, ORPHAN_S, Files, KeptLimits, sweep
 
 NOW_S = 2_000_000_000.0
+LIMITS = KeptLimits(max_file_bytes=1, max_tenant_file_bytes=1, max_tenant_open_batches=1, min_free_bytes=0)
 
 
 class FileStore:
@@ -67,7 +68,7 @@ class Case:
 
     def sweep(self) -> list[str]:
         """Returns which batches' folders are left."""
-        files = Files(cast(Any, self.files), self.folder, 60.0, lambda: NOW_S)
+        files = Files(cast(Any, self.files), self.folder, 60.0, lambda: NOW_S, LIMITS)
         asyncio.run(sweep(files, cast(Any, self.batches)))
         return sorted(self.folder.works())
 

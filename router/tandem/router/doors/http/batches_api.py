@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from tandem.core.batch import BatchRecord
 from tandem.core.errors import (
-    CapacityError,
     InvalidRequestError,
     NotFoundError,
+    QuotaError,
     UnavailableError,
     UnsupportedParameterError,
 )
-from tandem.prefixindex.stores.batches import BatchStore, Saved
+from tandem.prefixindex.stores.batches import BatchStore, Opened, Saved
 from tandem.router.doors.http.callers import tenant_of
 from tandem.router.doors.http.endpoints import guarded, json_response
 from tandem.router.doors.http.paging import page_of
@@ -31,7 +31,6 @@ from tandem.router.kept.files import Files, new_id
 from tandem.router.quoting import quoted
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-MAX_OPEN = 1000
 _TRIES = 20
 
 
@@ -109,8 +108,7 @@ class _Api:
             raise InvalidRequestError(
                 f"the file {file.id} is no input of a batch", todo="upload it with purpose=batch", param="input_file_id"
             )
-        if len(await self._batches.open()) >= MAX_OPEN:
-            raise CapacityError("too many batches are open", why=f"the limit is {MAX_OPEN}", todo="try again later")
+        await self._check_room()
         now_s = files.wall_s()
         record = BatchRecord(
             id=new_id("batch_", now_s),
@@ -123,7 +121,7 @@ class _Api:
             output_expires_after_s=body.output_expires_after.seconds if body.output_expires_after else None,
         )
         await self._take_input(record)
-        await self._batches.save(record)
+        await self._open(record, file.size_bytes)
         return json_response(batch_object(record))
 
     async def list(self, request: Request) -> Response:
@@ -148,6 +146,29 @@ class _Api:
         if record is None or record.tenant != tenant_of(request):
             raise NotFoundError(f"there is no batch {quoted(name)}", param="batch_id")
         return record
+
+    async def _check_room(self) -> None:
+        try:
+            await self._files.check_room()
+        except OSError as error:
+            raise UnavailableError("the batch cannot be stored", why=error.strerror or str(error)) from error
+
+    async def _open(self, record: BatchRecord, input_bytes: int) -> None:
+        """Write it down; QuotaError when its tenant has too many open, or keeps too much, and then its work is gone."""
+        limits = self._files.limits
+        opened = await self._batches.open_new(
+            record,
+            input_bytes=input_bytes,
+            most_open=limits.max_tenant_open_batches,
+            most_bytes=limits.max_tenant_file_bytes,
+        )
+        if opened is Opened.DONE:
+            return
+        await asyncio.to_thread(self._files.folder.remove_work, record.id)
+        if opened is Opened.TOO_LARGE:
+            raise self._files.full(await self._files.store.kept_bytes(record.tenant))
+        why = f"max_tenant_open_batches is {limits.max_tenant_open_batches}"
+        raise QuotaError("too many batches are open", why=why, todo="wait for some to end, or cancel them")
 
     async def _take_input(self, record: BatchRecord) -> None:
         """From here on the batch has its input, whatever becomes of the file."""

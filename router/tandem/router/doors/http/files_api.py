@@ -36,14 +36,16 @@ from tandem.router.quoting import quoted
 LEAST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 30 * 86_400
 _FORM_BYTES = 65_536
 """What a form may be longer than its file."""
+_CHECK_BYTES = 8 * 1024 * 1024
+"""After so many more it is looked whether there is room."""
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _RANGE = re.compile(rb"bytes=(\d{1,15})-(\d{0,15})")
 _OTHER_PURPOSES = ("assistants", "fine-tune", "vision", "user_data", "evals")
 
 
-def add_files(app: FastAPI, files: Files, max_file_bytes: int) -> None:
+def add_files(app: FastAPI, files: Files) -> None:
     """Put the Files API into `app`."""
-    api = _Api(files, max_file_bytes)
+    api = _Api(files)
     app.add_route("/v1/files", guarded(api.upload), methods=["POST"])
     app.add_route("/v1/files", guarded(api.list), methods=["GET"])
     app.add_route("/v1/files/{file_id}", guarded(api.read), methods=["GET"])
@@ -66,8 +68,8 @@ def file_object(record: FileRecord) -> dict[str, Any]:
 
 
 class _Api:
-    def __init__(self, files: Files, max_file_bytes: int) -> None:
-        self._files, self._max_bytes = files, max_file_bytes
+    def __init__(self, files: Files) -> None:
+        self._files, self._max_bytes = files, files.limits.max_file_bytes
 
     async def upload(self, request: Request) -> Response:
         files = self._files
@@ -78,12 +80,15 @@ class _Api:
         if declared.isdigit() and int(declared) > self._max_bytes + _FORM_BYTES:
             raise self._too_large()
         await files.check()
-        now_s = files.wall_s()
+        size = min(self._max_bytes, int(declared)) if declared.isdigit() else self._max_bytes
+        now_s, tenant = files.wall_s(), tenant_of(request)
         record = FileRecord(
-            id=new_id("file-", now_s), tenant=tenant_of(request), purpose="", name="", created_s=int(now_s)
+            id=new_id("file-", now_s), tenant=tenant, purpose="", name="", created_s=int(now_s), size_bytes=size
         )
-        await files.store.begin(record)
         try:
+            await files.check_room(size if declared.isdigit() else 0)
+            if not await files.store.begin(record, files.limits.max_tenant_file_bytes):
+                raise files.full(await files.store.kept_bytes(tenant))
             record = await self._store(request, form, record)
         except OSError as error:
             raise UnavailableError("the file cannot be stored", why=error.strerror or str(error)) from error
@@ -164,6 +169,8 @@ class _Api:
                 raise self._too_large()
             if data:
                 await asyncio.to_thread(writer.write, data)
+                if writer.size_bytes // _CHECK_BYTES > (writer.size_bytes - len(data)) // _CHECK_BYTES:
+                    await self._files.check_room()
 
     def _too_large(self) -> RequestTooLargeError:
         why = f"the limit is {self._max_bytes} bytes"

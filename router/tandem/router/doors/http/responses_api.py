@@ -37,9 +37,9 @@ Keep = Callable[[bytes, str], Awaitable[bool]]
 """Store the finished object, given as JSON, with the text of its answer; False = not stored."""
 
 
-def add_responses(app: FastAPI, door: Door, store: ResponseStore) -> None:
+def add_responses(app: FastAPI, door: Door, store: ResponseStore, max_response_bytes: int) -> None:
     """Put the Responses API into `app`."""
-    api = _Api(door, Conversations(store))
+    api = _Api(door, Conversations(store, max_response_bytes))
     app.add_route("/v1/responses", counted(door, "responses", api.create), methods=["POST"])
     app.add_route("/v1/responses/{response_id}", guarded(api.read), methods=["GET"])
     app.add_route("/v1/responses/{response_id}", guarded(api.delete), methods=["DELETE"])
@@ -62,22 +62,20 @@ class _Api:
         items = items_of(body.input)
         ask = _ask(body, past, items)
         ask = replace(ask, caller=caller_of(request), wish=wish_of(request), call=call_of(request))
-        async with present(request):
-            works = await self._read(ask, received_s)
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
+        written = orjson.dumps(items)
+
+        def stored(finished: bytes, text: str) -> StoredResponse:
+            turn = orjson.dumps([*messages_of(items), {"role": "assistant", "content": text}])
+            return StoredResponse(id=draft.id, tenant=tenant, body=finished, items=written, turn=turn, chain=past.chain)
 
         async def keep(finished: bytes, text: str) -> bool:
-            turn = [*messages_of(items), {"role": "assistant", "content": text}]
-            return await self._conversations.keep(
-                StoredResponse(
-                    id=draft.id,
-                    tenant=tenant,
-                    body=finished,
-                    items=orjson.dumps(items),
-                    turn=orjson.dumps(turn),
-                    chain=past.chain,
-                )
-            )
+            return await self._conversations.keep(stored(finished, text))
+
+        if body.store is not False:
+            await self._conversations.check_room(stored(orjson.dumps(draft.begun()), ""))
+        async with present(request):
+            works = await self._read(ask, received_s)
 
         return _Reply(
             door.desk,

@@ -51,6 +51,11 @@ class FilesFolder:
                 todo="correct store.dir, or its permissions",
             ) from error
 
+    def free_bytes(self) -> int:
+        """Room that is left on its disk for us."""
+        disk = os.statvfs(self.root)
+        return disk.f_bavail * disk.f_frsize
+
     def file(self, file: str) -> Path:
         """Where the bytes of a file are."""
         return self._files / checked(file)
@@ -98,6 +103,7 @@ class FilesFolder:
         except OSError:  # no links on this file system
             temporary = work / f".input.{secrets.token_hex(4)}"
             shutil.copyfile(self.file(file), temporary)
+            _sync(temporary)
             temporary.replace(kept)
         sync_folder(work)
         sync_folder(self._batches)
@@ -174,6 +180,14 @@ def checked(text: str) -> str:
     if not is_id(text):
         raise ValueError(f"{text!r} is no id")
     return text
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -18,7 +18,8 @@ MAX_FAILURES = 3
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 _WAIT = (429, 503)
-"""No room, or nobody there: nothing is wrong with the request, so waiting has no end but the batch's."""
+"""No room, or nobody there: nothing is wrong with the request, so waiting has no end but the batch's. A quota is
+another thing: it says that trying again does not help."""
 
 
 def pause_before_retry(reply: Reply, waits: int, failures: int) -> float | None:
@@ -26,7 +27,7 @@ def pause_before_retry(reply: Reply, waits: int, failures: int) -> float | None:
 
     `waits` and `failures` count the replies of either kind so far, this one included.
     """
-    if reply.status in _WAIT:
+    if is_waiting(reply):
         return _pause(reply, waits)
     if reply.status >= 499 and failures < MAX_FAILURES:
         return _pause(reply, failures)
@@ -41,7 +42,7 @@ def broken() -> Reply:
 
 
 def is_waiting(reply: Reply) -> bool:
-    return reply.status in _WAIT
+    return reply.status in _WAIT and reply.headers.get("x-should-retry") != "false"
 
 
 def entry(number: int, batch: str, custom_id: str, reply: Reply) -> Entry:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tandem.core.batch import BatchRecord, BatchStatus, FileRecord, LineError
 from tandem.core.clock import Clock
-from tandem.core.errors import UnavailableError
+from tandem.core.errors import PermissionDeniedError, TandemError, UnavailableError
 from tandem.core.ids import Incarnation
 from tandem.core.logs import event
 from tandem.prefixindex.stores.batches import BatchStore, Saved
@@ -56,7 +56,8 @@ class Calls(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """What all batches of one owner share. `models` gives the names that are served."""
+    """What all batches of one owner share. `models` gives the names that are served, `serves` whether a tenant may ask
+    for anything; `check_room` raises CapacityError or OSError where answers would find no room on the disk."""
 
     incarnation: Incarnation
     batches: BatchStore
@@ -69,6 +70,8 @@ class Workshop:
     models: Callable[[], frozenset[str]]
     limits: Limits
     file_expiry_s: float
+    check_room: Callable[[], Awaitable[None]]
+    serves: Callable[[str], bool]
 
 
 class BatchRun:
@@ -121,7 +124,9 @@ class BatchRun:
             self._input = found
 
     async def _execute(self) -> None:
-        """Answer everything, but stop as soon as the batch is cancelled or past its window."""
+        """Answer everything, but stop as soon as the batch is cancelled or past its window. Without room or a key
+        nothing is computed, and what is being computed ends."""
+        await self._check()
         found, journal = await self._opened()
         work = asyncio.create_task(self._answer_all(found, journal))
         try:
@@ -133,6 +138,10 @@ class BatchRun:
                     await self._look(journal)
                 if states.action(self._record, self._shop.wall_s()) is not Action.EXECUTE:
                     return
+                try:
+                    await self._check()
+                except (OSError, TandemError):
+                    self.leave()
         finally:
             await _end(work)
         work.result()
@@ -141,6 +150,13 @@ class BatchRun:
         else:  # it leaves
             self._saved_s = float("-inf")
             await self._look(journal)
+            await self._check()
+
+    async def _check(self) -> None:
+        """CapacityError or OSError: no room for answers. PermissionDeniedError: its tenant lost its last key."""
+        if not self._shop.serves(self._record.tenant):
+            raise PermissionDeniedError("the batch rests", why="its tenant has no valid API key any more")
+        await self._shop.check_room()
 
     async def _publish(self) -> None:
         """Write both files, then end the batch and list them in one step."""

@@ -38,7 +38,8 @@ LOOK_S = 2.0
 class BatchRunner:
     """`run` in a task for as long as the router serves; cancelling it gives the lease to another router at once.
 
-    `waiting` says how many interactive requests wait now; `models` which names are served.
+    `waiting` says how many interactive requests wait now; `models` which names are served; `serves` whether a tenant
+    may still ask for anything.
     """
 
     def __init__(
@@ -52,12 +53,13 @@ class BatchRunner:
         clock: Clock,
         models: Callable[[], frozenset[str]],
         waiting: Callable[[], int],
+        serves: Callable[[str], bool],
         limits: Limits,
         at_once: int,
     ) -> None:
         self._batches, self._files, self._lease, self._wakeups = batches, files, lease, wakeups
         self._calls, self._clock, self._models, self._waiting = calls, clock, models, waiting
-        self._limits = limits
+        self._limits, self._serves = limits, serves
         self._known: dict[str, OpenBatch] = {}
         self._slots = Slots()
         self._pace = Pace(at_once)
@@ -126,6 +128,8 @@ class BatchRunner:
             models=self._models,
             limits=self._limits,
             file_expiry_s=self._files.expiry_s,
+            check_room=self._files.check_room,
+            serves=self._serves,
         )
         try:
             async with asyncio.TaskGroup() as group:

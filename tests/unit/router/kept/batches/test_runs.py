@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from tandem.core.batch import BatchRecord, BatchStatus, FileRecord
 from tandem.core.clock import MonotonicClock
-from tandem.core.errors import UnavailableError
+from tandem.core.errors import CapacityError, PermissionDeniedError, UnavailableError
 from tandem.core.ids import Incarnation
 from tandem.prefixindex.stores.batches import Saved
 from tandem.router.kept.batches import outcomes, run, states
@@ -109,6 +109,11 @@ class World:
         self.callee = Callee()
         self.now_s = 1000.0
         self._owners = 0
+        self.has_room = self.serves = True
+
+    async def check_room(self) -> None:
+        if not self.has_room:
+            raise CapacityError("there is no room")
 
     def begin(self) -> None:
         folder = self.folder()
@@ -155,6 +160,8 @@ class World:
             models=lambda: frozenset({"m"}),
             limits=Limits(max_requests=100, max_line_bytes=1000),
             file_expiry_s=3600.0,
+            check_room=self.check_room,
+            serves=lambda tenant: self.serves,
         )
         return BatchRun(shop, self.store.batches[NAME])
 
@@ -387,4 +394,40 @@ def test_told_to_leave_at_any_moment(moments: list[int]) -> None:
         assert sum(here.callee.calls.values()) == TOTAL + len([n for n in range(TOTAL) if n % 5 == 1])
 
     with world() as here:
+        asyncio.run(scenario(here))
+
+
+@pytest.mark.parametrize("lost", ["has_room", "serves"])
+def test_without_room_or_a_key_nothing_is_computed(lost: str) -> None:
+    async def scenario(here: World) -> None:
+        setattr(here, lost, False)
+        with pytest.raises((CapacityError, PermissionDeniedError)):
+            await here.owner().run()
+        assert not here.callee.calls
+        setattr(here, lost, True)
+        task = asyncio.create_task(here.owner().run())
+        while not here.callee.calls:
+            await asyncio.sleep(0)
+        setattr(here, lost, False)  # while it runs: what was sent is answered, and it ends, unless all was sent
+        with contextlib.suppress(CapacityError, PermissionDeniedError):
+            await task
+        setattr(here, lost, True)
+        if not here.store.batches[NAME].status.is_over:
+            await here.owner().run()
+        assert here.check().status is BatchStatus.COMPLETED
+
+    with world() as here:
+        asyncio.run(scenario(here))
+
+
+def test_a_batch_ends_at_the_end_of_its_window_without_room_too() -> None:
+    async def scenario(here: World) -> None:
+        await here.owner().run()
+        assert here.store.batches[NAME].status is BatchStatus.EXPIRED
+
+    with world() as here:
+        here.store.batches[NAME] = replace(here.store.batches[NAME], status=BatchStatus.IN_PROGRESS, total=TOTAL)
+        here.folder().take_input(NAME, "file-1")
+        here.has_room = False
+        here.now_s += states.WINDOW_S
         asyncio.run(scenario(here))

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from tandem.core.errors import InvalidRequestError, NotFoundError, UnavailableError
+from tandem.core.errors import InvalidRequestError, NotFoundError, QuotaError, RequestTooLargeError, UnavailableError
 from tandem.core.logs import event
 from tandem.prefixindex.stores.responses import ResponseStore, StoredResponse
 from tandem.router.doors.http.responses.schemas import Item
@@ -36,8 +36,9 @@ class Past:
 class Conversations:
     """Stored responses as the API needs them."""
 
-    def __init__(self, store: ResponseStore) -> None:
-        self._store = store
+    def __init__(self, store: ResponseStore, most_bytes: int) -> None:
+        """`most_bytes`: of one response."""
+        self._store, self._most_bytes = store, most_bytes
 
     async def past(self, tenant: str, previous: str | None) -> Past:
         """What `previous` ended; InvalidRequestError when it, or something that it continued, is not stored (any more).
@@ -53,7 +54,7 @@ class Conversations:
         if len(chain) > MAX_TURNS:
             why = f"a conversation can be continued {MAX_TURNS} times"
             raise _not_stored(previous, why, todo="send the conversation in input")
-        turns = await self._store.turns(chain)
+        turns = await self._store.turns(tenant, chain)
         messages: list[Message] = []
         for response, turn in zip(chain, turns, strict=True):
             if turn is None:
@@ -61,15 +62,35 @@ class Conversations:
             messages.extend(orjson.loads(turn))
         return Past(chain=chain, messages=tuple(messages))
 
-    async def keep(self, response: StoredResponse) -> bool:
-        """Store it for later turns; False, with a line in the log, when that did not work."""
+    async def check_room(self, response: StoredResponse) -> None:
+        """RequestTooLargeError or QuotaError when it could not be stored even with an empty answer."""
+        todo = "send store: false"
+        if response.size_bytes > self._most_bytes:
+            why = f"max_response_bytes is {self._most_bytes}, and without its answer it has {response.size_bytes}"
+            raise RequestTooLargeError("the response is too large to be stored", why=why, todo=todo, param="input")
         try:
             async with asyncio.timeout(SAVE_S):
-                await self._store.save(response)
+                kept_bytes = await self._store.kept_bytes(response.tenant)
+        except (UnavailableError, TimeoutError):
+            return  # then it cannot be stored, and says so
+        if kept_bytes + response.size_bytes > self._store.most_bytes:
+            why = f"max_tenant_response_bytes is {self._store.most_bytes}, and {kept_bytes} are kept"
+            raise QuotaError("no more responses can be stored", why=why, todo=f"delete some, or {todo}", param="store")
+
+    async def keep(self, response: StoredResponse) -> bool:
+        """Store it for later turns; False, with a line in the log, when that did not work."""
+        why = ""
+        try:
+            async with asyncio.timeout(SAVE_S):
+                if response.size_bytes > self._most_bytes:
+                    why = f"it has {response.size_bytes} bytes"
+                elif not await self._store.save(response):
+                    why = "its tenant keeps as many as it may"
         except (UnavailableError, TimeoutError) as error:
-            event(_log, "response not stored", logging.WARNING, response=response.id, why=str(error))
-            return False
-        return True
+            why = str(error)
+        if why:
+            event(_log, "response not stored", logging.WARNING, response=response.id, why=why)
+        return not why
 
     async def load(self, tenant: str, response: str) -> StoredResponse:
         """A stored response; NotFoundError when there is none, UnavailableError when Redis does not answer."""
@@ -81,7 +102,7 @@ class Conversations:
 
     async def delete(self, tenant: str, response: str) -> None:
         """Forget a stored response; NotFoundError when there is none, UnavailableError when Redis does not answer."""
-        await self._store.delete((await self.load(tenant, response)).id)
+        await self._store.delete(tenant, (await self.load(tenant, response)).id)
 
 
 def new_id(prefix: str) -> str:
