@@ -255,8 +255,8 @@ def test_a_doctor_finds_nothing_wrong_with_a_cluster_that_is_well(cluster: Clust
     check(found, "Doctor")
     assert code == (7 if found["errors"] else 0)
     verdicts = {one["check"]: one["verdict"] for one in found["findings"]}
-    of_cluster = ("configuration", "secrets", "redis", "redis-eviction", "redis-persistence", "redis-clock", "registry",
-                  "cluster", "versions", "addresses", "pairs", "autoscalers")  # fmt: skip
+    of_cluster = ("configuration", "secrets", "redis", "redis-eviction", "redis-memory", "redis-persistence",
+                  "redis-clock", "registry", "cluster", "versions", "addresses", "pairs", "autoscalers")  # fmt: skip
     assert {name: verdicts[name] for name in of_cluster} == dict.fromkeys(of_cluster, "ok")
     assert verdicts["ports"] == "skipped"
     assert verdicts["clocks"] in ("ok", "warning")  # what is seen of a clock has the way of a greeting in it

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from tandem.cluster.state_dir import StateDir
+from tandem.core.config import RedisSection
 from tandem.core.errors import StartupError
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import ANSWER_TIMEOUT_S, Answer, PrivateRedis
@@ -69,14 +70,17 @@ async def _ready(server: PrivateRedis, say: Say) -> None:
 
 
 @contextlib.contextmanager
-def open_redis(url: str, state: StateDir, secret: ClusterSecret, say: Say) -> Iterator[ClusterRedis]:
-    """The server at `url`, or with "" a private one that is stopped at the end. Call it on the main thread."""
-    if url:
-        yield ClusterRedis(url, None, None)
+def open_redis(section: RedisSection, state: StateDir, secret: ClusterSecret, say: Say) -> Iterator[ClusterRedis]:
+    """The server that is named, or a private one that is stopped at the end. Call it on the main thread."""
+    if section.url:
+        yield ClusterRedis(section.url, None, None)
         return
+    most = section.memory_bytes
     password = secret.derive(b"redis").hex()
-    server = PrivateRedis.start(state.redis_dir, password, on_loading=lambda: say(_LOADING))
-    redis = ClusterRedis(server.url, server, lambda port: PrivateRedis.spawn(state.redis_dir, password, port))
+    server = PrivateRedis.start(state.redis_dir, password, memory_bytes=most, on_loading=lambda: say(_LOADING))
+    redis = ClusterRedis(
+        server.url, server, lambda port: PrivateRedis.spawn(state.redis_dir, password, port, memory_bytes=most)
+    )
     try:
         yield redis
     finally:

@@ -85,7 +85,7 @@ def _up(
             secret = held.draw_secrets()
             sockets = held.make_socket_dir(environment.socket_root)
             progress.say("redis", "starting a private server" if not config.redis.url else "using the given server")
-            with open_redis(config.redis.url, state, secret, lambda text: progress.say("redis", text)) as redis:
+            with open_redis(config.redis, state, secret, lambda text: progress.say("redis", text)) as redis:
                 cluster = RunningCluster(
                     resolved,
                     held=held,

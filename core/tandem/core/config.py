@@ -246,10 +246,12 @@ class BudgetSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisSection:
-    """`[redis]`: "" = start a private server. `volatile_url` may be a second server."""
+    """`[redis]`: "" = start a private server, which refuses writes beyond `memory_bytes` (0 = no bound). `volatile_url`
+    may be a second server."""
 
     url: str = ""
     volatile_url: str = ""
+    memory_bytes: Count = 2 * 1024 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -223,6 +223,7 @@ INDEX_PUBLISHING = Metric(
 )  # fmt: skip
 
 # ---- the cluster ----
+REDIS_MEMORY = _cluster(_GAUGE, "tandem_redis_memory_bytes", "Memory of Redis that is `used`, and its `max`.", "kind")
 CLUSTER_EVENTS = _cluster(
     _COUNTER, "tandem_cluster_events_total",
     'What happened to the cluster since the router began to look, by `kind` as `clusterctl events` has it: "draining", '

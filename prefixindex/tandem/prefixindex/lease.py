@@ -10,10 +10,12 @@ what is written says until when, by the clock of the server, its writer held the
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.exceptions import OutOfMemoryError
 
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.errors import UnavailableError
@@ -21,6 +23,7 @@ from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys, Member
 from tandem.prefixindex.records import Record, RouterRecord, WorkerRecord, to_json
+from tandem.prefixindex.whenfull import ADD_TO_SET, HASH_FIRST
 
 TOMBSTONE_S: Final = 4 * LEASE_S
 NO_INCARNATION: Final = b"0"
@@ -28,6 +31,7 @@ NO_INCARNATION: Final = b"0"
 _QUICK_S: Final = BEAT_S / 5
 """An answer that came within this tells what the server's clock says now; one that took longer may be an old one."""
 
+# What is written first takes no memory, so a Redis that is full lets the rest pass (see whenfull).
 # Every script answers with the time of the server in ms: as it is if it did what was asked, negative if the lease was
 # over by then (ARGV[1], in ms; 0 = no limit). 0: another incarnation holds the lease, or none.
 _NOW = """
@@ -44,12 +48,12 @@ redis.call('PEXPIRE', KEYS[1], ARGV[4])
 return now
 """
 _BEAT = f"""{_NOW}{_IF_HELD}
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('HSET', KEYS[1], 'seq', ARGV[4], 'count', ARGV[5], 'digest', ARGV[6])
 redis.call('HINCRBY', KEYS[1], 'beat', 1)
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
 return now
 """
-_AMEND = f"""{_NOW}{_IF_HELD}
+_AMEND = f"""{_NOW}{_IF_HELD}{HASH_FIRST}
 redis.call('HSET', KEYS[1], 'record', ARGV[3])
 return now
 """
@@ -57,8 +61,8 @@ return now
 # events find themselves fenced.
 _DEREGISTER = """
 if redis.call('HGET', KEYS[1], 'incarnation') ~= ARGV[1] then return 0 end
-redis.call('HSET', KEYS[1], 'incarnation', 0, 'record', ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
+redis.call('HSET', KEYS[1], 'incarnation', 0, 'record', ARGV[1])
 return 1
 """
 
@@ -94,6 +98,7 @@ class _Lease:
         self._register = redis.register_script(_REGISTER)
         self._beat = redis.register_script(_BEAT)
         self._amend = redis.register_script(_AMEND)
+        self._enrol: Any = redis.register_script(ADD_TO_SET)
         self._deregister = redis.register_script(_DEREGISTER)
 
     @property
@@ -109,7 +114,7 @@ class _Lease:
         deadline_ms = self.deadline_ms if is_known else 0  # nobody can have given up one that is new
         try:
             await self._ask(self._register, key, deadline_ms, record.incarnation, to_json(record), self._lease_ms)
-            await self._redis.sadd(self._keys.members(self._kind), record.member)
+            await self._enrol(keys=[self._keys.members(self._kind)], args=[record.member])
             await self._redis.publish(self._keys.registry_channel(self._kind), record.member)
         except OUTAGE as error:
             raise no_answer(error) from error
@@ -124,7 +129,8 @@ class _Lease:
                 self._beat, key, self.deadline_ms, record.incarnation, self._lease_ms, *published, over=redis
             )
             if is_held:  # the set of members may have been flushed or forgot us
-                await redis.sadd(self._keys.members(self._kind), record.member)
+                with suppress(OutOfMemoryError):
+                    await self._enrol(keys=[self._keys.members(self._kind)], args=[record.member], client=redis)
         except OUTAGE as error:
             raise no_answer(error) from error
         return is_held

@@ -81,17 +81,26 @@ class PrivateRedis:
         *,
         timeout_s: float = ANSWER_TIMEOUT_S,
         server: Path | None = None,
+        memory_bytes: int = 0,
         on_loading: Callable[[], object] = lambda: None,
     ) -> PrivateRedis:
         """Start a server over the data in `directory` (made if missing) and return once it is ready.
 
         `port` 0 = any free one. Blocks until the server was silent for `timeout_s`; one that loads its data is not, and
         `on_loading` is told. The server gets SIGTERM when the *thread* that called this ends (as the kernel has it), so
-        call it from a thread that lives as long as the server should. Raises OSError or StartupError: no server binary,
+        call it from a thread that lives as long as the server should. `memory_bytes`: beyond, writes are refused, and
+        nothing is thrown out; 0 = no bound. Raises OSError or StartupError: no server binary,
         folder in use, port taken, not answering in time.
         """
         for _ in range(1 if port else _PORT_TRIES):
-            started = cls.spawn(directory, password, port or _free_port(), server=server, patience_s=timeout_s)
+            started = cls.spawn(
+                directory,
+                password,
+                port or _free_port(),
+                server=server,
+                patience_s=timeout_s,
+                memory_bytes=memory_bytes,
+            )
             try:
                 started._await_ready(timeout_s, on_loading)
                 return started
@@ -102,7 +111,14 @@ class PrivateRedis:
 
     @classmethod
     def spawn(
-        cls, directory: Path | str, password: str, port: int, *, server: Path | None = None, patience_s: float = 0.0
+        cls,
+        directory: Path | str,
+        password: str,
+        port: int,
+        *,
+        server: Path | None = None,
+        patience_s: float = 0.0,
+        memory_bytes: int = 0,
     ) -> PrivateRedis:
         """As `start`, but returns at once: see `answer`. `patience_s`: for another server to leave the folder."""
         binary = server or find_server()
@@ -113,7 +129,8 @@ class PrivateRedis:
         try:
             if (log := folder / "redis.log").exists():
                 log.replace(folder / "redis.log.old")
-            return cls(_spawn(binary, folder, port, password, lock), folder, port, password)
+            settings = _settings(folder, port, password, memory_bytes)
+            return cls(_spawn(binary, folder, settings, lock), folder, port, password)
         finally:
             os.close(lock)  # the server holds its own copy
 
@@ -211,12 +228,12 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _spawn(binary: Path, folder: Path, port: int, password: str, lock: int) -> subprocess.Popen[bytes]:
+def _spawn(binary: Path, folder: Path, text: str, lock: int) -> subprocess.Popen[bytes]:
     """The settings go in through stdin, so that the password stands neither in a file nor in the process list.
 
     They wait in the pipe before the server exists: interrupted in between, it would else start without any, for all.
     """
-    settings = _filled_pipe(_settings(folder, port, password).encode())
+    settings = _filled_pipe(text.encode())
     log = os.open(folder / "redis.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         return subprocess.Popen(
@@ -244,7 +261,7 @@ def _filled_pipe(data: bytes) -> int:
     return reader
 
 
-def _settings(folder: Path, port: int, password: str) -> str:
+def _settings(folder: Path, port: int, password: str, memory_bytes: int) -> str:
     lines = (
         f"bind {_HOST}",
         f"port {port}",
@@ -254,6 +271,7 @@ def _settings(folder: Path, port: int, password: str) -> str:
         "appendonly yes",
         "appendfsync everysec",
         'save ""',
+        f"maxmemory {memory_bytes}",
         "maxmemory-policy noeviction",
         "databases 1",
         "daemonize no",

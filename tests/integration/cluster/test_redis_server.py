@@ -12,6 +12,7 @@ import pytest
 
 from tandem.cluster.redis_server import open_redis
 from tandem.cluster.state_dir import HeldState
+from tandem.core.config import RedisSection
 from tandem.prefixindex.connection import connect
 
 HANGING = "#!/bin/sh\nexec sleep 600\n"
@@ -51,7 +52,7 @@ def test_nobody_waits_while_it_is_started_again(
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
 
-    with open_redis("", held.state, held.draw_secrets(), told.append) as redis:
+    with open_redis(RedisSection(memory_bytes=1 << 30), held.state, held.draw_secrets(), told.append) as redis:
         asyncio.run(watch())
 
 

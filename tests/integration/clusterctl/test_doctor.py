@@ -307,15 +307,18 @@ def test_a_redis_that_forgets(tmp_path: Path, redis: PrivateRedis) -> None:
     code, found = doctor(tmp_path, "--redis", redis.url)
     every = ("redis-server", "redis", "redis-eviction", "redis-persistence", "redis-clock")
     assert {check: found[check][0][0] for check in every} == dict.fromkeys(every, "ok")
+    assert "it has no maxmemory" in only(found, "redis-memory", "warning")[0]
 
     async def spoil(client: Any) -> None:
         await client.config_set("maxmemory-policy", "allkeys-lru")
         await client.config_set("appendonly", "no")
+        await client.config_set("maxmemory", (await client.info("memory"))["used_memory"])
 
     told(redis, spoil)
     code, found = doctor(tmp_path, "--redis", redis.url)
     assert code == 7
     assert "maxmemory-policy is allkeys-lru" in only(found, "redis-eviction")[0]
+    assert "are used, 100%" in only(found, "redis-memory", "warning")[0]
     assert "appendonly is no" in only(found, "redis-persistence")[0]
     assert "geheim" not in str(found)
 

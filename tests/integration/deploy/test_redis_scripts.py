@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+import yaml
 
 from tandem.prefixindex.private_redis import find_server
 from tests.integration.deploy.rendering import CHART, Helm, Release
@@ -89,6 +90,23 @@ def test_it_takes_its_password_and_no_other(helm: Helm, tmp_path: Path, password
         assert (tmp_path / "run/redis/redis.conf").stat().st_mode & 0o777 == 0o600
     with serving(scripts), client(scripts.port, password) as ours:
         assert ours.get("kept") == b"yes"
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"),
+    [("2Gi", 1395864371), ("1.5Gi", 1046898278), ("1000M", 650_000_000), ("3000000000", 1_950_000_000)],
+)
+def test_it_refuses_before_its_limit(helm: Helm, limit: str, most: int) -> None:
+    """65 % of the container's memory: rewriting the append-only file needs more for a while."""
+    values = (CHART / "ci" / "minimal.yaml").read_text()
+    more = f"""
+redis:
+  internal: {{resources: {{requests: {{cpu: 1, memory: 1Gi}}, limits: {{memory: {limit}}}}}}}
+"""
+    given = yaml.safe_load(values)
+    given.setdefault("redis", {}).update(yaml.safe_load(more)["redis"] | given.get("redis", {}))
+    release = helm.render(yaml.safe_dump(given))
+    assert f"\nmaxmemory {most}\n" in release.config("-redis-config")["redis.conf"]
 
 
 def test_without_one_it_takes_everybody(helm: Helm, tmp_path: Path) -> None:

@@ -12,15 +12,17 @@ from typing import Any, TypeVar
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
+from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
 from tandem.core.errors import StartupError
 from tandem.core.urls import redacted
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys, Member
+from tandem.prefixindex.memory import memory_of
 from tandem.prefixindex.records import WorkerRecord
 
 _SKEW_S = 2.0
 _KNOCK_S = 1.0
+_FULL = 0.8
 T = TypeVar("T")
 
 
@@ -37,6 +39,7 @@ class RedisChecks:
         return (
             ("redis", self.answers),
             ("redis-eviction", self.eviction),
+            ("redis-memory", self.memory),
             ("redis-persistence", self.persistence),
             ("redis-clock", self.clock),
             ("registry", self.registry),
@@ -65,6 +68,27 @@ class RedisChecks:
         else:
             what = f"maxmemory-policy is {policy}: with little memory it drops keys, desired state and batches"
             yield error("redis-eviction", what, "`CONFIG SET maxmemory-policy noeviction`, and in redis.conf")
+
+    def memory(self) -> Iterator[Finding]:
+        try:
+            found = self._ask(memory_of)
+        except (StartupError, RedisError):
+            yield skipped("redis-memory", "it could not be asked")
+            return
+        if not found.most:
+            what = f"it has no maxmemory and uses {size(found.used)}: when memory ends, it is killed with all it knows"
+            yield warning(
+                "redis-memory", what, "`CONFIG SET maxmemory`, 60 to 70 % of what it may use, and in redis.conf"
+            )
+            return
+        what = f"{size(found.used)} of {size(found.most)} are used, {found.used / found.most:.0%}"
+        if found.used < _FULL * found.most:
+            yield ok("redis-memory", what)
+        else:
+            fix = (
+                "see docs/operate/alerts.md, TandemRedisFull: when it is full, nothing more that clients leave is kept"
+            )
+            yield warning("redis-memory", what, fix)
 
     def persistence(self) -> Iterator[Finding]:
         appends = self._setting("appendonly")

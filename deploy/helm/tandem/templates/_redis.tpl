@@ -1,3 +1,11 @@
+{{- /* 65 % of the limit, in bytes: rewriting the append-only file forks, and what is written meanwhile is copied. */ -}}
+{{- define "tandem.redisMaxMemory" -}}
+{{- $limit := .Values.redis.internal.resources.limits.memory | toString }}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 }}
+{{- $unit := regexFind "[A-Za-z]*$" $limit }}
+{{- mulf (trimSuffix $unit $limit | float64) (get $units $unit) 0.65 | floor | int64 }}
+{{- end }}
+
 {{- /* As `up` starts its private one: on disk, and nothing is ever thrown out. */ -}}
 {{- define "tandem.redisConfig" -}}
 port 6379
@@ -7,6 +15,7 @@ dir /data
 appendonly yes
 appendfsync everysec
 save ""
+maxmemory {{ include "tandem.redisMaxMemory" . }}
 maxmemory-policy noeviction
 databases 1
 daemonize no

@@ -10,17 +10,29 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from redis.asyncio import Redis
+from redis.exceptions import ResponseError
 
 from tandem.core.apikeys import ApiKey, Scope
 from tandem.core.errors import UnavailableError
 from tandem.prefixindex.connection import OUTAGE, Backoff, no_answer
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.wakeup import Wakeups
+from tandem.prefixindex.whenfull import HASH_FIRST
 
 _log = logging.getLogger(__name__)
 POLL_S: Final = 5.0
 KEPT_REVOKED: Final = 1000
 """So many of the last that were revoked are remembered, for whoever revokes them again."""
+
+CONFIRM_S: Final = 2.0
+_ADD: Final = f"{HASH_FIRST}return redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
+# KEYS: keys, revoked. ARGV: id, second.
+_REVOKE: Final = f"""
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end
+redis.call('ZADD', KEYS[2], ARGV[2], ARGV[1])
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -{KEPT_REVOKED} - 1)
+return 1
+"""
 
 
 class ApiKeyStore:
@@ -30,23 +42,28 @@ class ApiKeyStore:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._hash, self._revoked, self._channel = keys.api_keys, keys.revoked_api_keys, keys.api_keys_channel
         self._wakeups = Wakeups(redis, self._channel)
+        self._add: Any = redis.register_script(_ADD)
+        self._revoke: Any = redis.register_script(_REVOKE)
 
     async def add(self, key: ApiKey) -> None:
         """Keep a new key; adding it again changes nothing."""
         try:
-            await self._redis.hset(self._hash, key.id, to_json(key))
+            await self._add(keys=[self._hash], args=[key.id, to_json(key)])
             await self._redis.publish(self._channel, key.id)
         except OUTAGE as error:
             raise no_answer(error) from error
 
     async def revoke(self, key_id: str, now_s: float) -> bool:
-        """Forget a key but for its id; False = there was none. Cut off half way, it is still there to be revoked."""
+        """Forget a key but for its id; False = there was none. Cut off half way, it opens nothing and can be revoked.
+
+        Returns once the server has that on disk, and one of its replicas where it has any; in CONFIRM_S each at most.
+        """
         try:
-            if await self._redis.hexists(self._hash, key_id):
-                await self._redis.zadd(self._revoked, {key_id: int(now_s)})
-                await self._redis.zremrangebyrank(self._revoked, 0, -KEPT_REVOKED - 1)
-            was_there = bool(await self._redis.hdel(self._hash, key_id))
-            await self._redis.publish(self._channel, key_id)
+            async with self._redis.client() as one:  # a server confirms what came over the same connection
+                names = [self._hash, self._revoked]
+                was_there = bool(await self._revoke(keys=names, args=[key_id, int(now_s)], client=one))
+                await one.publish(self._channel, key_id)
+                await _confirm(one, key_id)
         except OUTAGE as error:
             raise no_answer(error) from error
         return was_there
@@ -60,13 +77,18 @@ class ApiKeyStore:
         return [row.decode() for row in rows]
 
     async def all(self) -> list[ApiKey]:
-        """Every key, the oldest first. What cannot be read is left out: such a key opens nothing."""
+        """Every key, the oldest first. What cannot be read, or was revoked, is left out: such a key opens nothing."""
         try:
-            rows = await self._redis.hgetall(self._hash)
+            async with self._redis.pipeline(transaction=False) as pipeline:  # revoked in between is revoked
+                pipeline.hgetall(self._hash)
+                pipeline.zrange(self._revoked, 0, -1)
+                rows, revoked = await pipeline.execute()
         except OUTAGE as error:
             raise no_answer(error) from error
-        found = []
+        found, gone = [], set(revoked)
         for field, text in rows.items():
+            if field in gone:
+                continue
             try:
                 found.append(from_json(text))
             except (ValueError, TypeError, KeyError) as error:
@@ -93,6 +115,20 @@ class ApiKeyStore:
                 continue
             backoff.reset()
             await self._wakeups.wait(poll_s)
+
+
+async def _confirm(one: Any, key_id: str) -> None:
+    """Wait until what was written is on disk, and at a replica; a line of the log says if that cannot be known."""
+    milliseconds = int(CONFIRM_S * 1000)
+    try:
+        replicas = int((await one.info("replication")).get("connected_slaves", 0))
+        is_there = not replicas or bool(await one.wait(1, milliseconds))
+        local, _ = await one.execute_command("WAITAOF", 1, 0, milliseconds)  # servers before 7.2 know no such thing
+        why = "" if local and is_there else "not within the time given"
+    except ResponseError as error:
+        why = str(error)
+    if why:
+        _log.info("revocation not confirmed", extra={"fields": {"id": key_id, "why": why}})
 
 
 def to_json(key: ApiKey) -> str:

@@ -14,18 +14,19 @@ from redis.asyncio import Redis
 from tandem.core.config import BudgetSection
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.whenfull import HASH_FIRST
 
 BURST_S: Final = 10.0
 """So much of its rate a tenant may save up."""
 
 # KEYS: the hash. ARGV: requests a second, tokens a second, requests, tokens, whether it may be refused, burst in
 # seconds. Returns the milliseconds to wait, 0 = taken. By the server's clock: routers need not agree on the time.
-_SPEND = """
+_SPEND = f"""
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1e6
 local kept = redis.call('HMGET', KEYS[1], 'at', 'requests', 'tokens')
 local passed = math.max(0, now - tonumber(kept[1] or now))
-local wait, keep, left = 0, 0, {}
+local wait, keep, left = 0, 0, {{}}
 for i = 1, 2 do
   local rate = tonumber(ARGV[i])
   local most = math.max(1, rate * tonumber(ARGV[6]))
@@ -38,6 +39,7 @@ for i = 1, 2 do
   if taken then left[i] = left[i] - tonumber(ARGV[i + 2]) end
   if rate > 0 then keep = math.max(keep, (rate * tonumber(ARGV[6]) - left[i]) / rate) else left[i] = 1 end
 end
+{HASH_FIRST}
 redis.call('HSET', KEYS[1], 'at', string.format('%.6f', now), 'requests', string.format('%.6f', left[1]),
            'tokens', string.format('%.6f', left[2]))
 redis.call('PEXPIRE', KEYS[1], math.ceil(1000 * keep) + 1000)

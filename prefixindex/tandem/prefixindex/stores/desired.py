@@ -28,11 +28,12 @@ from tandem.core.lifecycle import RoleName
 from tandem.prefixindex.connection import OUTAGE, Backoff, no_answer
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.wakeup import Wakeups
+from tandem.prefixindex.whenfull import HASH_FIRST
 
 _log = logging.getLogger(__name__)
 
 # A call repeated because its answer got lost finds its own text and succeeds again.
-_SAVE = """
+_SAVE = f"""{HASH_FIRST}
 local at = redis.call('HMGET', KEYS[1], 'version', 'state')
 if at[1] ~= ARGV[2] or at[2] ~= ARGV[3] then
   if (at[1] or '0') ~= ARGV[1] then return 0 end
@@ -41,8 +42,9 @@ end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'configured', ARGV[4]) end
 return 1
 """
-_NOTE_CONFIGURED = """
+_NOTE_CONFIGURED = f"""
 if redis.call('HGET', KEYS[1], 'version') ~= ARGV[1] then return 0 end
+{HASH_FIRST}
 redis.call('HSET', KEYS[1], 'configured', ARGV[2])
 return 1
 """
@@ -82,7 +84,7 @@ class DesiredStateStore:
     async def dated(self) -> tuple[DesiredState | None, float]:
         """As `load`, and how many seconds ago it was written, by the server's clock; 0 where nobody noted that."""
         try:
-            async with self._redis.pipeline(transaction=True) as pipeline:
+            async with self._redis.pipeline(transaction=False) as pipeline:
                 pipeline.hmget(self._keys.desired, "state", "saved_s")
                 pipeline.time()
                 (text, saved_s), (now_s, _) = await pipeline.execute()

@@ -12,10 +12,16 @@ from tandem.core.errors import InvalidRequestError
 from tandem.core.events import MAX_EVENTS, ClusterEvent
 from tandem.prefixindex.connection import OUTAGE, no_answer
 from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.whenfull import STREAM_FIRST
 
 BEGINNING = "0"
 _PLACE = re.compile(r"[0-9]{1,20}(-[0-9]{1,20})?")
 _FIELD = b"event"
+
+# KEYS: the stream. ARGV: how many are kept, then JSON of each.
+_APPEND = f"""{STREAM_FIRST}
+for i = 2, #ARGV do redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[1], '*', '{_FIELD.decode()}', ARGV[i]) end
+"""
 
 
 class ClusterEventStore:
@@ -24,14 +30,12 @@ class ClusterEventStore:
     def __init__(self, redis: Redis, keys: Keys, *, max_events: int = MAX_EVENTS) -> None:
         self._redis: Any = redis  # its stubs mix plain and awaitable results
         self._key, self._max_events = keys.cluster_events, max_events
+        self._append: Any = redis.register_script(_APPEND)
 
     async def append(self, events: Sequence[ClusterEvent]) -> None:
         """Keep them after all others, and forget the oldest beyond the bound."""
         try:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                for happened in events:
-                    pipe.xadd(self._key, {_FIELD: happened.to_json()}, maxlen=self._max_events, approximate=False)
-                await pipe.execute()
+            await self._append(keys=[self._key], args=[self._max_events, *(event.to_json() for event in events)])
         except OUTAGE as error:
             raise no_answer(error) from error
 

@@ -8,11 +8,17 @@ from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation
 from tandem.prefixindex.connection import OUTAGE, no_answer
+from tandem.prefixindex.whenfull import EMPTY_FIRST
 
-_HOLD = """
+_HOLD = f"""
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+if holder then
+  redis.call('PEXPIRE', KEYS[1], ARGV[2])
+else
+  {EMPTY_FIRST}
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+end
 return 1
 """
 _RELEASE = """

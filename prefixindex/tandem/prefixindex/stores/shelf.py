@@ -18,8 +18,9 @@ from tandem.prefixindex.stores.usage import USAGE_LUA
 
 _log = logging.getLogger(__name__)
 _MAX_TOLD = 4096
-# KEYS: records, due, charges, sums. ARGV: id.
+# KEYS: records, due, charges, sums, and the tenant's list if that is known. ARGV: id.
 _FORGET = f"""{USAGE_LUA}
+if KEYS[5] then redis.call('ZREM', KEYS[5], ARGV[1]) end
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('HDEL', KEYS[1], ARGV[1])
 discharge(KEYS[3], KEYS[4], ARGV[1])
@@ -101,14 +102,11 @@ class Shelf(Generic[R]):
         One whose text cannot be read stays in its tenant's list, where an id without a text is passed over.
         """
         record = await self.load(one)
+        names = [self.records, self.due, self.charges, self.charged]
+        if record is not None:
+            names.append(self.listing(record.tenant))
         try:
-            async with self.redis.pipeline(transaction=True) as pipeline:
-                if record is not None:
-                    pipeline.zrem(self.listing(record.tenant), one)
-                await self.redis.register_script(_FORGET)(
-                    keys=[self.records, self.due, self.charges, self.charged], args=[one], client=pipeline
-                )
-                await pipeline.execute()
+            await self.redis.register_script(_FORGET)(keys=names, args=[one])
         except OUTAGE as error:
             raise no_answer(error) from error
 

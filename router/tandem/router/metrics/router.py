@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 
 from tandem.core import metricnames as names
 from tandem.core.metricnames import Kind, Metric
+from tandem.prefixindex.memory import RedisMemory
 from tandem.router.flights.moves import CAUSE as MOVED
 from tandem.router.flights.survival import Cause, Survival
 from tandem.router.metrics.vllm import VllmCollector
@@ -125,6 +126,13 @@ class Metrics:
     def watch_batches(self, running: Callable[[], int]) -> None:
         """Report how many requests of batches run here."""
         self._gauge(names.BATCH_RUNNING, running)
+
+    def watch_redis(self, memory: Callable[[], RedisMemory]) -> None:
+        """Report how full Redis is."""
+        metric = names.REDIS_MEMORY
+        gauge = Gauge(metric, metric.text, metric.labels, registry=self._registry)
+        gauge.labels("used").set_function(lambda: memory().used)
+        gauge.labels("max").set_function(lambda: memory().most)
 
     def watch_admission(self, waiting: Callable[[], int]) -> None:
         """Report how many requests wait for room."""

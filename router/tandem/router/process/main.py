@@ -248,6 +248,8 @@ class Router:
                 group.create_task(self._figures.run()),
                 group.create_task(self._grpc.run()),
             ]
+            if self._storage is not None:
+                tasks.append(group.create_task(self._storage.memory.run()))
             async with asyncio.timeout(10.0):
                 await http.wait_started()
                 await admin.wait_started()
@@ -284,6 +286,8 @@ class Router:
         if self._storage is None:
             return None
         self._storage.add_routes(app, self.door)
+        memory = self._storage.memory
+        self.door.metrics.watch_redis(lambda: memory.last)
         return self._storage.runner(
             app,
             self.door,

@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 from tandem.core.clock import Clock
 from tandem.core.config import StoreSection
 from tandem.prefixindex.keys import Keys
+from tandem.prefixindex.memory import MemoryWatch
 from tandem.prefixindex.stores.batches import BatchStore
 from tandem.prefixindex.stores.files import FileStore
 from tandem.prefixindex.stores.owner_lease import OwnerLease
@@ -39,6 +40,7 @@ class Storage:
     files: Files | None
     lease: OwnerLease
     wakeups: Wakeups
+    memory: MemoryWatch
 
     def add_routes(self, app: FastAPI, door: Door) -> None:
         add_responses(app, door, self.responses, self.section.max_response_bytes)
@@ -83,4 +85,5 @@ def open_storage(redis: Redis, keys: Keys, section: StoreSection) -> Storage:
         files=Files(FileStore(redis, keys), folder, section.file_expiry_s, time.time, limits) if folder else None,
         lease=OwnerLease(redis, keys.batch_owner, LEASE_S),
         wakeups=Wakeups(redis, keys.batches_channel),
+        memory=MemoryWatch(redis),
     )
