@@ -204,6 +204,21 @@ def test_files_are_listed_once_they_are_whole(run: Any) -> None:
     run(scenario)
 
 
+def test_all_that_is_due_is_found_and_forgotten(run: Any) -> None:
+    async def scenario(redis: Redis) -> None:
+        files, batches = FileStore(redis, KEYS), BatchStore(redis, KEYS)
+        for number in range(250):
+            await files.finish(file(number, expires_s=500))
+            await batches.save(batch(number))
+            await batches.save(following(batch(number), BatchStatus.FAILED))
+        assert len(await files.due(500)) == 100
+        assert await files.due(500, skip=200) == [f"file-{number}" for number in sorted(range(250), key=str)][200:]
+        await batches.forget_due(10**9)
+        assert await batches.list("t", after=None, limit=9) == ([], False)
+
+    run(scenario)
+
+
 def test_lists_of_files(run: Any) -> None:
     async def scenario(redis: Redis) -> None:
         files = FileStore(redis, KEYS)

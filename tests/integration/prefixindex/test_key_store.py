@@ -46,6 +46,18 @@ def test_added_listed_revoked(server: PrivateRedis, client: Any) -> None:
     asyncio.run(scenario())
 
 
+def test_a_revoked_key_whose_record_comes_back_opens_nothing(server: PrivateRedis, client: Any) -> None:
+    async def scenario() -> None:
+        async with client(server.url) as redis:
+            store = ApiKeyStore(redis, KEYS)
+            await store.add(FIRST)
+            assert await store.revoke(FIRST.id, 3000.0)
+            await redis.hset(KEYS.api_keys, FIRST.id, to_json(FIRST))  # from a dump, or a replica that lagged
+            assert await store.all() == []
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", "null", "{}", to_json(FIRST).replace('"infer"', '"root"'),

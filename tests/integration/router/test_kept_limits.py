@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,18 @@ import httpx
 import openai
 import pytest
 
+from tandem.core.apikeys import KeyWish, Scope, draw
 from tandem.core.config import StoreSection
+from tandem.core.desired import DesiredState, Pool
+from tandem.core.errors import UnavailableError
+from tandem.core.lifecycle import RoleName
+from tandem.prefixindex.connection import connect
+from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
-from tests.integration.router.house import Build, House
+from tandem.prefixindex.stores.api_keys import ApiKeyStore
+from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.prefixindex.stores.responses import ResponseStore, StoredResponse
+from tests.integration.router.house import ADMIN_KEY, Build, House, ask
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
 
@@ -114,6 +124,49 @@ def test_open_batches_of_a_tenant(house: House, client: openai.OpenAI) -> None:
     client.batches.cancel(first.id)
     wait_for(lambda: client.batches.retrieve(first.id).status == "cancelled")
     assert client.batches.create(**ask).status == "validating"
+
+
+def test_a_full_redis_refuses_what_is_left_here_and_nothing_else(build: Build, tmp_path: Path) -> None:
+    """Responses fill it to its maxmemory; requests, keys and scaling go on."""
+    limits = {"max_response_bytes": 1 << 30, "max_tenant_response_bytes": 1 << 40, "min_free_bytes": 0}
+    with PrivateRedis.start(tmp_path / "redis", "a secret", memory_bytes=24 << 20) as server:
+        house = build(redis_url=server.url, store=StoreSection(dir=str(tmp_path / "files"), **limits))
+        house.wait_ready()
+        asyncio.run(_fill(server.url))
+        answer = respond(house)
+        assert (answer.status_code, answer.json()["store"]) == (200, False)
+        assert upload(house).status_code == 503
+        assert ask(house).status_code == 200
+        admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+        assert httpx.get(f"{house.admin_url}/admin/v1/status", headers=admin).status_code == 200
+        asyncio.run(_changed(server.url))
+
+
+async def _fill(url: str) -> None:
+    redis: Any = await connect(url)
+    store = ResponseStore(redis, Keys("test"), 1000.0, 1 << 40)
+    try:
+        for number in range(1000):
+            name = f"resp_{number:032x}"
+            await store.save(StoredResponse(id=name, tenant="t", body=b"b" * 200_000, items=b"[]", turn=b"[]"))
+    except UnavailableError as error:
+        assert "maxmemory" in error.why  # noqa: PT017 - how many fit is the server's to say
+    # What connections hold comes and goes: not so near to the bound that a small one fits at times.
+    await redis.config_set("maxmemory", (await redis.info("memory"))["used_memory"] - 300_000)
+    await redis.aclose()
+
+
+async def _changed(url: str) -> None:
+    """The desired state changes, and a key is made and revoked."""
+    redis = await connect(url)
+    desired, keys = DesiredStateStore(redis, Keys("test")), ApiKeyStore(redis, Keys("test"))
+    pool = Pool(name="m", model="x", role=RoleName.MIXED, count=1)
+    assert await desired.save(DesiredState(version=1, pools=(pool,)).filled(), 0)
+    _, key = draw(KeyWish(tenant="a", scopes=(Scope.INFER,)), 1000)
+    await keys.add(key)
+    assert await keys.all() == [key]
+    assert await keys.revoke(key.id, 2000.0)
+    await redis.aclose()
 
 
 def test_nothing_is_taken_on_a_disk_without_room(build: Build, redis: PrivateRedis, tmp_path: Path) -> None:

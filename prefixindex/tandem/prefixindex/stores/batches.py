@@ -214,5 +214,6 @@ class BatchStore:
 
     async def forget_due(self, now_s: float) -> None:
         """Forget batches that are over for long."""
-        for batch in await self._shelf.due_by(now_s):
-            await self._shelf.forget(batch)
+        while due := await self._shelf.due_by(now_s):
+            for batch in due:
+                await self._shelf.forget(batch)

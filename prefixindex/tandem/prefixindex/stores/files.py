@@ -105,9 +105,9 @@ class FileStore:
             raise no_answer(error) from error
         return found[:limit], len(found) > limit
 
-    async def due(self, now_s: float) -> Sequence[str]:
-        """Ids of files that have expired, or were never uploaded whole."""
-        return await self._shelf.due_by(now_s)
+    async def due(self, now_s: float, skip: int = 0) -> Sequence[str]:
+        """Ids of files that have expired, or were never uploaded whole; some of them, without the first `skip`."""
+        return await self._shelf.due_by(now_s, skip=skip)
 
     async def forget(self, file: str) -> None:
         """Forget a file whose bytes are gone."""

@@ -88,10 +88,10 @@ class Shelf(Generic[R]):
         records = [self.read(one, text) for one, text in zip(ids, texts, strict=True)]
         return [record for record in records if record is not None]
 
-    async def due_by(self, now_s: float, limit: int = 100) -> Sequence[str]:
-        """At most `limit` ids of what may be forgotten by now, most overdue first."""
+    async def due_by(self, now_s: float, limit: int = 100, skip: int = 0) -> Sequence[str]:
+        """At most `limit` ids of what may be forgotten by now, most overdue first, without the first `skip`."""
         try:
-            ids = await self.redis.zrangebyscore(self.due, "-inf", now_s, start=0, num=limit)
+            ids = await self.redis.zrangebyscore(self.due, "-inf", now_s, start=skip, num=limit)
         except OUTAGE as error:
             raise no_answer(error) from error
         return [one.decode() for one in ids]

@@ -95,10 +95,14 @@ async def sweep(files: Files, batches: BatchStore) -> None:
     """Remove what is due: expired files, uploads that broke off, the work of batches that are over or never came to be.
     One router does. What cannot be removed or read is left, and keeps nothing else."""
     now_s = files.wall_s()
-    for file in await files.store.due(now_s):
-        with _left(file):
-            await files.remove(file)
-            event(_log, "file removed", file=file)
+    left = 0  # what could not be removed is passed over until the next time
+    while due := await files.store.due(now_s, left):
+        for file in due:
+            left += 1
+            with _left(file):
+                await files.remove(file)
+                left -= 1
+                event(_log, "file removed", file=file)
     await batches.forget_due(now_s)
     for batch in await asyncio.to_thread(files.folder.works):
         with _left(batch):

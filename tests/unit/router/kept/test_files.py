@@ -23,8 +23,8 @@ class FileStore:
     def __init__(self) -> None:
         self.files: list[str] = []
 
-    async def due(self, now_s: float) -> Sequence[str]:
-        return list(self.files)
+    async def due(self, now_s: float, skip: int = 0) -> Sequence[str]:
+        return self.files[skip : skip + 100]
 
     async def forget(self, file: str) -> None:
         self.files.remove(file)
@@ -92,6 +92,36 @@ def test_a_record_that_cannot_be_read_keeps_nothing_else(tmp_path: Path) -> None
     assert case.sweep() == ["batch_0"]
     assert case.files.files == ["no id"]
     assert not case.folder.file("file-1").exists()
+
+
+def test_any_number_that_is_due_is_removed_and_what_fails_stops_none(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    wrong = [f"no id {number}" for number in range(150)]
+    case.files.files = [*wrong, *(f"file-{number}" for number in range(350))]
+    case.sweep()
+    assert case.files.files == wrong
+
+
+def test_an_input_is_on_disk_before_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without links, too."""
+
+    def link(source: Path, target: Path) -> None:
+        raise OSError("no links here")
+
+    synced: list[int] = []
+    sync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        sync(fd)
+
+    folder = FilesFolder(tmp_path)
+    folder.identity()
+    folder.file("file-1").write_bytes(b"x")
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "fsync", note)
+    folder.take_input("batch_1", "file-1")
+    assert folder.input("batch_1").stat().st_ino == synced[0]
 
 
 def test_what_is_behind_a_record_of_another_release_stays(tmp_path: Path) -> None:
