@@ -118,22 +118,25 @@ class AskReader:
             more["max_tokens"] = 1
         return replace(ask, sampling={**ask.sampling, **more}) if more else ask
 
-    async def encode_chat(self, model: Model, messages: Messages, rendering: Rendering) -> list[int]:
-        """Token ids of a chat; raises InvalidRequestError."""
+    async def encode_chat(
+        self, model: Model, messages: Messages, rendering: Rendering, *, most_tokens: int = 0
+    ) -> list[int]:
+        """Token ids of a chat; raises InvalidRequestError. `most_tokens`: see Tokenizer.encode."""
         _check_rendering(rendering, messages)
-        return await model.tokenizer.encode_chat(messages, rendering)
+        return await model.tokenizer.encode_chat(messages, rendering, most_tokens=most_tokens)
 
     async def _prompts(self, ask: Ask, model: Model) -> list[Sequence[int]]:
         """Packed as they are hashed and sent: a long list is walked once."""
+        most = self.context_tokens(model)
         if ask.messages is not None:
-            return [array("I", await self.encode_chat(model, ask.messages, ask.rendering))]
+            return [array("I", await self.encode_chat(model, ask.messages, ask.rendering, most_tokens=most))]
         if len(ask.prompts) > MAX_PROMPTS:
             what = f"prompt has {len(ask.prompts)} entries"
             raise InvalidRequestError(what, why=f"at most {MAX_PROMPTS} are allowed", param="prompt")
         prompts: list[Sequence[int]] = []
         for prompt in ask.prompts:
             if isinstance(prompt, str):
-                prompts.append(array("I", await model.tokenizer.encode(prompt)))
+                prompts.append(array("I", await model.tokenizer.encode(prompt, most_tokens=most)))
             else:
                 prompts.append(_packed("prompt", prompt, model.tokenizer.vocab_size))
         return prompts

@@ -27,7 +27,7 @@ from tandem.router.doors.door import Door, stopping_error
 from tandem.router.doors.servers import TlsFiles, bind
 from tandem.router.flights.flight import Work
 from tandem.router.quoting import quoted
-from tandem.router.text.chat_template import Rendering
+from tandem.router.text.chat_template import Rendering, check_variables_text
 from tandem.router.text.models import Model
 from tandem.router.workers.wire import finish_to_wire, logprob_to_wire
 from tandem.rpc.v1 import inference_pb2 as i
@@ -339,6 +339,7 @@ def _rendering(chat: i.ChatMessages) -> Rendering:
 
 
 def _variables(text: str) -> dict[str, Any]:
+    check_variables_text(text)
     try:
         variables = orjson.loads(text) if text else {}
     except orjson.JSONDecodeError as error:

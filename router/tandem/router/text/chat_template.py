@@ -85,25 +85,47 @@ class ChatTemplate:
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError unless `variables`, which came as JSON, are of a size that can be rendered."""
-    depth = _depth(variables)
-    if depth > MAX_VARIABLES_DEPTH:
-        why = f"at most {MAX_VARIABLES_DEPTH} levels are allowed"
-        raise InvalidRequestError("chat_template_kwargs is nested too deeply", why=why, param="chat_template_kwargs")
-    size = len(json.dumps(variables, ensure_ascii=False).encode())
+    """Raise InvalidRequestError unless `variables`, which came as JSON, are of a size that can be rendered. Of what is
+    larger no more is looked at than that takes."""
+    if not _is_small(variables):
+        raise _too_large(f"more than {MAX_VARIABLES_BYTES}")
+    size = len(json.dumps(variables, ensure_ascii=False).encode("utf-8", "surrogatepass"))
     if size > MAX_VARIABLES_BYTES:
-        why = f"at most {MAX_VARIABLES_BYTES} are allowed"
-        raise InvalidRequestError(f"chat_template_kwargs has {size} bytes", why=why, param="chat_template_kwargs")
+        raise _too_large(str(size))
 
 
-def _depth(value: Any) -> int:
-    """Levels of nesting, counted no further than is of interest."""
-    level, here = 0, [value]
-    while here and level <= MAX_VARIABLES_DEPTH:
-        containers = [one for one in here if isinstance(one, Mapping | list)]
-        here = [inner for one in containers for inner in (one.values() if isinstance(one, Mapping) else one)]
-        level += bool(containers)
-    return level
+def check_variables_text(text: str) -> None:
+    """As `check_variables`, of the JSON before it is parsed."""
+    if len(text) > MAX_VARIABLES_BYTES:
+        raise _too_large(f"more than {MAX_VARIABLES_BYTES}")
+
+
+def _is_small(variables: Mapping[str, Any]) -> bool:
+    """Whether it may have at most MAX_VARIABLES_BYTES: each value takes two bytes at least. InvalidRequestError for
+    more than MAX_VARIABLES_DEPTH levels."""
+    left, level, here = MAX_VARIABLES_BYTES, 0, [variables]
+    while here:
+        inside: list[Any] = []
+        level += 1
+        for one in here:
+            names, values = (one, one.values()) if isinstance(one, Mapping) else ((), one)
+            left -= 2 * len(one)
+            if left < 0:
+                return False
+            left -= sum(map(len, names)) + sum(len(value) for value in values if isinstance(value, str))
+            inside += [value for value in values if isinstance(value, Mapping | list)]
+        if inside and level == MAX_VARIABLES_DEPTH:
+            why = f"at most {MAX_VARIABLES_DEPTH} levels are allowed"
+            raise InvalidRequestError(
+                "chat_template_kwargs is nested too deeply", why=why, param="chat_template_kwargs"
+            )
+        here = inside
+    return left >= 0
+
+
+def _too_large(size: str) -> InvalidRequestError:
+    why = f"at most {MAX_VARIABLES_BYTES} are allowed"
+    return InvalidRequestError(f"chat_template_kwargs has {size} bytes", why=why, param="chat_template_kwargs")
 
 
 def _cut(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as HubTokenizer
 
-from tandem.core.errors import InvalidRequestError, ModelError
+from tandem.core.errors import ContextLengthError, InvalidRequestError, ModelError
 from tandem.router.text.chat_template import DEFAULT_RENDERING, ChatTemplate, Rendering
 
 T = TypeVar("T")
@@ -20,6 +20,11 @@ LONG_TEXT_CHARS = 4096
 feed. The way there and back is 0.05 ms of work, but it waits for the interpreter while other streams are served."""
 LONG_TOKENS = 4096
 """So many token ids become text in that thread, too."""
+LONG_CHARS = 4
+"""A text with more characters than so many times the tokens that are allowed is counted before it is tokenised: that
+takes 30 to 150 bytes a character."""
+_COUNTED_CHARS = 32_768
+"""At a time."""
 _MESSAGE_CHARS = 32
 """What a message takes to be rendered and tokenised beside its content."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -67,20 +72,29 @@ class Tokenizer:
         """Like `encode`, on the calling thread."""
         return self._encode(text, add_special_tokens)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the special tokens that the model's tokenizer puts around a text."""
+    async def encode(self, text: str, *, add_special_tokens: bool = True, most_tokens: int = 0) -> list[int]:
+        """Token ids of `text`, with the special tokens that the model's tokenizer puts around a text.
+
+        ContextLengthError for a long one with clearly more than `most_tokens`, 0 = any number: others may have more.
+        """
         if len(text) < LONG_TEXT_CHARS:
             return self._encode(text, add_special_tokens)
-        return await self._run(lambda: self._encode(text, add_special_tokens))
+        return await self._run(lambda: self._encode_long(text, add_special_tokens, most_tokens, "prompt"))
 
     async def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rendering: Rendering = DEFAULT_RENDERING,
+        *,
+        most_tokens: int = 0,
     ) -> list[int]:
-        """Token ids of a rendered chat; the template itself writes the special tokens."""
+        """Token ids of a rendered chat; the template itself writes the special tokens. `most_tokens` as in `encode`."""
         chars = sum(len(str(message.get("content", ""))) + _MESSAGE_CHARS for message in messages)
         if chars < LONG_TEXT_CHARS:
             return self._encode(self.render_chat(messages, rendering), False)
-        return await self._run(lambda: self._encode(self.render_chat(messages, rendering), False))
+        return await self._run(
+            lambda: self._encode_long(self.render_chat(messages, rendering), False, most_tokens, "messages")
+        )
 
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -113,6 +127,19 @@ class Tokenizer:
         if known is None:
             known = self._bytes[token] = self._bytes_of(token)
         return known
+
+    def _encode_long(self, text: str, add_special_tokens: bool, most_tokens: int, param: str) -> list[int]:
+        if most_tokens and len(text) > LONG_CHARS * most_tokens:
+            count = 0
+            for start in range(0, len(text), _COUNTED_CHARS):
+                count += len(self._encode(text[start : start + _COUNTED_CHARS], False))
+                if count > most_tokens + most_tokens // 8:  # where it is cut are a few tokens more than in the whole
+                    raise ContextLengthError(
+                        f"the prompt has more than {most_tokens} tokens",
+                        why=f"this model's context is {most_tokens} tokens, prompt and answer together",
+                        todo="shorten the prompt", param=param,
+                    )  # fmt: skip
+        return self._encode(text, add_special_tokens)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # A lone surrogate has no UTF-8; clients send one as "\ud800" in JSON.

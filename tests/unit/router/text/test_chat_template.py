@@ -116,6 +116,10 @@ def test_variables_are_bounded() -> None:
         ({"a": [nested]}, "deeply"),
         ({"a": deep}, "deeply"),
         ({"a": "é" * MAX_VARIABLES_BYTES}, "byt"),
+        ({"a": "é" * (MAX_VARIABLES_BYTES // 2)}, "byt"),
+        ({"a": [[]] * MAX_VARIABLES_BYTES}, "more than"),
+        ({"a": ["a" * 100] * 200}, "more than"),
+        ({str(n): 1 for n in range(MAX_VARIABLES_BYTES)}, "more than"),
     ):
         with pytest.raises(InvalidRequestError, match=what):
             check_variables(wrong)

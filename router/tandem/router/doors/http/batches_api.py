@@ -24,7 +24,7 @@ from tandem.router.doors.http.endpoints import guarded, json_response
 from tandem.router.doors.http.paging import page_of
 from tandem.router.doors.http.reading import read_json
 from tandem.router.doors.http.responses.schemas import Metadata
-from tandem.router.doors.http.schemas import Strict
+from tandem.router.doors.http.schemas import Name, Strict
 from tandem.router.kept.batches import states
 from tandem.router.kept.batches.folder import is_id
 from tandem.router.kept.files import Files, new_id
@@ -40,9 +40,9 @@ class ExpiresAfter(Strict):
 
 
 class BatchRequest(Strict):
-    input_file_id: str
-    endpoint: str
-    completion_window: str
+    input_file_id: Name
+    endpoint: Name
+    completion_window: Name
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
 

@@ -20,6 +20,7 @@ from tandem.core.errors import (
 )
 from tandem.core.sampling import MAX_LOGPROBS
 from tandem.router.asking.asks import Ask, kept_choices
+from tandem.router.doors.http.entries import check, check_raw
 from tandem.router.doors.http.errors import from_validation
 from tandem.router.doors.http.headers import header
 from tandem.router.doors.http.schemas import (
@@ -36,7 +37,6 @@ from tandem.router.text.chat_template import Rendering
 BODY_S = 60.0
 LONG_BODY_BYTES = 256 * 1024
 """Bodies at least this long are read in a thread: the event loop has other streams to feed."""
-MAX_MESSAGES = 8192
 _DRAIN_S = 2.0
 _DRAIN_FACTOR = 8
 _COMPLETION_MAX_TOKENS = 16
@@ -76,30 +76,23 @@ async def read_json(request: Request, limit_bytes: int, model: type[M], simplify
     _check_media_type(request)
     raw = await read_body(request, limit_bytes)
     if len(raw) < LONG_BODY_BYTES:
-        return _parsed(raw, model, simplify)
-    return await asyncio.to_thread(_parsed, raw, model, simplify)
+        return _parsed(raw, limit_bytes, model, simplify)
+    return await asyncio.to_thread(_parsed, raw, limit_bytes, model, simplify)
 
 
-def _parsed(raw: bytes, model: type[M], simplify: Simplify | None) -> M:
+def _parsed(raw: bytes, limit_bytes: int, model: type[M], simplify: Simplify | None) -> M:
+    check_raw(raw, limit_bytes)
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError("the request body is no valid JSON", why=str(error)) from error
     if not isinstance(data, dict):
         raise InvalidRequestError("the request body is no JSON object", todo="send an object")
-    for name in ("messages", "input"):
-        _check_count(name, data.get(name))
+    check(data, model)
     try:
         return model.model_validate(simplify(data) if simplify else data)
     except ValidationError as error:
         raise from_validation(error, data) from error
-
-
-def _check_count(name: str, messages: Any) -> None:
-    """Each takes time, however short it is."""
-    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
-        why = f"at most {MAX_MESSAGES} are allowed"
-        raise InvalidRequestError(f"{name} has {len(messages)} entries", why=why, param=name)
 
 
 def chat_ask(body: ChatRequest) -> Ask:

@@ -1,4 +1,5 @@
-"""What clients may send, as pydantic models: strict types, unknown fields forbidden.
+"""What clients may send, as pydantic models: strict types, unknown fields forbidden, every list and map with a bound of
+entries, every text but those that a model reads with one of characters.
 
 Parameters that OpenAI or other servers know and this one does not support yet are told apart from unknown ones: their
 neutral values are accepted, everything else is refused by name.
@@ -9,11 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from tandem.core.errors import UnsupportedParameterError
+from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from tandem.router.asking.asks import MAX_PROMPTS, MAX_STOPS
 from tandem.router.quoting import quoted
+from tandem.router.text.badwords import MAX_WORDS
 
+MAX_MESSAGES = 8192
+"""Each takes time, however short it is."""
+MAX_PARTS = 1024
+"""Of one message."""
+MAX_IDS = 1 << 22
+"""Of one list: more than a body of the usual size holds; which are tokens is asked later."""
+MAX_VARIABLES = 1024
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 
 # Values that ask for nothing; any other value is refused.
@@ -66,6 +77,17 @@ NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
 NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "suffix": _NOTHING}
 
 
+class _FirstError(FailFast):
+    """As pydantic's, but it may stand in a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+FIRST_ERROR = _FirstError()
+"""Lists are not looked at behind their first wrong element."""
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -78,47 +100,60 @@ class StreamOptions(Strict):
 
 Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Short = Annotated[str, Field(max_length=64)]
+Name = Annotated[str, Field(max_length=512)]
+Ids = Annotated[list[Int], Field(max_length=MAX_IDS), FIRST_ERROR]
 Metadata = Annotated[dict[Short, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
 def _token_ids(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     """A list of numbers, or of such lists, is taken as it is: pydantic needs a millisecond for it. Which are tokens is
-    asked later."""
-    if type(value) is not list or not value:
+    asked later. Of numbers and something else pydantic sees no more than shows that: it would walk them several
+    times."""
+    if type(value) is not list or not value or type(value[0]) not in (int, list):
         return validate(value)
     rows = value if type(value[0]) is list else [value]
-    is_plain = all(type(row) is list and set(map(type, row)) <= {int} for row in rows)
-    return value if is_plain else validate(value)
+    if all(type(row) is list and _is_plain(row) for row in rows):
+        return value
+    short = [_shown(row) if type(row) is list else row for row in rows]
+    return validate(short if rows is value else short[0])
 
 
 def _plain_ids(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     """As `_token_ids`, of one list."""
-    return value if type(value) is list and set(map(type, value)) <= {int} else validate(value)
+    return value if type(value) is list and _is_plain(value) else validate(value)
+
+
+def _is_plain(row: list[Any]) -> bool:
+    return set(map(type, row)) <= {int}
+
+
+def _shown(row: list[Any]) -> list[Any]:
+    return row[:1] + [one for one in row[1:] if type(one) is not int][:1]
 
 
 class SamplingFields(Strict):
     """What both APIs share."""
 
-    model: str
+    model: Name
     temperature: float | None = None
     top_p: float | None = None
     n: Int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
     max_tokens: Int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     seed: Int | None = None
     top_k: Int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    stop_token_ids: list[Int] | None = None
+    stop_token_ids: Annotated[list[Int], Field(max_length=MAX_STOP_TOKEN_IDS), FIRST_ERROR] | None = None
     ignore_eos: bool | None = None
     min_tokens: Int | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: Annotated[list[Int], Field(min_length=1)] | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_WORDS), FIRST_ERROR] | None = None
+    allowed_token_ids: Annotated[list[Int], Field(min_length=1, max_length=MAX_IDS), FIRST_ERROR] | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: Int | None = None
     return_token_ids: bool | None = None
@@ -127,7 +162,7 @@ class SamplingFields(Strict):
     cache_salt: str | None = None
     prompt_cache_key: str | None = None
     # Information for the operator of a server that keeps it; this one keeps nothing.
-    user: str | None = None
+    user: Name | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Short | None = None
@@ -140,13 +175,16 @@ class TextPart(Strict):
 
 class Message(Strict):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
-    name: str | None = None
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR]
+    name: Name | None = None
     refusal: None = None
     tool_calls: None = None
     function_call: None = None
     audio: None = None
-    annotations: list[Any] | None = None
+    annotations: Annotated[list[Any], Field(max_length=MAX_PARTS), FIRST_ERROR] | None = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
 
 
 class RenderingFields(Strict):
@@ -154,33 +192,39 @@ class RenderingFields(Strict):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
 
 
 class ChatRequest(SamplingFields, RenderingFields):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
 
 
 class CompletionRequest(SamplingFields):
-    prompt: Annotated[str | list[str] | list[Int] | list[list[Int]], WrapValidator(_token_ids)]
+    prompt: Annotated[
+        str
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS), FIRST_ERROR]
+        | Ids
+        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS), FIRST_ERROR],
+        WrapValidator(_token_ids),
+    ]
     logprobs: Int | None = None
     best_of: Int | None = None
     echo: bool | None = None
 
 
 class TokenizeRequest(RenderingFields):
-    model: str | None = None
+    model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
 
 
 class DetokenizeRequest(Strict):
-    model: str | None = None
-    tokens: Annotated[list[Int], WrapValidator(_plain_ids)]
+    model: Name | None = None
+    tokens: Annotated[list[Int], Field(max_length=MAX_IDS), FIRST_ERROR, WrapValidator(_plain_ids)]
 
 
 def without_neutral_chat(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tandem.core.errors import UnsupportedParameterError
-from tandem.router.doors.http.schemas import Int, StreamOptions, Strict
+from tandem.router.doors.http.schemas import (
+    FIRST_ERROR,
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Int,
+    Name,
+    Short,
+    StreamOptions,
+    Strict,
+)
 from tandem.router.quoting import quoted
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
@@ -65,17 +74,17 @@ class Item(Strict):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ItemPart], Field(min_length=1)]
-    id: str | None = None
+    content: str | Annotated[list[ItemPart], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR]
+    id: Short | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: None = None
 
 
 class ResponseRequest(Strict):
-    model: str
-    input: str | Annotated[list[Item], Field(min_length=1)]
+    model: Name
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
     instructions: str | None = None
-    previous_response_id: str | None = None
+    previous_response_id: Name | None = None
     max_output_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -83,11 +92,11 @@ class ResponseRequest(Strict):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     metadata: Metadata | None = None
-    prompt_cache_key: str | None = None
-    # Told again in the response; the tiers are the same.
-    user: str | None = None
+    prompt_cache_key: Name | None = None
+    # Told again in the response, and kept with it; the tiers are the same.
+    user: Name | None = None
     service_tier: Literal["auto", "default"] | None = None
-    safety_identifier: str | None = None
+    safety_identifier: Short | None = None
 
 
 def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:

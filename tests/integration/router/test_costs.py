@@ -1,0 +1,128 @@
+"""Nothing that a client sends has the router stand or fills its memory: hostile bodies just below each bound."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tandem.router.doors.http.entries import FREE_CONTAINERS, MAX_CONTAINERS, MAX_STRINGS
+from tandem.router.doors.http.operations import OPERATIONS, Operation
+from tandem.router.doors.http.reading import LONG_BODY_BYTES
+from tests.integration.router.house import House
+from tests.plugins.costs import MOST_BYTES, measured
+
+LARGEST = 4 << 20
+WIDE_BYTES = 64 << 20
+"""One character beyond U+FFFF makes each of a Python text take four bytes, in the body and in the chat written out."""
+NEEDED: dict[str, dict[str, Any]] = {
+    "createChatCompletion": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+    "createCompletion": {"prompt": "a", "max_tokens": 1},
+    "tokenize": {"messages": [{"role": "user", "content": "a"}]},
+    "detokenize": {"tokens": [1]},
+    "createResponse": {"input": "a", "max_output_tokens": 1, "store": False},
+    "createBatch": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
+}
+INSIDE = {
+    "createChatCompletion": ('"messages":[{"role":"user","content":', '}]'),
+    "createResponse": ('"input":[{"role":"user","content":', '}]'),
+    "tokenize": ('"messages":[{"role":"user","content":', '}]'),
+}  # fmt: skip
+"""Where more than the fields themselves can be wrong."""
+READS = [one for one in OPERATIONS if one.body is not None]
+
+
+def wide(element: bytes, count: int) -> bytes:
+    return b"[" + b",".join([element] * count) + b"]"
+
+
+def filling(element: bytes, size: int) -> bytes:
+    return wide(element, size // (len(element) + 1))
+
+
+VALUES: dict[str, bytes] = {
+    "objects": wide(b"{}", FREE_CONTAINERS),
+    "lists": wide(b"[]", FREE_CONTAINERS),
+    "objects between spaces": wide(b"{}" + b" " * 13, MAX_CONTAINERS - 10),
+    "lists of numbers": wide(b"[1,22,333,4444]", MAX_CONTAINERS - 10),
+    "objects with a field": wide(b'{"abcdefgh":12}', MAX_CONTAINERS - 10),
+    "parts": wide(b'{"type":"text","text":""}', MAX_CONTAINERS - 10),
+    "texts": wide(b'""', MAX_STRINGS - 100),
+    "short texts": wide(b'"ab"', MAX_STRINGS - 100),
+    "numbers": wide(b"1", LARGEST * 3 // 16 - 10),
+    "fractions": wide(b"1.5", LARGEST * 3 // 16 - 10),
+    "numbers and an object": wide(b"1", LARGEST * 3 // 16 - 10)[:-1] + b",{}]",
+    "a map": b"{" + b",".join(b'"%d":1' % n for n in range(MAX_STRINGS - 100)) + b"}",
+    "deep lists": b"[" * 1000 + b"]" * 1000,
+    "deep objects": b'{"a":' * 1000 + b"1" + b"}" * 1000,
+    "a text": b'"' + b"a" * (LARGEST - 1000) + b'"',
+    "brackets in a text": b'"' + b"{[," * ((LARGEST - 1000) // 3) + b'"',
+    "escaped quotes": b'"' + b'\\"' * ((LARGEST - 1000) // 2) + b'"',
+    "a wide text": '"{}"'.format("a" * (LARGEST - 1000) + "\U0001f600").encode(),
+}
+"""What may stand where something else is expected, up to each bound of a whole body."""
+for _element in (b"{}", b"[]", b'""', b"1", b"1.5", b'"a"', b'{"a":{}}'):
+    _name = _element.decode()
+    VALUES[f"256 KiB of {_name}"] = filling(_element, LONG_BODY_BYTES - 1000)
+    VALUES[f"4 MiB of {_name}"] = filling(_element, LARGEST - 1000)
+
+
+def bodies(one: Operation, value: bytes) -> Iterator[bytes]:
+    """Of this operation: `value` in place of each field that holds more than a number, of one that nobody knows, and
+    inside of a message."""
+    assert one.body is not None
+    kept = {"model": "tiny", **NEEDED[one.name]} if "model" in one.body.model_fields else NEEDED[one.name]
+    names = [name for name, field in one.body.model_fields.items() if "list" in str(field.annotation) + name
+             or "dict" in str(field.annotation) or "Options" in str(field.annotation)]  # fmt: skip
+    for name in (*names, "user", "tools", "nonsense"):
+        rest = json.dumps({key: given for key, given in kept.items() if key != name}).encode()
+        yield rest[:-1] + b',"' + name.encode() + b'":' + value + b"}"
+    if one.name in INSIDE:
+        before, behind = INSIDE[one.name]
+        field = before.partition('"')[2].partition('"')[0]
+        rest = json.dumps({key: given for key, given in kept.items() if key != field}).encode()
+        yield rest[:-1] + b"," + before.encode() + value + behind.encode() + b"}"
+
+
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("one", READS, ids=lambda one: one.name)
+def test_a_body_up_to_each_bound_costs_little(keeping: House, one: Operation, value: str) -> None:
+    sent = 0
+    for body in bodies(one, VALUES[value]):
+        if len(body) > LARGEST:
+            continue
+        with measured(keeping.loop) as cost:
+            status = post(keeping, one.path, body)
+        sent += 1
+        if status == 200:  # all of it was in order
+            cost.check_turn()
+        else:
+            assert 400 <= status < 500
+            cost.check_refusal(len(body), WIDE_BYTES if value == "a wide text" else MOST_BYTES)
+    assert sent
+
+
+def test_a_map_of_fields_nobody_knows_costs_little(keeping: House) -> None:
+    fields = b",".join(b'"x%d":1' % n for n in range(LARGEST // 12))
+    for one in READS:
+        body = b"{" + fields[: 250_000 if one.name == "tokenize" else LARGEST].rpartition(b",")[0] + b"}"
+        with measured(keeping.loop) as cost:
+            assert post(keeping, one.path, body) == 400
+        cost.check_refusal(len(body))
+
+
+def post(house: House, path: str, body: bytes) -> int:
+    """The status; by a plain socket, which costs this process next to nothing."""
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", house.ports["http"]), timeout=60) as client:
+        client.sendall(head.encode() + b"connection: close\r\n\r\n")
+        client.sendall(body)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    return int(answer.split(b" ", 2)[1])
