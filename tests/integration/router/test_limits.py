@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.router.doors.http import app, reading, schemas
+from tandem.router.asking.asks import MAX_MESSAGES
+from tandem.router.doors.http import app, reading
 from tandem.router.doors.http.openapi import document
 from tandem.router.flights import readiness
 from tandem.router.text.tokenizer import LONG_TOKENS
@@ -55,7 +56,7 @@ def test_pages_of_another_origin_upload_no_files(keeping: House) -> None:
 
 @pytest.mark.parametrize(("path", "name"), [("/v1/chat/completions", "messages"), ("/tokenize", "messages")])
 def test_more_messages_than_anybody_writes_are_refused(shared: House, path: str, name: str) -> None:
-    many = [{"role": "user", "content": ""}] * (schemas.MAX_MESSAGES + 1)
+    many = [{"role": "user", "content": ""}] * (MAX_MESSAGES + 1)
     answer = httpx.post(shared.url + path, json={"model": "tiny", name: many})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
     assert "at most 8192" in answer.json()["error"]["message"]

@@ -11,7 +11,7 @@ import pytest
 from starlette.requests import Request
 
 from tandem.router.doors.http.protocol import MAX_PIPELINED, PIPELINED_BYTES
-from tests.integration.router.test_head_limits import PATIENCE_S, App, answer, serving
+from tests.integration.router.connections import PATIENCE_S, App, answer, serving
 from tests.plugins.costs import measured
 
 GET = b"GET / HTTP/1.1\r\n\r\n"

@@ -20,6 +20,8 @@ from tandem.router.tracing.calls import Call
 from tandem.router.workers.table import WorkerTable
 
 Messages = Sequence[Mapping[str, Any]]
+MAX_MESSAGES = 8192
+"""Each takes time, however short it is."""
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_PROMPTS = 32
@@ -43,7 +45,7 @@ class Ask:
 
     api: str
     model: str
-    prompts: tuple[str | tuple[int, ...], ...] = ()
+    prompts: tuple[str | Sequence[int], ...] = ()
     messages: tuple[Mapping[str, Any], ...] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
@@ -188,6 +190,12 @@ class AskReader:
             what = error.what.replace(str(error.param), param, 1)
             raise InvalidRequestError(what, why=error.why, todo=error.todo, param=param) from None
         return sampling
+
+
+def check_count(param: str, count: int, most: int) -> None:
+    """InvalidRequestError for more entries in the field `param` than there may be."""
+    if count > most:
+        raise InvalidRequestError(f"{param} has {count} entries", why=f"at most {most} are allowed", param=param)
 
 
 def check_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:

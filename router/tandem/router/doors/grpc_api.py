@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,16 +17,19 @@ from grpc_reflection.v1alpha import reflection
 
 from tandem.core.addresses import host_port
 from tandem.core.apikeys import Scope
-from tandem.core.errors import STATUS, CancelledError, InternalError, InvalidRequestError, StartupError, TandemError
+from tandem.core.errors import CancelledError, InternalError, InvalidRequestError, StartupError, TandemError
 from tandem.core.ids import new_request_id
+from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from tandem.router.admission.terms import Wish
 from tandem.router.asking.answers import Answer, ChoiceUpdate, attend
-from tandem.router.asking.asks import Ask, check_ids, kept_choices
+from tandem.router.asking.asks import MAX_MESSAGES, MAX_STOPS, Ask, check_count, check_ids, kept_choices
 from tandem.router.asking.whole import WholeChoices
 from tandem.router.doors.door import Door, stopping_error
+from tandem.router.doors.grpc_guard import MAX_CALLS, MAX_STREAMS, KeyInterceptor, abort, authorization, texts
 from tandem.router.doors.servers import TlsFiles, bind
 from tandem.router.flights.flight import Work
 from tandem.router.quoting import quoted
+from tandem.router.text.badwords import MAX_WORDS
 from tandem.router.text.chat_template import Rendering, check_variables_text
 from tandem.router.text.models import Model
 from tandem.router.workers.wire import finish_to_wire, logprob_to_wire
@@ -55,8 +58,12 @@ class GrpcDoor:
         options = [
             ("grpc.so_reuseport", int(is_shared)),  # else a second server would share the port unnoticed
             ("grpc.max_receive_message_length", door.settings.max_body_bytes),
+            ("grpc.max_concurrent_streams", MAX_STREAMS),
         ]
-        self._server = grpc.aio.server(options=options)
+        service = i.DESCRIPTOR.services_by_name["Inference"]
+        messages = {f"/{SERVICE}/{method.name}": method.input_type for method in service.methods}
+        guard = KeyInterceptor(door, messages, traced=(f"/{SERVICE}/Generate",))
+        self._server = grpc.aio.server(interceptors=[guard], options=options, maximum_concurrent_rpcs=MAX_CALLS)
         self._inference = _Inference(door)
         i_grpc.add_InferenceServicer_to_server(self._inference, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -121,16 +128,16 @@ class _Inference(i_grpc.InferenceServicer):
 
     async def _generate(self, request: i.GenerateRequest, context: Any) -> None:
         door, received_s = self._door, self._door.clock.now_s()
-        call = door.begin("grpc", _texts(context), received_s)
+        call = door.begin("grpc", texts(context.invocation_metadata()), received_s)
         if call is not None:
             await context.send_initial_metadata(tuple(call.names.items()))
         try:
-            caller = door.gate.admit(_authorization(context), Scope.INFER)
+            caller = door.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
             ask = replace(_ask(request), caller=caller, wish=_wish(request, context), call=call)
             works = await door.read(ask, received_s)
         except TandemError as error:
             door.refused("grpc", error, call)
-            await _abort(context, error)
+            await abort(context, error)
             return
         except asyncio.CancelledError:  # the client left while its prompt was read
             door.refused("grpc", CancelledError("the request was cancelled"), call)
@@ -150,7 +157,7 @@ class _Inference(i_grpc.InferenceServicer):
             failure = _bug(error, request_id)
             door.refused("grpc", failure)
         if failure is not None:
-            await _abort(context, failure)
+            await abort(context, failure)
 
     async def ListModels(self, request: i.ListModelsRequest, context: Any) -> i.ListModelsResponse:  # noqa: N802
         return await self._unary(context, self._list_models)
@@ -170,7 +177,7 @@ class _Inference(i_grpc.InferenceServicer):
 
     async def _answered(self, context: Any, answer: Callable[[], Awaitable[R]]) -> R:
         try:
-            self._door.gate.admit(_authorization(context), Scope.INFER)
+            self._door.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
             if self._door.readiness.is_draining:
                 raise stopping_error()
             return await answer()
@@ -179,7 +186,7 @@ class _Inference(i_grpc.InferenceServicer):
         except Exception as error:  # noqa: BLE001 - RPC boundary
             failure = _bug(error)
         self._door.refused("grpc", failure)
-        await _abort(context, failure)
+        await abort(context, failure)
         raise failure  # an aborted call ends above
 
     async def _list_models(self) -> i.ListModelsResponse:
@@ -286,6 +293,10 @@ def _ask(request: i.GenerateRequest) -> Ask:
         raise InvalidRequestError("the prompt is missing", todo="set text, token_ids or chat", param="prompt")
     if kind == "chat" and request.echo:
         raise InvalidRequestError("a chat cannot be echoed", todo="send a text or token ids", param="echo")
+    check_count("stop", len(request.stop), MAX_STOPS)
+    check_count("bad_words", len(request.sampling.bad_words), MAX_WORDS)
+    check_count("logit_bias", len(request.sampling.logit_bias), MAX_LOGIT_BIAS)
+    check_count("stop_token_ids", len(request.sampling.stop_token_ids), MAX_STOP_TOKEN_IDS)
     sampling = _sampling(request.sampling)
     n = request.sampling.n if request.sampling.HasField("n") else 1
     common: dict[str, Any] = {
@@ -302,7 +313,7 @@ def _ask(request: i.GenerateRequest) -> Ask:
     }
     if kind == "chat":
         return Ask(messages=_messages(request.chat), rendering=_rendering(request.chat), **common)
-    prompt = request.text if kind == "text" else tuple(request.token_ids.ids)
+    prompt = request.text if kind == "text" else array("I", request.token_ids.ids)
     return Ask(prompts=(prompt,), default_max_tokens=_DEFAULT_MAX_TOKENS, **common)
 
 
@@ -354,6 +365,7 @@ def _variables(text: str) -> dict[str, Any]:
 def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:
     if not chat.messages:
         raise InvalidRequestError("the chat is empty", todo="send at least one message", param="messages")
+    check_count("messages", len(chat.messages), MAX_MESSAGES)
     for position, message in enumerate(chat.messages):
         if message.role not in _ROLES:
             why = f"it must be one of {', '.join(_ROLES)}"
@@ -366,24 +378,3 @@ def _messages(chat: i.ChatMessages) -> tuple[dict[str, Any], ...]:
     return tuple(
         {"role": message.role, "content": "\n".join(message.parts) or message.content} for message in chat.messages
     )
-
-
-def _authorization(context: Any) -> str | None:
-    """As over HTTP, in the metadata `authorization`."""
-    found = [value for key, value in _texts(context) if key == "authorization"]
-    return found[0] if found else None
-
-
-def _texts(context: Any) -> list[tuple[str, str]]:
-    """The call's metadata without what is binary."""
-    return [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-
-
-async def _abort(context: Any, error: TandemError) -> None:
-    status = getattr(grpc.StatusCode, STATUS[error.code][1])
-    trailing = [("tandem-code", error.code)]
-    if error.param:
-        trailing.append(("tandem-param", error.param))
-    if error.retryable and error.retry_after_s is not None:
-        trailing.append(("grpc-retry-pushback-ms", str(math.ceil(1000 * error.retry_after_s))))
-    await context.abort(status, error.message, trailing_metadata=tuple(trailing))

@@ -2,7 +2,8 @@
 
 The bounds of lists and maps are those of the schema (`Field(max_length=…)`), found once for each model. A field that
 takes several kinds of list is told by the first element. What this lets through costs pydantic at most one error a
-list (`FIRST_ERROR`) and a few an object, however large the body is.
+list (`FIRST_ERROR`) and a few an object, however large the body is. Bodies of the admin port, which come from
+operators, have lists without a bound of their own.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pydantic import BaseModel
 from tandem.core.errors import InvalidRequestError
 from tandem.router.quoting import shortened
 
+USUAL_BYTES = 4 << 20
+"""Of a body at most; where more is allowed, so is more of what it is made of."""
 MAX_CONTAINERS = 40_960
 """Lists and objects of a body: 8192 messages of three parts each. In memory each takes up to 250 bytes."""
 LEAST_CONTAINER_BYTES = 16
@@ -69,8 +72,9 @@ class _BeyondError(Exception):
 def check_raw(raw: bytes, limit_bytes: int) -> None:
     """Raise InvalidRequestError for JSON with too many lists, objects, texts or values for a body of at most
     `limit_bytes`. What stands in texts is told from the rest only where all together are too many."""
-    containers = min(MAX_CONTAINERS, FREE_CONTAINERS + len(raw) // LEAST_CONTAINER_BYTES)
-    most = _Counts(containers, 2 * MAX_STRINGS, int(limit_bytes / LEAST_VALUE_BYTES))
+    times = max(1.0, limit_bytes / USUAL_BYTES)
+    containers = min(int(MAX_CONTAINERS * times), FREE_CONTAINERS + len(raw) // LEAST_CONTAINER_BYTES)
+    most = _Counts(containers, 2 * int(MAX_STRINGS * times), int(limit_bytes / LEAST_VALUE_BYTES))
     if not most.beyond(_Counts(sum(map(raw.count, _CONTAINERS)), raw.count(b'"'), raw.count(b","))):
         return
     containers = quotes = commas = 0
@@ -188,9 +192,13 @@ def _check_of(kinds: tuple[_Kind, ...]) -> Check | None:
 
     def run(value: Any) -> None:
         found = [(kind, inner) for kind, inner in checks if type(value) is kind.container]
-        if len(found) > 1 and value:
+        if len(found) > 1 and type(value) is list and value:
             first = type(value[0])
             found = [one for one in found if one[0].first is first] or [min(found, key=lambda one: one[0].most or 0)]
+        elif len(found) > 1 and len(value) > MAX_FIELDS:  # pydantic tells objects by a field of theirs
+            raise _BeyondError(len(value), MAX_FIELDS, "fields")
+        elif len(found) > 1:
+            return
         for _, inner in found[:1]:
             inner(value)
 
@@ -200,10 +208,10 @@ def _check_of(kinds: tuple[_Kind, ...]) -> Check | None:
 def _check_of_one(kind: _Kind) -> Check:
     if kind.model is not None:
         return _of_model(kind.model)
-    most, inner = kind.most or 0, _check_of(kind.inner)
+    most, inner = kind.most, _check_of(kind.inner)
 
     def run(value: Any) -> None:
-        if len(value) > most:
+        if most is not None and len(value) > most:
             raise _BeyondError(len(value), most)
         if inner is None:
             return

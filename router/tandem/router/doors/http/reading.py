@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -264,14 +264,14 @@ def _stops(body: SamplingFields) -> tuple[str, ...]:
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
 
 
-def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | tuple[int, ...], ...]:
+def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[str | Sequence[int], ...]:
     if isinstance(prompt, str):
         return (prompt,)
     if not prompt:
         raise InvalidRequestError("the prompt is empty", why="it has no entry", param="prompt")
     if isinstance(prompt[0], int):  # then all are
-        return (tuple(prompt),)
-    return tuple(entry if isinstance(entry, str) else tuple(entry) for entry in prompt)
+        return (prompt,)
+    return tuple(prompt)
 
 
 async def _drain(request: Request, limit_bytes: int) -> None:

@@ -14,12 +14,10 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidatorFunctionWr
 
 from tandem.core.errors import UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
-from tandem.router.asking.asks import MAX_PROMPTS, MAX_STOPS
+from tandem.router.asking.asks import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS
 from tandem.router.quoting import quoted
 from tandem.router.text.badwords import MAX_WORDS
 
-MAX_MESSAGES = 8192
-"""Each takes time, however short it is."""
 MAX_PARTS = 1024
 """Of one message."""
 MAX_IDS = 1 << 22

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from tandem.core.errors import InvalidRequestError
+from tandem.router.asking.asks import MAX_MESSAGES
 from tandem.router.doors.http.entries import (
     FREE_CONTAINERS,
     MAX_CONTAINERS,
@@ -19,7 +20,7 @@ from tandem.router.doors.http.entries import (
     unbounded,
 )
 from tandem.router.doors.http.responses.schemas import ResponseRequest
-from tandem.router.doors.http.schemas import MAX_MESSAGES, MAX_PARTS, ChatRequest, CompletionRequest, Strict
+from tandem.router.doors.http.schemas import MAX_PARTS, ChatRequest, CompletionRequest, Strict
 
 LIMIT = 4 << 20
 USER = {"role": "user", "content": "a"}

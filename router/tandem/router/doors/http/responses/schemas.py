@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tandem.core.errors import UnsupportedParameterError
+from tandem.router.asking.asks import MAX_MESSAGES
 from tandem.router.doors.http.schemas import (
     FIRST_ERROR,
-    MAX_MESSAGES,
     MAX_PARTS,
     Int,
     Name,
