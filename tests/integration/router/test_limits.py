@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from tandem.router.asking.asks import MAX_MESSAGES
+from tandem.router.asking.asks import MAX_ANSWER_SCORES, MAX_MESSAGES, Ask
 from tandem.router.doors.http import app, reading
 from tandem.router.doors.http.openapi import document
 from tandem.router.flights import readiness
@@ -155,3 +156,32 @@ def test_a_router_that_stops_does_not_wait_for_its_own_probes(build: Build, monk
     house.restart_worker("decode-0")
     house.wait(lambda: bool(house.router.dispatcher.flights))
     house.stop()  # it waits half a minute for that
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"user": "u" * 513}, "user"),
+        ({"safety_identifier": "s" * 65}, "safety_identifier"),
+        ({"input": [{"role": "user", "content": "Hi", "id": "i" * 65}]}, "input"),
+        ({"prompt_cache_key": "k" * 513}, "prompt_cache_key"),
+    ],
+)
+def test_what_is_told_again_in_a_stored_response_has_a_length(keeping: House, more: dict[str, Any], param: str) -> None:
+    body = {"model": "tiny", "input": "Hi", "max_output_tokens": 1, **more}
+    answer = httpx.post(f"{keeping.url}/v1/responses", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_without_a_limit_an_answer_is_as_long_as_its_log_probabilities_may_be(shared: House) -> None:
+    ask = Ask(
+        api="chat", model="tiny", messages=({"role": "user", "content": "Hi"},), sampling={"n": 16, "logprobs": 20}
+    )
+
+    def tokens(**more: Any) -> int:
+        (work,) = shared.call(shared.router.door.reader.read(replace(ask, **more)))
+        return int(work.sampling.max_tokens)
+
+    assert tokens(is_whole=True) == MAX_ANSWER_SCORES // 16 // 21
+    assert tokens() > 4000
+    assert tokens(is_whole=True, sampling={"n": 16}) == tokens()

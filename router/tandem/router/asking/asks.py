@@ -29,6 +29,9 @@ MAX_CACHE_SALT_CHARS = 1024
 MAX_CACHE_KEY_CHARS = 512
 MAX_SCORES = 1 << 18
 """Log-probabilities of prompt tokens in one answer, alternatives included."""
+MAX_ANSWER_SCORES = 1 << 19
+"""Log-probabilities of an answer that is given when it is complete: choices x tokens x (1 + alternatives). It takes
+about 250 bytes for each until it has been sent."""
 _NO_LIMIT = 2**31 - 1
 
 
@@ -40,7 +43,8 @@ class Ask:
     `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors. With
     `echo` an answer begins with its prompt, and may be no longer. Of `sampling.n` choices the `kept` best are wanted.
     Requests of one `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same
-    workers where that costs little. `rendering` says how `messages` become a prompt. `call` None = it is not traced.
+    workers where that costs little. `is_whole`: the answer is given when it is complete. `rendering` says how
+    `messages` become a prompt. `call` None = it is not traced.
     """
 
     api: str
@@ -53,6 +57,7 @@ class Ask:
     bad_words: tuple[str, ...] = ()
     echo: bool = False
     kept: int | None = None
+    is_whole: bool = False
     default_max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
     logprobs_param: str = "logprobs"
@@ -102,6 +107,8 @@ class AskReader:
         sampling = self._sampling(ask, model, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=seed)
         works = [self._work(ask, model, prompt, sampling) for prompt in await self._prompts(ask, model)]
         _check_scores(works, "prompt_logprobs" if "prompt_logprobs" in ask.sampling else "logprobs")
+        if ask.is_whole:
+            _check_answer_scores(works, ask.logprobs_param)
         if not ask.echo:
             return works
         wants_offsets, echoed = "logprobs" in ask.sampling, []
@@ -158,7 +165,8 @@ class AskReader:
         room = context - len(prompt) if context else _NO_LIMIT
         max_tokens = ask.sampling.get("max_tokens")
         if max_tokens is None:
-            max_tokens = room if ask.default_max_tokens is None else min(room, ask.default_max_tokens)
+            default = _NO_LIMIT if ask.default_max_tokens is None else ask.default_max_tokens
+            max_tokens = min(room, default, _scored_tokens(ask, sampling))
             sampling = self._sampling(ask, model, max_tokens=max_tokens, seed=sampling.seed)
         if max_tokens > room:
             raise ContextLengthError(
@@ -250,6 +258,27 @@ def _check_scores(works: Sequence[Work], param: str) -> None:
         raise InvalidRequestError(
             f"{param} would be {count} log-probabilities", why=f"at most {MAX_SCORES} fit one answer",
             todo="shorten the prompt or ask for fewer alternatives", param=param,
+        )  # fmt: skip
+
+
+def _scored_tokens(ask: Ask, sampling: SamplingParams) -> int:
+    """As many tokens of each choice as may have log-probabilities."""
+    if not ask.is_whole or sampling.logprobs is None:
+        return _NO_LIMIT
+    return max(1, MAX_ANSWER_SCORES // (sampling.n * (1 + sampling.logprobs) * max(1, len(ask.prompts))))
+
+
+def _check_answer_scores(works: Sequence[Work], param: str) -> None:
+    count = sum(
+        work.sampling.n * work.sampling.max_tokens * (1 + work.sampling.logprobs)
+        for work in works
+        if work.sampling.logprobs is not None
+    )
+    if count > MAX_ANSWER_SCORES:
+        raise InvalidRequestError(
+            f"the answer would have up to {count} log-probabilities",
+            why=f"at most {MAX_ANSWER_SCORES} fit one that is not streamed",
+            todo="stream it, or ask for fewer tokens, choices or alternatives", param=param,
         )  # fmt: skip
 
 

@@ -27,10 +27,6 @@ class WholeChoices:
             whole.text_tokens += update.text_tokens
             whole.finish = update.finish or whole.finish
 
-    @property
-    def has_prompt_logprobs(self) -> bool:
-        return any(choice.prompt_logprobs for choice in self._choices)
-
     def choices(self, prompt_count: int, kept: int | None = None) -> list[ChoiceUpdate]:
         """All choices, numbered prompt by prompt; with `kept` the best so many of each prompt, the best first.
 

@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from tandem.core.addresses import host_port
 from tandem.core.apikeys import Scope
 from tandem.core.errors import CancelledError, InternalError, InvalidRequestError, StartupError, TandemError
+from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import new_request_id
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from tandem.router.admission.terms import Wish
@@ -46,6 +47,7 @@ _SAMPLING_FIELDS = (
 _ROLES = ("system", "developer", "user", "assistant")
 _HEALTH_S = 0.25
 _DEFAULT_MAX_TOKENS = 16
+_LOGPROBS_AT_ONCE = 128
 R = TypeVar("R")
 
 
@@ -246,22 +248,26 @@ class _Shown:
         self.kept, self._has_logprobs = ask.kept, "logprobs" in ask.sampling
         self._prompt = work.prompt if request.return_prompt_token_ids else ()
 
-    def response(self, answer: Answer, updates: Sequence[ChoiceUpdate], *, is_first: bool) -> i.GenerateResponse:
-        response = i.GenerateResponse(id=answer.id, choices=map(self._delta, updates))
+    async def response(self, answer: Answer, updates: Sequence[ChoiceUpdate], *, is_first: bool) -> i.GenerateResponse:
+        """Log-probabilities are put in some at a time: other streams go on meanwhile."""
+        response = i.GenerateResponse(id=answer.id)
+        for update in updates:
+            delta = response.choices.add(
+                index=update.index, text=update.text, token_ids=update.tokens, finish=finish_to_wire(update.finish)
+            )
+            if self._has_logprobs:  # the best are chosen by them unasked
+                await _fill(delta.logprobs, update.logprobs)
         if is_first:
             response.prompt_token_ids.extend(self._prompt)
-            response.prompt_logprobs.extend(logprob_to_wire(each) for each in updates[0].prompt_logprobs or ())
+            await _fill(response.prompt_logprobs, updates[0].prompt_logprobs or ())
         return response
 
-    def _delta(self, update: ChoiceUpdate) -> i.ChoiceDelta:
-        shown = update.logprobs if self._has_logprobs else ()  # the best are chosen by them unasked
-        return i.ChoiceDelta(
-            index=update.index,
-            text=update.text,
-            token_ids=update.tokens,
-            logprobs=[logprob_to_wire(logprob) for logprob in shown],
-            finish=finish_to_wire(update.finish),
-        )
+
+async def _fill(wire: Any, logprobs: Sequence[TokenLogprob]) -> None:
+    for start in range(0, len(logprobs), _LOGPROBS_AT_ONCE):
+        wire.extend(map(logprob_to_wire, logprobs[start : start + _LOGPROBS_AT_ONCE]))
+        if start:
+            await asyncio.sleep(0)
 
 
 async def _responses(answer: Answer, shown: _Shown) -> AsyncIterator[i.GenerateResponse]:
@@ -271,10 +277,10 @@ async def _responses(answer: Answer, shown: _Shown) -> AsyncIterator[i.GenerateR
         if whole is not None:
             whole.add(updates)
         else:
-            yield shown.response(answer, updates, is_first=is_first)
+            yield await shown.response(answer, updates, is_first=is_first)
             is_first = False
     if whole is not None:
-        yield shown.response(answer, whole.choices(1, shown.kept), is_first=True)
+        yield await shown.response(answer, whole.choices(1, shown.kept), is_first=True)
     usage = answer.usage
     yield i.GenerateResponse(
         id=answer.id,
@@ -299,6 +305,7 @@ def _ask(request: i.GenerateRequest) -> Ask:
     check_count("stop_token_ids", len(request.sampling.stop_token_ids), MAX_STOP_TOKEN_IDS)
     sampling = _sampling(request.sampling)
     n = request.sampling.n if request.sampling.HasField("n") else 1
+    kept = kept_choices(n, sampling.get("n") if request.sampling.HasField("best_of") else None)
     common: dict[str, Any] = {
         "api": "grpc",
         "model": request.model,
@@ -306,7 +313,8 @@ def _ask(request: i.GenerateRequest) -> Ask:
         "stop": tuple(request.stop),
         "includes_stop": request.include_stop_str_in_output,
         "echo": request.echo,
-        "kept": kept_choices(n, sampling.get("n") if request.sampling.HasField("best_of") else None),
+        "kept": kept,
+        "is_whole": kept is not None,
         "bad_words": tuple(request.sampling.bad_words),
         "cache_salt": request.cache_salt if request.HasField("cache_salt") else None,
         "cache_key": request.prompt_cache_key if request.HasField("prompt_cache_key") else None,

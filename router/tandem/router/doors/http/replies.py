@@ -20,6 +20,10 @@ from tandem.router.flights.flight import Work
 _log = logging.getLogger(__name__)
 TIMING_HEADER = "x-tandem-timing"
 ROUTE_HEADER = "x-tandem-route"
+MANY_LOGPROBS = 256
+"""More tokens with log-probabilities in one event, which a slow reader gets, are written in a thread."""
+SLICE_BYTES = 32 * 1024
+"""Of a body that is not streamed, written in one turn of the event loop, about."""
 _SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -81,7 +85,8 @@ class AnswerReply(Response):
         writer = ChunkWriter(self._frame, answer.choice_count, self._logprobs)
         while (updates := await answer.next()) is not None:
             usage = answer.usage if self._frame.wants_running_usage else None
-            if any(update.prompt_logprobs for update in updates):  # long; other streams go on meanwhile
+            if any(update.prompt_logprobs or len(update.logprobs) > MANY_LOGPROBS for update in updates):
+                # long; other streams go on meanwhile
                 events = await asyncio.to_thread(_events, writer, updates, usage)
             else:
                 events = _events(writer, updates, usage)
@@ -103,11 +108,14 @@ class AnswerReply(Response):
         if self._wants_timing:
             headers[TIMING_HEADER] = orjson.dumps(answer.timing()).decode()
         self._has_started = True
-        if whole.has_prompt_logprobs:
-            body = await asyncio.to_thread(whole.body, answer.usage)
-        else:
-            body = whole.body(answer.usage)
-        response = Response(body, headers=headers, media_type="application/json")
+        pieces, fresh_bytes = [], 0
+        for piece in whole.pieces(answer.usage):
+            pieces.append(piece)
+            fresh_bytes += len(piece)
+            if fresh_bytes > SLICE_BYTES:
+                fresh_bytes = 0
+                await asyncio.sleep(0)  # other streams go on meanwhile
+        response = Response(b"".join(pieces), headers=headers, media_type="application/json")
         await response(scope, _no_message, send)
 
     def _head_of(self, answer: Answer) -> dict[str, str]:
