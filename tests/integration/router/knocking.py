@@ -38,7 +38,7 @@ class Knocking:
                     self.broken.append(repr(error))
 
     def _ask(self, connection: socket.socket) -> None:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: tandem\r\nconnection: close\r\n\r\n")
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         answer = b""
         while piece := connection.recv(65536):
             answer += piece

@@ -25,7 +25,7 @@ def ask(
     ).encode()
     host, _, port = http.rpartition(":")
     connection = socket.create_connection((host, int(port)))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     connection.sendall(head.encode() + body)
     return connection.close
 

@@ -33,7 +33,7 @@ def test_client_gone_cancels_both_workers(build: Build, is_stream: bool, stall_a
     prefill.script = decode.script = Script(stall_at=stall_at)
     body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 50, "stream": is_stream}).encode()
     with socket.create_connection(("127.0.0.1", house.ports["http"])) as raw:
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
         raw.sendall(head.encode() + body)
         house.wait(lambda: len(decode.submitted) == 1 and len(prefill.submitted) == 1)
         house.wait(lambda: stall_at == 0 or house.router.dispatcher.flights[0].output_tokens == stall_at)
@@ -157,7 +157,9 @@ def test_slow_reader_is_cancelled(build: Build) -> None:
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(("127.0.0.1", house.ports["http"]))
-        raw.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        raw.sendall(
+            f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+        )
         house.wait(lambda: bool(decode.cancelled), 60)
         house.wait(lambda: not house.router.dispatcher.flights)
     house.wait_ready()

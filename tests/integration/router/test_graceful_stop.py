@@ -288,7 +288,7 @@ def test_a_stop_does_not_wait_for_uploads_that_are_refused(
 
 async def begin_upload(address: list[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection(*address)
-    writer.write(b"POST /v1/files HTTP/1.1\r\nhost: tandem\r\ncontent-length: 1000\r\n\r\n.")
+    writer.write(b"POST /v1/files HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n.")
     return reader, writer
 
 

@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 
+from tandem.core.config import Anonymous
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, Build, House, builder
@@ -188,3 +189,47 @@ def test_tenants_share_no_blocks_and_keys_of_one_tenant_do(keyed: House) -> None
     assert red.last_block_hash == again.last_block_hash != blue.last_block_hash
     assert red.last_block_hash
     assert not prefill.hash_mismatches
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200), ("LOCALHOST:8000", 200), ("127.0.0.1:1", 200), ("127.1.2.3", 200), ("[::1]:8000", 200),
+        ("a.localhost", 200), ("", 200), ("evil.example", 403), ("evil.example:8000", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example", 403), ("10.0.0.1", 403), ("[2001:db8::1]", 403), ("x" * 5000, 403),
+    ],
+)  # fmt: skip
+def test_an_open_router_is_asked_as_this_machine(shared: House, keyed: House, host: str, status: int) -> None:
+    """A page whose name is made to point to this machine is of the same origin to a browser."""
+    answer = httpx.post(f"{shared.url}/v1/completions", json=TEXT, headers={"host": host})
+    assert answer.status_code == status
+    if status == 403:
+        assert refusal(answer) == (403, "permission_error", "insufficient_permissions")
+        assert httpx.get(f"{shared.url}/livez", headers={"host": host}).status_code == 200
+    headers = {"host": host, "authorization": f"Bearer {create(keyed)['key']}"}
+    assert httpx.post(f"{keyed.url}/v1/completions", json=TEXT, headers=headers).status_code == 200
+
+
+def test_who_lets_everybody_in_is_asked_by_any_name(build: Build) -> None:
+    house = build(anonymous=Anonymous.ALWAYS)
+    house.wait_ready()
+    answer = httpx.post(f"{house.url}/v1/completions", json=TEXT, headers={"host": "api.example"})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_only_who_may_see_metrics_is_told_what_workers_have_to_do(shared: House, keyed: House, path: str) -> None:
+    chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+
+    def told(house: House, scopes: list[str] | None) -> bool:
+        headers = {"x-tandem-route": "1"}
+        if scopes is not None:
+            headers["authorization"] = f"Bearer {create(house, scopes=scopes)['key']}"
+        answer = httpx.post(f"{house.url}{path}", json=chat if "chat" in path else TEXT, headers=headers)
+        assert answer.status_code == 200
+        return "x-tandem-route" in answer.headers
+
+    assert told(shared, None)
+    assert told(keyed, ["infer", "metrics"])
+    assert not told(keyed, ["infer"])

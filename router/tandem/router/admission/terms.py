@@ -15,16 +15,17 @@ from tandem.router.quoting import quoted
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
     """Whose request it is. `slo` "" = the request may choose; `priority` = the most urgent it may be. `is_background`:
-    a batch's, for which no client waits."""
+    a batch's, for which no client waits. `sees_load`: it may be told what workers have to do for others."""
 
     tenant: str
     key_id: str = ""
     slo: str = ""
     priority: int = 0
     is_background: bool = False
+    sees_load: bool = False
 
 
-ANONYMOUS = Caller(tenant=ANONYMOUS_TENANT)
+ANONYMOUS = Caller(tenant=ANONYMOUS_TENANT, sees_load=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from tandem.core.config import Anonymous
 from tandem.core.errors import AuthError, PermissionDeniedError, StartupError
 from tandem.core.secret import ClusterSecret
 from tandem.router.admission.terms import ANONYMOUS, Caller
+from tandem.router.quoting import quoted
 
 SALT_BYTES = 16
 _KNOWN_SALTS = 4096
@@ -93,12 +94,28 @@ class Gate:
                 f"the API key {key.shown} may not do this", why=f"it lacks the scope {scope.value}",
                 todo="use one that has it",
             )  # fmt: skip
-        return Caller(tenant=key.tenant, key_id=key.id, slo=key.slo, priority=key.priority)
+        sees_load = Scope.METRICS in key.scopes
+        return Caller(tenant=key.tenant, key_id=key.id, slo=key.slo, priority=key.priority, sees_load=sees_load)
+
+    def check_name(self, host: str | None) -> None:
+        """PermissionDeniedError when a request without a key calls this machine by another name than its own, where
+        that lets it in: a page's own name may be made to point here (DNS rebinding). `host`: the header, if any."""
+        if self._anonymous is not Anonymous.LOOPBACK or host is None:
+            return
+        name = host.rpartition("]")[0].removeprefix("[") or host.partition(":")[0]
+        if not any(map(str.isalnum, name)):  # it names nothing, and no browser sends that
+            return
+        if not _is_loopback(name) and not name.lower().rstrip(".").endswith(".localhost"):
+            raise PermissionDeniedError(
+                f"the Host is {quoted(host)}", why="without an API key this router is asked as localhost alone",
+                todo="use http://127.0.0.1 or http://localhost, or create a key with `clusterctl key create`",
+                param="host",
+            )  # fmt: skip
 
 
 def _is_loopback(host: str) -> bool:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host.lower().rstrip(".") == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

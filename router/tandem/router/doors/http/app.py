@@ -140,7 +140,7 @@ class _Api:
             door.answer_settings(ask, received_s),
             is_stream=bool(body.stream),
             wants_timing=header(request, TIMING_HEADER) == "1",
-            wants_route=header(request, ROUTE_HEADER) == "1",
+            wants_route=header(request, ROUTE_HEADER) == "1" and ask.caller.sees_load,
         )
 
     async def tokenize(self, request: Request) -> Response:

@@ -30,7 +30,9 @@ class Guard:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             wanted = apikeys.Scope.METRICS if scope["path"] == _METRICS else apikeys.Scope.INFER
             try:
-                caller = self._gate.admit(_authorization(scope), wanted)
+                caller = self._gate.admit(_header(scope, b"authorization"), wanted)
+                if not caller.key_id:
+                    self._gate.check_name(_header(scope, b"host"))
             except TandemError as error:
                 self._on_refused(error)
                 await error_response(error)(scope, receive, send)
@@ -39,8 +41,8 @@ class Guard:
         await self._app(scope, receive, send)
 
 
-def _authorization(scope: Any) -> str | None:
+def _header(scope: Any, wanted: bytes) -> str | None:
     for name, value in scope["headers"]:
-        if name == b"authorization":
+        if name == wanted:
             return str(value.decode("latin-1"))
     return None

@@ -85,7 +85,7 @@ class _Api:
             keep if body.store is not False else _keep_nothing,
             is_stream=bool(body.stream),
             wants_timing=header(request, TIMING_HEADER) == "1",
-            wants_route=header(request, ROUTE_HEADER) == "1",
+            wants_route=header(request, ROUTE_HEADER) == "1" and ask.caller.sees_load,
             wall_s=door.wall_s,
         )
 
