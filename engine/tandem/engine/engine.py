@@ -367,9 +367,7 @@ class Engine:
 
     def _begin_behind(self, before: BegunStep) -> BegunStep | None:
         ahead = self._runner.ahead
-        plan = self._scheduler.plan_ahead(
-            [item for item in before.plan.items if not is_stale(item)], self.max_model_len
-        )
+        plan = self._scheduler.plan_ahead([item for item in before.plan.items if not is_stale(item)])
         if plan is None or ahead is None or before.begun is None:
             return None
         places = {item.sequence: place for place, item in enumerate(before.plan.items)}

@@ -179,7 +179,7 @@ class Scheduler:
         self._plan_prefills(plan, prefilling, now_s)
         return plan
 
-    def plan_ahead(self, items: AbstractSequence[StepItem], max_model_len: int) -> StepPlan | None:
+    def plan_ahead(self, items: AbstractSequence[StepItem]) -> StepPlan | None:
         """The step behind one that computes `items`, before its tokens are known: one token more of each choice whose
         number of tokens does not end it. Tables have room for it.
 
@@ -193,9 +193,9 @@ class Scheduler:
             state, sequence = item.state, item.sequence
             if item.end - item.start != 1 or len(item.takers) != 1 or sequence.sampling.changes_scores:
                 return None
-            outputs, end = len(sequence.outputs) + 1, item.end + 1
-            if outputs >= state.request.sampling.max_tokens or end >= max_model_len:
-                continue
+            if len(sequence.outputs) + 1 >= state.request.sampling.max_tokens:
+                continue  # no other length ends it: requests fit into the context
+            end = item.end + 1
             if not self._space.extend_ahead(state, sequence, end):
                 return None
             plan.items.append(StepItem(state, sequence, end - 1, end, [sequence], []))

@@ -100,6 +100,19 @@ def test_whoever_comes_waits_for_one_step_more_at_most(ahead: str) -> None:
 
 
 @WHEN
+@pytest.mark.parametrize("max_model_len", [256, 16])
+def test_no_step_begins_behind_the_one_that_brings_the_last_token(ahead: str, max_model_len: int) -> None:
+    """Even where the context ends there too."""
+    bench = Bench(max_model_len=max_model_len, ahead=ahead)
+    bench.add("a", tokens(6), max_tokens=10)
+    bench.run()
+    bench.check_outputs("a")
+    assert bench.runner.steps == 10, "a step a token"
+    assert bench.runner.begun == 8, "all but the prompt's and the first of the decodes"
+    bench.check_idle()
+
+
+@WHEN
 @pytest.mark.parametrize(
     "settings", [{"repetition_penalty": 1.3}, {"logit_bias": ((5, 2.0),)}, {"min_tokens": 4}, {"presence_penalty": 0.5}]
 )
