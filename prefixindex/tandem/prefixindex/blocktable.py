@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId
-from tandem.prefixindex.shards import Shards
+from tandem.prefixindex.shards import Shards, allocated_bytes
 
 _MAX_SHARED_MASKS = 16_384
 _JUMP = 16
@@ -80,8 +80,7 @@ class BlockTable:
         groups, keep, share = self._groups, self._open, self._masks.setdefault
         if len(self._masks) > _MAX_SHARED_MASKS:
             self._masks.clear()
-            widest = (self._open | self._dead).bit_length()
-            self._mask_bytes = 32 + (widest - 1) // 30 * 4  # from now on, equal ones may be many objects
+            self._mask_bytes = allocated_bytes(self._open | self._dead)  # from now on, equal ones may be many objects
         count = 0
         for count, (group, block) in enumerate(blocks, 1):  # noqa: B007 - the last one is wanted
             shards = groups.get(group)
@@ -127,9 +126,7 @@ class BlockTable:
                 self._record(found, running & ~still, end)
             if not still:
                 return found
-            running, low = still, end + 1
-            if end == high:
-                high = min(high + _JUMP, last)
+            running, low = still, end
         self._record(found, running, len(hashes))
         return found
 

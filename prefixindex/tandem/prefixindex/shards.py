@@ -13,8 +13,14 @@ from itertools import islice
 from tandem.core.blockhash import HASH_BYTES, BlockHash
 
 FIRST_BYTES = 256
-_KEY_BYTES = (sys.getsizeof(b"") + HASH_BYTES + 15) // 16 * 16
-"""A hash as it stands in memory: objects are allocated in steps of 16 bytes."""
+
+
+def allocated_bytes(one: object) -> int:
+    """Memory that an object takes: objects are allocated in steps of 16 bytes."""
+    return (sys.getsizeof(one) + 15) // 16 * 16
+
+
+_KEY_BYTES = allocated_bytes(bytes(HASH_BYTES))
 
 
 class Shards:

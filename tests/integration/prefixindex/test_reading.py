@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.core.blockhash import HASH_BYTES
 from tandem.prefixindex import replica as replica_module
 from tandem.prefixindex.keys import Keys
 from tandem.prefixindex.private_redis import PrivateRedis
@@ -23,6 +24,7 @@ def test_what_is_counted_while_nothing_goes_wrong(
         async with client(server.url) as redis:
             worker = hosted_worker(redis, KEYS, "w1", lease_s=60)
             replica = IndexReplica(redis, KEYS, check_s=0.02)
+            empty_bytes = replica.memory_bytes
             await worker.register()
             worker.store(1, 2, 3)
             async with running(worker.publisher.run()):
@@ -39,6 +41,7 @@ def test_what_is_counted_while_nothing_goes_wrong(
                 "gaps": 0, "mismatches": 0, "unreadable": 0, "reads": 1, "rereads": 0, "events": 2, "outages": 0,
             }  # fmt: skip
             assert replica.entries == 5
+            assert replica.memory_bytes >= empty_bytes + 5 * HASH_BYTES
             assert replica.evicted == 0
 
     asyncio.run(scenario())

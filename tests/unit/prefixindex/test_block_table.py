@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tandem.core.blockhash import BlockHash
 from tandem.core.ids import WorkerId
+from tandem.prefixindex import blocktable
 from tandem.prefixindex.blocktable import BlockTable
 from tandem.prefixindex.shards import FIRST_BYTES, Shards
 
@@ -195,10 +198,79 @@ def test_masks_that_are_too_many_to_share_are_paid_for() -> None:
     shared = BlockTable(ROOM_BYTES)
     shared.add(shared.open_slot(), everything[1:])
     assert shared.entries == table.entries
-    assert table.memory_bytes >= shared.memory_bytes + 36 * table.entries
+    assert table.memory_bytes >= shared.memory_bytes + 32 * table.entries
     for bit in bits:
         table.remove(bit, everything)
     assert table.entries == 0
+
+
+@pytest.mark.parametrize(("slots", "mask_bytes"), [(30, 32), (60, 32), (61, 48), (180, 48), (181, 64)])
+def test_a_mask_is_paid_for_as_an_integer_of_so_many_bits(
+    monkeypatch: pytest.MonkeyPatch, slots: int, mask_bytes: int
+) -> None:
+    """Integers have four bytes for each 30 bits, and are allocated in steps of 16 bytes."""
+    monkeypatch.setattr(blocktable, "_MAX_SHARED_MASKS", 1)
+    table = BlockTable(ROOM_BYTES)
+    bits = [table.open_slot() for _ in range(slots)]
+    table.add(bits[-2], blocks([0]))
+    table.add(bits[-1], blocks([0]))
+    shared = table.memory_bytes
+    table.add(bits[-1], [])
+    assert table.memory_bytes - shared == mask_bytes
+    assert 0 <= mask_bytes - sys.getsizeof((1 << slots) - 1) < 16
+
+
+def test_a_call_gives_up_no_more_than_what_it_adds_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor more than a part of a dictionary beyond that, however far that one is past its bound: later calls go on."""
+    monkeypatch.setattr(blocktable, "_MAX_SHARED_MASKS", 8)
+    bound, numbers = 1 << 20, itertools.count()
+    table = BlockTable(FIRST_BYTES * bound)
+    first, *others = [table.open_slot() for _ in range(5)]
+
+    def add() -> tuple[int, list[BlockHash]]:
+        """How many went for 256 more in one dictionary, and those."""
+        before = table.evicted
+        added = [BlockHash(bytes([7]) + next(numbers).to_bytes(15, "big")) for _ in range(256)]
+        table.add(first, [(0, one) for one in added])
+        return table.evicted - before, added
+
+    while True:
+        evicted, newest = add()
+        if evicted:
+            break
+    for position, slot in enumerate(others):  # so many different masks that each entry pays for one from now on
+        table.add(slot, [(0, one) for number, one in enumerate(newest[:16]) if number >> position & 1])
+    held = table.entries
+    evicted, _ = add()
+    assert table.memory_bytes > 1.1 * bound + BlockTable(bound).memory_bytes
+    assert 0 < evicted < 256 + held // 7
+    for _ in range(20):
+        add()
+    assert table.memory_bytes <= 1.1 * bound + BlockTable(bound).memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda table: table._owners.clear(), "live slots and owners differ"),
+        (lambda table: table._owners.update({4: WorkerId("w4")}), "live slots and owners differ"),
+        (lambda table: table.go_live(4, WorkerId("w4")), "a live slot is not open"),
+        (lambda table: setattr(table, "_dead", 1), "a slot is open and dead"),
+        (lambda table: table.add(4, blocks([1])), "an entry has no bit or an unknown one"),
+        (lambda table: table._groups[0].of[0].update({bytes([1] * 16): 1}), "a block is in the wrong shard"),
+        (lambda table: table._groups[0].of[0].update({bytes(16): 0}), "an entry has no bit or an unknown one"),
+    ],
+    ids=["no owner", "an owner too many", "not open", "open and dead", "unknown", "another shard", "no bit"],
+)
+def test_a_table_that_contradicts_itself_is_noticed(damage: Callable[[BlockTable], object], what: str) -> None:
+    table = BlockTable(ROOM_BYTES)
+    bit = table.open_slot()
+    table.add(bit, blocks([1, 2]))
+    table.go_live(bit, WorkerId("w"))
+    table.check_integrity()
+    damage(table)
+    with pytest.raises(AssertionError, match=what):
+        table.check_integrity()
 
 
 def test_time_of_a_call_does_not_grow_with_the_table() -> None:

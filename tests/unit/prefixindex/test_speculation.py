@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -139,3 +141,23 @@ def test_a_prompt_longer_than_the_bound_is_expected_as_far_as_it_fits() -> None:
     assert real.lookup(prompt) == {("w1", ONE): 3}
     assert real.blocks == 3
     real.check_integrity()
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda real: setattr(real, "_blocks", real.blocks + 1), "the total is wrong"),
+        (lambda real: setattr(real, "_blocks", real.blocks - 1), "the total is wrong"),
+        (lambda real: setattr(real, "_max_blocks", real.blocks - 1), "the total is wrong"),
+        (lambda real: real._counts.clear(), "counted blocks are not those of the requests"),
+        (lambda real: real._own.settled.update(real._own.pending), "a request is pending and settled"),
+    ],
+    ids=["one too many", "one too few", "past the bound", "not counted", "pending and settled"],
+)
+def test_counts_that_contradict_the_requests_are_noticed(damage: Callable[[Speculation], object], what: str) -> None:
+    real = speculation(ManualClock())
+    real.expect("a", WorkerId("w1"), ONE, hashes([0, 1, 0]))
+    real.check_integrity()
+    damage(real)
+    with pytest.raises(AssertionError, match=what):
+        real.check_integrity()
