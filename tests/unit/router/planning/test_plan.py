@@ -82,6 +82,15 @@ def test_who_is_no_further_from_the_best_takes_turns_with_it(score: float, wante
     assert chosen(PolicyName.COST, NEVER, options, [used, other], alike=1.0).decode == wanted
 
 
+def test_among_those_that_take_turns_a_decode_worker_is_left_to_decode() -> None:
+    used, other = m("m0", last_used=5), d("d0")
+    options = [
+        Option(decode=used, prefill=None, reason="", score=1.5),
+        Option(decode=other, prefill=None, reason="", score=1.0),
+    ]
+    assert chosen(PolicyName.COST, AUTO, options, [used, other], alike=1.0).decode == "m0"
+
+
 def test_two_tokens_need_a_pair(policy: PolicyName) -> None:
     assert plan(policy, ALWAYS, p(), d(), max_tokens=2).workers == ("p0", "d0")
 

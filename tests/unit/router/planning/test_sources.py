@@ -118,5 +118,10 @@ def test_only_exact_copies(theirs: KVProfile | None) -> None:
     assert sources(worker("p0"), worker("d0", 4096, profile=theirs)) == []
 
 
+def test_workers_that_keep_no_kv_have_nothing_to_fetch() -> None:
+    nothing = KVProfile(fingerprint="f", identity=(), layout=KVLayout(groups=()))
+    assert sources(worker("p0", profile=nothing), worker("d0", 4096, profile=nothing)) == []
+
+
 def test_other_block_sizes_are_exact() -> None:
     assert sources(worker("p0"), worker("d0", 4096, profile=profile(block_tokens=32))) == [("d0", 4096)]

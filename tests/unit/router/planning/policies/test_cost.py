@@ -108,6 +108,12 @@ def test_decode_workers_do_not_say_how_fast_a_prefill_worker_is() -> None:
     assert (found.prefill, found.cost.compute_s) == ("p0", 1000 / 900)
 
 
+def test_a_decode_worker_of_which_nothing_is_known_is_taken_for_the_slowest_decode_worker() -> None:
+    workers = [p(prefill_speed=at(10.0)), m(prefill_speed=at(20.0)), d(prefill_speed=at(900.0)), d("d1")]
+    found = Estimates(Job(prompt_tokens=9, max_tokens=9), workers)
+    assert found.prefill_speed(workers[-1]) == at(900.0)
+
+
 @pytest.mark.parametrize("count", [2 * TOP, 64])
 def test_the_slowest_by_a_hair_has_its_turn_too(count: int) -> None:
     """All are within 5 ms, more than are paired: the one that was used least recently is taken."""
@@ -209,6 +215,39 @@ def test_many_workers_are_weighed_by_the_best_of_each_side() -> None:
     assert {option.prefill.worker for option in chosen.options if option.prefill} <= {p.worker for p in prefills[:TOP]}
 
 
+def test_fetching_is_weighed_for_the_cheapest_of_many_alone() -> None:
+    """How long each of them would take is a question about the holder's link to it."""
+    profile, asked = of_kv("float32"), set[str]()
+
+    def speed(to: str) -> float:
+        asked.add(to)
+        return 1e9
+
+    prefills = [p(f"p{i:02}", profile=profile, queued_tokens=10_000 * i) for i in range(40)]
+    assert plan(*prefills, d(profile=profile, held_tokens=992, link_speed=speed)).prefill == "p00"
+    assert asked == {f"p{i:02}" for i in range(2 * TOP)}
+
+
+def test_who_looks_dearer_at_first_may_be_the_cheapest_of_many() -> None:
+    """Three are idle, but could fetch the prefix over slow links alone; its holder has a short queue."""
+    more: dict[str, Any] = {
+        "prefill_speed": at(1000.0), "profile": of_kv("float32"), "link_speed": {"d0": 1e9}.get,
+    }  # fmt: skip
+    idle = [p(f"p{i}", **more) for i in range(3)]
+    holder = p("p3", held_tokens=992, reusable_tokens=992, queued_tokens=100, **more)
+    slow = dataclasses.replace(holder, link_speed=lambda to: 1e9 if to == "d0" else 1e3)
+    busy = [p(f"p{i}", queued_tokens=5000, **more) for i in range(4, 2 * TOP + 2)]
+    assert plan(*idle, slow, *busy, d(profile=of_kv("float32"))).prefill == "p3"
+
+
+@pytest.mark.parametrize("count", [TOP + 1, 2 * TOP])
+def test_few_decode_workers_are_all_weighed(count: int) -> None:
+    """The fullest one is by far the nearest to the prefill worker."""
+    profile, nearest = of_kv("float32"), f"d{count - 1}"
+    prefill = p(profile=profile, link_speed=lambda to: 1e9 if to == nearest else 1e4)
+    assert plan(prefill, *(d(f"d{i}", in_flight=i, profile=profile) for i in range(count))).decode == nearest
+
+
 def test_where_nothing_is_known_or_asked_nothing_else_costs() -> None:
     assert cost(p(), d()) == Cost(compute_s=1000 / ASSUMED_TOKENS_PER_S, move_s=HANDOFF_S)
     assert Cost().total_s == Cost().first_token_s == 0.0
@@ -292,6 +331,8 @@ def test_room_for_the_prompt_and_a_block_a_choice(free: int, short: int) -> None
     )
     whole = d(total_blocks=200, held_tokens=5000, decode_step_s=0.01)
     assert cost(p(), whole).room_s == pytest.approx(1 / 200 * ANSWER_TOKENS * 0.01)
+    kept = d(profile=of_kv("bfloat16"), total_blocks=200, decode_step_s=0.01, lossy_tokens={"float32>bfloat16": 160})
+    assert cost(p(profile=of_kv("float32")), kept).room_s == pytest.approx((53 + 1) / 200 * ANSWER_TOKENS * 0.01)
     large = of_kv("float32", 100)
     assert cost(p(profile=large), d(profile=large, total_blocks=200, decode_step_s=0.01)).room_s == pytest.approx(
         11 / 200 * ANSWER_TOKENS * 0.01
