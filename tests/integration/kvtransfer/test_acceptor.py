@@ -91,6 +91,44 @@ def test_strangers_keep_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert answer(strangers[1], b"secret") == b"hear, hear"
 
 
+def test_there_are_never_more_threads_than_links_and_twice_the_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stranger that has to go counts until its thread has noticed; who comes when that is too many is turned away."""
+    monkeypatch.setattr(acceptor_module, "MAX_STRANGERS", 3)
+    path, limit, served, release = str(tmp_path / "sock"), 2, threading.Semaphore(0), threading.Event()
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listening.bind(path)
+
+    def serve(connection: socket.socket, admit: Callable[[], None]) -> None:
+        if connection.recv(10) == b"secret":
+            admit()
+            connection.send(b"welcome")
+        served.release()
+        release.wait()
+
+    def connect() -> socket.socket:
+        client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        client.settimeout(30)
+        client.connect(path)
+        return client
+
+    acceptor = Acceptor(listening, serve, transport="test", limit=limit)
+    acceptor.start()
+    with contextlib.ExitStack() as stack:
+        stack.callback(acceptor.close)
+        stack.callback(release.set)
+        for _ in range(limit):
+            friend = connect()
+            friend.send(b"secret")
+            assert friend.recv(100) == b"welcome"
+        for _ in range(2 * 3):
+            connect().send(b"hello")
+        for _ in range(limit + 2 * 3):
+            assert served.acquire(timeout=30), "each has its thread"
+        assert connect().recv(100) == b"", "turned away"
+
+
 def test_a_receiver_that_cannot_start_leaves_nothing_listening(tmp_path: Path) -> None:
     rig = Rig("shm", tmp_path)
     threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tandem.core.errors import TransferError
-from tandem.core.ids import Attempt, GroupId, Incarnation, Rank, TransferId, WorkerId
+from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
 from tandem.kernels import native
 from tandem.kvtransfer.coverage import Coverage
+from tandem.kvtransfer.devicepayload import DevicePayload
 from tandem.kvtransfer.events import Failed, Verified
-from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, ReplyKind
+from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, MalformedFrameError, ReplyKind
+from tandem.kvtransfer.pool import PoolAccess
 
 T = TransferId(1)
 
@@ -126,6 +129,48 @@ def test_a_flipped_bit_in_any_frame_fails_the_attempt_and_nothing_is_admitted(
     assert bench.intake.counters()["bytes"] == sum(len(sent) for _, sent in frames[:number])
     with pytest.raises(TransferError, match="not verified"):
         bench.intake.admit(T)
+
+
+class OnDevice(DevicePayload):
+    """A payload on a device that pools are on too, or not. `ways`: how it was asked for."""
+
+    is_withdrawn = False
+
+    def __init__(self, content: bytes, *, is_near: bool) -> None:
+        self._content, self._is_near = content, is_near
+        self.ways: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._content)
+
+    def suits(self, pool: PoolAccess) -> bool:
+        return self._is_near
+
+    def scatter(self, pool: PoolAccess, blocks: Sequence[BlockId], layers: range, heads: range, kind: Checksum) -> int:
+        self.ways.add("scattered")
+        return pool.write_from(blocks, layers, heads, memoryview(self._content))
+
+    def checksum(self, kind: Checksum) -> int:
+        return zlib.crc32(self._content)
+
+    def to_host(self) -> memoryview:
+        self.ways.add("fetched")
+        return memoryview(self._content)
+
+
+@pytest.mark.parametrize(("is_near", "way"), [(True, "scattered"), (False, "fetched")])
+def test_a_payload_leaves_its_device_only_for_a_pool_elsewhere(
+    bench: Any, new_bench: Any, is_near: bool, way: str
+) -> None:
+    expected = new_bench()
+    bench.intake.expect(bench.ticket())
+    for frame, content in bench.everything():
+        payload = OnDevice(content, is_near=is_near)
+        assert bench.intake.accept(frame, payload, bench.link).kind is ReplyKind.ACK
+        assert payload.ways == {way}
+        expected.pools[frame.group].write_from(frame.blocks, frame.layers, frame.heads, memoryview(content))
+    assert [type(e) for e in bench.events] == [Verified]
+    assert bench.image() == expected.image()
 
 
 def test_finish_with_cells_missing_fails(bench: Any, make_control: Callable[..., Frame]) -> None:
