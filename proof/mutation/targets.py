@@ -55,9 +55,9 @@ TARGETS: Mapping[str, Target] = {
         tests=(
             "tests/unit/core/test_prefill_queue.py", "tests/unit/engine/test_pace.py",
             "tests/unit/engine/test_scheduler.py", "tests/unit/engine/test_begun_steps.py",
-            "tests/unit/engine/test_engine.py", "tests/unit/engine/test_hand_over.py",
-            "tests/unit/engine/test_prompt_logprobs.py", "tests/unit/docs/test_routing.py",
-            "tests/unit/engine/test_engine_states.py",
+            "tests/unit/engine/test_ended_choices.py", "tests/unit/engine/test_engine.py",
+            "tests/unit/engine/test_hand_over.py", "tests/unit/engine/test_prompt_logprobs.py",
+            "tests/unit/docs/test_routing.py", "tests/unit/engine/test_engine_states.py",
         ),
         left_out={},
     ),

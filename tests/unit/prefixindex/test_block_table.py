@@ -220,6 +220,18 @@ def test_a_mask_is_paid_for_as_an_integer_of_so_many_bits(
     assert 0 <= mask_bytes - sys.getsizeof((1 << slots) - 1) < 16
 
 
+def test_memory_is_looked_at_after_each_256_blocks() -> None:
+    """Beyond its bound it is for fewer at most, even if one dictionary gets all of them."""
+    bound = 1 << 16
+    table, empty_bytes = BlockTable(FIRST_BYTES * bound), BlockTable(0).memory_bytes
+    bit = table.open_slot()
+    for start in range(0, 40 * 256, 256):
+        numbers = range(start, start + 256)
+        table.add(bit, [(0, BlockHash(bytes([7]) + number.to_bytes(15, "big"))) for number in numbers])
+        assert table.memory_bytes <= bound + empty_bytes
+    assert table.evicted > 0
+
+
 def test_a_call_gives_up_no_more_than_what_it_adds_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor more than a part of a dictionary beyond that, however far that one is past its bound: later calls go on."""
     monkeypatch.setattr(blocktable, "_MAX_SHARED_MASKS", 8)
