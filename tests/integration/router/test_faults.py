@@ -193,7 +193,7 @@ def test_unauthenticated_router_is_refused(build: Build) -> None:
     house.start()
     house.wait(lambda: "UNAUTHENTICATED" in house.router.table.link("decode-0").trouble)  # type: ignore[arg-type,union-attr]
     missing = httpx.get(f"{house.url}/readyz").json()["missing"]
-    assert any("wrong cluster secret" in line for line in missing)
+    assert any("cluster secret is missing or wrong" in line for line in missing)
     answer = ask(house)
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
