@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx
 
@@ -46,6 +47,12 @@ class AdminClient:
         state = find_state(name, state_dir)
         given = written_out(admin_key_file) if admin_key_file else None
         if endpoint:
+            if given is None and not _is_loopback(endpoint):
+                raise ConfigError(
+                    f"--endpoint {endpoint} is on another machine",
+                    why="the admin key of the cluster that runs here is not for it",
+                    todo="Give the key of that cluster with --admin-key-file",
+                )
             return cls(endpoint, given or state.admin_key_file)
         context = state.read_context()
         return cls(context.admin, given or Path(context.admin_key_file), is_gone=lambda: not state.is_held())
@@ -198,3 +205,11 @@ def _error_of(answer: httpx.Response) -> Exception:
         return from_code(str(error.get("code", "")), str(error["message"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         return InternalError(f"{answer.request.url} answers {answer.status_code}")
+
+
+def _is_loopback(endpoint: str) -> bool:
+    try:
+        host = urlsplit(endpoint).hostname or ""
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name, or no URL
+        return False

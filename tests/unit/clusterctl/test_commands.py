@@ -117,6 +117,9 @@ def test_a_bad_size_names_its_flag() -> None:
         (["up", "--patience", "-1"], 2, "--patience is -1.0. Use 0 to 3600"),
         (["up", "--name", "a/b"], 2, "cannot be a cluster's name"),
         (["status", "--endpoint", "http://127.0.0.1:9"], 2, "cannot read the admin key"),
+        (["status", "--endpoint", "http://10.0.0.7:9"], 2, "--endpoint http://10.0.0.7:9 is on another machine"),
+        (["status", "--endpoint", "http://127.0.0.1.nip.io:9"], 2, "is on another machine"),
+        (["status", "--endpoint", "http://localhost@10.0.0.7:9"], 2, "is on another machine"),
         (
             ["status", "--endpoint", "http://127.0.0.1:9", "--admin-key-file", "/bin/sh"],
             2,
