@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
 
 
 def write_private(path: Path, data: bytes) -> None:
     """Write `data` to `path` with mode 0600 from the first byte, replacing what was there in one step. OSError if it
     cannot; then what was there is still there, and nothing else."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # a new file, never a link's target
+    temporary = Path(name)
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
@@ -20,3 +22,13 @@ def write_private(path: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+    with contextlib.suppress(OSError):  # it is there; some file systems cannot promise that it stays
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
