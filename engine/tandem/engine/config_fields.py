@@ -61,7 +61,7 @@ def read_fields(path: Path) -> Fields:
         ) from error
     except OSError as error:
         raise ModelError(f"cannot read {path}", why=str(error)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deep
         raise ModelError(f"{path} is not JSON", why=str(error), todo="download the model again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} is not a JSON object", todo="download the model again")

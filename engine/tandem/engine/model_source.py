@@ -122,7 +122,7 @@ def weight_files(model_dir: Path) -> list[str]:
 def _indexed_files(index: Path) -> list[str]:
     try:
         names = {str(name) for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, OSError) as error:
         raise ModelError(f"{index} cannot be read", why=repr(error), todo="download the model again") from error
     for name in names:
         if Path(name).name != name:

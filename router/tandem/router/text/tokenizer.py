@@ -213,7 +213,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested too deep
         raise ModelError(f"{path} is no JSON", why=str(error), todo="download the model again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path} is no JSON object", todo="download the model again")

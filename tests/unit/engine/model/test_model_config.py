@@ -271,7 +271,11 @@ def test_what_positions_take_from_elsewhere(raw_config: dict[str, Any], write_co
         inverse_frequencies(dynamic, 8)
 
 
-@pytest.mark.parametrize(("text", "complaint"), [("{", "is not JSON"), ("[]", "not a JSON object")])
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("{", "is not JSON"), ("[]", "not a JSON object"), ("[" * 100_000 + "]" * 100_000, "is not JSON")],
+    ids=["cut", "list", "deep"],
+)
 def test_a_damaged_config_is_named(text: str, complaint: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=complaint):

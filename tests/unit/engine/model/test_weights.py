@@ -147,6 +147,7 @@ def test_shards_load_like_one_file(folder: Path) -> None:
     ("index", "complaint"),
     [
         ("{", "cannot be read"),
+        pytest.param("[" * 100_000 + "]" * 100_000, "cannot be read", id="deep"),
         ("{}", "cannot be read"),
         ('{"weight_map": {}}', "names no files"),
         ('{"weight_map": {"a": "../other/model.safetensors"}}', "outside its folder"),

@@ -146,6 +146,10 @@ def test_broken_folders(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ModelError, match="no tokenizer"):
         Tokenizer.load(tmp_path)
+    shutil.copy(MODEL / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ModelError, match="is no JSON"):
+        Tokenizer.load(tmp_path)
 
 
 def test_token_bytes_add_up(ours: Tokenizer) -> None:
