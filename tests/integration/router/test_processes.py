@@ -301,6 +301,11 @@ async def _tls(config: RouterConfig) -> None:
         assert answer.json()["usage"]["completion_tokens"] == 4
         with pytest.raises(httpx.HTTPError):
             await complete(ready["http"].replace("https", "http"))
+        old = ssl.create_default_context(cafile=TLS / "cert.pem")
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        old.set_ciphers("AES128-SHA256:ECDHE-RSA-AES128-SHA256:ECDHE-ECDSA-AES128-SHA256:@SECLEVEL=0")
+        with pytest.raises(httpx.ConnectError):
+            await complete(ready["http"], verify=old)
         body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "ignore_eos": True}
         async with Admin(ready["admin"]).http as admin:
             chatted = await admin.post("/admin/v1/chat", json=body)

@@ -19,6 +19,8 @@ from tandem.router.doors.http.protocol import BoundedProtocol
 
 _LOOK_S = 0.02
 _ENTERING_S = 0.2
+_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+"""Of TLS 1.2, with 1.3's own; uvicorn's default was "TLSv1" once, which has anonymous and null ones."""
 """Handshakes in progress when nobody new is let in any more are over by then."""
 UNHEARD_S = 1.0
 """How long a connection may take to send its first request once nobody new is let in."""
@@ -128,6 +130,7 @@ class HttpServer:
             timeout_graceful_shutdown=1,
             ssl_certfile=tls.cert if tls else None,
             ssl_keyfile=tls.key if tls else None,
+            ssl_ciphers=_CIPHERS,
         )
         self._server = _QuietServer(config)
         self._listener = listener
