@@ -17,6 +17,8 @@ from tandem.cluster.resolve import check
 from tandem.core.config import Anonymous, ClusterConfig, RouterSection
 from tandem.core.config_loader import load
 from tandem.core.secret import ClusterSecret
+from tandem.kvtransfer.transports.acceptor import MAX_STRANGERS
+from tandem.kvtransfer.transports.tcp_listener import MAX_CONNECTIONS
 from tandem.router.process.stopping import AFTER_DRAIN_S
 from tandem.workerhost.host import SERVER_GRACE_S, STOP_TIMEOUT_S
 from tandem.workerhost.membership import LEAVE_TIMEOUT_S
@@ -89,6 +91,14 @@ def test_it_has_time_to_end(each: Service) -> None:
         assert grace_s >= RouterSection().drain_s + AFTER_DRAIN_S
     else:
         assert grace_s >= HAND_BACK_S + LEAVE_TIMEOUT_S + SERVER_GRACE_S + STOP_TIMEOUT_S
+
+
+@each_of_ours
+def test_strangers_do_not_use_up_a_workers_threads(each: Service) -> None:
+    """Each connection to the port for KV has a thread, also while it proves nothing."""
+    if each.name != "router":
+        pids = each.spec["deploy"]["resources"]["limits"]["pids"]
+        assert pids > MAX_CONNECTIONS + 2 * MAX_STRANGERS + 512
 
 
 @each_service
