@@ -262,7 +262,7 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(
     after = [dict(rank.shell.counters).get("requests_received") for rank in (pair.p, pair.d)]
     assert after == [(count or 0) + 1 for count in received]
     house.wait(lambda: not house.router.dispatcher.flights)
-    assert begun == ["first "]
+    assert set(begun) == {"first "}  # a text of this length is counted in pieces first
 
 
 def tokenizer_queue(house: House) -> int:
