@@ -51,6 +51,7 @@ def measured(loop: asyncio.AbstractEventLoop) -> Iterator[Cost]:
     """The cost of what runs in the context; `loop` runs in this thread or in another one."""
     cost, beats = Cost(), _Beats(loop)
     gc.collect()
+    gc.freeze()  # what the tests before hold is not this one's to walk
     with suppress(AttributeError, OSError):  # another libc has nothing to give back
         ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now

@@ -152,7 +152,7 @@ async def _fill(url: str) -> None:
     except UnavailableError as error:
         assert "maxmemory" in error.why  # noqa: PT017 - how many fit is the server's to say
     # What connections hold comes and goes: not so near to the bound that a small one fits at times.
-    await redis.config_set("maxmemory", (await redis.info("memory"))["used_memory"] - 300_000)
+    await redis.config_set("maxmemory", (await redis.info("memory"))["used_memory"] // 2)
     await redis.aclose()
 
 
