@@ -13,15 +13,23 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tandem.core.errors import InvalidRequestError, ModelError
 from tandem.router.quoting import quoted, shortened
+from tandem.router.text.sandbox import BoundedSandbox, TooLargeError, TooLongError
 
 MAX_VARIABLES_BYTES = 16 * 1024
 MAX_VARIABLES_DEPTH = 8
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+
+LONG_RENDER_S = 5.0
+"""8192 messages are written out in less than a second."""
+
+
+class UnendingTemplateError(InvalidRequestError):
+    """A template took too long, or made too much, of a chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,31 +52,58 @@ class ChatTemplate:
     """A compiled template. `variables` are the tokenizer's special tokens by name (bos_token, eos_token, …)."""
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
-        environment = ImmutableSandboxedEnvironment(
+        self._sandbox = environment = BoundedSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        environment.bound()
         try:
-            self._template = environment.from_string(source)
-            read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+            tree = environment.parse(source)
+            self._template = environment.from_string(tree)
+            read = jinja2.meta.find_undeclared_variables(tree)
         except jinja2.TemplateError as error:
             raise ModelError("the chat template does not compile", why=str(error), todo="fix it") from error
         self._variables = dict(variables)
         self._settable = read - _OURS - set(variables)
+        self._try()
 
-    def render(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING) -> str:
-        """The prompt of a chat; InvalidRequestError if the template objects, or does not read a client's variable."""
+    def _try(self) -> None:
+        """ModelError if the shortest chat takes the template for ever. It may object to it."""
+        try:
+            self.render([{"role": "user", "content": "Hello"}])
+        except UnendingTemplateError as error:
+            raise ModelError("the chat template does not end", why=error.why, todo="correct it") from error
+        except InvalidRequestError:
+            return
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rendering: Rendering = DEFAULT_RENDERING,
+        *,
+        limit_s: float = LONG_RENDER_S,
+    ) -> str:
+        """The prompt of a chat; InvalidRequestError if the template objects, or does not read a client's variable, its
+        kind UnendingTemplateError if it does not end in `limit_s` or makes a text without end."""
         self._check(rendering)
         chat = [{key: value for key, value in message.items() if value is not None} for message in messages]
         if rendering.continues_last:
             chat[-1]["content"] += _TAG
         try:
-            text = self._template.render({
-                **self._variables, **rendering.variables, "messages": chat, "tools": None, "documents": None,
-                "add_generation_prompt": rendering.adds_prompt,
-            })  # fmt: skip
+            with self._sandbox.within(limit_s):
+                text = self._template.render({
+                    **self._variables, **rendering.variables, "messages": chat, "tools": None, "documents": None,
+                    "add_generation_prompt": rendering.adds_prompt,
+                })  # fmt: skip
+        except (TooLongError, TooLargeError, MemoryError) as error:
+            why = (
+                f"it took longer than {limit_s:g} s" if isinstance(error, TooLongError) else "it makes too much of them"
+            )
+            raise UnendingTemplateError(
+                "the model's chat template does not come to an end with these messages", why=why, param="messages"
+            ) from error
         except Exception as error:  # a template is a program: it may fail in any way at what a client sent
             why = shortened(str(error) or type(error).__name__)
             raise InvalidRequestError(

@@ -6,13 +6,20 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError, ModelError
-from tandem.router.text.chat_template import DEFAULT_RENDERING, ChatTemplate, Rendering
+from tandem.router.text.chat_template import (
+    DEFAULT_RENDERING,
+    LONG_RENDER_S,
+    ChatTemplate,
+    Rendering,
+    UnendingTemplateError,
+)
 
 T = TypeVar("T")
 LONG_TEXT_CHARS = 4096
@@ -25,6 +32,8 @@ LONG_CHARS = 4
 takes 30 to 150 bytes a character."""
 _COUNTED_CHARS = 32_768
 """At a time."""
+_SHORT_RENDER_S = 0.02
+"""So long a template may take in the event loop, where it takes less than a millisecond."""
 _MESSAGE_CHARS = 32
 """What a message takes to be rendered and tokenised beside its content."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -91,7 +100,8 @@ class Tokenizer:
         """Token ids of a rendered chat; the template itself writes the special tokens. `most_tokens` as in `encode`."""
         chars = sum(len(str(message.get("content", ""))) + _MESSAGE_CHARS for message in messages)
         if chars < LONG_TEXT_CHARS:
-            return self._encode(self.render_chat(messages, rendering), False)
+            with suppress(UnendingTemplateError):  # the thread has more time
+                return self._encode(self.render_chat(messages, rendering, limit_s=_SHORT_RENDER_S), False)
         return await self._run(
             lambda: self._encode_long(self.render_chat(messages, rendering), False, most_tokens, "messages")
         )
@@ -99,11 +109,17 @@ class Tokenizer:
     async def _run(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = DEFAULT_RENDERING) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        rendering: Rendering = DEFAULT_RENDERING,
+        *,
+        limit_s: float = LONG_RENDER_S,
+    ) -> str:
         if self._template is None:
             why = "its folder has no chat template"
             raise InvalidRequestError("this model cannot chat", why=why, todo="use /v1/completions", param="messages")
-        return self._template.render(messages, rendering)
+        return self._template.render(messages, rendering, limit_s=limit_s)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens` without special tokens; bytes that are no UTF-8 become U+FFFD."""
