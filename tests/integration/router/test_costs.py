@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.router.doors.http.entries import FREE_CONTAINERS, MAX_CONTAINERS, MAX_STRINGS
+from tandem.router.doors.http.entries import FREE, MAX_CONTAINERS, MAX_STRINGS
 from tandem.router.doors.http.operations import OPERATIONS, Operation
 from tandem.router.doors.http.reading import LONG_BODY_BYTES
 from tests.integration.router.house import House
@@ -44,18 +44,18 @@ def filling(element: bytes, size: int) -> bytes:
 
 
 VALUES: dict[str, bytes] = {
-    "objects": wide(b"{}", FREE_CONTAINERS),
-    "lists": wide(b"[]", FREE_CONTAINERS),
-    "objects between spaces": wide(b"{}" + b" " * 13, MAX_CONTAINERS - 10),
-    "lists of numbers": wide(b"[1,22,333,4444]", MAX_CONTAINERS - 10),
-    "objects with a field": wide(b'{"abcdefgh":12}', MAX_CONTAINERS - 10),
+    "objects": wide(b"{}", FREE),
+    "lists": wide(b"[]", FREE),
+    "objects between spaces": wide(b"{}" + b" " * 15, MAX_CONTAINERS - 10),
+    "lists of numbers": wide(b"[1,22,333,444444]", MAX_CONTAINERS - 10),
+    "objects with a field": wide(b'{"abcdefgh":1234}', MAX_CONTAINERS - 10),
     "parts": wide(b'{"type":"text","text":""}', MAX_CONTAINERS - 10),
-    "texts": wide(b'""', MAX_STRINGS - 100),
-    "short texts": wide(b'"ab"', MAX_STRINGS - 100),
+    "texts": wide(b'""', 2 * FREE),
+    "short texts": wide(b'"abc"', MAX_STRINGS - 100),
     "numbers": wide(b"1", LARGEST * 3 // 16 - 10),
     "fractions": wide(b"1.5", LARGEST * 3 // 16 - 10),
     "numbers and an object": wide(b"1", LARGEST * 3 // 16 - 10)[:-1] + b",{}]",
-    "a map": b"{" + b",".join(b'"%d":1' % n for n in range(MAX_STRINGS - 100)) + b"}",
+    "a map": b"{" + b",".join(b'"%d":1' % n for n in range(100_000, 100_000 + MAX_STRINGS - 100)) + b"}",
     "deep lists": b"[" * 1000 + b"]" * 1000,
     "deep objects": b'{"a":' * 1000 + b"1" + b"}" * 1000,
     "a text": b'"' + b"a" * (LARGEST - 1000) + b'"',

@@ -24,11 +24,13 @@ USUAL_BYTES = 4 << 20
 """Of a body at most; where more is allowed, so is more of what it is made of."""
 MAX_CONTAINERS = 40_960
 """Lists and objects of a body: 8192 messages of three parts each. In memory each takes up to 250 bytes."""
-LEAST_CONTAINER_BYTES = 16
-"""Of the body for each of them, but for the first FREE_CONTAINERS: a message with one part has 17 each."""
-FREE_CONTAINERS = 4096
+LEAST_CONTAINER_BYTES = 18
+"""Of the body for each of them, but for the first FREE: a message with one part has as many."""
+FREE = 4096
 MAX_STRINGS = 1 << 18
-"""Texts of a body, names of fields among them."""
+"""Texts of a body, names of fields among them. In memory each takes about 90 bytes."""
+LEAST_TEXT_BYTES = 6
+"""Of the body for each of them, but for the first FREE: a part of a message has 6.5 each."""
 LEAST_VALUE_BYTES = 16 / 3
 """Of the largest body for each value in it, about 70 bytes of memory while it is parsed: token ids of that body fit."""
 MAX_FIELDS = 128
@@ -73,8 +75,9 @@ def check_raw(raw: bytes, limit_bytes: int) -> None:
     """Raise InvalidRequestError for JSON with too many lists, objects, texts or values for a body of at most
     `limit_bytes`. What stands in texts is told from the rest only where all together are too many."""
     times = max(1.0, limit_bytes / USUAL_BYTES)
-    containers = min(int(MAX_CONTAINERS * times), FREE_CONTAINERS + len(raw) // LEAST_CONTAINER_BYTES)
-    most = _Counts(containers, 2 * int(MAX_STRINGS * times), int(limit_bytes / LEAST_VALUE_BYTES))
+    containers = min(int(MAX_CONTAINERS * times), FREE + len(raw) // LEAST_CONTAINER_BYTES)
+    strings = min(int(MAX_STRINGS * times), FREE + len(raw) // LEAST_TEXT_BYTES)
+    most = _Counts(containers, 2 * strings, int(limit_bytes / LEAST_VALUE_BYTES))
     if not most.beyond(_Counts(sum(map(raw.count, _CONTAINERS)), raw.count(b'"'), raw.count(b","))):
         return
     containers = quotes = commas = 0

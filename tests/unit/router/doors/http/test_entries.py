@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tandem.core.errors import InvalidRequestError
 from tandem.router.asking.asks import MAX_MESSAGES
 from tandem.router.doors.http.entries import (
-    FREE_CONTAINERS,
+    FREE,
     MAX_CONTAINERS,
     MAX_FIELDS,
     MAX_STRINGS,
@@ -36,8 +36,9 @@ def wide(element: bytes, count: int) -> bytes:
     [
         (b"{}" + b" " * 20, MAX_CONTAINERS - 1, "lists and objects"),
         (b"[]" + b" " * 20, MAX_CONTAINERS - 1, "lists and objects"),
-        (b"[]", round(FREE_CONTAINERS / (1 - 3 / 16)) - 1, "lists and objects"),
-        (b'""', MAX_STRINGS, "texts"),
+        (b"[]", round(FREE / (1 - 3 / 18)) - 1, "lists and objects"),
+        (b'"abcd"', MAX_STRINGS, "texts"),
+        (b'""', 2 * FREE, "texts"),
         (b"1", LIMIT * 3 // 16 + 1, "values"),
     ],
 )
