@@ -93,10 +93,10 @@ class Attacker:
     def logprobs(self) -> str:
         """An answer with as many log-probabilities as may be asked for."""
         body = {
-            "model": MODEL, "messages": [{"role": "user", "content": "hi"}], "n": 16, "max_tokens": 100_000,
+            "model": MODEL, "messages": [{"role": "user", "content": "hi"}],
+            "n": 16, "max_tokens": self.dice.choice((64, 1000, 100_000)),
             "logprobs": True, "top_logprobs": 20, "ignore_eos": True,
         }  # fmt: skip
-        body["max_tokens"] = self.dice.choice((64, 1000, 100_000))
         return self.post("/v1/chat/completions", json.dumps(body).encode())
 
     # ---- what is kept ----------------------------------------------------------------------------------------------

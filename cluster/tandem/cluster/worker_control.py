@@ -91,7 +91,7 @@ class WorkerControl:
                 call = stub.Control(request, metadata=proof.metadata, timeout=self._timeout_s)
                 reply = await call
                 if not proof.is_answered(await call.initial_metadata()):
-                    why = "whoever answers there did not prove that it knows the secret"
+                    why = "the process at that address did not prove that it knows the secret"
                     what = f"the answer of worker {worker.worker} at {worker.address} is not believed"
                     raise AuthError(what, why=why, todo="look at which process listens there")
         except grpc.aio.AioRpcError as error:

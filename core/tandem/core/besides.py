@@ -4,6 +4,7 @@ has not turned. It proves that the process lives, and nothing else may run on it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
@@ -57,7 +58,7 @@ async def run_beside(work: Callable[[], Coroutine[Any, Any, None]], name: str) -
         error: BaseException | None = None
         try:
             loop.run_until_complete(task)
-        except BaseException as raised:  # noqa: BLE001 - told to whoever waits
+        except BaseException as raised:  # noqa: BLE001 - raised where `run_beside` is awaited
             error = raised
         loop.close()
         here.call_soon_threadsafe(_settle, ended, error)
@@ -68,7 +69,8 @@ async def run_beside(work: Callable[[], Coroutine[Any, Any, None]], name: str) -
         await asyncio.shield(ended)
     except asyncio.CancelledError:
         if not ended.done():
-            loop.call_soon_threadsafe(task.cancel)
+            with contextlib.suppress(RuntimeError):  # it is closed: the work has just ended
+                loop.call_soon_threadsafe(task.cancel)
             await asyncio.wait([ended])
         raise
     finally:

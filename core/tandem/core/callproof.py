@@ -1,4 +1,4 @@
-"""Proofs on internal gRPC calls: who calls and who is called show each other that they know the cluster secret.
+"""Proofs on internal gRPC calls: caller and server show each other that they know the cluster secret.
 
 A call carries one line of metadata: `target ms nonce mac`. The MAC covers method, target, time and nonce, so the line
 is of no use for another method or target, after WINDOW_S, or a second time. The server answers in its initial metadata
@@ -10,10 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from heapq import heappop, heappush
 from typing import Final
 
 from tandem.core.secret import ClusterSecret
@@ -26,13 +26,13 @@ ANSWER_KEY: Final = "x-tandem-answer"
 WINDOW_S: Final = 10.0
 """By how much a proof may be older or younger than the clock of the machine that is called."""
 MAX_REMEMBERED: Final = 1 << 16
-"""Proofs of the last 2 * WINDOW_S; beyond, calls are refused. Only who knows the secret can make one."""
+"""Proofs that could be sent again; beyond, calls are refused. Only a member of the cluster can make one."""
 _NONCE_BYTES = 16
 _LONGEST = 1024
 
 
 def stream_target(worker: str, incarnation: int) -> str:
-    """Whom a stream of a router or peer is for; orders are for a worker by its id alone, whoever it is by then."""
+    """Target of a stream of a router or peer. The target of an order is the worker's id alone, in any incarnation."""
     return f"{worker}/{incarnation}"
 
 
@@ -48,7 +48,7 @@ class CallProof:
         """A new proof for one call. `method`: full name, /package.Service/Method; `target`: who is called, without
         spaces."""
         if not target or " " in target:
-            raise ValueError(f"{target!r} is no target of a call")
+            raise ValueError(f"a target of a call has characters and no space: {target!r}")
         said = f"{target} {time.time_ns() // 1_000_000} {secrets.token_hex(_NONCE_BYTES)}"
         line = f"{said} {_mac(secret, method, said)}"
         return cls(line, _answer(secret, line))
@@ -64,7 +64,7 @@ class CallProof:
 
 
 class Refused(Enum):
-    """Why a call is refused: its caller is no member of the cluster, means somebody else, or called at another time."""
+    """Reason of a refusal: the caller does not know the secret, the target is another one, or the proof is not new."""
 
     STRANGER = auto()
     ELSEWHERE = auto()
@@ -87,8 +87,8 @@ class ProofChecker:
         self._secret, self._now_s, self._since_s = secret, now_s, now_s()
         self._lock = threading.Lock()
         self._seen: set[str] = set()
-        self._ages: deque[tuple[float, str]] = deque()
-        """When each may be forgotten, in the order in which they came."""
+        self._ages: list[tuple[float, str]] = []
+        """Heap of the times at which each may be forgotten."""
 
     def refusal(self, line: str, method: str, target: str | None) -> Refusal | None:
         """Why a call with this proof is refused, None if it is not. `target`: of this server; None = any will do."""
@@ -100,7 +100,8 @@ class ProofChecker:
         meant, sent_s, nonce = words[0], int(words[1]) / 1000, words[2]
         if target is not None and meant != target:
             return Refusal(Refused.ELSEWHERE, f"the call was meant for {meant}, this is {target}")
-        why = self._untimely(sent_s) or self._remember(nonce, sent_s + WINDOW_S)
+        # Remembered first: what is refused because a clock is ahead would be timely when it is sent again later.
+        why = self._remember(nonce, sent_s + WINDOW_S) or self._untimely(sent_s)
         return Refusal(Refused.STALE, why) if why else None
 
     def answer(self, line: str) -> tuple[tuple[str, str], ...]:
@@ -120,13 +121,15 @@ class ProofChecker:
         with self._lock:
             now_s = self._now_s()
             while self._ages and self._ages[0][0] <= now_s:
-                self._seen.discard(self._ages.popleft()[1])
+                self._seen.discard(heappop(self._ages)[1])
             if nonce in self._seen:
                 return "the call's proof was used before"
+            if until_s <= now_s:  # too old to be taken at any time
+                return ""
             if len(self._seen) >= MAX_REMEMBERED:
                 return f"more than {MAX_REMEMBERED} calls came within {2 * WINDOW_S:g} s"
             self._seen.add(nonce)
-            self._ages.append((until_s, nonce))
+            heappush(self._ages, (until_s, nonce))
             return ""
 
 

@@ -23,11 +23,12 @@ def write_private(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     with contextlib.suppress(OSError):  # it is there; some file systems cannot promise that it stays
-        _sync_folder(path.parent)
+        sync(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Have the bytes of a file, or the names in a folder, on disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -1,16 +1,18 @@
-"""What only a stream of gRPC can do: end while messages of it wait in this process."""
+"""What only a stream of gRPC can do: end while messages of it wait in this process, or lose a peer that is stopped."""
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tandem.core.ids import GroupId
-from tandem.kvtransfer.events import Failed, Verified
+from tandem.core.ids import BlockId, GroupId
+from tandem.kvtransfer.events import Failed, SendFailed, Verified
 from tandem.kvtransfer.transports import grpc_listener
 from tests.integration.kvtransfer.rig import Rig
 
@@ -63,3 +65,23 @@ def test_nothing_is_taken_from_a_stream_that_has_ended(
     assert target.block(0, 2) == bytes(len(payload))
     wait_until(lambda: not listener._fetchers)
     assert target.events.empty()
+
+
+def test_a_receiver_that_is_stopped_is_given_up(grpc_rig: Rig, ticket_json: Any) -> None:
+    """By itself gRPC waits for more than a minute for the answer to a ping."""
+    blocks = tuple(map(BlockId, range(64)))
+    peer = grpc_rig.peer("receiver", spec=asdict(grpc_rig.DENSE), num_blocks=64, seed=0, halts_at=0)
+    source = grpc_rig.side(num_blocks=64, seed=9)
+    sender, ticket = grpc_rig.sender(source), grpc_rig.ticket(peer.endpoints(), {0: range(64)})
+    peer.command("expect", ticket=ticket_json(ticket))
+    assert peer.read()["event"] == "expected"
+    sender.open(ticket)
+    sender.push(ticket.transfer, G0, blocks, blocks, range(4))
+    while peer.read()["event"] != "halted":
+        pass
+    peer.process.send_signal(signal.SIGSTOP)
+    try:
+        assert isinstance(source.event(), SendFailed)
+    finally:
+        peer.process.send_signal(signal.SIGCONT)
+    peer.command("go")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.plugins.drawn import FULL
+
 ROOT = Path(__file__).resolve().parents[3]
 SUITE = """
 import pytest
@@ -30,7 +32,7 @@ def collected(folder: Path, *arguments: str) -> list[str]:
     """Names of the tests that a run with these arguments would run."""
     (folder / "test_it.py").write_text(SUITE)
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.conftest", f"--rootdir={folder}"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", FULL))}
     done = subprocess.run(
         [*command, *(arguments if any("::" in each for each in arguments) else (*arguments, str(folder)))],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=True,

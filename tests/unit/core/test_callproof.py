@@ -80,6 +80,28 @@ def test_clocks_may_differ_a_little() -> None:
     assert "clocks" in refusal.why
 
 
+def test_a_call_of_a_clock_that_is_ahead_is_not_good_later() -> None:
+    line, clock = CallProof.of(SECRET, STREAM, D0).line, Clock(time.time() - 1.5 * WINDOW_S)
+    checker = ProofChecker(SECRET, clock)
+    assert kind_of(checker, line) is Refused.STALE
+    clock.now_s += WINDOW_S
+    refusal = checker.refusal(line, STREAM, D0)
+    assert refusal is not None
+    assert "used before" in refusal.why
+
+
+def test_a_clock_that_is_far_ahead_keeps_nothing_of_others_in_mind(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    checker = ProofChecker(SECRET, clock)
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * (clock.now_s + 3600)))
+    assert kind_of(checker, CallProof.of(SECRET, STREAM, D0).line) is Refused.STALE
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * clock.now_s))
+    for _ in range(3):
+        for _ in range(MAX_REMEMBERED // 2):
+            assert kind_of(checker, CallProof.of(SECRET, STREAM, D0).line) is None
+        clock.now_s += WINDOW_S
+
+
 def test_a_process_takes_no_call_that_was_made_for_the_one_before_it() -> None:
     line = CallProof.of(SECRET, CONTROL, "d0").line
     assert kind_of(ProofChecker(SECRET, Clock(time.time() + 1)), line, CONTROL, "d0") is Refused.STALE

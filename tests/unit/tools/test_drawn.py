@@ -7,7 +7,7 @@ from itertools import combinations, product
 import pytest
 
 from tests.plugins import seeds
-from tests.plugins.drawn import draw, some_of
+from tests.plugins.drawn import FULL, draw, some_of
 
 MATRIX = [dict(zip("abc", values, strict=True)) for values in product(range(6), range(4), range(2))]
 
@@ -15,6 +15,7 @@ MATRIX = [dict(zip("abc", values, strict=True)) for values in product(range(6), 
 @pytest.fixture
 def seed(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setenv(seeds.VARIABLE, "7")
+    monkeypatch.delenv(FULL, raising=False)
     return monkeypatch
 
 

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -213,7 +213,7 @@ class WorkerLink:
     async def _greet(self, call: Any, proof: CallProof) -> None:
         identity = self._identity
         async with asyncio.timeout(HELLO_S):
-            if not proof.is_answered(await _metadata(call)):
+            if not proof.is_answered(await _heard(call.initial_metadata())):
                 await _next(call)  # raises why it was refused
                 raise _BrokenError("the worker did not prove that it knows the cluster secret")
             await call.write(wire.hello(identity.router, identity.incarnation, self.where.incarnation))
@@ -326,21 +326,15 @@ class _BrokenError(Exception):
     """The stream is of no more use."""
 
 
-async def _metadata(call: Any) -> Any:
-    """What the worker says before its first message; nothing of a call that has ended."""
-    try:
-        return await call.initial_metadata()
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-        raise _BrokenError("the worker cancelled the stream") from None
-
-
 async def _next(call: Any) -> Any:
-    """The next message; a call that the other end cancelled is broken, which grpc.aio tells as our own cancellation."""
+    """The next message."""
+    return await _heard(call.read())
+
+
+async def _heard(awaited: Awaitable[Any]) -> Any:
+    """What a call gives; one that the other end cancelled is broken, which grpc.aio tells as our own cancellation."""
     try:
-        return await call.read()
+        return await awaited
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():

@@ -149,18 +149,6 @@ def test_a_receiver_stopped_in_the_middle_of_a_copy_lets_the_sender_go_at_once(
     assert source.events.empty()
 
 
-def test_a_receiver_that_is_stopped_is_given_up_over_grpc(rig: Any, ticket_json: TicketJson) -> None:
-    if rig.transport != "grpc":
-        pytest.skip("the control channel notices it on this transport")
-    peer, source, _, _ = pushing(rig, ticket_json, FIRST)
-    peer.process.send_signal(signal.SIGSTOP)
-    try:
-        assert isinstance(source.event(), SendFailed)  # gRPC by itself waits for more than a minute
-    finally:
-        peer.process.send_signal(signal.SIGCONT)
-    peer.command("go")
-
-
 @pytest.mark.parametrize("state", ["idle", "pushing"])
 def test_a_network_that_goes_silent_is_noticed_by_both_ends(rig: Any, state: str) -> None:
     if rig.transport not in ("tcp", "grpc"):

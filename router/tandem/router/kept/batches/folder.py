@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tandem.core.errors import ConfigError
-from tandem.router.kept.batches.journal import sync_folder
+from tandem.core.files import sync
 
 _ID = re.compile(r"(file|batch)[-_][A-Za-z0-9_]{1,64}")
 
@@ -42,7 +42,7 @@ class FilesFolder:
                 with contextlib.suppress(FileExistsError):  # another router was as quick
                     os.link(temporary, path)
                 temporary.unlink()
-                sync_folder(self.root)
+                sync(self.root)
             return path.read_text().strip()
         except OSError as error:
             raise ConfigError(
@@ -103,10 +103,10 @@ class FilesFolder:
         except OSError:  # no links on this file system
             temporary = work / f".input.{secrets.token_hex(4)}"
             shutil.copyfile(self.file(file), temporary)
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(kept)
-        sync_folder(work)
-        sync_folder(self._batches)
+        sync(work)
+        sync(self._batches)
 
     def has_lost_input(self, batch: str) -> bool:
         """Whether the directory is here and the input of a batch is not."""
@@ -150,7 +150,7 @@ class FileWriter:
             os.fsync(stream.fileno())
             self._close()
             self._partial.replace(self._final)
-            sync_folder(self._final.parent)
+            sync(self._final.parent)
 
     def abort(self) -> None:
         """Leave nothing; does nothing after `commit`."""
@@ -180,14 +180,6 @@ def checked(text: str) -> str:
     if not is_id(text):
         raise ValueError(f"{text!r} is no id")
     return text
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tandem.core.files import sync
 from tandem.core.ids import Incarnation
 from tandem.router.kept.batches.states import Tally
 
@@ -170,7 +171,7 @@ class _Segment:
             try:
                 if self._fd < 0:
                     self._fd = os.open(self.path, _NEW, 0o600)
-                    sync_folder(self.path.parent)
+                    sync(self.path.parent)
                 view = memoryview(data)
                 while view:
                     view = view[os.write(self._fd, view) :]
@@ -195,12 +196,3 @@ class _Segment:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in `folder` on disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
