@@ -8,7 +8,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,6 +19,8 @@ from bench import pages
 from bench.report import Row, publish, quantile
 from bench.router.client import Answer, Due, Load, request
 from bench.router.house import MODEL, House, running
+from bench.router.overload import Make, capacity, overload, serve, steady
+from bench.router.peer import peer_running
 from tandem.router.text.tokenizer import Tokenizer
 
 STEP_MS = 20.0
@@ -25,7 +28,7 @@ LONG_STEP_MS = 10.0
 """Of the workers that give long answers, so that as many run as ever will after five seconds."""
 LIMITS_MS = {"1k ids": (2.5, 10.0), "1k text": (2.5, 10.0), "8k ids": (5.0, None), "8k text": (5.0, None)}
 """p50 and p99 of what the router adds to the first token, beyond tokenising."""
-WARM_S = 1.5
+LIMITS_8K_MS = 5.0
 
 
 @dataclass(slots=True)
@@ -47,14 +50,6 @@ class Prompts:
         while len(ids := self.tokenizer.encode_now(text)) > 1.01 * tokens:
             text = text[: int(len(text) * max(tokens / len(ids), 0.5))].rstrip()
         return text
-
-
-Make = Callable[[], bytes]
-
-
-def steady(kind: str, make: Make, rate: float, seconds: float, tokens: int) -> list[Due]:
-    """Requests at even distances."""
-    return [Due(number / rate, kind, make(), tokens) for number in range(int(rate * seconds))]
 
 
 @dataclass(slots=True)
@@ -106,28 +101,17 @@ def offer(house: House, plan: Sequence[Due], marks: Sequence[tuple[float, Callab
     return Seen(answers, house.report(), cpu_s, wall_s, router_ms, workers_ms)
 
 
-def capacity(house: House, case: str, make: Make, rate: float, seconds: float, tokens: int) -> list[Row]:
+def long_answers(house: House, make: Make, rate: float, seconds: float, tokens: int) -> list[Row]:
     """What is served of `rate` streams a second, and what the router uses, once as many run as ever will."""
-    answer_s = house.step_ms / 1e3 * tokens
-    begin_s = answer_s + WARM_S
-    plan = steady("load", make, rate, begin_s + seconds, tokens)
-    marks: list[tuple[float, float]] = []
-
-    def mark() -> None:
-        marks.append((time.monotonic(), house.router_cpu_s()))
-
-    seen = offer(house, plan, [(begin_s, mark), (begin_s + seconds, mark)])
-    (from_s, from_cpu_s), (to_s, to_cpu_s) = marks
-    window_s = to_s - from_s
-    inside = [answer for answer in seen.answers if from_s <= answer.last_s < to_s]
-    served, share = len(inside) / window_s, (to_cpu_s - from_cpu_s) / window_s
-    seen = replace(seen, answers=[answer for answer in seen.answers if from_s <= answer.due_s < to_s])
+    case = "128 token ids, 512 tokens"
+    house.report()
+    found = serve(house, make, rate, seconds, tokens)
+    answers = [answer for answer in found.answers if not answer.is_refused]
+    seen = Seen(answers, house.report(), 0.0, 0.0, 0.0, 0.0)
     return [
-        Row(case, "streams a second, served", served, "1/s", rate),
-        Row(case, "tokens a second, served", served * tokens, "1/s", rate * tokens),
-        Row(case, "share of the core", 100 * share, "%", 100.0),
-        Row(case, "CPU a stream", 1e3 * share / served, "ms"),
-        Row(case, "CPU a token, its part of the request included", 1e6 * share / served / tokens, "µs"),
+        Row(case, "streams a second, served", found.rate, "1/s", rate),
+        Row(case, "tokens a second, served", found.rate * tokens, "1/s", rate * tokens),
+        Row(case, "CPU a token, its part of the request included", 1e3 * found.cpu_ms / tokens, "µs"),
         *spread(case, "added to the first token", seen.added_ms("load"), (None, None)),
         *spread(case, "added to the last token", seen.out_ms("load"), (None, None)),
         Row(case, "late steps of the workers", 100 * late(seen), "%"),
@@ -139,8 +123,9 @@ def late(seen: Seen) -> float:
     return float(seen.noted["late_steps"]) / max(1, int(seen.noted["steps"]))
 
 
-def latency(house: House, prompts: Prompts, seconds: float) -> list[Row]:
-    """What is added for long prompts, while the core has half of its load of 128-token text prompts.
+def latency(house: House, prompts: Prompts, seconds: float, load_rate: float) -> list[Row]:
+    """What is added for long prompts, while the core has half of its load of 128-token text prompts: `load_rate` a
+    second. Limits are for a core that encodes 8k tokens of text in LIMITS_8K_MS, and in proportion on slower ones.
 
     Each request comes at any moment of its turn: at even distances all would meet the workers' steps at one moment of
     them, in one run in the middle of every burst of tokens, in the next between two.
@@ -149,7 +134,7 @@ def latency(house: House, prompts: Prompts, seconds: float) -> list[Row]:
     def due(number: int, rate: float, kind: str, data: bytes, tokens: int) -> Due:
         return Due((number + prompts.dice.random()) / rate, kind, data, tokens)
 
-    plan = [due(n, 100, "load", request(prompts.text(128), 32), 32) for n in range(int(100 * seconds))]
+    plan = [due(n, load_rate, "load", request(prompts.text(128), 32), 32) for n in range(int(load_rate * seconds))]
     tokenising: dict[str, float] = {}
     for size, tokens, rate in (("1k", 1024, 8), ("8k", 8192, 2)):
         texts = [prompts.text(tokens) for _ in range(int(rate * seconds))]
@@ -164,7 +149,9 @@ def latency(house: House, prompts: Prompts, seconds: float) -> list[Row]:
     rows.append(Row(case, "wait of the router for its core, mean", seen.router_wait_ms, "ms"))
     rows.append(Row(case, "wait of the workers for theirs, mean", seen.workers_wait_ms, "ms"))
     rows.append(Row(case, "share of the core", 100 * seen.cpu_s / seen.wall_s, "%"))
-    for kind, limits in LIMITS_MS.items():
+    slower = max(1.0, tokenising["8k text"] / LIMITS_8K_MS)
+    for kind, given in LIMITS_MS.items():
+        limits = (given[0] * slower, None if given[1] is None else given[1] * slower)
         beyond = [added_ms - tokenising[kind] for added_ms in seen.added_ms(kind)]
         rows.append(Row(case, f"tokenising, {kind}", tokenising[kind], "ms"))
         rows += spread(case, f"added beyond tokenising, {kind}", beyond, limits)
@@ -215,21 +202,26 @@ def spread(case: str, metric: str, values: Sequence[float], limits: tuple[float 
     ]
 
 
-def measure(which: Sequence[str], scale: float) -> list[Row]:
+def measure(which: Sequence[str], scale: float, has_peer: bool) -> list[Row]:
     prompts, rows = Prompts(Random(1)), []
     if {"text", "ids", "latency"} & set(which):
-        with running(2, STEP_MS) as house:
-            if "text" in which:
-                text: Make = lambda: request(prompts.text(128), 32)  # noqa: E731
-                rows += capacity(house, "128-token text, 32 tokens", text, 200, 5 * scale, 32)
+        with ExitStack() as stack:
+            house = stack.enter_context(running(2, STEP_MS))
+            text: Make = lambda: request(prompts.text(128), 32)  # noqa: E731
+            ids: Make = partial(_of_ids, prompts, 32)
+            most = 0.0
             if "ids" in which:
-                rows += capacity(house, "128 token ids, 32 tokens", partial(_of_ids, prompts, 32), 300, 5 * scale, 32)
+                rows += overload("128 token ids, 32 tokens", house, None, ids, 5 * scale, 32)[1]
+            if "text" in which:
+                peer = stack.enter_context(peer_running(2, STEP_MS)) if has_peer else None
+                most, found = overload("128-token text, 32 tokens", house, peer, text, 5 * scale, 32)
+                rows += found
             if "latency" in which:
-                rows += latency(house, prompts, 10 * scale)
+                most = most or capacity(house, text, 5 * scale, 32)
+                rows += latency(house, prompts, 10 * scale, most / 2)
     if "long" in which:
         with running(2, LONG_STEP_MS) as house:
-            make = partial(_of_ids, prompts, 512)
-            rows += capacity(house, "128 token ids, 512 tokens", make, 15_000 / 512, 5 * scale, 512)
+            rows += long_answers(house, partial(_of_ids, prompts, 512), 15_000 / 512, 5 * scale, 512)
     for workers in (2, 16, 128):
         if f"w{workers}" in which:
             with running(workers, STEP_MS) as house:
@@ -244,8 +236,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--only", nargs="*", choices=every, default=every, help="some of the cases")
     parser.add_argument("--scale", type=float, default=1.0, help="how much longer to measure")
+    parser.add_argument("--no-peer", action="store_true", help="without sglang-router beside it")
     arguments = parser.parse_args(argv)
-    publish("router", measure(arguments.only, arguments.scale), arguments.out, text=pages.digest())
+    publish(
+        "router", measure(arguments.only, arguments.scale, not arguments.no_peer), arguments.out, text=pages.digest()
+    )
     return 0
 
 

@@ -26,6 +26,7 @@ _SO_TIMESTAMPNS = 35
 """Linux's; Python does not name it."""
 _TIMESPEC = struct.Struct("@qq")
 _ABOUT_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
+_FULL = (b"HTTP/1.1 429 ", b"HTTP/1.1 503 ")
 _EVENT, _END, _TAIL_BYTES = b"data: ", b"0\r\n\r\n", 1024
 
 
@@ -52,6 +53,8 @@ class Answer:
     first_s: float = 0.0
     last_s: float = 0.0
     events: int = 0
+    is_refused: bool = False
+    """It was told to come back later."""
 
 
 @dataclass(slots=True)
@@ -68,6 +71,8 @@ class Load:
 
     port: int
     timeout_s: float = 30.0
+    may_refuse: bool = False
+    """Whether it may say that it has no room."""
     _idle: list[socket.socket] = field(default_factory=list)
     _selector: selectors.BaseSelector = field(default_factory=selectors.EpollSelector)
     _wall_offset_s: float = field(default_factory=lambda: time.time() - time.monotonic())
@@ -75,7 +80,7 @@ class Load:
     def run(self, plan: Sequence[Due], marks: Sequence[tuple[float, Callable[[], None]]] = ()) -> list[Answer]:
         """Answers by when they ended; calls every mark so many seconds after the start.
 
-        SystemExit when an answer is no complete 200 with all its tokens.
+        SystemExit when an answer is no complete 200 with all its tokens, nor refused where that may be.
         """
         left = sorted(marks, key=lambda mark: -mark[0])
         answers: list[Answer] = []
@@ -141,6 +146,11 @@ class Load:
             if b"\r\n\r\n" not in data:
                 stream.tail = data
                 return None
+            if self.may_refuse and data.startswith(_FULL):
+                answer.is_refused, answer.last_s = True, now_s
+                self._selector.unregister(stream.sock)
+                stream.sock.close()
+                return answer
             found = _ID.search(data)
             if not data.startswith(b"HTTP/1.1 200 ") or (found is None and b'"error"' in data):
                 raise SystemExit(f"the router refused: {data[:2000]!r}")

@@ -27,6 +27,8 @@ CONTEXT_TOKENS = 32_768
 CLUSTER = "bench"
 READY_S = 120.0
 SETTLE_S = 0.5
+_CORES = sorted(os.sched_getaffinity(0))
+"""Before this process was given one of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +80,31 @@ class House:
 
     def router_cpu_s(self) -> float:
         """Processor seconds of the router so far, all threads."""
-        fields = Path(f"/proc/{self.router_pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_s_of(self.router_pid)
 
     def waits(self) -> tuple[Waits, Waits]:
         """Of the router's main thread, and of the one that plays the workers."""
         return Waits.of(self.router_pid), Waits.of(self._scripted.pid)
 
 
+def cpu_s_of(pid: int) -> float:
+    """Processor seconds of a process so far, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def router_cores() -> tuple[set[int], set[int]]:
+    """The core of a router, and that of all else."""
+    return {_CORES[0]}, {_CORES[-1]}
+
+
 @contextmanager
 def running(workers: int, step_ms: float) -> Iterator[House]:
     """Start everything, wait until the router is ready; everything ends with the block."""
-    cores = sorted(os.sched_getaffinity(0))
-    router_core, other = {cores[0]}, {cores[-1]}
+    before, (router_core, other) = os.sched_getaffinity(0), router_cores()
     os.sched_setaffinity(0, other)
     with ExitStack() as stack:
-        stack.callback(os.sched_setaffinity, 0, set(cores))
+        stack.callback(os.sched_setaffinity, 0, before)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-bench-")))
         ClusterSecret.generate().save(folder / "secret")
         (folder / "key").write_text("k" * 32)
@@ -109,7 +120,7 @@ def running(workers: int, step_ms: float) -> Iterator[House]:
         scripted = _scripted(stack, workers, step_ms, redis.url, folder / "secret")
         with open(folder / "router.log", "wb") as log:
             router = stack.enter_context(
-                _ended(subprocess.Popen(
+                ended(subprocess.Popen(
                     [sys.executable, "-m", "tandem.router", "--config", str(folder / "config.json")],
                     stdout=log, stderr=log, cwd=ROOT, preexec_fn=lambda: os.sched_setaffinity(0, router_core),
                 ))
@@ -140,12 +151,13 @@ def _scripted(stack: ExitStack, workers: int, step_ms: float, redis: str, secret
         "--redis", redis, "--cluster", CLUSTER, "--secret", str(secret),
     ]  # fmt: skip
     return stack.enter_context(
-        _ended(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        ended(subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
     )
 
 
 @contextmanager
-def _ended(process: subprocess.Popen[Any]) -> Iterator[Any]:
+def ended(process: subprocess.Popen[Any]) -> Iterator[Any]:
+    """Whatever happens in the block, the process has ended after it."""
     try:
         yield process
     finally:

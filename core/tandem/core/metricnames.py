@@ -161,7 +161,7 @@ WAITING = _router(
     _GAUGE, "tandem_router_waiting_requests",
     "Requests that no worker has now: between two attempts, or waiting for a worker.",
 )  # fmt: skip
-ADMISSION_WAITING = _router(_GAUGE, "tandem_admission_waiting_requests", "Requests that wait in this router for room.")
+ADMISSION_WAITING = _router(_GAUGE, "tandem_admission_waiting_requests", "Requests that wait in this router.")
 ADMISSION_WAIT = _router(
     _HISTOGRAM, "tandem_admission_wait_seconds",
     "How long requests waited in a router until workers had room; those that went at once are left out.",

@@ -309,7 +309,7 @@ class Admission:
 
     def _retry_s(self, lane: _Lane, unknown_s: float) -> float:
         """When what waits now has been sent off."""
-        cost, rate = sum(one.cost for one in lane.queue), lane.rate.per_s
+        cost, rate = lane.queue.cost, lane.rate.per_s
         return min(_MOST_S, max(_LEAST_S, cost / rate if rate else unknown_s))
 
 

@@ -13,6 +13,7 @@ While there is no room for the one whose turn it is, another tenant's may pass i
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -65,9 +66,16 @@ class FairQueue(Generic[W]):
         self._brought = 0.0
         """What turns have brought each tenant so far."""
         self._count = self._numbered = 0
+        self._gone_s = math.inf
+        """Before this time none of them is too late."""
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def cost(self) -> int:
+        """Of all that wait."""
+        return sum(line.cost for line in self._lines.values())
 
     def __iter__(self) -> Iterator[W]:
         for line in self._lines.values():
@@ -80,6 +88,7 @@ class FairQueue(Generic[W]):
         one.number = self._numbered
         insort(line.waiting, one)
         line.cost += one.cost
+        self._gone_s = min(self._gone_s, one.gone_s)
         self._count += 1
         if self._count <= self._limit:
             return None
@@ -143,13 +152,19 @@ class FairQueue(Generic[W]):
 
     def expired(self, now_s: float) -> list[W]:
         """Those that need not begin any more; they wait until they are removed."""
+        if now_s < self._gone_s:
+            return []
+        self._gone_s = min((one.gone_s for one in self), default=math.inf)
         return [one for one in self if one.gone_s <= now_s]
 
     def cost_before(self, tenant: str, due_s: float) -> int:
         """About how much is sent before a new one of `tenant` that is due at `due_s`: its tenant's that are due by
         then, and of each other tenant no more than what turns bring meanwhile and what it has to spend."""
         line = self._lines.get(tenant)
-        own = sum(one.cost for one in line.waiting if one.due_s <= due_s) if line is not None else 0
+        own = 0
+        if line is not None:  # a new one is nearly always due last
+            is_last = line.waiting[-1].due_s <= due_s
+            own = line.cost if is_last else sum(one.cost for one in line.waiting if one.due_s <= due_s)
         saved = line.deficit if line is not None else self._saved(tenant)
         share = max(0, own - saved) + self._quantum
         others = (each for name, each in self._lines.items() if name != tenant)

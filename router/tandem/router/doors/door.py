@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
@@ -12,6 +12,7 @@ from tandem.core.errors import DeadlineError, TandemError, UnavailableError
 from tandem.router.admission.terms import Classes
 from tandem.router.asking.answers import AnswerDesk, AnswerSettings, cost_of
 from tandem.router.asking.asks import Ask, AskReader
+from tandem.router.doors.intake import Intake
 from tandem.router.flights.flight import Work
 from tandem.router.flights.readiness import Readiness
 from tandem.router.metrics.router import Metrics
@@ -42,6 +43,7 @@ class Door:
     scrape: Callable[[], Awaitable[bytes]]
     """Metrics of the router, of all its processes; raises UnavailableError."""
     tracing: Tracing | None = None
+    intake: Intake = field(default_factory=Intake)
 
     @property
     def is_traced(self) -> bool:

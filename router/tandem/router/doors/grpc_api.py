@@ -135,6 +135,7 @@ class _Inference(i_grpc.InferenceServicer):
             await context.send_initial_metadata(tuple(call.names.items()))
         try:
             caller = door.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
+            await door.intake.turn(caller.tenant)
             ask = replace(_ask(request), caller=caller, wish=_wish(request, context), call=call)
             works = await door.read(ask, received_s)
         except TandemError as error:
@@ -179,7 +180,8 @@ class _Inference(i_grpc.InferenceServicer):
 
     async def _answered(self, context: Any, answer: Callable[[], Awaitable[R]]) -> R:
         try:
-            self._door.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
+            caller = self._door.gate.admit(authorization(texts(context.invocation_metadata())), Scope.INFER)
+            await self._door.intake.turn(caller.tenant)
             if self._door.readiness.is_draining:
                 raise stopping_error()
             return await answer()

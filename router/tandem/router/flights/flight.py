@@ -260,7 +260,8 @@ class Flight:
 
     @property
     def is_finished(self) -> bool:
-        return all(order.is_done for order in self.orders)
+        orders = self.orders
+        return orders[0].is_done if len(orders) == 1 else all(order.is_done for order in orders)
 
     @property
     def has_first_tokens(self) -> bool:

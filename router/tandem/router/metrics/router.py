@@ -135,7 +135,7 @@ class Metrics:
         gauge.labels("max").set_function(lambda: memory().most)
 
     def watch_admission(self, waiting: Callable[[], int]) -> None:
-        """Report how many requests wait for room."""
+        """Report how many requests wait for room or to be read."""
         self._gauge(names.ADMISSION_WAITING, waiting)
 
     def waited(self, seconds: float) -> None:

@@ -158,7 +158,7 @@ class Router:
         self.metrics.watch(survival, lambda: self.dispatcher.waiting)
         self._watch = self._build_watch(surroundings)
         self._budgets = Budgets(config.budget, surroundings.budgets, self._clock, self.metrics.refused)
-        self.metrics.watch_admission(lambda: self.admission.waiting)
+        self.metrics.watch_admission(lambda: self.admission.waiting + self.door.intake.waiting)
         self._identity = Identity(router=RouterId(config.router_id), incarnation=incarnation, secret=secret)
         reader = AskReader(
             models, self.table, config.settings.request_timeout_s, lambda: secrets.randbits(62), self._salts.of

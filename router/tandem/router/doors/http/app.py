@@ -21,7 +21,7 @@ from tandem.router.doors.door import Door
 from tandem.router.doors.http import schemas
 from tandem.router.doors.http.absent import absent
 from tandem.router.doors.http.bodies import Frame
-from tandem.router.doors.http.callers import call_of, caller_of, wish_of
+from tandem.router.doors.http.callers import arrived_s_of, call_of, caller_of, wish_of
 from tandem.router.doors.http.endpoints import Endpoint, counted, guarded, json_response
 from tandem.router.doors.http.errors import error_response
 from tandem.router.doors.http.headers import header
@@ -102,12 +102,12 @@ class _Api:
         """The OpenAPI document, and what it was made of."""
 
     async def chat(self, request: Request) -> Response:
-        received_s = self._door.clock.now_s()
+        received_s = arrived_s_of(request)
         body = await self._read(request, schemas.ChatRequest, schemas.without_neutral_chat)
         return await self._generate(request, body, chat_ask(body), received_s)
 
     async def completions(self, request: Request) -> Response:
-        received_s = self._door.clock.now_s()
+        received_s = arrived_s_of(request)
         body = await self._read(request, schemas.CompletionRequest, schemas.without_neutral_completion)
         return await self._generate(request, body, completion_ask(body), received_s)
 

@@ -17,6 +17,8 @@ SLO_HEADER = "X-SLO-Class"
 TIMEOUT_HEADER = "X-Request-Timeout"
 CALL = "tandem.call"
 """Under which name the scope holds the call's trace."""
+ARRIVED = "tandem.arrived_s"
+"""And when the call arrived, on the router's clock."""
 
 
 def tenant_of(request: Request) -> str:
@@ -34,6 +36,12 @@ def call_of(request: Request) -> Call | None:
     """The call's trace; None = it has none."""
     call: Call | None = request.scope.get(CALL)
     return call
+
+
+def arrived_s_of(request: Request) -> float:
+    """When the call arrived, on the router's clock: before it waited to be read."""
+    arrived_s: float = request.scope[ARRIVED]
+    return arrived_s
 
 
 def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tandem.core.errors import InternalError, TandemError
 from tandem.router.doors.door import Door
-from tandem.router.doors.http.callers import CALL
+from tandem.router.doors.http.callers import ARRIVED, CALL, tenant_of
 from tandem.router.doors.http.errors import error_response
 
 _log = logging.getLogger(__name__)
@@ -19,14 +19,16 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def counted(door: Door, api: str, endpoint: Endpoint) -> Endpoint:
-    """Errors before an answer exists become responses and are counted; afterwards the answer counts itself. So it is
-    with the call's trace."""
+    """Requests wait for their turn to be read. Errors before an answer exists become responses and are counted;
+    afterwards the answer counts itself. So it is with the call's trace."""
 
     async def run(request: Request) -> Response:
-        call = door.begin(api, request.headers.items() if door.is_traced else (), door.clock.now_s())
+        arrived_s = request.scope[ARRIVED] = door.clock.now_s()
+        call = door.begin(api, request.headers.items() if door.is_traced else (), arrived_s)
         request.scope[CALL] = call
         names = {} if call is None else call.names
         try:
+            await door.intake.turn(tenant_of(request))
             return await endpoint(request)
         except TandemError as error:
             door.refused(api, error, call)

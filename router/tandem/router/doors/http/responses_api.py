@@ -20,7 +20,7 @@ from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings, Cho
 from tandem.router.asking.asks import Ask
 from tandem.router.doors.door import Door
 from tandem.router.doors.http.bodies import Frame
-from tandem.router.doors.http.callers import call_of, caller_of, tenant_of, wish_of
+from tandem.router.doors.http.callers import arrived_s_of, call_of, caller_of, tenant_of, wish_of
 from tandem.router.doors.http.endpoints import counted, guarded, json_response
 from tandem.router.doors.http.headers import header
 from tandem.router.doors.http.paging import Page, page_of
@@ -53,7 +53,7 @@ class _Api:
 
     async def create(self, request: Request) -> Response:
         door = self._door
-        received_s = door.clock.now_s()
+        received_s = arrived_s_of(request)
         body = await read_json(request, door.settings.max_body_bytes, ResponseRequest, without_neutral)
         _check_streaming(body)
         door.models.find(body.model)

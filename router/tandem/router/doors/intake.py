@@ -1,0 +1,69 @@
+"""Lets new requests in, one in a turn of the event loop, so that a router with more to do than it can goes on with what
+it has begun.
+
+A new request takes as much of the loop as a hundred tokens. In a turn of the loop everything that arrived is dealt
+with, so the more streams there are, the longer a turn and the fewer requests are let in: as many as there is time for.
+Those that wait have cost no more than reading their heads. Tenants take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from tandem.core.errors import CapacityError, TandemError
+from tandem.router.admission.fairqueue import FairQueue, Waiting
+
+MAX_WAITING = 1024
+"""About six seconds of a router on a slow core. Each holds its connection, and at most 128 KB of its body."""
+_RETRY_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Newcomer(Waiting):
+    let_in: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Intake:
+    """Belongs to one event loop. `limit`: so many wait; beyond, the tenant with most of them loses its last one."""
+
+    def __init__(self, limit: int = MAX_WAITING) -> None:
+        self._limit = limit
+        self._queue: FairQueue[_Newcomer] = FairQueue(quantum=1, limit=limit)
+        self._is_taken = False
+        """Somebody was let in in this turn of the loop."""
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    async def turn(self, tenant: str) -> None:
+        """Return when a request of `tenant` is let in; CapacityError if too many wait."""
+        if not self._is_taken:
+            self._is_taken = True
+            asyncio.get_running_loop().call_soon(self._next)
+            return
+        newcomer = _Newcomer(tenant=tenant, cost=1, due_s=0.0, gone_s=0.0)
+        loser = self._queue.add(newcomer)
+        if loser is newcomer:
+            raise self._full()
+        if loser is not None and not loser.let_in.done():
+            loser.let_in.set_exception(self._full())
+        try:
+            await newcomer.let_in
+        except asyncio.CancelledError:
+            self._queue.remove(newcomer)
+            raise
+
+    def _next(self) -> None:
+        first = self._queue.first()
+        self._is_taken = first is not None
+        if first is not None:
+            self._queue.take(first)
+            if not first.let_in.done():
+                first.let_in.set_result(None)
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _full(self) -> TandemError:
+        why = f"a router lets {self._limit} wait until it has read them, and this tenant has most"
+        return CapacityError("too many requests wait", why=why, todo="send it again later", retry_after_s=_RETRY_S)
