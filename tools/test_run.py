@@ -13,6 +13,7 @@ Output of the first lane appears as it comes, that of the other, kept in `build/
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -97,6 +98,8 @@ def main() -> int:
     if len(sys.argv) > 1:
         return _start(pytest("named", *sys.argv[1:]), None).wait()
     from tandem.kernels.cpu_code import prepare
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `run`, which ends what it started
 
     print("==> tests: compiling C code, once for all processes", flush=True)
     prepare()

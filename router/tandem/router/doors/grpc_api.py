@@ -48,6 +48,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 _HEALTH_S = 0.25
 _DEFAULT_MAX_TOKENS = 16
 _LOGPROBS_AT_ONCE = 128
+_IDS_AT_ONCE = 65_536
 R = TypeVar("R")
 
 
@@ -213,7 +214,11 @@ class _Inference(i_grpc.InferenceServicer):
         else:
             special = not request.HasField("add_special_tokens") or request.add_special_tokens
             ids = await model.tokenizer.encode(request.text, add_special_tokens=special)
-        return i.TokenizeResponse(ids=ids, context_tokens=reader.context_tokens(model))
+        response = i.TokenizeResponse(context_tokens=reader.context_tokens(model))
+        for start in range(0, len(ids), _IDS_AT_ONCE):
+            response.ids.extend(ids[start : start + _IDS_AT_ONCE])
+            await asyncio.sleep(0)  # a text of megabytes has millions
+        return response
 
     async def _detokenize(self, request: i.DetokenizeRequest) -> i.DetokenizeResponse:
         tokenizer = self._model_of(request.model).tokenizer
