@@ -127,13 +127,21 @@ class StateDir:
             os.close(lock)
         return False
 
+    def _others(self) -> list[str]:
+        """Names of other clusters that run beside this one."""
+        root = self.path.parent
+        names = sorted(one.name for one in root.iterdir() if _NAME.fullmatch(one.name)) if root.is_dir() else []
+        return [name for name in names if name != self.name and StateDir(root, name).is_held()]
+
     def read_context(self) -> Context:
         """Where the running cluster listens; UnavailableError when none is running, or not yet listening."""
         if not self.is_held():  # whatever a killed `up` left here
+            others = ", ".join(self._others())
+            named = f"Add --name for one that runs here ({others}), start" if others else "Start"
             raise UnavailableError(
                 f"no cluster {self.name!r} is running here",
                 why=f"nobody holds {self._lock_file}",
-                todo=f"Start one with `{called()} up`, or say where it is with --endpoint and --admin-key-file",
+                todo=f"{named} one with `{called()} up`, or say where it is with --endpoint and --admin-key-file",
             )
         if not self.context_file.is_file():
             raise UnavailableError(

@@ -82,6 +82,16 @@ def test_context_is_there_only_while_the_cluster_runs(tmp_path: Path) -> None:
     assert not state.context_file.exists()
 
 
+def test_who_asks_for_the_wrong_name_reads_the_right_one(tmp_path: Path) -> None:
+    (tmp_path / "ended").mkdir()
+    asked = StateDir(tmp_path, "a")
+    wrong = pytest.raises(UnavailableError, match=r"\. Add --name for one that runs here \(b, c\), start one with")
+    with StateDir(tmp_path, "b").hold(), StateDir(tmp_path, "c").hold(), wrong:
+        asked.read_context()
+    with pytest.raises(UnavailableError, match=r"\. Start one with"):
+        asked.read_context()
+
+
 def test_what_a_killed_run_left_is_no_running_cluster(tmp_path: Path) -> None:
     state = StateDir(tmp_path, "a")
     with state.hold() as held:
