@@ -40,7 +40,9 @@ $(STAMP): pyproject.toml
 	  || { $(PY) -m ensurepip >/dev/null 2>&1 && $(PY) -m pip --version >/dev/null 2>&1; } \
 	  || { echo "==> environment: creating $(VENV)"; $(PYTHON) -m venv $(HALF_MADE) $(VENV); }
 	@echo "==> environment: installing Tandem with its dependencies (minutes the first time, most of it torch)"
-	@$(PY) -m pip install --no-input --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'; \
+	@PYTHONPATH=core:kernels $(PYTHON) tools/compile_c.py & compiling=$$!; \
+	  $(PY) -m pip install --no-input --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'; \
+	  wait $$compiling || echo "==> kernels: some are missing; Python and torch take their place, and are slower"; \
 	  $(PY) -c '$(COMPILED)'; touch $(STAMP); echo "==> environment: ready, installed in $$SECONDS s"
 
 serve: $(STAMP) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'

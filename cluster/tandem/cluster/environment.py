@@ -51,6 +51,10 @@ class Environment:
         return {**_WISHES, **self.variables, **ours}
 
 
+NATIVE_CACHE = "TANDEM_NATIVE_CACHE"
+"""Where a worker keeps what it compiles, if it does and its user's cache cannot be written."""
+
+
 def _state_root(variables: Mapping[str, str]) -> Path:
     try:
         if given := variables.get("TANDEM_STATE_DIR"):

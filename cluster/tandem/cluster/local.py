@@ -13,7 +13,7 @@ from typing import Any
 
 from tandem.cluster import gpumemory
 from tandem.cluster.child_process import ChildProcess, message_in
-from tandem.cluster.environment import Environment
+from tandem.cluster.environment import NATIVE_CACHE, Environment
 from tandem.cluster.launcher import (
     RunningWorker,
     WorkerExited,
@@ -112,7 +112,8 @@ class LocalLauncher:
             path = self._held.write_config(worker_id, spec.config)
             child = ChildProcess.start(
                 [*self._command, "--config", str(path)],
-                variables=self._environment.for_child(threads=spec.threads),
+                variables={NATIVE_CACHE: str(self._held.state.path / "native")}
+                | self._environment.for_child(threads=spec.threads),
                 log_file=self._held.state.log_file(worker_id),
             )
         except OSError as error:

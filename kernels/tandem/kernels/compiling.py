@@ -1,4 +1,4 @@
-"""Compilers of C code: who wants to know when one runs, and the drafts that they write into the cache.
+"""Compilers of C code: who wants to know when one runs, one maker of a library at a time, and their drafts.
 
 A draft is made while its maker holds the cache's directory shared with other makers. Whoever gets the directory alone
 knows that nobody makes any, in no process and no container of this machine: drafts that are there were left by makers
@@ -56,6 +56,18 @@ class CompilerWatch:
 
 WATCH = CompilerWatch()
 """Of this process."""
+
+
+@contextmanager
+def one_maker(library: Path) -> Iterator[None]:
+    """No other process of this machine makes `library` during the block; it waits for one that does. Raises OSError."""
+    descriptor = os.open(library.with_name(f".{library.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with suppress(OSError):  # a file system without such locks: each makes its own
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

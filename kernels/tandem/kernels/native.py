@@ -1,9 +1,12 @@
-"""C code of this package, built once with the system's compiler and loaded without holding the interpreter lock.
+"""C code of this package: compiled when the package is installed, loaded without holding the interpreter lock.
 
-Owns compiler, cache and loading; knows no operation. What is built is cached under a hash of source, headers, flags and
-machine architecture. A source picks its CPU features when it runs, so a cached file works on every machine of its
-architecture.
-Without compiler, or with `TANDEM_NATIVE=0`, `load` gives None and its caller takes another path with the same results.
+Owns compiler, cache and loading; knows no operation. A library is named by a hash of source, headers, flags and
+machine architecture, and lies beside its source (`installing.py`), in the wheel and in a checkout. One that is missing
+is compiled into a cache, by one process of the machine while others wait for it. A source picks its CPU features when
+it runs, so a library works on every machine of its architecture.
+
+Without library and compiler, or with `TANDEM_NATIVE=0`, `load` gives None and its caller takes another path with the
+same results. `TANDEM_NATIVE=compile` passes over what was installed.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tandem.core.cpu_level import named_level
 from tandem.core.logs import event
-from tandem.kernels.compiling import WATCH, draft_of, remove_stale_drafts
+from tandem.kernels.compiling import WATCH, draft_of, one_maker, remove_stale_drafts
 
 ENVIRONMENT_VARIABLE = "TANDEM_NATIVE"
+CACHE_VARIABLE = "TANDEM_NATIVE_CACHE"
+"""A folder for what is compiled where this user's cache cannot be written."""
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 LIBRARIES = ("-lm", "-ldl")
 BUILD_TIMEOUT_S = 120.0
@@ -81,14 +88,37 @@ def build(source: Path, target: Path) -> None:
         raise FileNotFoundError(f"no C compiler: none of {', '.join(_COMPILERS)} is on PATH")
     command = [compiler, *FLAGS, "-o", str(target), str(source), *LIBRARIES]
     with WATCH.running():
+        event(_log, "compiling a kernel", kernel=source.parent.name)
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S)
 
 
+def installed(source: Path) -> Path:
+    """Where the library of a source lies that came with the installation; it need not be there."""
+    return source.with_name(f"{source.stem}-{_key(source)}.so")
+
+
+def make(source: Path, library: Path) -> None:
+    """Compile `source` into `library` unless it is there; another process that does so is waited for. Others see a
+    whole file or none. Raises OSError or subprocess.SubprocessError."""
+    with one_maker(library):
+        if library.exists():
+            return
+        with draft_of(library) as draft:
+            build(source, draft)
+            with draft.open("rb") as built:
+                os.fsync(built.fileno())
+            draft.chmod(0o755)
+            draft.replace(library)
+
+
 def _open(source: Path) -> ctypes.CDLL:
-    """From the cache, else built into it, else built into a directory that lives only until it is loaded."""
+    """As it was installed, else from a cache, else compiled into one, else into a directory that lives only until it is
+    loaded."""
+    if os.environ.get(ENVIRONMENT_VARIABLE) != "compile":
+        with suppress(OSError):  # it is not there, or of another system
+            return ctypes.CDLL(str(installed(source)))
     name = f"{source.parent.name}-{_key(source)}.so"
-    directory = _cache_directory()
-    if directory is not None:
+    for directory in _cache_directories():
         _tidy(directory)
         try:
             return _open_cached(source, directory / name)
@@ -100,17 +130,13 @@ def _open(source: Path) -> ctypes.CDLL:
 
 
 def _open_cached(source: Path, path: Path) -> ctypes.CDLL:
-    """Load `path`, built first where it is missing or broken. Other processes see a whole file or none."""
+    """Load `path`, made first where it is missing or broken."""
     if path.exists():
         try:
             return ctypes.CDLL(str(path))
         except OSError:
             path.unlink(missing_ok=True)
-    with draft_of(path) as draft:
-        build(source, draft)
-        with draft.open("rb") as built:
-            os.fsync(built.fileno())
-        draft.replace(path)
+    make(source, path)
     return ctypes.CDLL(str(path))
 
 
@@ -122,17 +148,21 @@ def _tidy(directory: Path) -> None:
             remove_stale_drafts(directory)
 
 
-def _cache_directory() -> Path | None:
-    """Where libraries are kept; None if it cannot be made, or if others could put a library of theirs there."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        directory = (Path(base) if base else Path.home() / ".cache") / "tandem"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-    except (OSError, RuntimeError):
-        return None
-    is_ours = status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022
-    return directory if is_ours else None
+def _cache_directories() -> Iterator[Path]:
+    """Where libraries are kept, best first; not those that cannot be made, and where others could put one of theirs."""
+    base, aside = os.environ.get("XDG_CACHE_HOME"), os.environ.get(CACHE_VARIABLE)
+    with suppress(OSError, RuntimeError):  # the latter: nobody has a home
+        yield from _own(Path(base) / "tandem" if base else Path.home() / ".cache" / "tandem")
+    if aside:
+        with suppress(OSError):
+            yield from _own(Path(aside))
+
+
+def _own(directory: Path) -> Iterator[Path]:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid in (0, os.getuid()) and not status.st_mode & 0o022:
+        yield directory
 
 
 def _key(source: Path) -> str:

@@ -61,6 +61,7 @@ def test_a_worker_says_what_each_second_of_its_start_went_to(
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
 def test_what_compiling_took_is_not_counted_where_it_happened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool of the simulated engine needs the code that moves KV; the cache is empty."""
+    monkeypatch.setenv("TANDEM_NATIVE", "compile")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
 
     async def run() -> list[str]:

@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tandem.kernels import native
+from tandem.kernels import installing, native
 from tandem.kernels.compiling import WATCH
 from tandem.kernels.kv_wire.binding import SOURCE
 
@@ -33,6 +34,11 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def cached(source: Path) -> list[Path]:
+    """What the cache holds, but for locks."""
+    return [path for path in (source.parents[1] / "cache" / "tandem").iterdir() if path.suffix != ".lock"]
+
+
 def answer(library: ctypes.CDLL | None) -> int:
     assert library is not None
     return int(library.answer())
@@ -41,7 +47,7 @@ def answer(library: ctypes.CDLL | None) -> int:
 @needs_compiler
 def test_built_once_then_loaded_without_a_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer(native.load(source)) == 42
-    (built,) = (source.parents[1] / "cache" / "tandem").iterdir()
+    (built,) = cached(source)
     assert built.name.startswith("answer-")
     monkeypatch.setenv("PATH", "/nowhere")
     native._loaded.clear()
@@ -51,7 +57,7 @@ def test_built_once_then_loaded_without_a_compiler(source: Path, monkeypatch: py
 @needs_compiler
 def test_a_changed_source_is_built_anew_and_a_broken_file_replaced(source: Path) -> None:
     native.load(source)
-    (built,) = (source.parents[1] / "cache" / "tandem").iterdir()
+    (built,) = cached(source)
     source.write_text("int answer(void) { return 43; }\n")
     native._loaded.clear()
     assert answer(native.load(source)) == 43
@@ -91,7 +97,7 @@ def test_without_a_usable_cache_it_is_built_aside_and_leaves_nothing(
         monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     assert answer(native.load(source)) == 42
     assert list(temporary.iterdir()) == []
-    assert obstacle != "writable by others" or list((cache / "tandem").iterdir()) == []
+    assert obstacle != "writable by others" or cached(source) == []
 
 
 def test_what_cannot_be_built_is_said_once(source: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,7 +106,7 @@ def test_what_cannot_be_built_is_said_once(source: Path, caplog: pytest.LogCaptu
         assert native.load(source) is None
         assert native.load(source) is None
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert list((source.parents[1] / "cache" / "tandem").iterdir()) == []
+    assert cached(source) == []
 
 
 def test_without_a_compiler_there_is_none(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +155,88 @@ def test_two_processes_may_build_at_once(source: Path) -> None:
     for thread in threads:
         thread.join()
     assert outputs == ["42"] * 3
-    assert len(list((source.parents[1] / "cache" / "tandem").iterdir())) == 1
+    assert len(cached(source)) == 1
+
+
+COUNTED_BUILDS = """
+import sys
+from pathlib import Path
+from tandem.kernels import native
+
+compile = native.build
+
+def build(source, target):
+    print("compiled", flush=True)
+    sys.stdin.readline()
+    compile(source, target)
+
+native.build = build
+print(native.load(Path(sys.argv[1])).answer(), flush=True)
+"""
+
+
+@needs_compiler
+def test_one_process_compiles_while_others_wait_for_it(source: Path) -> None:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(subprocess.Popen(
+                [sys.executable, "-c", COUNTED_BUILDS, str(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                text=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            ))
+            for _ in range(2)
+        ]  # fmt: skip
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        outputs = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert sorted(outputs, key=len) == [["42"], ["compiled", "42"]]
+
+
+@needs_compiler
+def test_what_was_installed_is_loaded_without_cache_and_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native.make(source, native.installed(source))
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert answer(native.load(source)) == 42
+    assert not (source.parents[1] / "cache").exists()
+    monkeypatch.setenv(native.ENVIRONMENT_VARIABLE, "compile")
+    native._loaded.clear()
+    assert native.load(source) is None, "it is passed over"
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_has_another_in_its_place(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    monkeypatch.setenv(native.CACHE_VARIABLE, str(tmp_path / "state"))
+    assert answer(native.load(source)) == 42
+    assert len(list((tmp_path / "state").glob("*.so"))) == 1
+    monkeypatch.setenv("PATH", "/nowhere")
+    native._loaded.clear()
+    assert answer(native.load(source)) == 42
+
+
+@needs_compiler
+def test_an_installation_compiles_what_is_not_there_and_removes_the_old(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installing, "FOLDER", source.parents[1])
+    broken = source.parents[1] / "broken" / "cpu.c"
+    broken.parent.mkdir()
+    broken.write_text("this is no C\n")
+    said: list[str] = []
+    (library,) = installing.install(said.append)
+    assert library == native.installed(source)
+    assert sorted(line.split(" (")[0] for line in said) == ["answer", "broken"]
+    assert any("broken" in line and "could not be compiled" in line for line in said)
+    made_s = library.stat().st_mtime_ns
+    assert installing.install(said.append) == [library]
+    assert library.stat().st_mtime_ns == made_s, "it was there"
+    source.write_text("int answer(void) { return 43; }\n")
+    (newer,) = installing.install(said.append)
+    assert newer != library
+    assert not library.exists()
 
 
 BUILD_FOR_EVER = """
@@ -171,22 +258,24 @@ native.load(Path(sys.argv[1]))
 def test_drafts_of_killed_builds_are_removed_at_the_next_start_and_no_others(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = source.parents[1] / "cache" / "tandem"
+    slow = source.parents[1] / "slow" / "cpu.c"
+    slow.parent.mkdir()
+    slow.write_text(source.read_text())
     with subprocess.Popen(
-        [sys.executable, "-c", BUILD_FOR_EVER, str(source)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", BUILD_FOR_EVER, str(slow)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     ) as other:  # fmt: skip
         assert other.stdout is not None
         assert other.stdout.readline() == "building\n"
-        (draft,) = cache.iterdir()
+        (draft,) = cached(source)
         assert answer(native.load(source)) == 42
-        assert draft.exists(), "somebody else builds it"
+        assert draft.exists(), "somebody else builds another one"
         other.kill()
     assert draft.exists()
     monkeypatch.setattr(native, "_loaded", {})
     monkeypatch.setattr(native, "_tidied", set())  # as the next process begins
     assert answer(native.load(source)) == 42
-    assert [path.name.startswith("answer-") for path in cache.iterdir()] == [True]
+    assert [path.name.startswith("answer-") for path in cached(source)] == [True]
 
 
 @needs_compiler
