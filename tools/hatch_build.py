@@ -25,6 +25,7 @@ class KernelsHook(BuildHookInterface[Any]):
             return
         from packaging.tags import platform_tags
 
+        tags = list(platform_tags())
         build_data["artifacts"] += [str(library.relative_to(root)) for library in libraries]
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{next(platform_tags())}"
+        build_data["tag"] = f"py3-none-{next((tag for tag in tags if tag.startswith('manylinux')), tags[0])}"
