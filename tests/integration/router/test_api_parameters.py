@@ -175,6 +175,33 @@ def test_the_operators_template_and_clients_variables(build: Build, tmp_path: An
         assert dict(error.trailing_metadata())["tandem-param"] == "chat_template_kwargs"
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ({"content": "Ho", "reasoning_content": None, "reasoning": None, "refusal": None}, "Ho"),
+        ({"content": "Ho", "reasoning_content": "Hm"}, "<Hm|Hm|Hm>Ho"),
+        ({"content": "Ho", "reasoning": "Hm", "annotations": []}, "<Hm|Hm|Hm>Ho"),
+        ({"content": "Ho", "tool_calls": [], "function_call": None, "audio": None}, "Ho"),
+        ({"content": None, "reasoning": "Hm", "reasoning_content": "Hm"}, "<Hm|Hm|Hm>"),
+        ({"content": None, "refusal": "No"}, "No"),
+    ],
+)
+def test_earlier_answers_come_back_with_what_was_thought(
+    build: Build, tmp_path: Any, answer: dict[str, Any], words: str
+) -> None:
+    thought = "<{{ one.reasoning_content }}|{{ one.reasoning }}|{{ one.thinking }}>"
+    template = "{% for one in messages %}{% if one.thinking is defined %}" + thought + "{% endif %}{{ one.content }}"
+    (tmp_path / "t.jinja").write_text(template + "{% endfor %}")
+    house = build(models=(replace(TINY, chat_template=str(tmp_path / "t.jinja")),))
+    house.wait_ready()
+    messages = [*USER, {"role": "assistant", **answer}, *USER]
+    sent = chat(house, messages=messages)
+    assert sent.status_code == 200, sent.text
+    assert prompt_of(house) == f"Hi{words}Hi"
+    tokens = httpx.post(f"{house.url}/tokenize", json={"model": "tiny", "messages": messages}).json()["tokens"]
+    assert Tokenizer.load(MODEL).decode_all(tokens) == f"Hi{words}Hi"
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_usage_with_every_chunk(shared: House, path: str) -> None:
     body: dict[str, Any] = {"model": "tiny", "max_tokens": 9, "n": 2, "stream": True}

@@ -23,7 +23,7 @@ TEXT = (ROOT / "docs" / "api.md").read_text()
 PARAMETERS, TESTED = TEXT.partition("## Parameters")[2].split("## What tests each parameter")
 BODIES: tuple[type[BaseModel], ...] = (
     schemas.ChatRequest, schemas.CompletionRequest, schemas.StreamOptions, schemas.TokenizeRequest,
-    schemas.DetokenizeRequest, ResponseRequest, BatchRequest,
+    schemas.DetokenizeRequest, schemas.Message, ResponseRequest, BatchRequest,
 )  # fmt: skip
 MESSAGES: tuple[Any, ...] = (
     i.GenerateRequest, i.GenerateSampling, i.ChatMessages, i.ChatMessage, i.TokenizeRequest, i.DetokenizeRequest,

@@ -20,6 +20,8 @@ from tandem.router.text.sandbox import BoundedSandbox, TooLargeError, TooLongErr
 
 MAX_VARIABLES_BYTES = 16 * 1024
 MAX_VARIABLES_DEPTH = 8
+THOUGHT_NAMES = ("reasoning_content", "reasoning", "thinking")
+"""What templates call what a model thought before an answer: Qwen's and DeepSeek's, others, those of gpt-oss."""
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 

@@ -16,6 +16,7 @@ from tandem.core.errors import ContextLengthError, InvalidRequestError, ModelErr
 from tandem.router.text.chat_template import (
     DEFAULT_RENDERING,
     LONG_RENDER_S,
+    THOUGHT_NAMES,
     ChatTemplate,
     Rendering,
     UnendingTemplateError,
@@ -98,7 +99,9 @@ class Tokenizer:
         most_tokens: int = 0,
     ) -> list[int]:
         """Token ids of a rendered chat; the template itself writes the special tokens. `most_tokens` as in `encode`."""
-        chars = sum(len(str(message.get("content", ""))) + _MESSAGE_CHARS for message in messages)
+        chars = sum(
+            len(str(message.get(name, ""))) for message in messages for name in ("content", THOUGHT_NAMES[0])
+        ) + _MESSAGE_CHARS * len(messages)
         if chars < LONG_TEXT_CHARS:
             with suppress(UnendingTemplateError):  # the thread has more time
                 return self._encode(self.render_chat(messages, rendering, limit_s=_SHORT_RENDER_S), False)

@@ -32,7 +32,7 @@ from tandem.router.doors.http.schemas import (
     TokenizeRequest,
 )
 from tandem.router.quoting import quoted
-from tandem.router.text.chat_template import Rendering
+from tandem.router.text.chat_template import THOUGHT_NAMES, Rendering
 
 BODY_S = 60.0
 LONG_BODY_BYTES = 256 * 1024
@@ -174,17 +174,33 @@ def _kept(body: CompletionRequest) -> int | None:
 
 
 def messages_of(messages: list[Message]) -> tuple[dict[str, Any], ...]:
-    """Messages as chat templates read them: content is one text."""
-    return tuple(
-        {
-            "role": message.role,
-            "content": message.content
-            if isinstance(message.content, str)
-            else "\n".join(part.text for part in message.content),
-            "name": message.name,
-        }
-        for message in messages
-    )
+    """Messages as chat templates read them: content is one text, a thought stands under every name that one reads.
+
+    InvalidRequestError for one without content, and for what only answers have in a message of somebody else.
+    """
+    return tuple(_message_of(message, f"messages[{position}]") for position, message in enumerate(messages))
+
+
+def _message_of(message: Message, where: str) -> dict[str, Any]:
+    thought = message.reasoning_content if message.reasoning is None else message.reasoning
+    if message.role != "assistant":
+        _check_no_answer(message, where)
+    if message.content is None and thought is None and message.refusal is None:
+        what, why = f"{where}.content is missing", "only an answer that was reasoning or a refusal alone has none"
+        raise InvalidRequestError(what, why=why, todo="give a text or a list of parts", param=f"{where}.content")
+    if isinstance(message.content, list):
+        content = "\n".join(part.text for part in message.content)
+    else:  # a refusal is all that its answer said
+        content = (message.refusal or "") if message.content is None else message.content
+    said: dict[str, Any] = {"role": message.role, "content": content, "name": message.name, "refusal": message.refusal}
+    return said | dict.fromkeys(THOUGHT_NAMES, thought) if thought is not None else said
+
+
+def _check_no_answer(message: Message, where: str) -> None:
+    for name in ("reasoning_content", "reasoning", "refusal"):
+        if getattr(message, name):
+            what, why = f"{where}.{name} is given", f"only answers have it, and the role is {message.role}"
+            raise InvalidRequestError(what, why=why, todo="leave it out", param=f"{where}.{name}")
 
 
 def check_streaming(body: SamplingFields) -> None:

@@ -172,11 +172,16 @@ class TextPart(Strict):
 
 
 class Message(Strict):
+    """Answers come back as servers gave them: with what the model thought, or why it refused; then content may be null
+    (`reading.messages_of` asks for it otherwise)."""
+
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR]
+    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None
     name: Name | None = None
-    refusal: None = None
-    tool_calls: None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=MAX_PARTS), FIRST_ERROR] | None = None

@@ -88,6 +88,15 @@ def test_the_list_that_is_too_long_is_named(model: type[Strict], body: Any, mess
     assert found.value.param == param
 
 
+def test_as_many_answers_as_messages_come_back_with_all_that_servers_put_into_them() -> None:
+    empty = ("reasoning_content", "reasoning", "refusal", "tool_calls", "function_call", "audio", "annotations")
+    answer = {"role": "assistant", "content": "a", **dict.fromkeys(empty)}
+    body = {**CHAT, "messages": [answer] * MAX_MESSAGES}
+    check_raw(json.dumps(body).encode(), LIMIT)
+    check(body, ChatRequest)
+    assert len(ChatRequest.model_validate(body).messages) == MAX_MESSAGES
+
+
 def test_what_fits_is_left_alone() -> None:
     check({**CHAT, "messages": [USER] * MAX_MESSAGES, "stop": ["a"] * 16, "nonsense": [{}] * 5000}, ChatRequest)
     check({"prompt": [1] * 100_000}, CompletionRequest)
