@@ -103,7 +103,14 @@ def read_ropes_by_layer_type(raw: Fields) -> tuple[RopeConfig, RopeConfig]:
 def _rope(raw: Fields, scaling: dict[str, object], theta: float) -> RopeConfig:
     """The rotation of `scaling`; `theta` where it names none."""
     fields = Fields(scaling, raw.path)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    named = scaling.get("rope_type") or scaling.get("type")
+    kind = named or "default"
+    read = sorted(name for name, value in scaling.items() if name not in _COMMON and value is not None)
+    if not named and read:  # to pass over it would serve another model than was trained
+        raise raw.error(
+            f"the rotary positions have {read[0]} and no rope_type", why="which type it belongs to cannot be told",
+            todo=f"add rope_type to rope_scaling: one of {', '.join(KINDS)}",
+        )  # fmt: skip
     if kind not in KINDS:
         raise raw.error(
             f"rope type {kind} is not supported", why=f"Tandem computes {', '.join(KINDS)}",
