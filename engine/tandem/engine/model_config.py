@@ -183,9 +183,16 @@ def _family(raw: Fields) -> tuple[str, FamilySpec]:
     architecture = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else None
     if architecture in FAMILIES:
         return architecture, FAMILIES[architecture]
+    known = f"Tandem computes {', '.join(FAMILIES)}"
+    if architecture is None:
+        raise raw.error(
+            "architectures is missing" if named in (None, []) else f"architectures is {named!r}",
+            why="it names the graph to be computed, in a list",
+            todo=f"use the model's complete config.json; {known}",
+        )
     raise raw.error(
-        f"unsupported architecture {architecture or 'none named'}",
-        why=f"Tandem computes {', '.join(FAMILIES)}",
+        f"unsupported architecture {architecture}",
+        why=known,
         todo="serve a model of one of these, or add a line to FAMILIES where the graph is the same",
     )
 
