@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.core.errors import ConfigError
+from tandem.core.paths import unwritable
 
 LOG_FORMAT = "TANDEM_LOG_FORMAT"
 _WISHES = {
@@ -56,6 +57,13 @@ NATIVE_CACHE = "TANDEM_NATIVE_CACHE"
 
 
 def _state_root(variables: Mapping[str, str]) -> Path:
+    root = _named_root(variables)
+    if why := unwritable(root):
+        raise ConfigError(f"cannot keep state in {str(root)!a}", why=why, todo="Set TANDEM_STATE_DIR to another folder")
+    return root
+
+
+def _named_root(variables: Mapping[str, str]) -> Path:
     try:
         if given := variables.get("TANDEM_STATE_DIR"):
             return Path(given).expanduser().absolute()

@@ -14,7 +14,7 @@ from tandem.core.lifecycle import RoleName
 from tandem.core.paths import written_out
 from tandem.core.revision_settings import configured
 from tandem.engine.model_config import read_model_config
-from tandem.engine.model_source import ModelSource, tokenizer_digest
+from tandem.engine.model_source import ModelSource, folder_source, tokenizer_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ def _found(name: str, path: str, *, has_weights: bool) -> ModelSource:
     folder = written_out(path)
     if not folder.is_dir():
         raise ModelError(f"cannot load the model {path}", why="no such folder here", todo="give a folder")
-    source = ModelSource(name=name, path=folder.resolve())
+    source = folder_source(folder, name)
     check_files(source, has_weights=has_weights)
     return source
 

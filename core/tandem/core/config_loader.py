@@ -73,8 +73,15 @@ def _spelled(name: str, text: str, now: Any) -> Any:
 
 
 def dump(value: Any) -> bytes:
-    """A configuration as JSON that `load` reads back; the way that launchers hand one to a process."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    """A configuration as JSON that `load` reads back; the way that launchers hand one to a process.
+
+    Raises ConfigError for a text that is no UTF-8, such as a path with other bytes.
+    """
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except UnicodeEncodeError as error:
+        why = f"{error.object!a} is no UTF-8 text"
+        raise ConfigError("cannot hand over the configuration", why=why, todo="Rename what has that name") from error
 
 
 def parse_size(text: str, *, field: str) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tandem.core.errors import ModelError
 from tandem.core.fingerprint import Fingerprint
-from tandem.core.paths import written_out
+from tandem.core.paths import unwritable, written_out
 from tandem.engine.model_config import ModelConfig
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -49,17 +49,27 @@ def resolve_model(model: str, *, revision: str = "", has_weights: bool = True) -
 def local_model(model: str, *, revision: str = "") -> ModelSource | None:
     """The folder `model`; None for a hub id, which nothing is asked about. ModelError for what is neither."""
     folder = written_out(model)
+    if why := unwritable(folder):
+        raise _unwritable(folder, why)
     if folder.is_dir():
         if revision:
             raise ModelError(
                 f"{model} is a folder and has no revisions", why=f"revision {revision} was asked for",
                 todo="leave the revision out, or name a hub id",
             )  # fmt: skip
-        return ModelSource(name=folder.resolve().name, path=folder.resolve())
+        return folder_source(folder)
     if folder.is_absolute() or model.startswith(("./", "../", "~")) or folder.is_file():
         why = "it is a file" if folder.is_file() else "no such folder"
         raise ModelError(f"cannot load the model {model}", why=why, todo="give a folder or a hub id such as owner/name")
     return None
+
+
+def folder_source(folder: Path, name: str = "") -> ModelSource:
+    """The model in `folder`, by default under the folder's name. ModelError where no process can be told of it."""
+    path = folder.resolve()
+    if why := unwritable(path):  # it may be the target of a link, or the working directory
+        raise _unwritable(path, why)
+    return ModelSource(name=name or path.name, path=path)
 
 
 def fingerprint(
@@ -117,6 +127,10 @@ def weight_files(model_dir: Path) -> list[str]:
         why=f"{pickled[0]} is pickled, and loading it could run any code" if pickled else "",
         todo="convert it to safetensors" if pickled else "give a folder with model.safetensors",
     )
+
+
+def _unwritable(path: Path, why: str) -> ModelError:
+    return ModelError(f"cannot load the model {str(path)!a}", why=why, todo="rename the folder")
 
 
 def _indexed_files(index: Path) -> list[str]:

@@ -147,6 +147,14 @@ def test_a_state_directory_that_cannot_be_used(tmp_path: Path) -> None:
         StateDir(tmp_path / "file", "a").hold()
 
 
+@pytest.mark.parametrize("name", ["TANDEM_STATE_DIR", "XDG_STATE_HOME"])
+def test_a_state_directory_whose_name_is_no_text(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot keep state in '/st\\udce9.*: that is no UTF-8 text.*TANDEM_STATE_DIR"
+    ):
+        Environment.read({name: "/st\udce9"})
+
+
 def test_where_the_environment_says() -> None:
     assert Environment.read({"TANDEM_STATE_DIR": "/x"}).state_root == Path("/x")
     assert Environment.read({"XDG_STATE_HOME": "/y"}).state_root == Path("/y/tandem")

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core import config_loader
-from tandem.core.config import ClusterConfig, Disaggregation, RouterConfig, SloSection, WorkerConfig, WorkerSection
+from tandem.core.config import (
+    ClusterConfig,
+    Disaggregation,
+    ModelSection,
+    RouterConfig,
+    SloSection,
+    WorkerConfig,
+    WorkerSection,
+)
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
@@ -45,6 +53,11 @@ def test_dump_is_read_back_equal(tmp_path: Path, value: WorkerConfig | ClusterCo
     path = tmp_path / "c.json"
     path.write_bytes(config_loader.dump(value))
     assert config_loader.load(path, type(value)) == value
+
+
+def test_what_is_no_text_is_not_handed_over() -> None:
+    with pytest.raises(ConfigError, match=r"hand over the configuration: '/m\\udce9' is no UTF-8 text"):
+        config_loader.dump(ClusterConfig(model=ModelSection(path="/m\udce9")))
 
 
 def test_records_in_tuples_are_read_and_checked(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tandem.core import config_loader
 from tandem.core.config import Anonymous, ClusterConfig, Disaggregation, LauncherName
 from tandem.core.errors import ConfigError
 from tandem.core.pairing import ALWAYS_BYTES_PER_S
-from tandem.core.paths import written_out
+from tandem.core.paths import unwritable, written_out
 
 _SIZES = ("--kv-memory", "--prefill-kv-memory", "--decode-kv-memory")
 _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
@@ -171,7 +171,5 @@ def _check_text(given: dict[str, Any]) -> None:
     """Configurations are handed over as UTF-8; bytes of the command line that are not come as lone surrogates."""
     for flag, value in given.items():
         for text in value if isinstance(value, list) else (value,):
-            try:
-                str(text).encode()
-            except UnicodeEncodeError as error:
-                raise ConfigError(f"{flag} is {str(text)!r}", why="that is no UTF-8 text") from error
+            if why := unwritable(str(text)):
+                raise ConfigError(f"{flag} is {str(text)!a}", why=why)

@@ -29,6 +29,18 @@ def test_a_folder_is_taken_as_it_is(folder: Path) -> None:
         resolve_model(str(folder), revision="main")
 
 
+def test_a_folder_whose_name_is_no_text_is_one_line_whatever_leads_there(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = folder.rename(tmp_path / "mod\udce9l")
+    (tmp_path / "link").symlink_to(odd)
+    monkeypatch.chdir(odd)
+    for given in (str(odd), str(tmp_path / "link"), "."):
+        with pytest.raises(ModelError, match=r"mod\\udce9l': that is no UTF-8 text. Rename the folder") as caught:
+            resolve_model(given)
+        assert str(caught.value).isascii()
+
+
 @pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "../nowhere"])
 def test_a_path_that_is_not_there_is_never_asked_of_the_hub(name: str) -> None:
     with pytest.raises(ModelError, match="no such folder"):
