@@ -298,16 +298,21 @@ def redis() -> Schema:
     return record(
         {
             "mode": {"enum": ["internal", "external"]},
-            "auth": guarded(reference(disabled=FLAG)),
+            "auth": reference(disabled=FLAG),
             "internal": internal,
             "external": external,
         },
-        allOf=[when(has(mode="external"), {"properties": {"external": {"properties": {"host": {"minLength": 1}}}}})],
+        allOf=[
+            when(
+                has(mode="external"),
+                {"properties": {"external": {"properties": {"host": {"minLength": 1}}}, "auth": guarded({})}},
+            )
+        ],
     )
 
 
 def guarded(found: Schema) -> Schema:
-    """A Secret that has to be named, unless it is said aloud that there is none."""
+    """A Secret that has to be named, as the chart cannot make it, unless it is said aloud that there is none."""
     needed = {"properties": {"existingSecret": {"minLength": 1}}, "required": ["existingSecret"]}
     return {**found, "if": has(disabled=True), "then": {}, "else": needed}
 
@@ -392,8 +397,8 @@ def values() -> Schema:
             "fullnameOverride": {**NAME, "maxLength": 40},
             "clusterName": {"type": "string", "pattern": "^([A-Za-z0-9][A-Za-z0-9_-]{0,39})?$"},
             "revision": {"type": "string", "pattern": "^([A-Za-z0-9][A-Za-z0-9._-]{0,62})?$"},
-            "auth": guarded(reference(disabled=FLAG)),
-            "clusterSecret": {**reference(), "required": ["existingSecret"]},
+            "auth": reference(disabled=FLAG),
+            "clusterSecret": reference(),
             "image": record(images),
             "model": model(),
             "config": settings(),
@@ -411,7 +416,6 @@ def values() -> Schema:
         ("auth", "clusterSecret", "model", "config", "router", "pools", "redis"),
         allOf=conditions(),
     )
-    found["properties"]["clusterSecret"]["properties"]["existingSecret"] = {**NAME, "minLength": 1}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Values of the chart tandem", **found}
 
 

@@ -22,6 +22,7 @@ from tests.integration.deploy.emulation.world import World, serving
 from tests.integration.deploy.rendering import CHART, NAMESPACE, Helm, HelmError, Release
 
 VALUES = (CHART / "ci" / "controller.yaml").read_text()
+MADE = "demo-tandem-secrets"
 DECODE = "demo-tandem-worker-decode"
 
 
@@ -71,6 +72,22 @@ def test_a_release_is_installed_upgraded_rolled_back_and_uninstalled(world: Worl
     world.act("uninstall")
     assert objects(world) == {}
     assert [each["metadata"]["name"] for each in world.store.all(SECRETS)] == ["tandem-keys"], "it was there before"
+
+
+def test_a_release_without_values_makes_its_secrets_and_upgrades_keep_them(world: World) -> None:
+    assert world.act("install", values="{}")["status"] == "deployed"
+    first = world.store.get(SECRETS, NAMESPACE, MADE)["data"]
+    assert set(first) == {"admin-key", "cluster-secret", "redis-password"}
+    world.act("upgrade", values="router: {replicas: 3}")
+    assert world.store.get(SECRETS, NAMESPACE, MADE)["data"] == first
+    world.act("upgrade", values="clusterSecret: {existingSecret: tandem-keys}")
+    kept = {key: text for key, text in first.items() if key != "cluster-secret"}
+    assert world.store.get(SECRETS, NAMESPACE, MADE)["data"] == kept
+    world.act("upgrade", values=(CHART / "ci" / "minimal.yaml").read_text())
+    assert MADE not in {each["metadata"]["name"] for each in world.store.all(SECRETS)}, "none was needed"
+    world.act("uninstall")
+    world.act("install", values="{}")
+    assert not set(world.store.get(SECRETS, NAMESPACE, MADE)["data"].values()) & set(first.values())
 
 
 def test_what_another_one_owns_is_not_taken_over(world: World) -> None:

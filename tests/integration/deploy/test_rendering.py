@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import re
@@ -15,6 +16,7 @@ import pytest
 from kubernetes_validate import utils
 
 from tandem.cluster.ray.orders import HARDWARE_LABEL
+from tests.integration.deploy.mounting import secrets_of
 from tests.integration.deploy.rendering import CHART, GOOD, NAMESPACE, Helm, Object, Release
 
 VERSIONS = ("1.30", "1.33", "1.37")
@@ -171,6 +173,29 @@ def test_everything_that_is_mounted_is_there_and_nothing_else(release: Release) 
             if "configMap" in volume:
                 keys = {item["key"] for item in volume["configMap"].get("items", ())}
                 assert keys <= maps[volume["configMap"]["name"]]
+
+
+NAMED = {
+    "": {"admin-key", "cluster-secret", "redis-password"},
+    "auth: {disabled: true}": {"cluster-secret", "redis-password"},
+    "auth: {existingSecret: mine}": {"cluster-secret", "redis-password"},
+    "redis: {mode: external, auth: {existingSecret: mine}, external: {host: a}}": {"admin-key", "cluster-secret"},
+    "clusterSecret: {existingSecret: mine}\nredis: {auth: {disabled: true}}": {"admin-key"},
+    (CHART / "ci" / "minimal.yaml").read_text(): set(),
+}
+
+
+@pytest.mark.parametrize(("values", "made"), NAMED.items())
+def test_secrets_that_are_not_named_are_made_and_mounted(helm: Helm, values: str, made: set[str]) -> None:
+    release = helm.render(values or "{}")
+    found = {(each["metadata"]["name"], key) for each in release.of("Secret") for key in each["data"]}
+    assert found == {("demo-tandem-secrets", key) for key in made}
+    mounted = set().union(*(secrets_of(each) for each in release.containers()))
+    assert {one for one in mounted if one[0] == "demo-tandem-secrets"} == found
+    texts = [base64.b64decode(text) for each in release.of("Secret") for text in each["data"].values()]
+    assert all(len(text) >= 32 for text in texts)
+    assert len(set(texts)) == len(texts)
+    assert ("demo-tandem-secrets was made here" in release.notes) == bool(made)
 
 
 def test_accounts_are_there(release: Release) -> None:

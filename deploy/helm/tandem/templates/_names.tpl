@@ -107,3 +107,21 @@ labels:
 {{- define "tandem.front" -}}
 {{- eq .Values.backend "kuberay" | ternary "head" "router" -}}
 {{- end }}
+
+{{- /* Keys of the Secret that the chart makes, as JSON: those that no other Secret is named for. */ -}}
+{{- define "tandem.madeSecrets" -}}
+{{- $made := dict -}}
+{{- if not .Values.clusterSecret.existingSecret -}}{{- $_ := set $made "cluster-secret" true -}}{{- end -}}
+{{- if not (or .Values.auth.disabled .Values.auth.existingSecret) -}}{{- $_ := set $made "admin-key" true -}}{{- end -}}
+{{- if not (or .Values.redis.auth.disabled .Values.redis.auth.existingSecret) -}}{{- $_ := set $made "redis-password" true -}}{{- end -}}
+{{- toJson $made -}}
+{{- end }}
+
+{{- /* Where one of these is, as JSON: {name, key}. A named Secret has keys of its own. */ -}}
+{{- define "tandem.secret" -}}
+{{- if .given.existingSecret -}}
+{{- dict "name" .given.existingSecret "key" .given.key | toJson -}}
+{{- else -}}
+{{- dict "name" (printf "%s-secrets" (include "tandem.fullname" .root)) "key" .made | toJson -}}
+{{- end -}}
+{{- end }}

@@ -104,7 +104,7 @@ imagePullSecrets:
 
 {{- /* Of a router, and of who starts one. */ -}}
 {{- define "tandem.frontArgs" -}}
-{{- if .root.Values.auth.existingSecret -}}
+{{- if or .root.Values.auth.existingSecret (not .root.Values.auth.disabled) -}}
 - --admin-key
 - /etc/tandem/secrets/admin-key
 {{ end -}}
@@ -170,23 +170,26 @@ imagePullSecrets:
   projected:
     defaultMode: 0440
     sources:
+      {{- $secret := fromJson (include "tandem.secret" (dict "root" .root "given" $values.clusterSecret "made" "cluster-secret")) }}
       - secret:
-          name: {{ $values.clusterSecret.existingSecret }}
+          name: {{ $secret.name }}
           items:
-            - key: {{ $values.clusterSecret.key }}
+            - key: {{ $secret.key }}
               path: cluster-secret
       {{- if not $values.redis.auth.disabled }}
+      {{- $secret := fromJson (include "tandem.secret" (dict "root" .root "given" $values.redis.auth "made" "redis-password")) }}
       - secret:
-          name: {{ $values.redis.auth.existingSecret }}
+          name: {{ $secret.name }}
           items:
-            - key: {{ $values.redis.auth.key }}
+            - key: {{ $secret.key }}
               path: redis-password
       {{- end }}
-      {{- if and (has .component (list "router" "head")) $values.auth.existingSecret }}
+      {{- if and (has .component (list "router" "head")) (or $values.auth.existingSecret (not $values.auth.disabled)) }}
+      {{- $secret := fromJson (include "tandem.secret" (dict "root" .root "given" $values.auth "made" "admin-key")) }}
       - secret:
-          name: {{ $values.auth.existingSecret }}
+          name: {{ $secret.name }}
           items:
-            - key: {{ $values.auth.key }}
+            - key: {{ $secret.key }}
               path: admin-key
       {{- end }}
       {{- if has .component (list "router" "head") }}
