@@ -316,7 +316,10 @@ class Controller:
         async for report in self._launcher.watch():
             self._on_report(report)
             slot = self._slots.get(report.worker_id)
-            if slot is None or isinstance(report, WorkerProgress):
+            if slot is None:
+                continue
+            if isinstance(report, WorkerProgress):
+                self._note_place(slot, report)
                 continue
             if isinstance(report, WorkerReady):
                 self._note_ready(slot)
@@ -324,9 +327,17 @@ class Controller:
                 self._note_exit(slot, report)
             self._changed.set()
 
+    def _note_place(self, slot: Slot, report: WorkerProgress) -> None:
+        """A worker without a place is no process and in no registry: events alone tell of it."""
+        if report.missing_place and report.missing_place != slot.awaited:
+            self._events.record(EventKind.WAITING, slot.worker_id, report.missing_place)
+        elif slot.awaited and not report.missing_place:
+            self._events.record(EventKind.STARTED, slot.worker_id, report.text)
+        slot.awaited = report.missing_place
+
     def _note_ready(self, slot: Slot) -> None:
         if slot.phase is Phase.STARTING:
-            slot.phase, slot.was_ready = Phase.READY, True
+            slot.phase, slot.was_ready, slot.awaited = Phase.READY, True, ""
             slot.said, slot.heard_s = None, self._clock.now_s()
             slot.backoff.ready()
             member = self._state.member(slot.worker_id) if self._state is not None else None
@@ -338,6 +349,8 @@ class Controller:
         if not is_told:
             self._events.record(EventKind.EXITED, slot.worker_id, report.reason)
         slot.trouble, slot.is_unplaced = report.reason, False
+        if not report.is_unplaced:
+            slot.awaited = ""
         if slot.step is not None:
             slot.step.cancel()
         is_wanted = self._state is None or self._state.member(slot.worker_id) is not None

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tandem.core.events import FOR_A_PLACE
+
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid,memory.used,memory.total", "--format=csv,noheader,nounits")
 PROCESSES = ("nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits")
 _TIMEOUT_S = 20.0
@@ -45,7 +47,7 @@ class Patience:
         if holds == self._told or is_soon:
             return ""
         self._told, self._told_s = holds, now_s
-        return f"waiting for a place: {place}"
+        return f"waiting {FOR_A_PLACE}{place}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tandem.core.config import WorkerConfig
+from tandem.core.events import FOR_A_PLACE
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 
@@ -62,6 +63,12 @@ class WorkerProgress:
 
     worker_id: WorkerId
     text: str
+
+    @property
+    def missing_place(self) -> str:
+        """FOR_A_PLACE and why it has none yet; "" = it has one, or needs none."""
+        verb, _, reason = self.text.partition(" ")
+        return reason if verb == "waiting" and reason.startswith(FOR_A_PLACE) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import Anonymous, RouterConfig, WorkerConfig
 from tandem.core.desired import Member, Pool, Revision
 from tandem.core.errors import StartupError
-from tandem.core.events import ClusterEvent, EventKind
+from tandem.core.events import FOR_A_PLACE, ClusterEvent, EventKind
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect
 from tandem.prefixindex.keys import Keys
@@ -292,6 +292,8 @@ class RunningCluster:
         )
 
     def _show(self, happened: ClusterEvent) -> None:
+        if happened.kind is EventKind.WAITING and happened.reason.startswith(FOR_A_PLACE):
+            return  # its own words say so (`_show_report`)
         if happened.kind is not EventKind.DESIRED_CHANGED:
             self._say(happened.subject, f"{str(happened.kind).replace('_', ' ')}: {happened.reason}")
 

@@ -50,6 +50,8 @@ class Slot:
     """How often in a row it died soon after it was ready, or lost its place, and why it ended last."""
     is_unplaced: bool = False
     """It is tried again and again, as there is no room; that has been told."""
+    awaited: str = ""
+    """What it has no place for want of, as has been told."""
     said: Look | None = None
     heard_s: float = 0.0
     is_missed: bool = False

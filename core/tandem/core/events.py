@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Protocol
 
 MAX_EVENTS = 1_000
+FOR_A_PLACE = "for a place: "
+"""What the reason begins with of a worker that is WAITING until there is room for it somewhere."""
 
 
 class EventKind(StrEnum):

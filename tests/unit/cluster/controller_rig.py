@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 
 from tandem.cluster.controller import Controller
-from tandem.cluster.launcher import RunningWorker, WorkerExited, WorkerReady, WorkerReport, WorkerSpec
+from tandem.cluster.launcher import RunningWorker, WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
 from tandem.core.clock import ManualClock
 from tandem.core.config import WorkerConfig
 from tandem.core.desired import DesiredState, Member, Pool, Revision
@@ -98,6 +98,9 @@ class Harness:
     def ready(self, worker: WorkerId) -> None:
         self.launcher.there[worker] = replace(self.launcher.there[worker], is_ready=True)
         self.launcher.reports.put_nowait(WorkerReady(worker))
+
+    def says(self, worker_id: WorkerId, text: str) -> None:
+        self.launcher.reports.put_nowait(WorkerProgress(worker_id, text))
 
     def dies(
         self,

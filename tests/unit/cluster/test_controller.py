@@ -226,6 +226,35 @@ def test_one_that_found_no_room_is_tried_again_since_machines_join() -> None:
     play(scene)
 
 
+def test_what_a_worker_has_no_place_for_is_told_at_once_and_no_second_time() -> None:
+    missing = "for a place: needs 2 CPU on one node: 10.0.0.2 has 1 of 2 CPU free"
+
+    async def scene(h: Harness) -> None:
+        h.want(prefill=1)
+        await settle()
+        h.ready(P0)
+        await settle()
+        h.want(prefill=2)
+        await settle()
+        for _ in range(2):
+            h.says(P1, f"waiting {missing}")
+            await settle()
+            assert h.events.of(EventKind.WAITING) == [f"prefill-1: {missing}"]
+            h.dies(P1, "it got no place within 120 s", is_unplaced=True)
+            await settle()
+            h.clock.advance(1.1)
+            h.want(prefill=2)
+            await settle()
+        h.says(P1, "waiting for a place: no node has joined")
+        h.says(P1, "it has a place on 10.0.0.3")
+        h.says(P1, "loading weights")
+        await settle()
+        assert h.events.of(EventKind.WAITING)[1:] == ["prefill-1: for a place: no node has joined"]
+        assert h.events.of(EventKind.STARTED)[-1] == "prefill-1: it has a place on 10.0.0.3"
+
+    play(scene)
+
+
 def test_one_that_found_no_room_in_the_start_up_ends_it_with_what_is_missing() -> None:
     async def run() -> None:
         h = Harness()

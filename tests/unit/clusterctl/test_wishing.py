@@ -44,6 +44,7 @@ class Admin:
 
     def __init__(self, *seen: tuple[int, int] | None) -> None:
         self._seen, self.looks, self.written = list(seen), 0, list[dict[str, Any]]()
+        self.happened: list[dict[str, Any]] = []
 
     def propose(self, wanted: dict[str, Any]) -> dict[str, Any]:
         after = asdict(scaled(STATE, {RoleName.MIXED: 3}, {}))
@@ -58,6 +59,10 @@ class Admin:
         if seen is None:
             raise UnavailableError("no cluster answers at http://admin")
         return {"desired": {"version": seen[0]}}
+
+    def events(self, *, after: str, count: int) -> dict[str, Any]:
+        first = int(after or 0)
+        return {"events": self.happened[first : first + count], "next": str(len(self.happened))}
 
     def status(self) -> dict[str, Any]:
         seen = self._seen[min(max(0, self.looks - 1), len(self._seen) - 1)] or (2, 2)
@@ -97,3 +102,21 @@ def test_the_time_to_wait_is_bounded() -> None:
         DeadlineError, match=r"the cluster is not as wished after 0\.05 s: mixed-2 is absent\. It goes on"
     ):
         change(Admin((2, 2)), timeout_s=0.05)
+
+
+def test_a_worker_without_a_place_says_at_once_what_it_waits_for_and_how_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wishing, "_LOOK_AT_EVENTS_S", 0.0)
+    missing = "for a place: needs 2 CPU on one node: 10.0.0.2 has 1 of 2 CPU free"
+    admin = Admin((2, 2))
+    admin.happened = [
+        {"time_s": 1.0, "kind": "started", "subject": "mixed-2", "reason": "mixed is to have 3"},
+        {"time_s": 2.0, "kind": "waiting", "subject": "mixed-2", "reason": missing},
+        {"time_s": 3.0, "kind": "exited", "subject": "mixed-2", "reason": "it got no place within 1 s"},
+    ]
+    said = f"mixed-2 waits {missing}; room is waited for up to 0.3 s here (--timeout)"
+    with pytest.raises(DeadlineError) as caught:
+        change(admin, timeout_s=0.3)
+    assert said in caught.value.message
+    assert capsys.readouterr().err.splitlines() == [said]

@@ -16,6 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tandem.cluster.ray.agent import Agent, own_gpus
 from tandem.cluster.ray.orders import ANY_HARDWARE, HARDWARE_LABEL, Order
 from tandem.cluster.ray.shortage import Node, shortage
+from tandem.core.events import FOR_A_PLACE
 
 ORPHAN_S = 600.0
 """After this long without a controller a worker ends. As long as nodes wait for a head that is gone."""
@@ -157,7 +158,7 @@ async def _await_group(
         missing = shortage(await asyncio.to_thread(living_nodes), needs, order.hardware)
         if missing and missing != told:
             told = missing
-            say(f"waiting for a place: {missing}")
+            say(f"waiting {FOR_A_PLACE}{missing}")
         if loop.time() > ends_s:
             raise NoPlaceError(f"it got no place within {timeout_s:g} s: {missing or 'Ray gave none'}")
 

@@ -13,6 +13,7 @@ from tandem.clusterctl.changing.rollout_view import lines_of as rollout_lines
 from tandem.clusterctl.changing.settling import is_same_wish, restarting, unsettled
 from tandem.clusterctl.consent import Consent
 from tandem.clusterctl.output import Output, Record, note
+from tandem.clusterctl.unplaced import EVENTS, Unplaced
 from tandem.core.errors import ConfigError, ConflictError, DeadlineError, UnavailableError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from tandem.clusterctl.admin_client import AdminClient
 
 _POLL_S = 0.1
+_LOOK_AT_EVENTS_S = 1.0
 _QUIET_S = 10.0
 """So long the admin port may be away while we wait."""
 
@@ -100,13 +102,14 @@ def lines_of(found: Record) -> list[str]:
 def _wait(admin: AdminClient, found: Record, lives: Mapping[str, str], timeout_s: float) -> None:
     wanted, anew = found["after"], restarting(found["changes"], lives)
     ends_s, heard_s, told = time.monotonic() + timeout_s, time.monotonic(), ""
+    places = _Places(admin, timeout_s)
     while True:
         try:
             now = admin.desired()["desired"]
             is_same = now["version"] == wanted["version"]
             if not is_same and is_same_wish(wanted, now):
                 wanted, is_same = now, True
-            missing = unsettled(wanted, admin.status()["workers"], anew)
+            missing = places.said_of(unsettled(wanted, admin.status()["workers"], anew))
             heard_s = time.monotonic()
         except UnavailableError:
             if time.monotonic() - heard_s > _QUIET_S:
@@ -130,6 +133,27 @@ def _wait(admin: AdminClient, found: Record, lives: Mapping[str, str], timeout_s
             told = missing[0]
             note(told + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""))
         time.sleep(_POLL_S)
+
+
+class _Places:
+    """Tells of workers that are absent why they have no place, where that is it; asked of the events now and then."""
+
+    def __init__(self, admin: AdminClient, timeout_s: float) -> None:
+        self._admin, self._timeout_s, self._unplaced = admin, timeout_s, Unplaced()
+        self._next, self._look_at_s = "", 0.0
+
+    def said_of(self, missing: list[str]) -> list[str]:
+        absent = {line.removesuffix(" is absent") for line in missing if line.endswith(" is absent")}
+        if absent and time.monotonic() >= self._look_at_s:
+            found = self._admin.events(after=self._next, count=EVENTS)
+            self._unplaced.hear(found["events"])
+            self._next, self._look_at_s = found["next"], time.monotonic() + _LOOK_AT_EVENTS_S
+        waits = {f"{name} is absent": self._unplaced.why(name) for name in absent}
+        return [
+            f"{line.split()[0]} {waits[line]}; room is waited for up to {self._timeout_s:g} s here (--timeout)"
+            if waits.get(line) else line
+            for line in missing
+        ]  # fmt: skip
 
 
 def _view(found: Record, console: Console) -> None:

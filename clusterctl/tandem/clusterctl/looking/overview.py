@@ -15,12 +15,15 @@ _FULL = 0.95
 _LONG_WAIT_S = 1.0
 
 
-def overview(status: Record, scrape: Scrape) -> dict[str, Any]:
+def overview(status: Record, scrape: Scrape, unplaced: Sequence[str] = ()) -> dict[str, Any]:
     """{"health", "pools", "figures", "warnings"}: beside what the admin port says.
 
+    `unplaced`: a line for each worker that waits for a machine with room.
     `health` is "ok", "degraded" (it serves, and something is wrong) or "down". Figures are of all requests in `scrape`.
     """
     warnings = list(_warnings(status))
+    fix = f"join a machine that has room, or scale down; `{called()} events` goes on"
+    warnings += [_warning(line, fix) for line in unplaced]
     is_ready = bool(status.get("is_ready"))
     return {
         "health": "down" if not is_ready else "degraded" if warnings else "ok",

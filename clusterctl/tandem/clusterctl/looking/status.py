@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from tandem.clusterctl.looking import status_view
 from tandem.clusterctl.looking.histograms import Scrape
 from tandem.clusterctl.looking.overview import overview, pool_of
 from tandem.clusterctl.output import Output, Record
+from tandem.clusterctl.unplaced import EVENTS, Unplaced
 from tandem.core.errors import TandemError
 
 if TYPE_CHECKING:
@@ -41,8 +43,10 @@ def status(
 def look(admin: AdminClient) -> dict[str, Any]:
     """What the admin port says, and what that comes to, of all requests since the router started."""
     found = admin.status()
-    whole = found | overview(found, Scrape.parse(admin.metrics()))
-    return whole | {"pools": with_wanted(whole["pools"], _desired(admin))}
+    desired = _desired(admin)
+    missing = _unplaced(admin, desired, found)
+    whole = found | overview(found, Scrape.parse(admin.metrics()), missing)
+    return whole | {"pools": with_wanted(whole["pools"], desired)}
 
 
 def with_wanted(pools: Sequence[Record], desired: Record) -> list[dict[str, Any]]:
@@ -58,6 +62,25 @@ def with_wanted(pools: Sequence[Record], desired: Record) -> list[dict[str, Any]
     ]
     rows = sorted([*pools, *missing], key=lambda pool: (pool["model"], pool["role"]))
     return [{**pool, "wanted": wanted[pool["model"], pool["role"]]} for pool in rows]
+
+
+def _unplaced(admin: AdminClient, desired: Record, status: Record) -> list[str]:
+    """Members of the cluster that wait for a machine with room, one line each."""
+    there = {str(worker.get("worker")) for worker in status.get("workers") or [] if worker.get("is_connected")}
+    absent = [name for one in desired.get("members") or [] if (name := str(one["worker_id"])) not in there]
+    if not absent:
+        return []
+    unplaced = Unplaced()
+    try:
+        unplaced.hear(admin.events(count=EVENTS)["events"])
+    except TandemError:  # Redis is away, or nobody keeps them
+        return []
+    now_s = time.time()
+    return [
+        f"{name} {why}, for {max(0.0, now_s - unplaced.since_s(name)):.0f} s"
+        for name in absent
+        if (why := unplaced.why(name))
+    ]
 
 
 def _desired(admin: AdminClient) -> Record:

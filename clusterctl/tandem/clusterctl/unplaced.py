@@ -1,0 +1,40 @@
+"""Which workers wait for a machine that has room for them, from what the cluster's events tell: such a worker is no
+process yet, and in no registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tandem.core.events import FOR_A_PLACE, EventKind
+
+EVENTS = 200
+"""As many of the last ones are looked at."""
+_GOES_ON = (EventKind.WAITING, EventKind.EXITED, EventKind.RESTART_PLANNED)
+"""Kinds of events that a worker without a place has while it waits, and is tried again."""
+
+
+class Unplaced:
+    """The workers that have no place yet, with why and since when."""
+
+    def __init__(self) -> None:
+        self._waits: dict[str, tuple[str, float]] = {}
+
+    def hear(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Events as the admin port has them, oldest first, each once."""
+        for one in events:
+            worker, reason = str(one["subject"]), str(one["reason"])
+            if one["kind"] == EventKind.WAITING and reason.startswith(FOR_A_PLACE):
+                since_s = self._waits.get(worker, ("", float(one["time_s"])))[1]
+                self._waits[worker] = (reason, since_s)
+            elif one["kind"] not in _GOES_ON:
+                self._waits.pop(worker, None)
+
+    def why(self, worker: str) -> str:
+        """Such as "waits for a place: needs 2 CPU on one node: …"; "" = it does not."""
+        reason, _ = self._waits.get(worker, ("", 0.0))
+        return reason and f"waits {reason}"
+
+    def since_s(self, worker: str) -> float:
+        """Wall-clock seconds since 1970, of a worker that waits."""
+        return self._waits[worker][1]
