@@ -25,7 +25,7 @@ from bench.report import Row, machine, publish
 from tandem.cluster.simulator import calibration
 from tandem.cluster.simulator.calibration import Calibration
 from tandem.cluster.simulator.measured import DECODE, PREFILL, Moves
-from tandem.core.config import WorkerSection
+from tandem.core.config import SIM_KV_BYTES, WorkerSection
 from tandem.engine.runner import ModelRunner
 from tandem.worker.model_loading import LAYER_GROUPS
 
@@ -56,7 +56,7 @@ def measured(
         **rows,
         "kv_moves": moves(transport),
         "kv_token_bytes": token_bytes,
-        "kv_tokens": worker.kv_memory_bytes // block_bytes * worker.block_tokens,
+        "kv_tokens": (worker.kv_memory_bytes or SIM_KV_BYTES) // block_bytes * worker.block_tokens,
         "block_tokens": worker.block_tokens,
         "layer_groups": LAYER_GROUPS,
         "max_step_tokens": worker.max_step_tokens,

@@ -11,7 +11,7 @@ from tandem.cluster.simulator.calibration import Calibration, of_sim_engine
 from tandem.cluster.simulator.laboratory import Laboratory
 from tandem.cluster.simulator.setup import Setup
 from tandem.cluster.simulator.traces import Trace
-from tandem.core.config import AdmissionSection, Disaggregation
+from tandem.core.config import SIM_KV_BYTES, AdmissionSection, Disaggregation
 from tandem.router.planning.policies import create_policy
 
 LINK_BYTES_PER_S = 1e9
@@ -23,8 +23,9 @@ def calibration(run: Run, idle: Idle) -> Calibration:
     token takes beyond its prompt is the way there and back."""
     worker, sim = run.worker, run.worker.sim
     token_s = max(1 / sim.prefill_tokens_per_s, (idle.long_s - idle.short_s) / (LONG - SHORT))
+    kv_bytes = worker.kv_memory_bytes or SIM_KV_BYTES
     by_settings = of_sim_engine(
-        worker, kv_token_bytes=worker.kv_memory_bytes // idle.kv_tokens, link_bytes_per_s=LINK_BYTES_PER_S,
+        worker, kv_token_bytes=kv_bytes // idle.kv_tokens, link_bytes_per_s=LINK_BYTES_PER_S,
         rpc_s=max(0.0, idle.short_s - SHORT * token_s) / 2,
     )  # fmt: skip
     return dataclasses.replace(

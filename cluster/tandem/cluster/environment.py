@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tandem.core.errors import ConfigError
 from tandem.core.paths import unwritable
+from tandem.engine.memory_plan import free_host_bytes
 
 LOG_FORMAT = "TANDEM_LOG_FORMAT"
 _WISHES = {
@@ -31,6 +32,8 @@ class Environment:
     socket_root: Path
     cores: int
     variables: Mapping[str, str]
+    free_bytes: int = 0
+    """Memory that workers here may take, as this machine or container has it; 0 = nobody says."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
@@ -44,6 +47,7 @@ class Environment:
             socket_root=_socket_root(found.get("XDG_RUNTIME_DIR", "")),
             cores=len(os.sched_getaffinity(0)),
             variables=found,
+            free_bytes=free_host_bytes() or 0,
         )
 
     def for_child(self, *, threads: int) -> dict[str, str]:

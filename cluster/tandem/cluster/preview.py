@@ -8,12 +8,13 @@ from pathlib import Path
 
 from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
+from tandem.cluster.kv_plan import KVPlan, kv_plan
 from tandem.cluster.models import counts_of, sections, total
 from tandem.cluster.ray.launcher import check_installed
 from tandem.cluster.resolve import check, check_ports, resolve
 from tandem.cluster.state_dir import StateDir, state_of
 from tandem.cluster.worker_settings import share_out
-from tandem.core.config import ClusterConfig, LauncherName, RouterSection, WorkerSection
+from tandem.core.config import ClusterConfig, LauncherName, ModelSection, RouterSection, WorkerSection
 from tandem.core.lifecycle import RoleName
 from tandem.engine.model_source import local_model
 from tandem.prefixindex.connection import connect
@@ -27,6 +28,8 @@ class PreviewedModel:
     path: Path | None
     served_names: tuple[str, ...]
     counts: dict[RoleName, int]
+    kv: dict[RoleName, KVPlan]
+    """Of workers of each role that has some; empty where the model is not here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +60,8 @@ def preview(config: ClusterConfig, environment: Environment) -> Preview:
         check_installed()
     if config.redis.url:
         asyncio.run(_look_at_redis(config.redis.url))
-    models = tuple(_model(section.path, section.revision, section.served_names, counts_of(pools))
-                   for section, pools in sections(config))  # fmt: skip
-    workers = share_out(config, total(config), environment.cores)
+    workers = share_out(config, total(config), environment.cores, environment.free_bytes)
+    models = tuple(_model(section, counts_of(pools), workers) for section, pools in sections(config))
     found = Preview(
         config=config, state=state, cores=environment.cores, router=router, models=models, workers=workers
     )  # fmt: skip
@@ -72,9 +74,23 @@ async def _look_at_redis(url: str) -> None:
     await (await connect(url)).aclose()
 
 
-def _model(path: str, revision: str, served_names: tuple[str, ...], counts: dict[RoleName, int]) -> PreviewedModel:
-    found = local_model(path or str(bundled_model()), revision=revision)
-    name = found.name if found is not None else path
-    return PreviewedModel(
-        name=name, path=found.path if found is not None else None, served_names=served_names or (name,), counts=counts
-    )
+def _model(
+    section: ModelSection, counts: dict[RoleName, int], workers: dict[RoleName, WorkerSection]
+) -> PreviewedModel:
+    found = local_model(section.path or str(bundled_model()), revision=section.revision)
+    kv: dict[RoleName, KVPlan] = {}
+    if found is not None:
+        kv = {
+            role: kv_plan(
+                found.path,
+                workers[role],
+                dtype=section.dtype,
+                quantize=section.quantize,
+                max_model_len=section.max_model_len,
+            )
+            for role, count in counts.items()
+            if count
+        }
+    name = found.name if found is not None else section.path
+    path, served_names = found.path if found is not None else None, section.served_names or (name,)
+    return PreviewedModel(name=name, path=path, served_names=served_names, counts=counts, kv=kv)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tandem.cluster.environment import LOG_FORMAT, Environment
 from tandem.cluster.flag_names import name_of
+from tandem.cluster.kv_plan import KVPlan, kv_plan
 from tandem.cluster.models import ResolvedModel, check_models, resolve_models, total
 from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
 from tandem.core import logs
@@ -49,6 +50,17 @@ class ResolvedCluster:
         pools = tuple(pool for model in self.models for pool in model.pools)
         return DesiredState(version=version, pools=pools, max_ranks=self.config.max_ranks).filled()
 
+    def kv_of(self, pool: Pool) -> KVPlan:
+        """How much KV each worker of `pool` is going to have, as far as it can be told here."""
+        model, settings = self.model_of(pool), self.workers[pool.role]
+        return kv_plan(
+            model.source.path,
+            settings,
+            dtype=model.dtype,
+            quantize=model.quantize,
+            max_model_len=model.max_model_len,
+        )
+
     def model_of(self, pool: Pool) -> ResolvedModel:
         """The model that the workers of `pool` compute."""
         return next(model for model in self.models if model.source.name == pool.model)
@@ -67,7 +79,7 @@ def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
         config=dataclasses.replace(config, log_format=log_format(config, environment)),
         models=models,
         router=router,
-        workers=share_out(config, counts, environment.cores),
+        workers=share_out(config, counts, environment.cores, environment.free_bytes),
     )
     resolved.desired(1).validate()
     _check_planner(resolved)

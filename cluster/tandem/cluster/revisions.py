@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from tandem.cluster.models import ResolvedModel, check_files, total
@@ -37,6 +38,8 @@ def revised(
     source = _source(model.source, revision.model_path, has_weights=has_weights)
     check_fit(config, {role: 1}, read_model_config(source.path))
     settings = share_out(config, total(resolved.config), cores)[role]
+    memory_bytes = settings.memory_bytes or resolved.workers[role].memory_bytes
+    settings = dataclasses.replace(settings, memory_bytes=memory_bytes)
     _check_ranks(settings, resolved.workers[role])
     return Revised(source=source, settings=settings)
 

@@ -116,6 +116,8 @@ def _check(config: ClusterConfig, environment: Environment, progress: Progress) 
         progress.say("model", f"{found.source.name} in {found.source.path}")
     pools = ", ".join(_pool_text(pool, resolved.workers[pool.role]) for pool in resolved.pools)
     progress.say("plan", f"{pools} on {environment.cores} cores")
+    for pool in resolved.pools:
+        progress.say("plan", f"{pool.name}: {resolved.kv_of(pool).words()}, in each worker")
     return resolved
 
 

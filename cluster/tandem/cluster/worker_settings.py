@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandem.cluster.flag_names import name_of
-from tandem.core.config import ENGINES, ClusterConfig, RoleSection, WorkerSection
+from tandem.core.config import ENGINES, ClusterConfig, LauncherName, RoleSection, WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
 from tandem.core.pairing import ALWAYS_BYTES_PER_S, CODECS
@@ -83,8 +83,11 @@ def check_transports(config: ClusterConfig, counts: Mapping[RoleName, int]) -> N
         raise ConfigError(f"{name} is {wanted!r}, and no worker would listen on that", why=why, todo=todo)
 
 
-def share_out(config: ClusterConfig, counts: Mapping[RoleName, int], cores: int) -> dict[RoleName, WorkerSection]:
+def share_out(
+    config: ClusterConfig, counts: Mapping[RoleName, int], cores: int, free_bytes: int = 0
+) -> dict[RoleName, WorkerSection]:
     """The settings of every role's workers. `threads`: cores divided by all ranks of all workers, at least 1.
+    `memory_bytes`: `free_bytes` divided by all workers, where they are on this machine; 0 = each finds it out.
     `transports`: where none are given, what the workers of this cluster push over, if "auto" would leave some out."""
     sections = {role: effective(config, role) for role in counts}
     ranks = sum(count * sections[role].tp for role, count in counts.items())
@@ -93,8 +96,13 @@ def share_out(config: ClusterConfig, counts: Mapping[RoleName, int], cores: int)
     listened = config.worker.transports
     if not listened and not pushed.issubset(_AUTOMATIC):
         listened = tuple(name for name in TRANSPORTS if name in pushed)
+    is_here = config.launcher is LauncherName.LOCAL
+    memory = free_bytes // max(1, sum(counts.values())) if is_here else 0
     return {
-        role: dataclasses.replace(s, threads=s.threads or share, transports=listened) for role, s in sections.items()
+        role: dataclasses.replace(
+            s, threads=s.threads or share, transports=listened, memory_bytes=s.memory_bytes or memory
+        )
+        for role, s in sections.items()
     }
 
 

@@ -123,6 +123,10 @@ class SimSection:
     """Added to a decode step for every token of context of the sequences in it."""
 
 
+SIM_KV_BYTES = 256 << 20
+"""KV of a sim engine whose size is automatic: trials need no more, and have many workers on a machine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSection:
     """`[prefill]`, `[decode]`, `[mixed]`: what workers of one role do differently from `[worker]`; None = the same."""
@@ -131,7 +135,7 @@ class RoleSection:
     hardware: str | None = None
     block_tokens: Positive | None = None
     kv_dtype: str | None = None
-    kv_memory_bytes: Positive | None = None
+    kv_memory_bytes: Count | None = None
     threads: Count | None = None
     device: str | None = None
     transport: str | None = None
@@ -142,6 +146,9 @@ class RoleSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSection:
     """`[worker]`: settings of every worker. `threads` 0 = cores divided by ranks, at least 1.
+
+    `kv_memory_bytes` 0 = automatic: `automatic_kv_share` of what is left beside weights and steps (AutomaticKV). On a CPU
+    a worker then plans with `memory_bytes`, 0 = what is free, shared by the workers of the machine.
 
     `engine`: "model" computes, "sim" writes, moves and reads back KV by arithmetic, without weights. `kv_dtype` "auto"
     = the compute dtype. `wire_codec` ("int8", "fp8", "" = none) compresses KV on links that were measured below
@@ -162,7 +169,9 @@ class WorkerSection:
     transports: tuple[str, ...] = ()
     sim: SimSection = field(default_factory=SimSection)
     device: str = "auto"
-    kv_memory_bytes: Positive = 256 * 1024 * 1024
+    kv_memory_bytes: Count = 0
+    automatic_kv_share: Annotated[float, Bound(0, 1, is_above=True)] = 0.5
+    memory_bytes: Count = 0
     swap_memory_bytes: Count = 1024 * 1024 * 1024
     has_cuda_graphs: bool = True
     block_tokens: Positive = 16

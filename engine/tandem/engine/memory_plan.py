@@ -90,6 +90,38 @@ class MemoryPlan:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutomaticKV:
+    """How much KV a worker takes that was told no size.
+
+    Of what is free its part, by `memory_bytes` or, where that is 0, one of `neighbours` (workers that share the
+    machine); of that part, beside weights and steps, `share`: the rest is for other programs, and for what only
+    measuring would tell. At least one sequence of the longest context, at most as many as may run at once: more would
+    be for cached prefixes alone.
+    """
+
+    share: float = 0.5
+    memory_bytes: int = 0
+    neighbours: int = 1
+
+    def kv_bytes(self, one: MemoryPlan, free: int, *, ranks: int, sequences: int, max_positions: int) -> int:
+        """Bytes of KV for each of `ranks` that share the `free` bytes. `one`: the plan of a rank with KV for one
+        sequence of `max_positions` tokens. Raises StartupError where that does not fit."""
+        part = min(free, self.memory_bytes or free // self.neighbours)
+        beside = one.total - one.kv
+        left = part // ranks - beside
+        if left >= one.kv:
+            return max(one.kv, min(int(self.share * left), sequences * one.kv))
+        each = f" for each of {ranks} ranks" if ranks > 1 else ""
+        fits = max(0, left) * max_positions // one.kv
+        todo = f"give --max-model-len {fits} or less, or " if fits >= 16 else ""
+        raise StartupError(
+            f"no KV for one sequence of {max_positions} tokens: it takes {human_size(one.kv)}{each}",
+            why=f"of {human_size(part)} that this worker may take, {human_size(beside)} go to weights and steps{each}",
+            todo=f"{todo}start fewer workers, or use a machine with more memory or a smaller model",
+        )
+
+
 _WORDS = {
     "weights": "weights", "kv": "KV", "activations": "activations", "sampler": "the sampler", "graphs": "CUDA graphs",
 }  # fmt: skip

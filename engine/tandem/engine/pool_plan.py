@@ -75,12 +75,23 @@ def check_blocks(layout: KVLayout, num_blocks: Sequence[int], max_model_len: int
         return
     per_token = sum(Fraction(group.block_bytes(layout.tp), group.block_tokens) for group in layout.groups)
     tokens = max(need * group.block_tokens for need, group in zip(needed, layout.groups, strict=True))
-    fits = min(have * group.block_tokens for have, group in zip(num_blocks, layout.groups, strict=True))
+    fits = kv_tokens(layout, num_blocks)
     raise StartupError(
         f"KV memory is too small for one sequence of {max_model_len} tokens",
         why=f"it holds {fits} tokens",
         todo=f"give --kv-memory {human_size(int(tokens * per_token) + 1)} or more, or lower --max-model-len",
     )
+
+
+def kv_words(layout: KVLayout, num_blocks: Sequence[int], max_model_len: int) -> str:
+    """For people, such as "KV of 104,848 tokens, 25.6 full contexts of 4,096"."""
+    tokens = kv_tokens(layout, num_blocks)
+    return f"KV of {tokens:,} tokens, {tokens / max_model_len:.1f} full contexts of {max_model_len:,}"
+
+
+def kv_tokens(layout: KVLayout, num_blocks: Sequence[int]) -> int:
+    """Tokens that every group has blocks for."""
+    return min(have * group.block_tokens for have, group in zip(num_blocks, layout.groups, strict=True))
 
 
 def human_size(size_bytes: int) -> str:

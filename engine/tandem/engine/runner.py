@@ -21,7 +21,7 @@ from tandem.core.start_times import StartPhase
 from tandem.engine.decode_graphs import DecodeGraphs, graph_bytes, graph_sizes
 from tandem.engine.device_values import upload
 from tandem.engine.kv_pool import KVPools
-from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
+from tandem.engine.memory_plan import AutomaticKV, MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
@@ -53,7 +53,7 @@ _DETERMINISTIC = ("float32", "bfloat16")
 class ModelRunner:
     """A loaded model with its KV pools. Raises ModelError, ConfigError or StartupError with what to do about it.
 
-    `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes` and `num_blocks` (a group) is set;
+    `dtype` "auto" takes the checkpoint's; exactly one of `kv_bytes`, `automatic` and `num_blocks` (a group) is set;
     `max_model_len` 0 means the model's own limit. `layer_group` is how many layers pass between two calls of
     `on_layers`: a larger one costs less, a smaller one lets a transfer start earlier. Where layers are joined, a step
     of few sequences with a token each makes one call, behind all of them. `kv_dtype` "auto" takes the compute dtype;
@@ -72,7 +72,7 @@ class ModelRunner:
         kv_bytes: int | None = None, num_blocks: int | None = None, max_model_len: int = 0,
         is_deterministic: bool = False, layer_group: int = 4, kv_dtype: str = "auto", group: TensorGroup | None = None,
         bounds: StepBounds | None = None, quantize: str = "none", enter: Callable[[StartPhase], None] = lambda _: None,
-        has_graphs: bool = True,
+        has_graphs: bool = True, automatic: AutomaticKV | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("block_tokens", block_tokens), ("layer_group", layer_group)):
             if value < 1:
@@ -95,18 +95,19 @@ class ModelRunner:
             )
         self.kv_dtype = _kv_dtype(kv_dtype, self.dtype)
         self.layout = kv_layout(self.config, dtype=self.kv_dtype, block_tokens=block_tokens, tp=self.group.size)
-        counts = block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
+        if automatic is None:  # a mistake there is found before anything is built
+            counts = block_counts(self.layout, kv_bytes, num_blocks, self.max_model_len)
         self._decoder = Decoder(
             self.config, dtype=TORCH_DTYPES[self.dtype], max_positions=self.max_model_len,
             is_deterministic=is_deterministic, group=self.group, quantizer=quantizer,
         )  # fmt: skip
-        self.memory = plan_memory(
-            self.config, self.layout, counts, dtype=self.dtype, weight_bytes=self._decoder.weight_bytes(self.device),
-            max_positions=self.max_model_len, bounds=bounds or StepBounds(), is_cpu=self.device.type == "cpu",
-            is_deterministic=is_deterministic,
-        )  # fmt: skip
-        sizes = graph_sizes((bounds or StepBounds()).sequences) if has_graphs and self._can_capture() else ()
-        self.memory = self._with_graphs(sizes, bounds or StepBounds())
+        bounds = bounds or StepBounds()
+        sizes = graph_sizes(bounds.sequences) if has_graphs and self._can_capture() else ()
+        if automatic is not None:
+            counts = block_counts(
+                self.layout, self._automatic_bytes(automatic, bounds, sizes), None, self.max_model_len
+            )
+        self.memory = self._planned(counts, bounds, sizes)
         self._check_memory()
         if self.device.type == "cpu":
             enter(StartPhase.KERNELS)
@@ -263,23 +264,44 @@ class ModelRunner:
         asks_host = self.group.size > 1 or not uses_triton(self.device)
         return self.device.type == "cuda" and not asks_host and not self.is_deterministic
 
-    def _with_graphs(self, sizes: tuple[int, ...], bounds: StepBounds) -> MemoryPlan:
-        """The plan with what steps of `sizes` hold; a token's activations are a share of the largest step."""
+    def _planned(self, counts: tuple[int, ...], bounds: StepBounds, sizes: tuple[int, ...]) -> MemoryPlan:
+        """With pools of so many blocks, and graphs of steps of `sizes`; a token's activations are a share of the
+        largest step."""
+        plan = plan_memory(
+            self.config, self.layout, counts, dtype=self.dtype, weight_bytes=self._decoder.weight_bytes(self.device),
+            max_positions=self.max_model_len, bounds=bounds, is_cpu=self.device.type == "cpu",
+            is_deterministic=self.is_deterministic,
+        )  # fmt: skip
         if not sizes:
-            return self.memory
+            return plan
         blocks = sum(-(-self.max_model_len // group.block_tokens) for group in self.layout.groups)
-        each = -(-self.memory.activations // bounds.tokens)
+        each = -(-plan.activations // bounds.tokens)
         number_bytes = TORCH_DTYPES[self.dtype].itemsize
-        return replace(self.memory, graphs=graph_bytes(sizes, each, self.vocab_size, number_bytes, blocks))
+        return replace(plan, graphs=graph_bytes(sizes, each, self.vocab_size, number_bytes, blocks))
+
+    def _automatic_bytes(self, automatic: AutomaticKV, bounds: StepBounds, sizes: tuple[int, ...]) -> int:
+        """Of this rank's pools. Ranks of a CPU divide its memory; where nobody says what is free, KV of one context."""
+        one = self._planned(tuple(group.blocks_for(self.max_model_len) for group in self.layout.groups), bounds, sizes)
+        free, ranks = self._free_bytes(), self.group.size if self.device.type == "cpu" else 1
+        self.group.barrier()  # a rank that has begun to take memory leaves less to those that still look
+        if free is None:
+            return one.kv
+        return automatic.kv_bytes(
+            one, free, ranks=ranks, sequences=bounds.sequences, max_positions=self.max_model_len
+        )  # fmt: skip
+
+    def _free_bytes(self) -> int | None:
+        """On this rank's device, or on the machine that ranks of a CPU share; None = nobody says."""
+        if self.device.type != "cuda":
+            return free_host_bytes()
+        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return int(torch.cuda.mem_get_info(self.device)[0]) + kept
 
     def _check_memory(self) -> None:
         """Before any of it is taken, on every rank. Ranks of a CPU share its memory, each GPU is one rank's."""
         event(_log, "memory planned", logging.INFO, **self.memory.fields())
-        if self.device.type == "cuda":
-            kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-            self.memory.check(torch.cuda.mem_get_info(self.device)[0] + kept)
-        elif (free := free_host_bytes()) is not None:
-            self.memory.check(free, self.group.size)
+        if (free := self._free_bytes()) is not None:
+            self.memory.check(free, 1 if self.device.type == "cuda" else self.group.size)
         self.group.barrier()  # a rank that has begun to load leaves less to those that still look
 
     def _attention(self, step: StepTensors, layer: int, group: int, view: Tensor, q: Tensor) -> Tensor:

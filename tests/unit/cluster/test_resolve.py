@@ -89,7 +89,7 @@ def test_roles_differ_where_they_are_told_to_and_share_the_rest() -> None:
     prefill, decode = workers[RoleName.PREFILL], workers[RoleName.DECODE]
     assert (prefill.tp, prefill.block_tokens, prefill.kv_dtype, prefill.kv_memory_bytes) == (2, 32, "float32", 1 << 30)
     assert (decode.tp, decode.block_tokens, decode.kv_dtype, decode.transport) == (1, 8, "bfloat16", "grpc")
-    assert (decode.kv_memory_bytes, decode.device) == (256 << 20, "cpu")
+    assert (decode.kv_memory_bytes, decode.device) == (0, "cpu")
     assert prefill.threads == decode.threads == 2  # 8 cores for 2 + 2 ranks
     assert workers[RoleName.MIXED].block_tokens == 32
 
@@ -234,7 +234,7 @@ def test_ports_follow_each_other(given: tuple[int, int, int], expected: tuple[in
         (ClusterConfig(prefill=RoleSection(tp=-1)), "--prefill-tp is -1"),
         (ClusterConfig(decode=RoleSection(kv_dtype="q")), "--decode-kv-dtype is 'q'"),
         (ClusterConfig(decode=RoleSection(block_tokens=0)), "--decode-block-tokens is 0"),
-        (ClusterConfig(decode=RoleSection(kv_memory_bytes=0)), "--decode-kv-memory is 0"),
+        (ClusterConfig(decode=RoleSection(kv_memory_bytes=-1)), "--decode-kv-memory is -1. Use 0 or more"),
         (ClusterConfig(mixed=RoleSection(block_tokens=0)), "mixed.block_tokens is 0"),
         (ClusterConfig(prefill=RoleSection(threads=-2)), "prefill.threads is -2"),
         (ClusterConfig(prefill=RoleSection(transport="owl")), "prefill.transport is 'owl'"),

@@ -12,7 +12,7 @@ import pytest
 from tandem.core.errors import StartupError
 from tandem.engine import memory_plan
 from tandem.engine.experts_config import ExpertsConfig
-from tandem.engine.memory_plan import MemoryPlan, StepBounds, free_host_bytes, plan_memory
+from tandem.engine.memory_plan import AutomaticKV, MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout
 from tandem.engine.rope_config import RopeConfig
@@ -160,3 +160,43 @@ def test_the_container_bounds_what_is_free(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert free_host_bytes(info, tmp_path) == 20000 << 10
     assert free_host_bytes(tmp_path / "nothing", tmp_path) is None
+
+
+ONE = dataclasses.replace(PLAN, kv=500 * MIB)
+"""2,400 MiB beside KV of one context."""
+
+
+@pytest.mark.parametrize(
+    ("automatic", "free", "ranks", "expected"),
+    [
+        (AutomaticKV(), 12_400, 1, 5000),
+        (AutomaticKV(share=0.9), 12_400, 1, 9000),
+        (AutomaticKV(neighbours=2), 12_400, 1, 1900),
+        (AutomaticKV(), 12_400, 2, 1900),
+        (AutomaticKV(memory_bytes=6400 * MIB), 12_400, 1, 2000),
+        (AutomaticKV(memory_bytes=6400 * MIB, neighbours=4), 12_400, 1, 2000),
+        (AutomaticKV(memory_bytes=64_000 * MIB), 12_400, 1, 5000),
+        (AutomaticKV(), 3000, 1, 500),
+        (AutomaticKV(), 2900, 1, 500),
+        (AutomaticKV(), 1_000_000, 1, 8 * 500),
+    ],
+    ids=["half", "share", "neighbours", "ranks", "given", "given wins", "never more than is free", "one context",
+         "just one context", "as many as run"],
+)  # fmt: skip
+def test_automatic_kv(automatic: AutomaticKV, free: int, ranks: int, expected: int) -> None:
+    sequences = 8 if free == 1_000_000 else 64
+    found = automatic.kv_bytes(ONE, free * MIB, ranks=ranks, sequences=sequences, max_positions=4096)
+    assert found == expected * MIB
+    dataclasses.replace(ONE, kv=found).check(free * MIB, ranks)
+
+
+def test_too_little_for_one_context_says_what_would_fit() -> None:
+    with pytest.raises(StartupError) as caught:
+        AutomaticKV().kv_bytes(ONE, 2650 * MIB, ranks=1, sequences=64, max_positions=4096)
+    assert caught.value.message == (
+        "no KV for one sequence of 4096 tokens: it takes 500MiB: of 2650MiB that this worker may take, 2400MiB go to "
+        "weights and steps. Give --max-model-len 2048 or less, or start fewer workers, "
+        "or use a machine with more memory or a smaller model."
+    )
+    with pytest.raises(StartupError, match=r"steps for each of 2 ranks\. Start fewer workers"):
+        AutomaticKV().kv_bytes(ONE, 2650 * MIB, ranks=2, sequences=64, max_positions=4096)

@@ -16,6 +16,7 @@ from tandem.core.liveness import TOMBSTONE_S
 from tandem.core.patience import patient
 from tandem.core.start_times import StartPhase
 from tandem.core.streamversion import STREAM_VERSION
+from tandem.engine.pool_plan import kv_words
 from tandem.kernels.compiling import WATCH
 from tandem.kvtransfer.linkspeeds import LinkSpeeds
 from tandem.kvtransfer.wire import profile_to_wire
@@ -91,6 +92,7 @@ def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Out
     if loaded_rank.memory is not None:
         steps.note(loaded_rank.memory.words())
     runner = loaded_rank.runner
+    steps.note(kv_words(runner.layout, runner.num_blocks, runner.max_model_len))
     if followers is not None:
         followers.wait_ready(FOLLOWERS_TIMEOUT_S)
         runner = LeaderRunner(runner, followers)

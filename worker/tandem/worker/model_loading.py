@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from tandem.core.clock import MonotonicClock
-from tandem.core.config import WorkerConfig
+from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
 from tandem.engine.host_copies import PoolCopies
-from tandem.engine.memory_plan import StepBounds
+from tandem.engine.memory_plan import AutomaticKV, StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.parallel import TensorGroup
@@ -43,6 +44,17 @@ def rank_device(config: WorkerConfig, rank: int) -> str:
     return f"cuda:{rank}"
 
 
+def automatic_kv(settings: WorkerSection, device: str) -> AutomaticKV:
+    """How much KV a worker takes. A GPU is taken to be its own; where nobody has shared out the memory of a machine, as
+    between nodes of Ray, a worker has that part of it which it has of the cores."""
+    if device != "cpu":
+        return AutomaticKV(share=settings.automatic_kv_share)
+    cores, ours = len(os.sched_getaffinity(0)), settings.tp * (settings.threads or torch.get_num_threads())
+    return AutomaticKV(
+        share=settings.automatic_kv_share, memory_bytes=settings.memory_bytes, neighbours=max(1, cores // ours)
+    )
+
+
 def load_model(
     config: WorkerConfig, group: TensorGroup | None = None, enter: Callable[[StartPhase], None] = lambda _: None
 ) -> tuple[ModelRunner, dict[GroupId, PoolAccess], Fingerprint]:
@@ -63,7 +75,8 @@ def load_model(
         quantize=config.quantize,
         device=device,
         block_tokens=settings.block_tokens,
-        kv_bytes=settings.kv_memory_bytes,
+        kv_bytes=settings.kv_memory_bytes or None,
+        automatic=None if settings.kv_memory_bytes else automatic_kv(settings, device),
         max_model_len=config.max_model_len,
         is_deterministic=settings.is_deterministic,
         layer_group=1 if rank else settings.layer_group or -(-layers // LAYER_GROUPS),

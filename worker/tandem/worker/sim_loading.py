@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.core.config import WorkerConfig
+from tandem.core.config import SIM_KV_BYTES, WorkerConfig
 from tandem.core.errors import StartupError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
+from tandem.core.kvlayout import KVLayout
 from tandem.core.start_times import StartPhase
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, sim_fingerprint
@@ -40,7 +41,8 @@ def load_sim(
     # Its arithmetic reads the whole context back, so it keeps that.
     layout = kv_layout(model, dtype=dtype, block_tokens=settings.block_tokens, tp=tp, has_windows=False)
     max_model_len = context_length(config.max_model_len, model)
-    counts = block_counts(layout, settings.kv_memory_bytes, None, max_model_len)
+    kv_bytes = settings.kv_memory_bytes or max(SIM_KV_BYTES, _context_bytes(layout, max_model_len))
+    counts = block_counts(layout, kv_bytes, None, max_model_len)
     enter(StartPhase.POOL)
     try:
         runner = SimRunner(
@@ -55,7 +57,7 @@ def load_sim(
         )
     except OSError as error:
         raise StartupError(
-            f"cannot allocate {human_size(settings.kv_memory_bytes)} of KV memory", why=str(error),
+            f"cannot allocate {human_size(kv_bytes)} of KV memory", why=str(error),
             todo="lower --kv-memory",
         ) from error  # fmt: skip
     pools: dict[GroupId, PoolAccess] = {
@@ -63,3 +65,8 @@ def load_sim(
     }
     source = ModelSource(name=config.model, path=folder, commit=config.commit)
     return runner, pools, sim_fingerprint(source, model)
+
+
+def _context_bytes(layout: KVLayout, tokens: int) -> int:
+    """KV of one sequence of so many tokens, on one rank."""
+    return sum(group.blocks_for(tokens) * group.block_bytes(layout.tp) for group in layout.groups)

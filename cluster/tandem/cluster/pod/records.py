@@ -20,6 +20,7 @@ from tandem.core.config import ClusterConfig, LauncherName, RouterConfig, Worker
 from tandem.core.desired import INITIAL
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName
+from tandem.engine.memory_plan import free_host_bytes
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, resolve_model
 
@@ -60,7 +61,11 @@ def check_worker(config: ClusterConfig, seat: Seat) -> WorkerSection:
     check(config)
     _check_redis(config)
     settings = effective(config, seat.role)
-    return dataclasses.replace(settings, threads=settings.threads or max(1, seat.cpus // settings.tp))
+    return dataclasses.replace(
+        settings,
+        threads=settings.threads or max(1, seat.cpus // settings.tp),
+        memory_bytes=settings.memory_bytes or free_host_bytes() or 0,  # of this container, which has no other worker
+    )
 
 
 def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> RouterConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cluster.simulator.measured import fitted
-from tandem.core.config import WorkerSection
+from tandem.core.config import SIM_KV_BYTES, WorkerSection
 from tandem.core.errors import ConfigError
 from tandem.core.ids import GroupId
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
@@ -120,7 +120,9 @@ def of_sim_engine(worker: WorkerSection, *, kv_token_bytes: int, link_bytes_per_
         decode_sequence_s=sim.decode_sequence_s,
         decode_context_s=sim.decode_context_s,
         kv_token_bytes=kv_token_bytes,
-        kv_tokens=worker.kv_memory_bytes // (kv_token_bytes * worker.block_tokens) * worker.block_tokens,
+        kv_tokens=(worker.kv_memory_bytes or SIM_KV_BYTES)
+        // (kv_token_bytes * worker.block_tokens)
+        * worker.block_tokens,
         block_tokens=worker.block_tokens,
         link_bytes_per_s=link_bytes_per_s,
         rpc_s=rpc_s,

@@ -16,7 +16,8 @@ class StartModel(TypedDict):
 
 
 class StartPool(TypedDict):
-    """`threads`: of each of the `tp` ranks of each of the `count` workers."""
+    """`threads`: of each of the `tp` ranks of each of the `count` workers. `kv_…`: of each worker; None = it is found
+    out where the worker starts. With `is_kv_automatic` they are what comes of what is free now."""
 
     model: str
     role: Role
@@ -25,7 +26,10 @@ class StartPool(TypedDict):
     threads: int
     hardware: str
     engine: str
-    kv_memory_bytes: int
+    is_kv_automatic: bool
+    kv_memory_bytes: int | None
+    kv_tokens: int | None
+    kv_contexts: float | None
 
 
 class Start(TypedDict):

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tandem.cluster.kv_plan import KVPlan
 from tandem.cluster.preview import Preview
 from tandem.clusterctl import page
 from tandem.clusterctl.output import Record
@@ -58,11 +59,11 @@ def show(found: Record, console: Console) -> None:
         say(console, f"model     {model['model']} {where}, served as {', '.join(model['served_names'])}")
     for key, value in found["settings"].items():
         say(console, f"setting   {key} = {json.dumps(value, ensure_ascii=False)}")
-    columns = ("WORKERS", "TP", "THREADS A RANK", "KV, MiB")
+    columns = ("WORKERS", "TP", "THREADS A RANK", "KV, MiB", "TOKENS", "FULL CONTEXTS")
     table = page.table("POOL", "MODEL", *columns, "HARDWARE", right=columns)
     for pool in found["pools"]:
-        counts = (pool["count"], pool["tp"], pool["threads"], pool["kv_memory_bytes"] // _MIB)
-        table.add_row(pool["role"], pool["model"], *map(str, counts), pool["hardware"])
+        counts = (pool["count"], pool["tp"], pool["threads"])
+        table.add_row(pool["role"], pool["model"], *map(str, counts), *_kv(pool), pool["hardware"])
     console.print(table)
     say(console, "nothing was started (--dry-run)")
 
@@ -77,12 +78,33 @@ def _pools(found: Preview) -> list[dict[str, Any]]:
             "threads": found.workers[role].threads,
             "hardware": found.workers[role].hardware,
             "engine": found.workers[role].engine,
-            "kv_memory_bytes": found.workers[role].kv_memory_bytes,
+            "is_kv_automatic": not found.workers[role].kv_memory_bytes,
+            "kv_memory_bytes": found.workers[role].kv_memory_bytes or None,
+            **_kv_of(model.kv.get(role)),
         }
         for model in found.models
         for role, count in model.counts.items()
         if count
     ]
+
+
+def _kv_of(plan: KVPlan | None) -> dict[str, Any]:
+    """What can be told of it here; of a model that is not here nothing is added."""
+    if plan is None:
+        return {"kv_tokens": None, "kv_contexts": None}
+    contexts = None if plan.contexts is None else round(plan.contexts, 3)
+    return {"kv_memory_bytes": plan.memory_bytes, "kv_tokens": plan.tokens, "kv_contexts": contexts}
+
+
+def _kv(pool: Record) -> tuple[str, str, str]:
+    """MiB, tokens and full contexts of a worker; an automatic size is settled when the worker starts."""
+    size, tokens, contexts = pool["kv_memory_bytes"], pool["kv_tokens"], pool["kv_contexts"]
+    about = "~" if pool["is_kv_automatic"] else ""
+    return (
+        "auto" if size is None else f"{about}{size // _MIB}",
+        "–" if tokens is None else f"{about}{tokens}",
+        "–" if contexts is None else f"{about}{contexts:.1f}",
+    )
 
 
 def _port(found: Record, name: str) -> str:

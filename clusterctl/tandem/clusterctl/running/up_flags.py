@@ -64,7 +64,9 @@ class UpFlags:
         typer.Option(help="Weights of int8 or int4, made when a worker loads the model (CPU); none = as they are."),
     ] = None
     max_model_len: Annotated[int | None, typer.Option(help="Longest context in tokens; 0 = the model's.")] = None
-    kv_memory: Annotated[str | None, typer.Option(help="Memory for KV of each worker, such as 256MiB.")] = None
+    kv_memory: Annotated[
+        str | None, typer.Option(help="Memory for KV of each worker, such as 256MiB, or auto: from what is free.")
+    ] = None
     prefill_kv_memory: Annotated[str | None, typer.Option(help="--kv-memory of prefill workers.")] = None
     decode_kv_memory: Annotated[str | None, typer.Option(help="--kv-memory of decode workers.")] = None
     block_tokens: Annotated[int | None, typer.Option(help="Tokens of one KV block.")] = None
@@ -160,6 +162,8 @@ def _value(flag: str, given: Any) -> Any:
         return str(written_out(given).absolute())
     if flag == "--wire-codec-below" and given == "always":
         return ALWAYS_BYTES_PER_S
+    if flag in _SIZES and given == "auto":
+        return 0
     if flag in (*_SIZES, "--wire-codec-below"):
         return config_loader.parse_size(given, field=flag)
     if flag == "--wire-codec" and given == "none":

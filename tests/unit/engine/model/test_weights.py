@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tandem.core.errors import ModelError
+from tandem.core.errors import ModelError, StartupError
+from tandem.engine.memory_plan import AutomaticKV, StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.models.mlp import MlpParameters
@@ -235,7 +236,21 @@ def test_uneven_splits_are_refused() -> None:
     ],
 )
 def test_settings_that_cannot_work_are_named(options: dict[str, Any], complaint: str, folder: Path) -> None:
-    from tandem.core.errors import StartupError
-
     with pytest.raises(StartupError, match=complaint):
         ModelRunner(model_dir=folder, **options)
+
+
+def test_an_automatic_pool_is_a_share_of_what_is_left_beside_the_rest(folder: Path) -> None:
+    def runner(automatic: AutomaticKV, sequences: int = 64) -> ModelRunner:
+        bounds = StepBounds(sequences=sequences)
+        return ModelRunner(model_dir=folder, max_model_len=64, automatic=automatic, bounds=bounds)
+
+    most = runner(AutomaticKV())
+    assert most.num_blocks == (64 * 64 // 16,), "as many full contexts as may run at once"
+    assert runner(AutomaticKV(), sequences=3).num_blocks == (3 * 64 // 16,)
+    beside, block = most.memory.total - most.memory.kv, most.layout.groups[0].block_bytes(1)
+    for left in (100 * block, 160 * block):
+        assert runner(AutomaticKV(memory_bytes=beside + left)).num_blocks == (left // block // 2,)
+    assert runner(AutomaticKV(memory_bytes=beside + 5 * block)).num_blocks == (64 // 16,), "one context, if it fits"
+    with pytest.raises(StartupError, match="no KV for one sequence of 64 tokens.*Give --max-model-len 48 or less"):
+        runner(AutomaticKV(memory_bytes=beside + 3 * block))
