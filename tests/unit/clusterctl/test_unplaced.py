@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -65,7 +66,7 @@ class Admin:
 
 
 def test_status_warns_of_workers_that_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(status.time, "time", lambda: 44.4)
+    monkeypatch.setattr(time, "time", lambda: 44.4)
     found = status.look(Admin(WAITS))  # type: ignore[arg-type]
     assert [warning["what"] for warning in found["warnings"]] == [f"decode-1 waits {ROOM}, for 42 s"]
     assert "join a machine" in found["warnings"][0]["fix"]

@@ -252,5 +252,5 @@ def test_an_automatic_pool_is_a_share_of_what_is_left_beside_the_rest(folder: Pa
     for left in (100 * block, 160 * block):
         assert runner(AutomaticKV(memory_bytes=beside + left)).num_blocks == (left // block // 2,)
     assert runner(AutomaticKV(memory_bytes=beside + 5 * block)).num_blocks == (64 // 16,), "one context, if it fits"
-    with pytest.raises(StartupError, match="no KV for one sequence of 64 tokens.*Give --max-model-len 48 or less"):
+    with pytest.raises(StartupError, match=r"no KV for one sequence of 64 tokens.*Give --max-model-len 48 or less"):
         runner(AutomaticKV(memory_bytes=beside + 3 * block))
