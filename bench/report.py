@@ -32,7 +32,7 @@ class Row:
 
 def machine() -> str:
     """Processor, cores and Python, in words."""
-    model = platform.processor() or platform.machine()
+    model = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()

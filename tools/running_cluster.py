@@ -130,7 +130,7 @@ def started(*flags: str, folder: Path, prefix: Sequence[str] = ()) -> Iterator[C
     for stale in folder.glob("*/context.json"):  # of a cluster that was killed here
         stale.unlink()
     command = [*prefix, sys.executable, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
-    command += ["--admin-port", "0", "--state-dir", str(folder), *flags]
+    command += ["--admin-port", "0", "--state-dir", str(folder), *_kv_memory(flags), *flags]
     with (folder / "up.out").open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     cluster = Cluster(process, folder, {})
@@ -142,6 +142,13 @@ def started(*flags: str, folder: Path, prefix: Sequence[str] = ()) -> Iterator[C
         if process.poll() is None:
             process.kill()
             process.wait()
+
+
+def _kv_memory(flags: Sequence[str]) -> tuple[str, ...]:
+    """What a cluster has that names no size: an automatic one grows with the machine, and every start would fill it."""
+    configs = [Path(flags[at + 1]) for at, flag in enumerate(flags[:-1]) if flag == "--config"]
+    is_named = any("kv_memory" in config.read_text() for config in configs if config.is_file())
+    return () if is_named else ("--kv-memory", "256MiB")
 
 
 def stop(cluster: Cluster, number: int = signal.SIGTERM) -> None:
