@@ -12,6 +12,7 @@ from tandem.cluster.worker_settings import effective
 from tandem.core.config import ClusterConfig, Disaggregation, ModelSection, PoolSection, ServedModel
 from tandem.core.desired import INITIAL, Pool
 from tandem.core.errors import ConfigError, ModelError
+from tandem.core.gguf.model_files import folder_of, is_gguf
 from tandem.core.lifecycle import RoleName
 from tandem.core.paths import written_out
 from tandem.engine.model_config import DTYPES, QUANTISATIONS, read_model_config
@@ -173,11 +174,12 @@ def _check_disaggregation(config: ClusterConfig, counts: dict[RoleName, int], nu
 
 def check_files(model: ModelSource, *, has_weights: bool) -> None:
     """Raise ModelError if workers could not load it."""
-    if not (model.path / "config.json").is_file():
+    if not is_gguf(model.path) and not (model.path / "config.json").is_file():
         raise ModelError(
-            f"{model.path} is no model", why="it has no config.json", todo="Give a folder in Hugging Face format"
-        )
+            f"{model.path} is no model", why="it has no config.json and no GGUF file",
+            todo="Give a folder in Hugging Face format, or a GGUF file",
+        )  # fmt: skip
     read_model_config(model.path)
     for name in weight_files(model.path) if has_weights else ():
-        if not (model.path / name).is_file():
+        if not (folder_of(model.path) / name).is_file():
             raise ModelError(f"{model.path} is not complete", why=f"{name} is missing", todo="Download the model again")

@@ -12,10 +12,9 @@ from tandem.core.config import WorkerSection
 from tandem.core.desired import Revision
 from tandem.core.errors import ConfigError, ModelError
 from tandem.core.lifecycle import RoleName
-from tandem.core.paths import written_out
 from tandem.core.revision_settings import configured
 from tandem.engine.model_config import read_model_config
-from tandem.engine.model_source import ModelSource, folder_source, tokenizer_digest
+from tandem.engine.model_source import ModelSource, local_model, tokenizer_digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +61,10 @@ def _source(configured: ModelSource, path: str, *, has_weights: bool) -> ModelSo
 
 
 def _found(name: str, path: str, *, has_weights: bool) -> ModelSource:
-    folder = written_out(path)
-    if not folder.is_dir():
-        raise ModelError(f"cannot load the model {path}", why="no such folder here", todo="give a folder")
-    source = folder_source(folder, name)
+    found = local_model(path)
+    if found is None:
+        raise ModelError(f"cannot load the model {path}", why="no such folder here", todo="give a folder or GGUF file")
+    source = ModelSource(name=name, path=found.path)
     check_files(source, has_weights=has_weights)
     return source
 

@@ -393,8 +393,8 @@ class ClusterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """One worker process, as a launcher starts it. `model_dir` is a resolved local folder, `commit` that of the hub or
-    "", `revision` what the desired state calls its model and settings together."""
+    """One worker process, as a launcher starts it. `model_dir` is a resolved local folder or GGUF file,
+    `commit` that of the hub or "", `revision` what the desired state calls its model and settings together."""
 
     cluster: str
     worker_id: str

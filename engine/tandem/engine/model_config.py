@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from tandem.core.gguf.model_files import is_gguf
 from tandem.core.kvlayout import DTYPE_BYTES
 from tandem.engine.config_fields import Fields, read_fields
 from tandem.engine.deepseek_experts import unused_layers
 from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.families import ANSWER_FIELDS, FAMILIES, FamilySpec, no_layer
 from tandem.engine.fp8_config import read_scale_blocks
+from tandem.engine.gguf.config import read_gguf_fields
 from tandem.engine.latent_config import LatentShape, read_latent
 from tandem.engine.rope_config import RopeConfig, read_rope, read_ropes_by_layer_type
 
@@ -127,8 +129,8 @@ class ModelConfig:
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:
-    """The config of the model in `model_dir`; raises ModelError naming the file and the field that is wrong."""
-    raw = read_fields(model_dir / "config.json")
+    """The config of the model in `model_dir`, or of that GGUF file; raises ModelError naming file and wrong field."""
+    raw = read_gguf_fields(model_dir) if is_gguf(model_dir) else read_fields(model_dir / "config.json")
     architecture, family = _family(raw)
     raw = family.with_defaults(raw)
     _refuse_unsupported(raw, architecture, family)

@@ -1,6 +1,6 @@
 """Where a model's files are and what identifies them. Imports no torch, so that any process may ask.
 
-A local folder is taken as it is; anything else is a hub id that huggingface_hub fetches into its cache.
+A local folder or GGUF file is taken as it is; anything else is a hub id that huggingface_hub fetches into its cache.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tandem.core.errors import ModelError
 from tandem.core.fingerprint import Fingerprint
+from tandem.core.gguf.model_files import GgufModel, folder_of, gguf_files, gguf_in, is_gguf, model_name
 from tandem.core.paths import unwritable, written_out
 from tandem.engine.model_config import ModelConfig
 
@@ -26,7 +27,10 @@ HUB_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
-    """A model on disk. `name` is the hub id or the folder's name; `commit` is the hub commit, empty for a folder."""
+    """A model on disk. `name` is the hub id or the name of folder or file; `commit` is the hub commit, else empty.
+
+    `path` is a folder, or a GGUF file, the first one where there are several.
+    """
 
     name: str
     path: Path
@@ -34,7 +38,8 @@ class ModelSource:
 
 
 def resolve_model(model: str, *, revision: str = "", has_weights: bool = True) -> ModelSource:
-    """Find `model`: a folder if one exists under that path, else a hub id at `revision` (a branch, tag or commit).
+    """Find `model`: a folder or GGUF file if one exists under that path, else a hub id at `revision` (a branch, tag or
+    commit).
 
     May download, weights only if the model `has_weights` to be computed with. Raises ModelError in one line when that
     fails, also offline.
@@ -47,29 +52,25 @@ def resolve_model(model: str, *, revision: str = "", has_weights: bool = True) -
 
 
 def local_model(model: str, *, revision: str = "") -> ModelSource | None:
-    """The folder `model`; None for a hub id, which nothing is asked about. ModelError for what is neither."""
+    """The folder or GGUF file `model`; None for a hub id, which nothing is asked about. ModelError for what is neither.
+
+    A folder with one GGUF model and no safetensors is that model.
+    """
     folder = written_out(model)
     if why := unwritable(folder):
         raise _unwritable(folder, why)
-    if folder.is_dir():
+    if folder.is_dir() or (folder.is_file() and is_gguf(folder)):
         if revision:
             raise ModelError(
-                f"{model} is a folder and has no revisions", why=f"revision {revision} was asked for",
-                todo="leave the revision out, or name a hub id",
+                f"{model} is a {'folder' if folder.is_dir() else 'file'} and has no revisions",
+                why=f"revision {revision} was asked for", todo="leave the revision out, or name a hub id",
             )  # fmt: skip
-        return folder_source(folder)
+        return _found(folder)
     if folder.is_absolute() or model.startswith(("./", "../", "~")) or folder.is_file():
-        why = "it is a file" if folder.is_file() else "no such folder"
-        raise ModelError(f"cannot load the model {model}", why=why, todo="give a folder or a hub id such as owner/name")
+        why = "it is a file, and not GGUF" if folder.is_file() else "no such folder or file"
+        todo = "give a folder, a GGUF file or a hub id such as owner/name"
+        raise ModelError(f"cannot load the model {model}", why=why, todo=todo)
     return None
-
-
-def folder_source(folder: Path, name: str = "") -> ModelSource:
-    """The model in `folder`, by default under the folder's name. ModelError where no process can be told of it."""
-    path = folder.resolve()
-    if why := unwritable(path):  # it may be the target of a link, or the working directory
-        raise _unwritable(path, why)
-    return ModelSource(name=name or path.name, path=path)
 
 
 def fingerprint(
@@ -82,8 +83,8 @@ def fingerprint(
     tokenizer = tokenizer_digest(source.path)
     revision = source.commit
     if not revision:
-        index = _present(source.path, (INDEX_NAME,))
-        revision = _digest(source.path, ["config.json", *index, *weight_files(source.path)], tokenizer)
+        about = [] if is_gguf(source.path) else ["config.json", *_present(source.path, (INDEX_NAME,))]
+        revision = _digest(folder_of(source.path), [*about, *weight_files(source.path)], tokenizer)
     return Fingerprint(
         model=source.name, revision=revision, rope=config.describe_rope(), adapter="",
         weight_quantisation=weight_quantisation, compute_dtype=compute_dtype, tokenizer=tokenizer,
@@ -96,19 +97,32 @@ def sim_fingerprint(source: ModelSource, config: ModelConfig) -> Fingerprint:
     Raises ModelError if a file cannot be read.
     """
     tokenizer = tokenizer_digest(source.path)
+    if is_gguf(source.path):
+        revision = _digest(source.path.parent, [], GgufModel(source.path).metadata.digest(), tokenizer)
+    else:
+        revision = _digest(source.path, ["config.json"], tokenizer)
     return Fingerprint(
-        model=source.name, revision=_digest(source.path, ["config.json"], tokenizer), rope=config.describe_rope(),
-        adapter="", weight_quantisation="none", compute_dtype="sim", tokenizer=tokenizer,
+        model=source.name, revision=revision, rope=config.describe_rope(), adapter="", weight_quantisation="none",
+        compute_dtype="sim", tokenizer=tokenizer,
     )  # fmt: skip
 
 
-def tokenizer_digest(folder: Path) -> str:
-    """What must be equal for two models to read the same token ids. Raises ModelError if a file cannot be read."""
+def tokenizer_digest(path: Path) -> str:
+    """What must be equal for two models to read the same token ids. Raises ModelError if a file cannot be read.
+
+    `path` as of a `ModelSource`. A GGUF file has a tokenizer of its own, unless a `tokenizer.json` is beside it.
+    """
+    folder = folder_of(path)
+    if is_gguf(path) and not (folder / "tokenizer.json").is_file():
+        return GgufModel(path).metadata.digest("tokenizer.")
     return _digest(folder, _present(folder, TOKENIZER_FILES))
 
 
 def weight_files(model_dir: Path) -> list[str]:
-    """Names of the safetensors files of the checkpoint in `model_dir`, sorted; raises ModelError if there are none."""
+    """Names of the safetensors files of the checkpoint in `model_dir`, sorted, or of the files of a GGUF model; raises
+    ModelError if there are none."""
+    if is_gguf(model_dir):
+        return [path.name for path in gguf_files(model_dir)]
     index = model_dir / INDEX_NAME
     if index.exists():
         return _indexed_files(index)
@@ -130,7 +144,19 @@ def weight_files(model_dir: Path) -> list[str]:
 
 
 def _unwritable(path: Path, why: str) -> ModelError:
-    return ModelError(f"cannot load the model {str(path)!a}", why=why, todo="rename the folder")
+    return ModelError(f"cannot load the model {str(path)!a}", why=why, todo="rename it")
+
+
+def _found(path: Path) -> ModelSource:
+    """The folder or GGUF file at `path`. A file's name stays: caches link it to one that says nothing. ModelError where
+    no process can be told of it."""
+    file = path if path.is_file() else None
+    if file is None and not any(path.glob("*.safetensors")):
+        file = gguf_in(path)
+    found = path.resolve() if file is None else file.parent.resolve() / file.name
+    if why := unwritable(found):  # it may be the target of a link, or the working directory
+        raise _unwritable(found, why)
+    return ModelSource(name=found.name if file is None else model_name(file), path=found)
 
 
 def _indexed_files(index: Path) -> list[str]:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from tandem.core.errors import ModelError
+from tandem.core.gguf.model_files import is_gguf
 from tandem.engine.fp8_blocks import SUFFIX, BlockScaledSlice
+from tandem.engine.gguf.tensors import GgufTensors
 from tandem.engine.model_source import INDEX_NAME, weight_files
 
 _NAMED = 3  # keys that an error spells out
@@ -133,10 +135,16 @@ def load_weights(
 
 
 class Checkpoint:
-    """The mapped safetensors files of a model and which of them holds each key; scales are part of what they scale."""
+    """The mapped files of a model and which of them holds each key; scales are part of what they scale.
 
-    def __init__(self, folder: Path, files: dict[str, Any], scale_blocks: tuple[int, int] | None = None) -> None:
-        self.folder = folder
+    `about` says what the model is, for errors.
+    """
+
+    def __init__(
+        self, folder: Path, files: dict[str, Any], scale_blocks: tuple[int, int] | None = None, *,
+        about: str = "config.json",
+    ) -> None:  # fmt: skip
+        self.folder, self._about = folder, about
         keys = {key: name for name, file in files.items() for key in file.keys()}  # noqa: SIM118
         scales = {key for key in keys if key.endswith(SUFFIX) and key.removesuffix(SUFFIX) in keys}
         self._scales = {key: keys[key] for key in scales} if scale_blocks else {}
@@ -152,8 +160,8 @@ class Checkpoint:
         if tuple(found.get_shape()) != shape:
             raise ModelError(
                 f"{key} in {self.path_of(key)} has shape {list(found.get_shape())}",
-                why=f"config.json asks for {list(shape)}",
-                todo="check that config.json and the weights belong together",
+                why=f"{self._about} asks for {list(shape)}",
+                todo=f"check that {self._about} and the weights belong together",
             )  # fmt: skip
         if scales is None or self._scale_blocks is None:
             return found
@@ -165,7 +173,11 @@ class Checkpoint:
 
 @contextmanager
 def open_checkpoint(model_dir: Path, scale_blocks: tuple[int, int] | None = None) -> Iterator[Checkpoint]:
-    """Map the files of the checkpoint in `model_dir`; they are unmapped on exit. Raises ModelError."""
+    """Map the files of the checkpoint in `model_dir`, or of that GGUF model; they are unmapped on exit. Raises
+    ModelError."""
+    if is_gguf(model_dir):
+        yield Checkpoint(model_dir.parent, {model_dir.name: GgufTensors(model_dir)}, about="its metadata")
+        return
     from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:

@@ -167,7 +167,7 @@ def test_a_redis_that_all_machines_reach_is_not(runner: RunnerProcess) -> None:
 
 def test_a_model_that_is_not_here_is_refused(runner: RunnerProcess) -> None:
     runner.begin(charge(model_dir="/no/such/folder"))
-    why = "the model is not on 10.0.0.2: there is no folder /no/such/folder"
+    why = "the model is not on 10.0.0.2: there is no /no/such/folder"
     assert runner.next() == {"exited": f"{why}. Put it there, or use a path that all machines share."}
 
 

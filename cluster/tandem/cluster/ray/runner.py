@@ -232,7 +232,7 @@ class Runner:
 
     def _model_dir(self, charge: Charge) -> Path:
         path = Path(charge.order.config.model_dir)
-        if path.is_dir():
+        if path.exists():
             return path
         if path.name == NAME:
             try:
@@ -241,7 +241,7 @@ class Runner:
                 pass
         raise StartupError(
             f"the model is not on {self._ip}",
-            why=f"there is no folder {path}",
+            why=f"there is no {path}",
             todo="Put it there, or use a path that all machines share",
         )
 

@@ -74,7 +74,7 @@ class Cursor:
         start = self.at
         if kind in _SCALARS:
             self._skip(count * _SCALARS[kind].size)
-            return StoredArray(kind, start, count)
+            return StoredArray(kind, start, count, self.at - start)
         # A text has 8 bytes at least, an array in it 12.
         self._walked += count
         if count * _U64.size > self.left or self._walked > MAX_WALKED:
@@ -84,7 +84,7 @@ class Cursor:
                 self._skip(self.u64())
             else:
                 self._array(key, depth + 1)
-        return StoredArray(kind, start, count)
+        return StoredArray(kind, start, count, self.at - start)
 
     def _kind(self, key: str) -> ValueType:
         number = self.u32()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 from mmap import mmap
@@ -27,11 +28,12 @@ class StoredText:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """Where the elements of an array are, one behind the other: `count` of type `kind`."""
+    """Where the elements of an array are, one behind the other: `count` of type `kind` in `size` bytes."""
 
     kind: ValueType
     start: int
     count: int
+    size: int
 
 
 Value = bool | int | float | StoredText | StoredArray
@@ -59,6 +61,14 @@ class Metadata:
     def error(self, key: str, why: str, todo: str = "download the file again") -> ModelError:
         """For a value that is wrong."""
         return ModelError(f"{self.path}: {key} cannot be used", why=why, todo=todo)
+
+    def digest(self, prefix: str = "") -> str:
+        """32 hex characters over all entries whose keys begin with `prefix`, in the order of the file."""
+        total = hashlib.sha256()
+        for key, value in self._values.items():
+            if key.startswith(prefix):
+                total.update(f"{len(key)} {key} {self._words(value)}\n".encode())
+        return total.hexdigest()[:32]
 
     def text(self, key: str, default: str = "") -> str:
         value = self._values.get(key)
@@ -128,6 +138,14 @@ class Metadata:
         """The elements of an array of flags; empty where there is none."""
         array = self._array(key, (ValueType.BOOL,), "flags")
         return [] if array is None else [bool(one) for one in self._data[array.start : array.start + array.count]]
+
+    def _words(self, value: Value) -> str:
+        """What tells a value from others: of texts and arrays a digest of their bytes, but not where they are."""
+        if not isinstance(value, StoredText | StoredArray):
+            return repr(value)
+        size, kind = (value.length, ValueType.STRING) if isinstance(value, StoredText) else (value.size, value.kind)
+        with memoryview(self._data) as data, data[value.start : value.start + size] as stored:
+            return f"{kind:d} {size} {hashlib.sha256(stored).hexdigest()}"
 
     def _array(self, key: str, kinds: tuple[ValueType, ...], words: str) -> StoredArray | None:
         value = self._values.get(key)

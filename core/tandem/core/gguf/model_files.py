@@ -43,6 +43,11 @@ def gguf_in(folder: Path) -> Path | None:
     return folder / firsts[0] if firsts else None
 
 
+def folder_of(path: Path) -> Path:
+    """Where the files of a model are: a folder itself, or that of a GGUF file."""
+    return path.parent if is_gguf(path) else path
+
+
 def gguf_files(path: Path) -> list[Path]:
     """All files of the model whose first one is `path`, in order. Raises ModelError for another than the first."""
     split = _SPLIT.fullmatch(path.name)

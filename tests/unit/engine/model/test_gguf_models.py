@@ -1,0 +1,248 @@
+"""A model as GGUF has the logits of its safetensors, in every family and over ranks; blocks are as the oracle reads."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tandem.core.errors import ModelError
+from tandem.core.gguf.model_files import gguf_in
+from tandem.engine.gguf.dequantize import DEQUANTIZE
+from tandem.engine.gguf.tensors import GgufTensors
+from tandem.engine.model_config import read_model_config
+from tandem.engine.model_source import (
+    ModelSource,
+    fingerprint,
+    local_model,
+    sim_fingerprint,
+    tokenizer_digest,
+    weight_files,
+)  # fmt: skip
+from tandem.engine.models.decoder import Decoder
+from tandem.engine.parallel import SingleRank
+from tandem.engine.runner import ModelRunner
+from tools.gguf_model import GgufModel, write_gguf
+
+FAMILIES = ("bundled", "llama", "llama-biases", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3")
+WRITTEN = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4")
+"""Types that the package writes."""
+
+
+class Alone(SingleRank):
+    """A rank whose others never came: it can load, for that needs nobody."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__()
+        self.rank, self.size = rank, size
+
+
+def runner(path: Path) -> ModelRunner:
+    return ModelRunner(model_dir=path, dtype="float32", num_blocks=32, max_model_len=256)
+
+
+def rewritten(folder: Path, to: Path, **config: Any) -> Path:
+    """A copy of a model with other fields in its config."""
+    shutil.copytree(folder, to)
+    values = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(values | config))
+    return to
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_are_those_of_the_safetensors(
+    name: str, model_folder: Any, driver_of: Any, tokens_of: Any, tmp_path: Path
+) -> None:
+    folder = model_folder(name)
+    if name in ("gemma2", "gemma3"):  # scores are scaled by what files of these sizes have
+        folder = rewritten(folder, tmp_path / "folder", query_pre_attn_scalar=16)
+    write_gguf(folder, tmp_path / "model.gguf")
+    ours, plain = runner(tmp_path / "model.gguf"), runner(folder)
+    assert ours.config.is_tied == plain.config.is_tied
+    assert ours.config.describe_rope() == plain.config.describe_rope()
+    tokens = tokens_of(100, plain.vocab_size)
+    found, want = (driver_of(one).step({"a": tokens})["a"] for one in (ours, plain))
+    torch.testing.assert_close(found, want, atol=1e-6 if "gemma" in name else 0, rtol=0)
+
+
+@pytest.mark.parametrize("scaling", [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 8192},
+    {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 8192},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+], ids=lambda scaling: f"{scaling['rope_type']}-{scaling['factor']}")  # fmt: skip
+def test_stretched_rotations_are_the_same(scaling: dict[str, Any], model_folder: Any, tmp_path: Path) -> None:
+    folder = rewritten(model_folder("llama"), tmp_path / "folder", rope_scaling=scaling)
+    write_gguf(folder, tmp_path / "model.gguf")
+    assert read_model_config(tmp_path / "model.gguf").rope == read_model_config(folder).rope
+
+
+def test_other_factors_of_frequencies_are_refused(model_folder: Any, tmp_path: Path) -> None:
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 2.0,
+               "original_max_position_embeddings": 4096}  # fmt: skip
+    folder = rewritten(model_folder("llama"), tmp_path / "folder", rope_scaling=scaling)
+    write_gguf(folder, tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"rope_freqs\.weight is none of a Llama 3"):
+        read_model_config(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_quantised_weights_are_what_the_package_reads(kind: str, model_folder: Any, tmp_path: Path) -> None:
+    """Every tensor of a Llama: names, order of rows, and each number to the bit."""
+    folder, path = model_folder("llama"), tmp_path / "model.gguf"
+    write_gguf(folder, path, GgufModel(kind=kind))
+    assert kind in DEQUANTIZE
+    want = {
+        one.name: gguf.quants.dequantize(one.data, one.tensor_type).reshape(tuple(reversed(one.shape.tolist())))
+        for one in gguf.GGUFReader(path).tensors
+    }
+    names = {one: f"blk.1.{name}.weight" for one, name in {
+        "self_attn.v_proj": "attn_v", "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
+    }.items()}  # fmt: skip
+    tensors = GgufTensors(path)
+    for name, stored in names.items():
+        found = tensors.get_slice(f"model.layers.1.{name}.weight")[tuple(slice(0, 99999) for _ in want[stored].shape)]
+        assert (found.float().numpy() == want[stored]).all()
+    turned = torch.from_numpy(want["blk.1.attn_k.weight"].copy())  # [2 heads of 16, 64]
+    undone = turned.view(2, 8, 2, 64).transpose(1, 2).reshape(32, 64)
+    slices = tensors.get_slice("model.layers.1.self_attn.k_proj.weight")
+    assert slices[0:32, 0:64].float().equal(undone)
+    assert slices[5:21, 7:45].float().equal(undone[5:21, 7:45])
+    assert slices[8:8, 0:64].shape == (0, 64)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_get_their_slices_of_blocks(name: str, size: int, model_folder: Any, tmp_path: Path) -> None:
+    """Columns of a rank need not be whole blocks."""
+    path, plain = tmp_path / "model.gguf", tmp_path / "plain"
+    write_gguf(model_folder(name), path, GgufModel(kind="Q8_0"))
+    shutil.copytree(model_folder(name), plain)
+    tensors = GgufTensors(path)
+    whole = {key: tensors.get_slice(key) for key in tensors.keys()}  # noqa: SIM118 - no mapping
+    save_file(
+        {key: one[tuple(slice(0, size) for size in one.get_shape())].contiguous() for key, one in whole.items()},
+        plain / "model.safetensors",
+    )
+    for rank in range(size):
+        made = []
+        for source in (path, plain):
+            decoder = Decoder(read_model_config(source), dtype=torch.float32, max_positions=64, group=Alone(rank, size))
+            shares: list[torch.Tensor] = []
+            decoder._quantize = lambda one, kept=shares: kept.append(one.tensor.clone())  # type: ignore[method-assign,misc]
+            decoder.load(source)
+            made.append(shares)
+        assert all(one.equal(other) for one, other in zip(*made, strict=True))
+
+
+def test_blocks_can_be_had_as_they_are(model_folder: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    write_gguf(model_folder("llama"), path, GgufModel(kind="Q4_0"))
+    one = GgufTensors(path).get_slice("model.layers.0.self_attn.q_proj.weight")
+    blocks = one.blocks(slice(16, 48), slice(32, 64))
+    assert (one.kind, blocks.shape, blocks.dtype) == ("Q4_0", (32, 18), torch.uint8)
+    assert DEQUANTIZE["Q4_0"](blocks).equal(one[16:48, 32:64])
+    with pytest.raises(ValueError, match="columns 16 to 64 are no whole blocks of 32"):
+        one.blocks(slice(0, 1), slice(16, 64))
+
+
+def test_split_files_are_one_model(model_folder: Any, driver_of: Any, tmp_path: Path) -> None:
+    write_gguf(model_folder("qwen3"), tmp_path / "big.gguf", GgufModel(split_tensors=5))
+    source = local_model(str(tmp_path))
+    assert source is not None
+    assert (source.name, source.path) == ("big", gguf_in(tmp_path.resolve()))
+    assert len(weight_files(source.path)) > 3
+    found = driver_of(runner(source.path)).step({"a": [5, 6, 7]})["a"]
+    assert found.equal(driver_of(runner(model_folder("qwen3"))).step({"a": [5, 6, 7]})["a"])
+
+
+def test_a_file_and_its_folder_are_the_same_model(model_folder: Any, tmp_path: Path) -> None:
+    folder, path = tmp_path / "folder", tmp_path / "folder" / "Tiny-1M.Q8_0.gguf"
+    folder.mkdir()
+    write_gguf(model_folder("llama"), path, GgufModel(kind="Q8_0"))
+    source = local_model(str(path))
+    assert source == local_model(str(folder)) == ModelSource(name="Tiny-1M.Q8_0", path=path.resolve())
+    assert source is not None
+    linked = tmp_path / "Name.gguf"
+    linked.symlink_to(path)
+    found = local_model(str(linked))
+    assert found is not None
+    assert found.name == "Name"
+    with pytest.raises(ModelError, match="is a file and has no revisions"):
+        local_model(str(path), revision="main")
+    config = read_model_config(path)
+    computed, sim = fingerprint(source, config, compute_dtype="float32"), sim_fingerprint(source, config)
+    assert computed.tokenizer == sim.tokenizer == tokenizer_digest(path)
+    other = tmp_path / "other.gguf"
+    write_gguf(model_folder("llama"), other, GgufModel(kind="Q4_0"))
+    assert tokenizer_digest(other) == tokenizer_digest(path)
+    assert fingerprint(ModelSource(name=source.name, path=other), config, compute_dtype="float32") != computed
+    shutil.copyfile(model_folder("llama") / "tokenizer.json", folder / "tokenizer.json")
+    assert tokenizer_digest(path) != tokenizer_digest(other)
+
+
+def _without(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+
+
+def test_a_missing_tensor_is_named(model_folder: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(model_folder("llama"), folder)
+    tensors = load_file(folder / "model.safetensors")
+    _without(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    write_gguf(folder, tmp_path / "model.gguf")
+    with pytest.raises(ModelError, match=r"is missing 1 tensors: model\.layers\.1\.mlp\.up_proj\.weight"):
+        runner(tmp_path / "model.gguf")
+
+
+def _changed(path: Path, **values: Any) -> Path:
+    """The same file with other metadata, by the package; tensors are left out but the embedding."""
+    reader, out = gguf.GGUFReader(path), path.with_name("changed.gguf")
+    writer = gguf.GGUFWriter(out, values.pop("architecture", "llama"))
+    for key, one in reader.fields.items():
+        if key.startswith("llama.") and key not in values:
+            writer.add_key_value(key, one.contents(), one.types[0])
+    for key, value in values.items():
+        if value is not None:
+            kinds = {int: "UINT32", float: "FLOAT32", str: "STRING", bool: "BOOL"}
+            writer.add_key_value(key, value, gguf.GGUFValueType[kinds[type(value)]])
+    for tensor in reader.tensors[:2]:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"architecture": "mamba"}, "it is 'mamba', and Tandem computes llama, qwen2"),
+    "unknown key": ({"llama.attention.clamp_kqv": 8.0}, "clamp_kqv cannot be used: llama is computed without it"),
+    "window": ({"llama.attention.sliding_window": 64}, "llama is computed without it"),
+    "no layers": ({"llama.block_count": None}, "block_count cannot be used: it is missing"),
+    "zero layers": ({"llama.block_count": 0}, "it is 0, and must be 1 to"),
+    "layers without end": ({"llama.block_count": 1 << 31}, "must be 1 to 2147483647"),
+    "more layers than tensors": ({"llama.block_count": 1 << 20}, "and the file has 2 tensors"),
+    "another width": ({"llama.embedding_length": 128}, r"it is 128, and token_embd\.weight is \[512, 64\]"),
+    "a part of a head": ({"llama.rope.dimension_count": 8}, "heads have 16 numbers, all of which turn"),
+    "a rotation": ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "it is 'longrope'"),
+    "no number": ({"llama.rope.freq_base": float("nan")}, "it is nan, and must be above 0"),
+    "sees what is to come": ({"llama.attention.causal": False}, "those to come are not computed"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_computed_is_refused_by_its_key(name: str, model_folder: Any, tmp_path: Path) -> None:
+    values, why = REFUSED[name]
+    write_gguf(model_folder("llama"), tmp_path / "model.gguf", GgufModel(has_tokenizer=False))
+    with pytest.raises(ModelError, match=why):
+        read_model_config(_changed(tmp_path / "model.gguf", **values))
