@@ -1,4 +1,4 @@
-"""Text to token ids and back with the model's own tokenizer.json, as transformers would do it, without transformers."""
+"""Text to token ids and back with the model's own tokenizer, as transformers would do it, without transformers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError, ModelError
+from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
 from tandem.router.text.chat_template import (
     DEFAULT_RENDERING,
     LONG_RENDER_S,
@@ -21,6 +22,7 @@ from tandem.router.text.chat_template import (
     Rendering,
     UnendingTemplateError,
 )
+from tandem.router.text.gguf_tokenizer import build_tokenizer, special_tokens
 
 T = TypeVar("T")
 LONG_TEXT_CHARS = 4096
@@ -55,28 +57,29 @@ class Tokenizer:
         self._thread = ThreadPoolExecutor(1, "tokenise")
 
     @classmethod
-    def load(cls, folder: Path, template: Path | None = None) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json; raises ModelError.
+    def load(cls, path: Path, template: Path | None = None) -> Tokenizer:
+        """Read tokenizer.json, tokenizer_config.json, chat_template.jinja and config.json of a folder, or what a GGUF
+        file says where it has no tokenizer.json beside it; raises ModelError.
 
-        `template`: a chat template to use in place of the folder's.
+        `template`: a chat template to use in place of the model's.
         """
-        path = folder / "tokenizer.json"
-        try:
-            hub = HubTokenizer.from_str(path.read_text("utf-8"))
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise ModelError(f"cannot read {path}", why=why, todo="check the model folder") from error
-        except Exception as error:  # the library raises plain Exception for a file it cannot parse
-            raise ModelError(f"{path} is no tokenizer", why=str(error), todo="download the model again") from error
+        folder = folder_of(path)
+        gguf = GgufModel(path) if is_gguf(path) else None
+        if gguf is not None and not (folder / "tokenizer.json").is_file():
+            hub, source, specials = build_tokenizer(gguf.metadata), "", special_tokens(gguf.metadata)
+        else:
+            settings = _read_json(folder / "tokenizer_config.json")
+            hub, source = _read_tokenizer(folder / "tokenizer.json"), _template_source(folder, settings)
+            specials = _special_tokens(folder, settings)
         hub.no_padding()
         hub.no_truncation()
-        settings = _read_json(folder / "tokenizer_config.json")
-        model = _read_json(folder / "config.json")
-        model = {**model, **model.get("text_config", {})}
-        source = _template_source(folder, settings) if template is None else _read_template(template)
-        chat = ChatTemplate(source, _special_tokens(folder, settings)) if source else None
-        vocab_size = int(model.get("vocab_size") or hub.get_vocab_size(with_added_tokens=True))
-        return cls(hub, chat, vocab_size, int(model.get("max_position_embeddings") or 0))
+        vocab_size, context = _sizes(folder) if gguf is None else _gguf_sizes(gguf)
+        if template is not None:
+            source = _read_template(template)
+        elif gguf is not None:
+            source = source or gguf.metadata.text("tokenizer.chat_template")
+        chat = ChatTemplate(source, specials) if source else None
+        return cls(hub, chat, vocab_size or hub.get_vocab_size(with_added_tokens=True), context)
 
     def encode_now(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Like `encode`, on the calling thread."""
@@ -191,6 +194,30 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_level_alphabet()
+
+
+def _read_tokenizer(path: Path) -> HubTokenizer:
+    try:
+        return HubTokenizer.from_str(path.read_text("utf-8"))
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise ModelError(f"cannot read {path}", why=why, todo="check the model folder") from error
+    except Exception as error:  # the library raises plain Exception for a file it cannot parse
+        raise ModelError(f"{path} is no tokenizer", why=str(error), todo="download the model again") from error
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    """Of the vocabulary and of the context, 0 for what config.json does not say."""
+    model = _read_json(folder / "config.json")
+    model = {**model, **model.get("text_config", {})}
+    return int(model.get("vocab_size") or 0), int(model.get("max_position_embeddings") or 0)
+
+
+def _gguf_sizes(gguf: GgufModel) -> tuple[int, int]:
+    """As `_sizes`, of a GGUF file."""
+    embedding, architecture = "token_embd.weight", gguf.metadata.text("general.architecture")
+    rows = gguf.tensor(embedding).shape[0] if embedding in gguf.file_of else 0
+    return rows, gguf.metadata.whole(f"{architecture}.context_length", 0) or 0
 
 
 def _template_source(folder: Path, settings: Mapping[str, Any]) -> str:
