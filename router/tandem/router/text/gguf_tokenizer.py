@@ -132,10 +132,14 @@ def _merges(metadata: Metadata, vocab: dict[str, int], scores: list[float], type
 
 
 def _add_tokens(hub: HubTokenizer, tokens: list[str], types: list[int]) -> None:
-    """Tokens that are found in a text before anything else: control tokens, and those of users."""
+    """Tokens that are found in a text before anything else: control tokens, and those of users.
+
+    SentencePiece looks for the latter once blanks are ▁, so that runs of them in a vocabulary match a ▁ of a text, too.
+    """
+    is_after_blanks = isinstance(hub.normalizer, normalizers.Replace)
     for kind, is_special in ((TokenType.CONTROL, True), (TokenType.USER_DEFINED, False)):
         added = [
-            AddedToken(text, normalized=False, special=is_special)
+            AddedToken(text, normalized=is_after_blanks and not is_special, special=is_special)
             for text, one in zip(tokens, types, strict=True)
             if one == kind
         ]
