@@ -173,6 +173,7 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     merges = raw["model"]["merges"]
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges] or ["a b"])
     writer.add_bos_token_id(config.get("bos_token_id") or 0)
+    writer.add_add_bos_token("TemplateProcessing" in json.dumps(raw["post_processor"]))
     eos = config.get("eos_token_id") or 0
     writer.add_eos_token_id(eos[0] if isinstance(eos, list) else eos)
     if settings.get("chat_template"):

@@ -24,6 +24,7 @@ from safetensors.torch import load_file, save_file
 
 from tandem.engine.families import FAMILIES
 from tandem.prefixindex.private_redis import PrivateRedis
+from tools.gguf_model import write_gguf
 from tools.random_model import RandomModel, make_random_model
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for
@@ -155,6 +156,34 @@ def test_a_broken_model(intact: Path, tmp_path: Path, state: Path, edit: Edit, w
     shutil.copytree(intact, folder)
     edit(folder)
     line = refusal(state, "--model", str(folder), "--mixed", "1")
+    assert [word for word in words if word not in line] == [], line
+
+
+def cut_gguf(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1000)
+
+
+def flip_gguf(path: Path) -> None:
+    """The number of tensors becomes 2^56 times as many."""
+    with path.open("r+b") as file:
+        file.seek(15)
+        file.write(b"\xff")
+
+
+GGUF_FILES: list[tuple[str, Edit, tuple[str, ...]]] = [
+    ("cut", cut_gguf, ("tiny.gguf cannot be read as GGUF", "it ends at", "Download the file again")),
+    ("counts without end", flip_gguf, ("cannot be read as GGUF", "tensors")),
+    ("another format", lambda path: path.write_bytes(b"PK" * 100), ("is no GGUF file", "it begins with b'PKPK'")),
+    ("an unknown split of texts", lambda path: path.write_bytes(path.read_bytes().replace(b"gpt-2", b"gpt-9")),
+     ("the router cannot start", "it is 'gpt-9'", "Put the model's tokenizer.json beside the file")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edit", "words"), [case[1:] for case in GGUF_FILES], ids=[case[0] for case in GGUF_FILES])
+def test_a_broken_gguf_file(intact: Path, tmp_path: Path, state: Path, edit: Edit, words: tuple[str, ...]) -> None:
+    write_gguf(intact, tmp_path / "tiny.gguf")
+    edit(tmp_path / "tiny.gguf")
+    line = refusal(state, "--model", str(tmp_path / "tiny.gguf"), "--mixed", "1")
     assert [word for word in words if word not in line] == [], line
 
 

@@ -72,6 +72,7 @@ def test_ids_and_chats_are_those_of_the_tokenizer_json(bundled: Path) -> None:
     ours, theirs = Tokenizer.load(bundled), Tokenizer.load(BUNDLED)
     assert (ours.vocab_size, ours.context_tokens) == (theirs.vocab_size, theirs.context_tokens)
     for text in TEXTS + drawn_texts("abc XY 12 é日🙂\n\t<|user|>"):
+        assert ours.encode_now(text) == theirs.encode_now(text), text
         ids = ours.encode_now(text, add_special_tokens=False)
         assert ids == theirs.encode_now(text, add_special_tokens=False), text
         assert ours.decode(ids) == theirs.decode(ids)
