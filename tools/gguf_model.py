@@ -171,7 +171,8 @@ def _add_tokenizer(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(size)])
     writer.add_token_types(kinds)
     merges = raw["model"]["merges"]
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges] or ["a b"])
+    if merges:
+        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     writer.add_bos_token_id(config.get("bos_token_id") or 0)
     writer.add_add_bos_token("TemplateProcessing" in json.dumps(raw["post_processor"]))
     eos = config.get("eos_token_id") or 0

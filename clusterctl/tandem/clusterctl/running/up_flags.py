@@ -24,7 +24,9 @@ _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
 class UpFlags:
     """What was given on the command line; None = not given. Each flag's place in the configuration: flag_names.py."""
 
-    model: Annotated[str | None, typer.Option(help="Model folder or hub id. Without it, the bundled model.")] = None
+    model: Annotated[
+        str | None, typer.Option(help="Model folder, GGUF file or hub id. Without it, the bundled model.")
+    ] = None
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name of the model in the API; may be given several times.")

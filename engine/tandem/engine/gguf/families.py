@@ -57,7 +57,7 @@ def _llama(_keys: Keys, model: GgufModel) -> dict[str, Any]:
 
 def _mixtral(keys: Keys, _model: GgufModel) -> dict[str, Any]:
     return {
-        "num_local_experts": keys.positive("expert_count"), "num_experts_per_tok": keys.positive("expert_used_count"),
+        "num_local_experts": keys.experts(), "num_experts_per_tok": keys.positive("expert_used_count"),
         "sliding_window": None,
     }  # fmt: skip
 
@@ -69,7 +69,7 @@ def _qwen(_keys: Keys, _model: GgufModel) -> dict[str, Any]:
 def _qwen3moe(keys: Keys, _model: GgufModel) -> dict[str, Any]:
     """llama.cpp divides the weights of a token's experts by their sum in every file of this architecture."""
     return {
-        "num_experts": keys.positive("expert_count"), "num_experts_per_tok": keys.positive("expert_used_count"),
+        "num_experts": keys.experts(), "num_experts_per_tok": keys.positive("expert_used_count"),
         "moe_intermediate_size": keys.positive("expert_feed_forward_length"), "norm_topk_prob": True,
         "use_sliding_window": False,
     }  # fmt: skip

@@ -8,6 +8,8 @@ from tandem.core.errors import ModelError
 from tandem.core.gguf.metadata import Metadata
 
 _MOST = (1 << 31) - 1
+MAX_EXPERTS = 1 << 12
+"""Of a layer; each has parameters of its own before the file is read."""
 COMMON = frozenset({
     "vocab_size", "context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count",
     "attention.head_count_kv", "attention.key_length", "attention.value_length", "attention.layer_norm_rms_epsilon",
@@ -49,6 +51,13 @@ class Keys:
         if not 1 <= value <= _MOST:
             raise self.error(name, f"it is {value}, and must be 1 to {_MOST}")
         return value
+
+    def experts(self) -> int:
+        """How many a layer has."""
+        count = self.positive("expert_count")
+        if count > MAX_EXPERTS:
+            raise self.error("expert_count", f"it is {count}, and at most {MAX_EXPERTS} are computed")
+        return count
 
     def number(self, name: str, default: float | None = None) -> float | None:
         """A number above 0, or None where it is absent and has no default."""

@@ -168,7 +168,7 @@ def _of_layer(
     prefix, shape = f"model.layers.{layer}", whole.stored.shape
     if part in family.experts:
         block, own = family.experts[part]
-        experts = keys.positive("expert_count")
+        experts = keys.experts()
         if len(shape) != 3 or shape[0] != experts:
             why = f"it must have {experts} experts"
             raise ModelError(f"{whole.stored.name} in {whole.file.path} is {list(shape)}", why=why)
