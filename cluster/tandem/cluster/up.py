@@ -105,7 +105,7 @@ def _up(
 def _check(config: ClusterConfig, environment: Environment, progress: Progress) -> ResolvedCluster:
     check_ports(resolve_ports(config.router))  # before a model is fetched, which may take long
     for model in (config.model, *config.models):
-        if model.path and not written_out(model.path).is_dir():
+        if model.path and not written_out(model.path).exists():
             progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
     if PATIENCE > 1:

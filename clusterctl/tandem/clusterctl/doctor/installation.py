@@ -84,7 +84,7 @@ class Installation:
     def hub_token(self) -> Iterator[Finding]:
         config = self.config()
         names = [model.path for model in (config.model, *config.models)]
-        gated = [name for name in names if name.startswith(_GATED) and not written_out(name).is_dir()]
+        gated = [name for name in names if name.startswith(_GATED) and not written_out(name).exists()]
         if not gated:
             yield skipped("hub-token", "no model that is known to want one")
         elif self._has_token():
