@@ -6,12 +6,14 @@ what is free now and from the size of the files, by the same arithmetic (`Automa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.cluster import gpumemory
 from tandem.core.config import SIM_KV_BYTES, WorkerSection
 from tandem.core.errors import StartupError
+from tandem.core.gguf.model_files import GgufModel, is_gguf
 from tandem.core.kvlayout import DTYPE_BYTES
 from tandem.engine.memory_plan import AutomaticKV, StepBounds, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config
@@ -86,7 +88,11 @@ def _may_have_gpu(settings: WorkerSection) -> bool:
 
 
 def _weight_bytes(model_dir: Path, model: ModelConfig, dtype: str, quantize: str) -> int:
-    """By the size of the files, whose numbers are of the model's dtype, in what they are loaded as."""
-    stored = sum((model_dir / name).stat().st_size for name in weight_files(model_dir))
+    """By the size of the files, whose numbers are of the model's dtype, or by the numbers of a GGUF model, in what they
+    are loaded as."""
     each = _QUANTISED_BYTES.get(quantize, DTYPE_BYTES[dtype])
+    if is_gguf(model_dir):
+        gguf = GgufModel(model_dir)
+        return int(sum(math.prod(gguf.tensor(name).shape) for name in gguf.file_of) * each)
+    stored = sum((model_dir / name).stat().st_size for name in weight_files(model_dir))
     return int(stored * each / DTYPE_BYTES[model.dtype])

@@ -147,8 +147,8 @@ class RoleSection:
 class WorkerSection:
     """`[worker]`: settings of every worker. `threads` 0 = cores divided by ranks, at least 1.
 
-    `kv_memory_bytes` 0 = automatic: `automatic_kv_share` of what is left beside weights and steps (AutomaticKV). On a CPU
-    a worker then plans with `memory_bytes`, 0 = what is free, shared by the workers of the machine.
+    `kv_memory_bytes` 0 = automatic: `automatic_kv_share` of what is left beside weights and steps (AutomaticKV). On a
+    CPU a worker then plans with `memory_bytes`, 0 = what is free, shared by the workers of the machine.
 
     `engine`: "model" computes, "sim" writes, moves and reads back KV by arithmetic, without weights. `kv_dtype` "auto"
     = the compute dtype. `wire_codec` ("int8", "fp8", "" = none) compresses KV on links that were measured below
