@@ -19,6 +19,9 @@ MAX_WAITING = 1024
 TURNS = 4
 """From one to the next. A message of a worker takes three to be read; with one, requests came in faster than what
 workers said of those before, until answers lagged by seconds."""
+BURST = 4
+"""So many are let in at once where nobody waits, and one more for each EACH_S since."""
+EACH_S = 0.005
 _RETRY_S = 1.0
 
 
@@ -33,8 +36,9 @@ class Intake:
     def __init__(self, limit: int = MAX_WAITING) -> None:
         self._limit = limit
         self._queue: FairQueue[_Newcomer] = FairQueue(quantum=1, limit=limit)
-        self._is_taken = False
-        """Somebody was let in in this turn of the loop."""
+        self._credit, self._credited_s = float(BURST), 0.0
+        self._is_counting = False
+        """Turns of the loop, until the next one is let in."""
 
     @property
     def waiting(self) -> int:
@@ -42,10 +46,11 @@ class Intake:
 
     async def turn(self, tenant: str) -> None:
         """Return when a request of `tenant` is let in; CapacityError if too many wait."""
-        if not self._is_taken:
-            self._is_taken = True
-            self._pass(TURNS)
+        if not len(self._queue) and self._is_in_credit():
             return
+        if not self._is_counting:
+            self._is_counting = True
+            self._pass(TURNS)
         newcomer = _Newcomer(tenant=tenant, cost=1, due_s=0.0, gone_s=0.0)
         loser = self._queue.add(newcomer)
         if loser is newcomer:
@@ -58,14 +63,25 @@ class Intake:
             self._queue.remove(newcomer)
             raise
 
+    def _is_in_credit(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        self._credit = min(BURST, self._credit + (now_s - self._credited_s) / EACH_S)
+        self._credited_s = now_s
+        is_enough = self._credit >= 1
+        self._credit -= is_enough
+        return is_enough
+
     def _next(self) -> None:
         first = self._queue.first()
-        self._is_taken = first is not None
         if first is not None:
             self._queue.take(first)
             if not first.let_in.done():
                 first.let_in.set_result(None)
+        self._is_counting = len(self._queue) > 0
+        if self._is_counting:
             self._pass(TURNS)
+        else:
+            self._credit, self._credited_s = 0.0, asyncio.get_running_loop().time()
 
     def _pass(self, turns: int) -> None:
         """Let in the next one so many turns of the loop from now."""

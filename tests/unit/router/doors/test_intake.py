@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import CapacityError
-from tandem.router.doors.intake import TURNS, Intake
+from tandem.router.doors.intake import BURST, EACH_S, TURNS, Intake
 
 
 def looped(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -45,34 +45,40 @@ async def test_whoever_comes_alone_does_not_wait() -> None:
 
 
 @looped
-async def test_one_in_a_few_turns() -> None:
+async def test_a_burst_at_once_then_one_in_a_few_turns() -> None:
     intake = Intake()
-    entered, _ = await _let_in(intake, ["a"] * 9)
-    assert len(entered) == 9
-    turns = [turn for turn, _ in entered]
-    assert {later - turn for turn, later in pairwise(turns[1:])} == {TURNS}
-    assert intake.waiting == 0
+    for _ in range(2):
+        entered, _ = await _let_in(intake, ["a"] * (BURST + 6))
+        turns = [turn for turn, _ in entered]
+        assert turns[:BURST] == [1] * BURST
+        assert {later - turn for turn, later in pairwise(turns[BURST:])} == {TURNS}
+        assert len(turns) == BURST + 6
+        entered, _ = await _let_in(intake, ["a"])
+        assert entered[0][0] > 1, "it has just let in one that waited"
+        await asyncio.sleep(2 * BURST * EACH_S)
 
 
 @looped
 async def test_tenants_take_turns() -> None:
     entered, _ = await _let_in(Intake(), ["greedy"] * 20 + ["modest"])
-    assert [tenant for _, tenant in entered].index("modest") <= 3
+    assert [tenant for _, tenant in entered].index("modest") <= BURST + 2
 
 
 @looped
 async def test_who_has_most_waiting_pays_for_a_full_intake() -> None:
     intake = Intake(limit=3)
-    entered, tasks = await _let_in(intake, ["greedy"] * 5 + ["modest"])
+    entered, tasks = await _let_in(intake, ["greedy"] * (BURST + 4) + ["modest"])
     refused = [task.exception() for task in tasks if task.exception() is not None]
     assert [type(error) for error in refused] == [CapacityError, CapacityError]
     assert tasks[-1].exception() is None, "it had least"
-    assert len(entered) == 4
+    assert len(entered) == BURST + 3
 
 
 @looped
 async def test_who_leaves_waits_no_more() -> None:
     intake = Intake()
+    for _ in range(BURST - 1):
+        await intake.turn("z")
     first, second, third = (asyncio.create_task(intake.turn(tenant)) for tenant in "abc")
     await asyncio.sleep(0)
     assert intake.waiting == 2
