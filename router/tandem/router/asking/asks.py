@@ -209,21 +209,25 @@ def check_count(param: str, count: int, most: int) -> None:
 def check_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
     """InvalidRequestError when one of the token ids in the field `param` is none."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
-        wrong = next(token for token in ids if not 0 <= token < vocab_size)
-        why = f"the vocabulary has ids 0 to {vocab_size - 1}"
-        raise InvalidRequestError(f"{param} has the token id {wrong}", why=why, param=param)
+        raise _no_id(param, ids, vocab_size)
 
 
 def _packed(param: str, ids: Sequence[int], vocab_size: int) -> Sequence[int]:
-    """The ids, packed; InvalidRequestError as `check_ids`."""
+    """The ids, packed; InvalidRequestError as `check_ids`. Millions are walked as few times as can be."""
     try:
         packed = array("I", ids)
     except OverflowError:
-        check_ids(param, ids, vocab_size)
-        raise
-    if packed and max(ids) >= vocab_size:
-        check_ids(param, ids, vocab_size)
+        raise _no_id(param, ids, vocab_size) from None
+    if packed and max(packed) >= vocab_size:
+        raise _no_id(param, packed, vocab_size)
     return packed
+
+
+def _no_id(param: str, ids: Sequence[int], vocab_size: int) -> InvalidRequestError:
+    """About the first of `ids` that is none."""
+    wrong = next(token for token in ids if not 0 <= token < vocab_size)
+    why = f"the vocabulary has ids 0 to {vocab_size - 1}"
+    return InvalidRequestError(f"{param} has the token id {wrong}", why=why, param=param)
 
 
 def _check_stops(stops: Sequence[str]) -> None:
