@@ -98,6 +98,9 @@ from tandem.router.workers.table import WorkerDirectory, WorkerTable
 _log = logging.getLogger(__name__)
 EXIT_STARTUP = 2
 _PROBE_TEXT = "ready"
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that reads a long body holds the interpreter for so long at a time. The event loop gives it away with every
+look at its sockets, some times for each token: with Python's 5 ms a token came 10 to 20 ms later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,6 +394,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = load(path, RouterConfig)
         logs.setup("router", level=config.log_level, as_json=config.log_format == logs.JSON)
         is_parent = config.settings.processes != 1 and not config.is_part
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_processes(config) if is_parent else _run(config))
     except StartupError as error:
