@@ -80,7 +80,8 @@ class Load:
     def run(self, plan: Sequence[Due], marks: Sequence[tuple[float, Callable[[], None]]] = ()) -> list[Answer]:
         """Answers by when they ended; calls every mark so many seconds after the start.
 
-        SystemExit when an answer is no complete 200 with all its tokens, nor refused where that may be.
+        Raises SystemExit for an answer that is neither a complete 200 with all its tokens nor, with `may_refuse`, a
+        refusal.
         """
         left = sorted(marks, key=lambda mark: -mark[0])
         answers: list[Answer] = []

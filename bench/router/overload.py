@@ -17,7 +17,7 @@ FIRST_RATE = 40.0
 STEP = 1.35
 """Between the rates that are tried."""
 KEEPS_UP = 0.97
-"""Whoever serves this part of what is offered has not met its limit."""
+"""A target that serves this part of what is offered is below its capacity."""
 WARM_S = 1.5
 
 Make = Callable[[], bytes]

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from bench.report import ROOT
 from bench.router.house import READY_S, cpu_s_of, ended, router_cores
+from tools.waiting import wait_for
 
 RELEASE = "sglang-router==0.3.2"
 _HOME = ROOT / "build" / "sglang-router"
@@ -85,16 +85,15 @@ def _free_port() -> int:
 
 def _wait_answers(port: int, router: subprocess.Popen[bytes], log: Path) -> None:
     body = json.dumps({"model": "tandem-tiny", "prompt": "a", "max_tokens": 2, "stream": True}).encode()
-    ends_s = time.monotonic() + READY_S
-    while True:
-        if router.poll() is not None or time.monotonic() > ends_s:
-            raise SystemExit(f"sglang-router does not answer:\n{log.read_text()[-2000:]}")
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
-        )
+    url, headers = f"http://127.0.0.1:{port}/v1/completions", {"content-type": "application/json"}
+
+    def answers() -> bool:
+        if router.poll() is not None:
+            raise SystemExit(f"sglang-router ended:\n{log.read_text()[-2000:]}")
         try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                if b"[DONE]" in answer.read():
-                    return
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=10) as answer:
+                return b"[DONE]" in answer.read()
         except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.2)
+            return False
+
+    wait_for(answers, READY_S, "sglang-router answers")

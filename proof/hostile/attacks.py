@@ -11,7 +11,6 @@ import argparse
 import collections
 import contextlib
 import json
-import os
 import socket
 import struct
 import sys
@@ -267,7 +266,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--every-s", type=float, default=0.2, help="how long after one attack began the next may begin")
     arguments = parser.parse_args()
-    os.nice(19)  # it stands for other machines: what it computes itself is to take nothing from the cluster
     where = urlsplit(arguments.api)
     attacker = Attacker(
         host=where.hostname or "", port=where.port or 80, grpc_address=arguments.grpc,

@@ -21,9 +21,8 @@ LONGEST_TURN_S = 0.2
 MOST_BYTES = 50 << 20
 MOST_TIMES_ITS_BYTES = 20
 """What a refused request may cost in memory: at most MOST_BYTES, and so many times its own bytes."""
-LEAST_BYTES = 16 << 20
-"""So much the memory of a process grows by itself: pages are taken by arenas, one a thread, buffers of sockets come and
-go, and the client is in the same process."""
+LEAST_BYTES = 8 << 20
+"""So much the memory of a process grows by itself: pages are taken by the arena, buffers of sockets come and go."""
 _BEAT_S = 0.001
 
 

@@ -328,7 +328,7 @@ class Controller:
             self._changed.set()
 
     def _note_place(self, slot: Slot, report: WorkerProgress) -> None:
-        """A worker without a place is no process and in no registry: events alone tell of it."""
+        """Record that a worker waits for a machine with room, or has one: until it runs, only events can tell."""
         if report.missing_place and report.missing_place != slot.awaited:
             self._events.record(EventKind.WAITING, slot.worker_id, report.missing_place)
         elif slot.awaited and not report.missing_place:

@@ -33,7 +33,7 @@ class Environment:
     cores: int
     variables: Mapping[str, str]
     free_bytes: int = 0
-    """Memory that workers here may take, as this machine or container has it; 0 = nobody says."""
+    """Free memory of this machine or container, in bytes; 0 = unknown."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:

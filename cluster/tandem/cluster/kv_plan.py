@@ -88,8 +88,8 @@ def _may_have_gpu(settings: WorkerSection) -> bool:
 
 
 def _weight_bytes(model_dir: Path, model: ModelConfig, dtype: str, quantize: str) -> int:
-    """By the size of the files, whose numbers are of the model's dtype, or by the numbers of a GGUF model, in what they
-    are loaded as."""
+    """Compute the bytes that loaded weights take: from the sizes of safetensors files, which hold the model's dtype, or
+    from the shapes of a GGUF model's tensors."""
     each = _QUANTISED_BYTES.get(quantize, DTYPE_BYTES[dtype])
     if is_gguf(model_dir):
         gguf = GgufModel(model_dir)

@@ -176,7 +176,7 @@ def check_files(model: ModelSource, *, has_weights: bool) -> None:
     """Raise ModelError if workers could not load it."""
     if not is_gguf(model.path) and not (model.path / "config.json").is_file():
         raise ModelError(
-            f"{model.path} is no model", why="it has no config.json and no GGUF file",
+            f"{model.path} is not a model", why="it has no config.json and no GGUF file",
             todo="Give a folder in Hugging Face format, or a GGUF file",
         )  # fmt: skip
     read_model_config(model.path)

@@ -1,11 +1,29 @@
-"""Short garbage collections in long-lived processes: a full one that walks all modules stops everything for 50 ms."""
+"""Memory of long-lived processes: short garbage collections, as a full one that walks all modules stops everything for
+50 ms, and large buffers that go back to the system."""
 
 from __future__ import annotations
 
+import ctypes
 import gc
+from contextlib import suppress
 
 _YOUNG, _MIDDLE, _OLD = 10_000, 20, 20
 """Allocations before a collection of the youngest objects, and how many of those before one of the older ones."""
+
+
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_LARGE_BYTES, _ARENAS = 256 << 10, 2
+
+
+def return_large_buffers() -> None:
+    """Have glibc return every freed buffer of 256 KiB or more to the system, and threads share two arenas. Call at the
+    start of a process whose threads read large bodies: by itself glibc keeps ever larger ones. Elsewhere nothing
+    changes."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_M_ARENA_MAX, _ARENAS)
 
 
 def keep_loaded() -> None:

@@ -73,7 +73,7 @@ def _unplaced(admin: AdminClient, desired: Record, status: Record) -> list[str]:
     unplaced = Unplaced()
     try:
         unplaced.hear(admin.events(count=EVENTS)["events"])
-    except TandemError:  # Redis is away, or nobody keeps them
+    except TandemError:  # Redis is unreachable, or this cluster keeps no events
         return []
     now_s = time.time()
     return [

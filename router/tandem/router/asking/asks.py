@@ -213,9 +213,10 @@ def check_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
 
 
 def _packed(param: str, ids: Sequence[int], vocab_size: int) -> Sequence[int]:
-    """The ids, packed; InvalidRequestError as `check_ids`. Millions are walked as few times as can be."""
+    """The ids, packed if they are not; InvalidRequestError as `check_ids`. Millions are walked as few times as can be,
+    and kept once."""
     try:
-        packed = array("I", ids)
+        packed = ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
     except OverflowError:
         raise _no_id(param, ids, vocab_size) from None
     if packed and max(packed) >= vocab_size:

@@ -27,7 +27,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import PlannerMode, RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
-from tandem.core.garbage import keep_loaded
+from tandem.core.garbage import keep_loaded, return_large_buffers
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.core.prefill_queue import QueueRules
 from tandem.core.secret import ClusterSecret
@@ -395,6 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs.setup("router", level=config.log_level, as_json=config.log_format == logs.JSON)
         is_parent = config.settings.processes != 1 and not config.is_part
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        return_large_buffers()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(run_processes(config) if is_parent else _run(config))
     except StartupError as error:
