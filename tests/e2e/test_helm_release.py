@@ -102,6 +102,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield found
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.drawn(1, of="long scenes")
 def test_a_release_lives_through_everything_without_a_lost_request(cluster: Cluster) -> None:
     said = cluster.world.act("install", values=values(), **WAIT)

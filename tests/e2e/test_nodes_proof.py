@@ -8,6 +8,7 @@ from proof.nodes.__main__ import Draw, play
 from tools.namespaces import NoNamespacesError, look_for_namespaces
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.drawn(1, of="long scenes")
 def test_machines_and_the_head_die_under_load() -> None:
     try:

@@ -80,6 +80,7 @@ def stage(helm: Helm, tmp_path: Path) -> Iterator[Stage]:
         yield Stage(kubelet.pods, kubelet.world, kubelet)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.drawn(1, of="long scenes")
 def test_scale_flip_drain_and_what_others_do_lose_no_request(stage: Stage) -> None:
     api = stage.pods.ready("router-a")["http"]
