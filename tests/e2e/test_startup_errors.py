@@ -128,7 +128,7 @@ def break_template(folder: Path) -> None:
 
 
 MODELS: list[tuple[str, Edit, tuple[str, ...]]] = [
-    ("config.json gone", lambda folder: (folder / "config.json").unlink(), ("is no model", "it has no config.json")),
+    ("config.json gone", lambda folder: (folder / "config.json").unlink(), ("is not a model", "it has no config.json")),
     ("config.json cut", lambda folder: os.truncate(folder / "config.json", 20), ("config.json is not JSON", "again")),
     ("weights gone", lambda folder: (folder / "model.safetensors").unlink(), ("has no safetensors weights", "Give")),
     ("pickled weights only", pickle_only, ("has no safetensors weights", "pickled", "Convert")),
