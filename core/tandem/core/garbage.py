@@ -10,7 +10,6 @@ from contextlib import suppress
 _YOUNG, _MIDDLE, _OLD = 10_000, 20, 20
 """Allocations before a collection of the youngest objects, and how many of those before one of the older ones."""
 
-
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BYTES, _ARENAS = 256 << 10, 2
 
@@ -24,6 +23,13 @@ def return_large_buffers() -> None:
         mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
         mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def return_free_memory() -> None:
+    """Have glibc return what is free between buffers in use. Call after work that took hundreds of megabytes in small
+    pieces, on a thread of its own: it takes about 0.1 ms for each. Elsewhere nothing changes."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_loaded() -> None:

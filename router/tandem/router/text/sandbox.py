@@ -25,6 +25,7 @@ MAX_SIZE = 1 << 25
 MAX_NUMBER = 1 << 20
 """That a filter, a call or an operator that repeats something takes."""
 _MAX_BITS = 4096
+_LONG_CHARS = 1 << 18
 _REPEATING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
 _WIDTH, _INNER_WIDTH = re.compile(r"\d{7}"), re.compile(r"\{[^{}]*\{")
 _CHECKED_OPERATORS = frozenset({"+", "*", "**", "%"})
@@ -81,6 +82,13 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         _check_operands(operator, left, right)
         return _checked(super().call_binop(context, operator, left, right))
 
+    def add(self, *parts: Any) -> Any:
+        """`+` of three and more, from the left; of texts without those between."""
+        if all(type(part) is str for part in parts):
+            _check_length(sum(map(len, parts)))
+            return "".join(parts)
+        return functools.reduce(lambda left, right: self.call_binop(None, "+", left, right), parts)
+
     def join_texts(self, *parts: Any) -> str:
         """What `~` does."""
         return self.concat(map(str, parts))
@@ -91,15 +99,21 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
             raise TooLongError
 
     def concat(self, parts: Iterable[str]) -> str:
-        """As `"".join`, which it is in jinja2."""
+        """As `"".join`, which it is in jinja2. Long parts wait as UTF-8: one character beyond U+FFFF makes each of a
+        Python text take four bytes."""
         self._look()
-        pieces, size = [], 0
+        pieces: list[str | bytes] = []
+        size = 0
         for part in parts:
             size += len(part)
             if size > MAX_SIZE:
                 raise TooLargeError
-            pieces.append(part)
-        return "".join(pieces)
+            pieces.append(part if len(part) < _LONG_CHARS else _to_utf8(part))
+        if size < _LONG_CHARS:
+            return "".join(map(str, pieces))
+        encoded = b"".join(piece if isinstance(piece, bytes) else _to_utf8(piece) for piece in pieces)
+        pieces.clear()
+        return encoded.decode("utf-8", "surrogatepass")
 
     def _bounded(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(run)
@@ -112,7 +126,8 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Looks(jinja2.visitor.NodeTransformer):
-    """Has each turn of a loop call the environment's `turn`, whose call looks at the time, and texts joined by ours."""
+    """Has each turn of a loop call the environment's `turn`, whose call looks at the time, and texts joined and added
+    by ours."""
 
     def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802 - named by jinja2
         self.generic_visit(node)
@@ -122,6 +137,17 @@ class _Looks(jinja2.visitor.NodeTransformer):
             node.test = jinja2.nodes.And(_called("turn", node.lineno), node.test, lineno=node.lineno)
         return node
 
+    def visit_Add(self, node: jinja2.nodes.Add) -> jinja2.nodes.Node:  # noqa: N802 - named by jinja2
+        left: jinja2.nodes.Expr = node
+        parts: list[jinja2.nodes.Expr] = []
+        while isinstance(left, jinja2.nodes.Add):
+            parts.insert(0, left.right)
+            left = left.left
+        if len(parts) < 2:
+            self.generic_visit(node)
+            return node
+        return _called("add", node.lineno, [self.visit(part) for part in (left, *parts)])
+
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802 - named by jinja2
         self.generic_visit(node)
         return _called("join_texts", node.lineno, node.nodes)
@@ -130,6 +156,10 @@ class _Looks(jinja2.visitor.NodeTransformer):
 def _called(name: str, line: int, arguments: Iterable[jinja2.nodes.Expr] = ()) -> jinja2.nodes.Call:
     function = jinja2.nodes.EnvironmentAttribute(name, lineno=line)
     return jinja2.nodes.Call(function, list(arguments), [], None, None, lineno=line)
+
+
+def _to_utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _checked(made: Any) -> Any:

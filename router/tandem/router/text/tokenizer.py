@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError, ModelError
+from tandem.core.garbage import return_free_memory
 from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
 from tandem.router.text.chat_template import (
     DEFAULT_RENDERING,
@@ -35,6 +36,8 @@ LONG_CHARS = 4
 takes 30 to 150 bytes a character."""
 _COUNTED_CHARS = 32_768
 """At a time."""
+_MANY_TOKENS = 1 << 18
+"""Of one text. To tokenise it took about 150 bytes for each, in small pieces, and the allocator keeps such."""
 _SHORT_RENDER_S = 0.02
 """So long a template may take in the event loop, where it takes less than a millisecond."""
 _MESSAGE_CHARS = 32
@@ -161,7 +164,10 @@ class Tokenizer:
                         why=f"this model's context is {most_tokens} tokens, prompt and answer together",
                         todo="shorten the prompt", param=param,
                     )  # fmt: skip
-        return self._encode(text, add_special_tokens)
+        ids = self._encode(text, add_special_tokens)
+        if len(ids) > _MANY_TOKENS:
+            return_free_memory()
+        return ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         # A lone surrogate has no UTF-8; clients send one as "\ud800" in JSON.

@@ -101,6 +101,10 @@ def test_one_that_does_not_end_for_some_chat_is_that_requests_error(tmp_path: Pa
         ("{% macro m(n) %}{{ n }}{% endmacro %}{{ m(1700000000) }}{{ '%d' % 1700000000 }}", "17000000001700000000"),
         ("{{ 'at {}'.format(1700000000) }}{{ messages[0].content|upper|replace('O', '0') }}", "at 1700000000G00D"),
         ("{{ 2 ** 10 + 3 * 4 }}{{ 'ab' * 2 }}{{ '-'.join(['a', 'b']) }}{{ [1, 2]|join(', ') }}", "1036ababa-b1, 2"),
+        (
+            "{{ 'a' + 'b' + 'c' + messages[0].role }}{{ 1 + 2 + 3 }}{{ [1] + [2] + [3] }}{{ 'a' + 'b' * (1 + 2) }}",
+            "abcuser6[1, 2, 3]abbb",
+        ),
         ("{{ none ~ 1 ~ true }}{{ messages[0]|tojson }}", 'None1True{"role": "user", "content": "good"}'),
         (
             "{{ messages|map(attribute='content')|join('|') }}{{ 'x'|center(5)|trim }}{{ 'a'|indent(2, true) }}",
@@ -119,6 +123,18 @@ def test_a_large_chat_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_SIZE", 1000)
     with pytest.raises(InvalidRequestError, match="makes too much"):
         template.render([{"role": "user", "content": "a" * 500}] * 3)
+
+
+def test_long_texts_of_all_characters_come_out_as_they_went_in() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ '<' + m.role + '>' }}{{ m.content + '|' }}{% endfor %}", {})
+    long = "a\u00e9\u4e2d\U0001f600\ud800" * 100_000
+    text = template.render([{"role": "user", "content": content} for content in (long, "b\udfff", long)], limit_s=60)
+    assert text == f"<user>{long}|<user>b\udfff|<user>{long}|"
+
+
+def test_texts_and_numbers_are_not_added() -> None:
+    with pytest.raises(InvalidRequestError, match="can only concatenate str"):
+        ChatTemplate("{{ 'a' + 'b' + (messages|length if messages[0].content == 'good' else 'c') }}", {}).render(GOOD)
 
 
 def with_template(folder: Path, source: str) -> Any:

@@ -22,12 +22,12 @@ from tandem.router.quoting import shortened
 
 USUAL_BYTES = 4 << 20
 """Of a body at most; where more is allowed, so is more of what it is made of."""
-MAX_CONTAINERS = 40_960
-"""Lists and objects of a body: 8192 messages of three parts each. In memory each takes up to 250 bytes."""
+MAX_CONTAINERS = 24_576
+"""Lists and objects of a body: 8192 messages of one part each. In memory each takes up to 250 bytes."""
 LEAST_CONTAINER_BYTES = 18
 """Of the body for each of them, but for the first FREE: a message with one part has as many."""
 FREE = 4096
-MAX_STRINGS = 1 << 18
+MAX_STRINGS = 1 << 17
 """Texts of a body, names of fields among them. In memory each takes about 90 bytes."""
 LEAST_TEXT_BYTES = 6
 """Of the body for each of them, but for the first FREE: a part of a message has 6.5 each."""

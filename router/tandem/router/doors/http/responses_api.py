@@ -63,7 +63,7 @@ class _Api:
         ask = _ask(body, past, items)
         ask = replace(ask, caller=caller_of(request), wish=wish_of(request), call=call_of(request))
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
-        written = orjson.dumps(items)
+        written = orjson.dumps(items) if body.store is not False else b""
 
         def stored(finished: bytes, text: str) -> StoredResponse:
             turn = orjson.dumps([*messages_of(items), {"role": "assistant", "content": text}])
