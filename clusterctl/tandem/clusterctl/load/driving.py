@@ -6,17 +6,17 @@ import asyncio
 import itertools
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from tandem.cluster.simulator.traces import Trace
 from tandem.clusterctl import out_files, page
+from tandem.clusterctl.endpoint import EndpointFlags, first_model
 from tandem.clusterctl.exits import Exit
 from tandem.clusterctl.load import plots
 from tandem.clusterctl.load.requests import Form, plan_of
@@ -24,23 +24,16 @@ from tandem.clusterctl.load.results import PERCENTILES, Slo, report
 from tandem.clusterctl.load.sending import CHAT, COMPLETIONS, Answer, Due, Target, send_all
 from tandem.clusterctl.output import Output, Record, document, note
 from tandem.clusterctl.page import say
-from tandem.clusterctl.places import find_state
 from tandem.clusterctl.progress import progress_bar
-from tandem.core.config import DEFAULT_CLUSTER
-from tandem.core.errors import AuthError, ConfigError, UnavailableError
-from tandem.core.paths import written_out
+from tandem.core.errors import ConfigError, UnavailableError
 
 _ROWS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "END TO END", "sent_late_s": "SENT LATE"}
-_MODELS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendFlags:
+class SendFlags(EndpointFlags):
     """Where requests go, how they are written, what they have to keep, where the result goes."""
 
-    url: Annotated[str, typer.Option(help="An OpenAI endpoint. Without it, the cluster that runs here.")] = ""
-    model: Annotated[str, typer.Option(help="Model to ask for. Without it, the first that is served.")] = ""
-    api_key_file: Annotated[str, typer.Option(help="File with the API key [env: OPENAI_API_KEY].")] = ""
     chat: Annotated[bool, typer.Option("--chat", help="Chat messages of words, not completions of token ids.")] = False
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos/--no-ignore-eos", help="Ask for answers of full length; not everybody can.")
@@ -54,8 +47,6 @@ class SendFlags:
     timeout: Annotated[float, typer.Option(help="Seconds after which a request is given up.")] = 600.0
     out: Annotated[Path | None, typer.Option(help="Write the document into this file too, as JSON.")] = None
     plot: Annotated[Path | None, typer.Option(help="Save pictures: a file ending in .png, .svg or .pdf.")] = None
-    name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER
-    state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
 
     def slo(self) -> Slo:
         """ConfigError for a share or seconds that are none."""
@@ -76,11 +67,11 @@ def drive(flags: SendFlags, output: Output, kind: str, trace: Trace) -> None:
         out_files.check("--out", flags.out)
     if flags.plot is not None:
         out_files.check_picture("--plot", flags.plot)
-    url = flags.url or find_state(flags.name, flags.state_dir).read_context().api
+    url = flags.address()
     target = Target.of(url, CHAT if flags.chat else COMPLETIONS, is_strict=True)
-    headers = _headers(flags)
+    headers = flags.headers()
     form = Form(
-        model=flags.model or _first_model(url, target, headers),
+        model=flags.model or first_model(url, headers, target.tls),
         is_chat=flags.chat,
         ignores_eos=flags.ignore_eos,
         headers=headers,
@@ -135,38 +126,3 @@ def _run(target: Target, plan: Sequence[Due], timeout_s: float) -> list[Answer]:
     done = itertools.count(1)
     with progress_bar("answered") as progress:
         return asyncio.run(send_all(target, plan, timeout_s, lambda answer: progress(next(done), len(plan))))
-
-
-def _headers(flags: SendFlags) -> dict[str, str]:
-    key = os.environ.get("OPENAI_API_KEY", "")
-    if flags.api_key_file:
-        try:
-            key = written_out(flags.api_key_file).read_bytes().strip().decode("ascii")
-        except OSError as error:
-            raise ConfigError(f"cannot read {flags.api_key_file}", why=error.strerror or str(error)) from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{flags.api_key_file} holds no API key", todo="Check --api-key-file") from error
-    return {"Authorization": f"Bearer {key}"} if key else {}
-
-
-def _first_model(url: str, target: Target, headers: dict[str, str]) -> str:
-    """The first of /v1/models; asked as requests are sent: by no proxy, and trusting whom they trust."""
-    import httpx
-
-    place = url.rstrip("/").removesuffix("/v1") + "/v1/models"
-    try:
-        answer = httpx.get(
-            place, headers=headers, timeout=_MODELS_TIMEOUT_S, trust_env=False, verify=target.tls or True
-        )
-        if answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            raise AuthError(f"{place} wants an API key", todo="Name its file with --api-key-file")
-        answer.raise_for_status()
-        return str(_models(answer.json())[0])
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise UnavailableError(f"no OpenAI endpoint answers at {url}", why=str(error), todo="Check --url") from error
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise UnavailableError(f"{place} names no model", todo="Name one with --model") from error
-
-
-def _models(found: Any) -> list[str]:
-    return [one["id"] for one in found["data"]]
