@@ -19,6 +19,7 @@ from typing import Any, Final
 from tandem.core import config, logs
 from tandem.core.bounds import Bound
 from tandem.engine.model_config import DTYPES, QUANTISATIONS
+from tandem.engine.tp_fit import TP_SIZES
 from tandem.kvtransfer.transports.registry import AUTO, TRANSPORTS
 
 FILE: Final = Path(__file__).resolve().parent.parent / "deploy" / "helm" / "tandem" / "values.schema.json"
@@ -198,7 +199,7 @@ def reference(**more: Schema) -> Schema:
 def pool(defaults: bool = False) -> Schema:
     own: Schema = {
         "replicas": COUNT,
-        "tp": {"enum": [1, 2, 4, 8]},
+        "tp": {"enum": list(TP_SIZES)},
         "hardware": {"type": "string", "pattern": "^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"},
         "gpu": record({"enabled": FLAG, "resource": {"type": "string", "pattern": "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"}}),
         "sharedMemory": QUANTITY,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from tandem.core.errors import ModelError
 from tandem.engine.model_config import ModelConfig
 
-TP_SIZES = (1, 2, 4, 8)
+TP_SIZES = (1, 2, 3, 4, 8)
+SPOKEN_SIZES = f"{', '.join(map(str, TP_SIZES[:-1]))} or {TP_SIZES[-1]}"
 
 
 def tp_refusal(config: ModelConfig, tp: int) -> str:
     """Why the model cannot be split over `tp` ranks; "" if it can. The vocabulary always fits: it is padded."""
     if tp not in TP_SIZES:
-        return f"a worker has {', '.join(map(str, TP_SIZES[:-1]))} or {TP_SIZES[-1]} ranks"
+        return f"a worker has {SPOKEN_SIZES} ranks"
     if config.heads % tp:
         return f"its {config.heads} query heads cannot be split evenly over {tp} ranks"
     if config.kv_heads % tp and tp % config.kv_heads:

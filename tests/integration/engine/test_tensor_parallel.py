@@ -1,4 +1,4 @@
-"""Models split over 2, 4 and 8 processes compute what one process does, and what transformers does.
+"""Models split over 2, 3, 4 and 8 processes compute what one process does, and what transformers does.
 
 The steps: prompt A at once; prompt B in chunks; C behind A's first blocks, one of them copied; two prompts in one step;
 a chunk that wants no logits; decodes beside a chunk; then greedy tokens. Block tables are shuffled.
@@ -117,6 +117,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "queries of a latent": {"family": "deepseek_v3", "heads": 8, "kv_heads": 1, "vocab": 512},
     "biases": {"family": "llama", "heads": 8, "kv_heads": 1, "vocab": 9, "seed": 6},
 }  # fmt: skip
+THIRDS: dict[str, dict[str, Any]] = {
+    "thirds": {"family": "llama", "heads": 9, "kv_heads": 3, "hidden": 72, "vocab": 511},
+    "thirds of experts": {"family": "mixtral", "heads": 9, "kv_heads": 3, "hidden": 72, "vocab": 512},
+}
+"""For three ranks, which share heads that no other number of ranks can."""
+SHAPES = {**MODELS, **THIRDS}
+PAIRS = [*((name, size) for name in MODELS for size in SIZES), *((name, 3) for name in THIRDS)]
 
 
 @dataclass(frozen=True)
@@ -131,9 +138,9 @@ class Played:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Played]:
     found = {}
-    for name, shape in MODELS.items():
+    for name, shape in SHAPES.items():
         folder = tmp_path_factory.mktemp(name.replace(" ", "-"))
-        _tool().make_random_model(_tool().RandomModel(hidden=64, intermediate=96, layers=2, **shape), folder)
+        _tool().make_random_model(_tool().RandomModel(intermediate=96, layers=2, **{"hidden": 64, **shape}), folder)
         if name == "biases":
             _add_biases(folder)
         steps = plan(shape["vocab"])
@@ -151,17 +158,10 @@ def of_ranks(
     def get(size: int) -> dict[str, list[dict[str, Tensor]]]:
         if size not in made:
             folder = tmp_path_factory.mktemp(f"tp{size}")
-            cases = {name: _case(each.folder, each.steps) for name, each in played.items()}
-            plain = played["odd vocabulary"]
-            for dtype in ("float32", "bfloat16"):
-                options = {"is_deterministic": True, "dtype": dtype}
-                cases[f"deterministic {dtype}"] = _case(plain.folder, plain.steps, **options)
-                cases[f"deterministic {dtype}, other steps"] = _case(plain.folder, _one_by_one(plain.steps), **options)
-            cases["kv in bfloat16"] = _case(plain.folder, plain.steps, kv_dtype="bfloat16")
-            for name, kind in OF_QUANTISED:
-                cases[f"{kind} of {name}"] = _case(played[name].folder, played[name].steps, quantize=kind)
-            cases["unequal"] = _case(plain.folder, Steps(1))
-            cases["unequal"]["options_of_rank"] = {"1": {"num_blocks": NUM_BLOCKS - 3}}
+            names = THIRDS if size == 3 else MODELS
+            cases = {name: _case(played[name].folder, played[name].steps) for name in names}
+            if size != 3:
+                add_variants(cases)
             (folder / "cases.json").write_text(json.dumps(cases))
             start_ranks(folder, size, "cases").wait()
             made[size] = {
@@ -169,11 +169,22 @@ def of_ranks(
             }
         return made[size]
 
+    def add_variants(cases: dict[str, dict[str, Any]]) -> None:
+        plain = played["odd vocabulary"]
+        for dtype in ("float32", "bfloat16"):
+            options = {"is_deterministic": True, "dtype": dtype}
+            cases[f"deterministic {dtype}"] = _case(plain.folder, plain.steps, **options)
+            cases[f"deterministic {dtype}, other steps"] = _case(plain.folder, _one_by_one(plain.steps), **options)
+        cases["kv in bfloat16"] = _case(plain.folder, plain.steps, kv_dtype="bfloat16")
+        for name, kind in OF_QUANTISED:
+            cases[f"{kind} of {name}"] = _case(played[name].folder, played[name].steps, quantize=kind)
+        cases["unequal"] = _case(plain.folder, Steps(1))
+        cases["unequal"]["options_of_rank"] = {"1": {"num_blocks": NUM_BLOCKS - 3}}
+
     return get
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "size"), PAIRS)
 def test_logits_and_tokens_are_those_of_one_process(name: str, size: int, played: Any, of_ranks: Any) -> None:
     alone, ranks, steps = played[name].alone, of_ranks(size)[name], played[name].steps
     for number, step in enumerate(steps.steps):
@@ -185,8 +196,7 @@ def test_logits_and_tokens_are_those_of_one_process(name: str, size: int, played
         assert all(rank[f"logits {number}"].shape == (0, steps.vocab) for rank in ranks[1:])
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "size"), PAIRS)
 def test_logits_are_those_of_transformers(name: str, size: int, played: Any, of_ranks: Any) -> None:
     found, steps = of_ranks(size)[name][0], played[name].steps
     expected = {each: _reference(played[name].folder, tokens) for each, tokens in steps.said.items()}
@@ -203,10 +213,9 @@ def test_logits_are_those_of_transformers(name: str, size: int, played: Any, of_
         assert torch.equal(found[f"tokens {number}"][clear], place[clear, 0])
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "size"), PAIRS)
 def test_every_rank_stores_its_heads(name: str, size: int, played: Any, of_ranks: Any) -> None:
-    whole, heads = played[name].alone["pool"], MODELS[name]["kv_heads"]
+    whole, heads = played[name].alone["pool"], SHAPES[name]["kv_heads"]
     for rank, found in enumerate(of_ranks(size)[name]):
         local = max(1, heads // size)
         first = rank * heads // size

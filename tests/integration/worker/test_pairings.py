@@ -27,12 +27,12 @@ SETTINGS: dict[str, Any] = {"engine": "sim", "chunk_tokens": 48, "max_step_token
 
 
 def shape(folder: Path, kv_heads: int) -> Path:
-    """A model folder without weights, of 8 query heads and so many KV heads."""
+    """A model folder without weights, of so many KV heads, and 8 query heads if these are enough."""
     folder.mkdir()
     for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL / name, folder / name)
     config = json.loads((MODEL / "config.json").read_text())
-    config |= {"num_attention_heads": 8, "num_key_value_heads": kv_heads, "head_dim": 32}
+    config |= {"num_attention_heads": max(8, kv_heads), "num_key_value_heads": kv_heads, "head_dim": 32}
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -75,6 +75,11 @@ async def every_pairing(folder: Path, kv_heads: int, p_tps: tuple[int, ...], d_t
 def test_all_nine(folder: Path, kv_heads: int) -> None:
     """With 2 KV heads ranks of TP 4 share one."""
     asyncio.run(every_pairing(folder, kv_heads, (1, 2, 4), (1, 2, 4)))
+
+
+def test_three_ranks(folder: Path) -> None:
+    """Of 12 KV heads: what the second one holds goes to both ranks of the other worker."""
+    asyncio.run(every_pairing(folder, 12, (3,), (2,)))
 
 
 def test_eight_ranks(folder: Path) -> None:

@@ -105,7 +105,7 @@ def test_every_rank_is_a_process_that_wants_cores(tp: int, cores: int, threads: 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (ClusterConfig(worker=WorkerSection(tp=3)), r"--tp 3 does not fit the model.*1, 2, 4 or 8 ranks"),
+        (ClusterConfig(worker=WorkerSection(tp=3)), r"--tp 3 does not fit the model.*its 8 query heads"),
         (ClusterConfig(decode=RoleSection(tp=16)), r"--decode-tp 16 does not fit the model \(LlamaForCausalLM\)"),
         (
             ClusterConfig(pools=PoolSection(mixed=1), mixed=RoleSection(tp=5)),

@@ -137,7 +137,7 @@ def test_measured_rates_take_the_place_of_hardware(capsys: pytest.CaptureFixture
         ((*SMALL, "--link", "20e9=-1"), "'20e9=-1' is no link's"),
         ((*SMALL, "--model", "llama-3-8"), "Did you mean 'llama-3-8b'"),
         ((*SMALL, "--model", "llama-3-70b"), "Allow a larger --tp"),
-        ((*SMALL, "--tp", "3"), "Use 1, 2, 4 or 8"),
+        ((*SMALL, "--tp", "5"), "Use 1, 2, 3, 4 or 8"),
         ((*SMALL, "--target", "95"), "Use a share from 0 to 1"),
         ((*SMALL, "--tp", "8", "--accelerators", "4"), "nothing fits 4 accelerators"),
         ((*SMALL, "--slo-ttft", "-1"), "--slo-ttft is -1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -17,14 +18,14 @@ from tandem.kvtransfer.pool import TokenRun
 from tandem.kvtransfer.wirecodec import PayloadForm
 
 SPEC = KVGroupSpec(group=GroupId(0), layers=(0, 1, 2), planes=2, heads=4, width=2, block_tokens=2, dtype="float16")
-TPS = (1, 2, 4, 8)
+PAIRS = [*product((1, 2, 4, 8), (1, 2, 4, 8), (4,)), *product((1, 2, 3, 4), (1, 2, 3, 4), (12,))]
+"""TPs of both ends, and heads."""
 
 
-@pytest.mark.parametrize("dest_tp", TPS)
-@pytest.mark.parametrize("source_tp", TPS)
+@pytest.mark.parametrize(("source_tp", "dest_tp", "heads"), PAIRS)
 @pytest.mark.parametrize("is_replicated", [False, True])
-def test_every_head_reaches_every_rank_once(source_tp: int, dest_tp: int, is_replicated: bool) -> None:
-    spec = replace(SPEC, is_replicated=is_replicated)
+def test_every_head_reaches_every_rank_once(source_tp: int, dest_tp: int, heads: int, is_replicated: bool) -> None:
+    spec = replace(SPEC, heads=heads, is_replicated=is_replicated)
     for dest in range(dest_tp):
         wanted = spec.heads_of(dest, dest_tp)
         got: Counter[int] = Counter()

@@ -174,6 +174,7 @@ def _kinds(machines: Machines) -> list[Kind]:
 
     from tandem.cluster.planner.hardware import HARDWARE, MODELS, rates
     from tandem.cluster.planner.offline import Kind
+    from tandem.engine.tp_fit import SPOKEN_SIZES, TP_SIZES
 
     if machines.calibration is not None:
         if machines.hardware or machines.tp:
@@ -189,8 +190,8 @@ def _kinds(machines: Machines) -> list[Kind]:
         found = []
         for name, price in _priced(machines, HARDWARE):
             for tp in machines.tp or [1]:
-                if tp not in (1, 2, 4, 8):
-                    raise ConfigError(f"--tp is {tp}", todo="Use 1, 2, 4 or 8")
+                if tp not in TP_SIZES:
+                    raise ConfigError(f"--tp is {tp}", todo=f"Use {SPOKEN_SIZES}")
                 made = rates(HARDWARE[name], MODELS[machines.model], tp)
                 if made is not None:
                     found.append(Kind(hardware=name, tp=tp, rates=made, price=price))

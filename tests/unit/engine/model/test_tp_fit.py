@@ -35,11 +35,12 @@ def config_of(raw_config: dict[str, Any], write_config: Callable[[dict[str, Any]
         (8, 8, 96, (1, 2, 4, 8)),
         (8, 1, 96, (1, 2, 4, 8)),
         (12, 2, 96, (1, 2, 4)),
-        (9, 3, 96, (1,)),
-        (24, 6, 96, (1, 2)),
-        (24, 12, 96, (1, 2, 4)),
+        (9, 3, 96, (1, 3)),
+        (24, 6, 96, (1, 2, 3)),
+        (24, 12, 96, (1, 2, 3, 4)),
         (8, 4, 100, (1, 2, 4)),
         (8, 4, 99, (1,)),
+        (15, 5, 100, (1,)),
     ],
 )
 def test_the_sizes_that_fit(heads: int, kv_heads: int, intermediate: int, fits: Any, config_of: Any) -> None:
@@ -73,11 +74,12 @@ def test_the_features_of_each_expert_must_split_and_those_of_mlps_where_there_ar
 @pytest.mark.parametrize(
     ("shape", "tp", "complaint"),
     [
-        ((9, 3, 96), 2, r"--tp 2 does not fit the model \(LlamaForCausalLM\): its 9 query heads .* Use --tp 1\.$"),
+        ((9, 3, 96), 2, r"--tp 2 does not fit the model \(LlamaForCausalLM\): its 9 query heads .* Use --tp 1, 3\.$"),
         ((24, 6, 96), 4, "its 6 KV heads can neither be split nor repeated evenly over 4 ranks. Use --tp 1, 2"),
         ((8, 4, 100), 8, "its 100 intermediate features .* Use --tp 1, 2, 4"),
-        ((8, 4, 96), 3, "--tp 3 does not fit .*: a worker has 1, 2, 4 or 8 ranks. Use --tp 1, 2, 4, 8"),
-        ((8, 4, 96), 0, "a worker has 1, 2, 4 or 8 ranks"),
+        ((8, 4, 96), 3, "--tp 3 does not fit .*: its 8 query heads .* Use --tp 1, 2, 4, 8"),
+        ((10, 5, 100), 5, "--tp 5 does not fit .*: a worker has 1, 2, 3, 4 or 8 ranks. Use --tp 1"),
+        ((8, 4, 96), 0, "a worker has 1, 2, 3, 4 or 8 ranks"),
     ],
 )
 def test_a_refusal_says_why_and_what_fits(shape: tuple[int, int, int], tp: int, complaint: str, config_of: Any) -> None:
