@@ -55,6 +55,7 @@ DOCUMENTS = {
     "Status": ["status"],
     "Top": ["top"],
     "Trace": ["trace", REQUEST],
+    "Chat": ["chat", "Hi", "--max-tokens", "8", "--temperature", "0", "-q"],
     "LogRecord": ["logs", "router"],
     "Config": ["config", "view"],
     "ConfigKeys": ["config", "explain", "router"],

@@ -76,11 +76,12 @@ def test_the_first_part_works_as_printed(tmp_path: Path) -> None:
         assert "everything is stopped" in here.output
     names = [command.removeprefix(".venv/bin/").split()[:2] for command in others]
     assert names == [
-        ["curl", "-s"], *(["clusterctl", name] for name in ("status", "top", "net", "events")),
+        ["curl", "-s"], *(["clusterctl", name] for name in ("chat", "status", "top", "net", "events")),
         *(["clusterctl", name] for name in ("scale", "scale", "get", "scale")),
     ]  # fmt: skip
-    asked, *shown = told.values()
+    asked, talked, *shown = told.values()
     assert json.loads(asked)["choices"][0]["message"]["content"]
+    assert talked.strip()
     status, top, net, events, dry, _, workers, _ = shown
     assert re.match(r"health +ok\n", status)
     assert all(name in one for name in ("prefill-0", "decode-0") for one in (status, top, events))

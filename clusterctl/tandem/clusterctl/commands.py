@@ -51,6 +51,7 @@ COMMANDS: Final[dict[str, Listed]] = {
     "route": Listed("api.route", "How requests are routed."),
     "key": Listed("api.key", "Keys of the API."),
     "slo": Listed("api.slo", "What requests are promised."),
+    "chat": Listed("chat.command", "Talk to a model in this terminal."),
     "bench": Listed("load.bench", "Send made-up requests at random moments to an OpenAI endpoint."),
     "replay": Listed("load.replay", "Send the requests of a trace to an OpenAI endpoint."),
     "doctor": Listed("doctor.command", "Look for what operators trip over, and say how to mend it."),

@@ -93,10 +93,10 @@ STARTING = {("up",), ("join",)}
 LOOKING = {
     ("status",), ("top",), ("trace",), ("logs",), ("get", "pools"), ("get", "workers"), ("describe",), ("events",),
     ("plan",), ("net",), ("doctor",), ("completion",), ("version",), ("bench",), ("replay",), ("rollout", "status"),
-    ("key", "list"), ("slo", "list"), ("route", "explain"), ("simulate", "splits"), ("simulate", "map"),
+    ("chat",), ("key", "list"), ("slo", "list"), ("route", "explain"), ("simulate", "splits"), ("simulate", "map"),
     ("config", "view"), ("config", "validate"), ("config", "explain"),
 }  # fmt: skip
-"""`bench` and `replay` send what clients send, and change nothing."""
+"""`chat`, `bench` and `replay` send what clients send, and change nothing."""
 each_change = pytest.mark.parametrize("words", CHANGING, ids=" ".join)
 
 

@@ -41,6 +41,42 @@ class Trace(TypedDict):
     moments: list[TraceMoment]
 
 
+class ChatUsage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+class ChatTimings(TypedDict):
+    """As this program saw them: from the moment that it began to ask."""
+
+    ttft_s: float | None
+    total_s: float
+    tokens_per_s: float | None
+
+
+class ChatWorkers(TypedDict):
+    """Which worker computed the prompt and which wrote the answer; it may be the same."""
+
+    prefill: str
+    decode: str
+
+
+class Chat(TypedDict):
+    """`workers` and `handoff` are those of a Tandem cluster; with one worker there is no hand-off."""
+
+    url: str
+    id: str
+    model: str
+    text: str
+    reasoning: str
+    finish_reason: str
+    usage: ChatUsage | None
+    timings: ChatTimings
+    workers: ChatWorkers | None
+    handoff: dict[str, float] | None
+
+
 class DoctorFinding(TypedDict):
     check: str
     verdict: Literal["ok", "warning", "error", "skipped"]
@@ -142,4 +178,4 @@ class Replay(Bench):
     """Of a trace."""
 
 
-REPORTS: Final = (Trace, Doctor, Bench, Replay, LogRecord, Config, ConfigCheck, ConfigKeys)
+REPORTS: Final = (Trace, Chat, Doctor, Bench, Replay, LogRecord, Config, ConfigCheck, ConfigKeys)

