@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ import httpx
 import pytest
 
 from tandem.clusterctl import main as program
+from tandem.clusterctl.chat.asking import Answer
+from tandem.clusterctl.chat.figures import line_of
 from tandem.clusterctl.exits import Exit
 from tandem.core.config import Anonymous
 from tests.integration.clusterctl.terminal import CTRL_C, CTRL_D, Terminal
@@ -154,6 +156,16 @@ def test_an_answer_as_a_document(run: Run, house: House) -> None:
     assert found["id"].startswith("chatcmpl-")
     sent = house.workers["prefill-0"].submitted[-2].sampling
     assert (sent.temperature, sent.max_tokens, sent.seed) == (0, 8, 7)
+
+
+def test_how_quick_an_answer_was() -> None:
+    """Tokens that waited here to be read are as quick as they were made."""
+    seen = Answer(usage={"prompt_tokens": 4, "completion_tokens": 9}, sent_s=1.0, first_s=1.5, last_s=2.5)
+    assert seen.record()["timings"] == {"ttft_s": 0.5, "total_s": 1.5, "tokens_per_s": 8.0}
+    told = replace(seen, timing={"first_token_s": 0.1, "done_s": 2.1, "prefill": None, "decode": "d"})
+    assert told.record()["timings"]["tokens_per_s"] == 4.0
+    assert told.record()["workers"] == {"prefill": "d", "decode": "d"}
+    assert line_of(replace(told, usage=None).record()) == "TTFT 500.0 ms · on d"
 
 
 def test_an_endpoint_of_another_kind(run: Run, endpoint: Endpoint) -> None:

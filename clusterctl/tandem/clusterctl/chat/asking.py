@@ -53,7 +53,6 @@ OnText = Callable[[str, bool], object]
 class Answer:
     """What has come of an answer so far; moments are monotonic seconds, 0.0 = not yet."""
 
-    sent_s: float = field(default_factory=time.monotonic)
     id: str = ""
     model: str = ""
     text: str = ""
@@ -62,13 +61,14 @@ class Answer:
     usage: Mapping[str, Any] | None = None
     timing: Mapping[str, Any] | None = None
     """What a Tandem cluster says of it."""
+    sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
     is_whole: bool = False
 
     def record(self) -> dict[str, Any]:
         """The document `Chat`, but for the endpoint; what is not known is None."""
-        usage, timing, took_s = self.usage, self.timing, self.last_s - self.first_s
+        usage, timing, took_s = self.usage, self.timing, self._took_s()
         output = int(usage.get("completion_tokens") or 0) if usage else 0
         return {
             "id": self.id,
@@ -92,6 +92,11 @@ class Answer:
             } if timing else None,
             "handoff": timing.get("handoff") if timing else None,
         }  # fmt: skip
+
+    def _took_s(self) -> float:
+        """From the first token to the last: by the server's clock if it says so, for here they may be read at once."""
+        first_s, done_s = (self.timing or {}).get("first_token_s"), (self.timing or {}).get("done_s")
+        return self.last_s - self.first_s if first_s is None or done_s is None else done_s - first_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +151,7 @@ class Asker:
         """Write the whole answer into `answer`, or what came of it until a TandemError. Whatever is raised in between,
         KeyboardInterrupt included, closes the connection, which ends the request."""
         has_begun = False
+        answer.sent_s = time.monotonic()
         try:
             with self._http.stream("POST", path_of(self.url, CHAT), json=self.wish.body(messages)) as response:
                 if response.status_code != httpx.codes.OK:

@@ -48,7 +48,7 @@ class ChatUsage(TypedDict):
 
 
 class ChatTimings(TypedDict):
-    """As this program saw them: from the moment that it began to ask."""
+    """As this program saw them, from the moment of asking; tokens a second by the server's clock where it tells."""
 
     ttft_s: float | None
     total_s: float
