@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import orjson
@@ -36,7 +37,9 @@ from tandem.router.text.chat_template import THOUGHT_NAMES, Rendering
 
 BODY_S = 60.0
 LONG_BODY_BYTES = 256 * 1024
-"""Bodies at least this long are read in a thread: the event loop has other streams to feed."""
+"""Bodies at least this long are parsed in a thread: the event loop has other streams to feed."""
+_THREAD = ThreadPoolExecutor(1, "parse")
+"""One, as threads share the interpreter: more would parse no faster, and hold tens of megabytes for each body."""
 _DRAIN_S = 2.0
 _DRAIN_FACTOR = 8
 _COMPLETION_MAX_TOKENS = 16
@@ -77,7 +80,7 @@ async def read_json(request: Request, limit_bytes: int, model: type[M], simplify
     raw = await read_body(request, limit_bytes)
     if len(raw) < LONG_BODY_BYTES:
         return _parsed(raw, limit_bytes, model, simplify)
-    return await asyncio.to_thread(_parsed, raw, limit_bytes, model, simplify)
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, _parsed, raw, limit_bytes, model, simplify)
 
 
 def _parsed(raw: bytes, limit_bytes: int, model: type[M], simplify: Simplify | None) -> M:
