@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.core.ids import ChoiceIndex
@@ -17,7 +18,7 @@ class TokenLogprob:
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+    top: Sequence[tuple[int, float]] = ()
     rank: int = 0
 
 

@@ -28,7 +28,7 @@ from tandem.router.workers.wire import PromptChunk, TokenChunk
 _FIRST = Attempt(1)
 UNPLANNED = Plan(decode=WorkerId(""), prefill=None, reason="not planned yet")
 _TOKEN_BYTES = 256
-_ALTERNATIVE_BYTES = 96
+_ALTERNATIVE_BYTES = 8
 """What a token and a reported alternative take in a stream, about; for the bound on unread backlog."""
 
 

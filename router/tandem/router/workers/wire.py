@@ -16,6 +16,7 @@ from tandem.core.prefill_queue import FIRST_COME, UNMEASURED, PrefillSpeed, Queu
 from tandem.core.sampling import SamplingParams
 from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_from_wire
+from tandem.router.workers.alternatives import Alternatives
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 
@@ -384,8 +385,10 @@ _FINISH: dict[int, FinishReason] = {
 
 
 def _logprob_from_wire(logprob: g.TokenLogprob) -> TokenLogprob:
-    top = tuple((other.token, other.logprob) for other in logprob.top)
-    return TokenLogprob(token=logprob.token, logprob=logprob.logprob, top=top, rank=logprob.rank)
+    top = [(other.token, other.logprob) for other in logprob.top]
+    return TokenLogprob(
+        token=logprob.token, logprob=logprob.logprob, top=Alternatives(top) if top else (), rank=logprob.rank
+    )
 
 
 def _handoff_from_wire(timing: g.HandoffTiming) -> HandoffTiming:
