@@ -11,10 +11,14 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+COMMA := ,
 HALF_MADE = $(if $(wildcard $(VENV)/pyvenv.cfg),--clear)
-# Compiled while installing: what every start imports. To compile all files of all packages would take a minute.
-COMPILED := import fastapi, grpc.aio, redis.asyncio, torch, transformers, uvicorn
-EXTRAS := router,worker,cluster,ray,otel,dev
+SERVING := $(VENV)/.serving
+# What serving on one machine needs, and what every start of it imports, which is compiled while installing: to compile
+# all files of all packages would take a minute.
+SERVING_EXTRAS := router,worker,cluster
+SERVING_IMPORTS := fastapi, grpc.aio, redis.asyncio, torch, uvicorn
+EXTRAS := $(SERVING_EXTRAS),ray,otel,dev
 
 INTERPRETER_TESTS := tests/unit/kernels/interpreter
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
@@ -33,19 +37,28 @@ help: ## show this list
 
 venv: $(STAMP) ## create the environment in .venv and install Tandem with everything it needs
 
-$(STAMP): pyproject.toml
+# $(call install,EXTRAS,IMPORTS): make the environment if it is not whole, and install while the kernels are compiled
+define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tandem needs Python 3.11 or newer, this is " \
 	  + sys.version.split()[0] + ". Say which one to use: make PYTHON=/path/to/python3")'
 	@$(PY) -m pip --version >/dev/null 2>&1 \
 	  || { $(PY) -m ensurepip >/dev/null 2>&1 && $(PY) -m pip --version >/dev/null 2>&1; } \
 	  || { echo "==> environment: creating $(VENV)"; $(PYTHON) -m venv $(HALF_MADE) $(VENV); }
-	@echo "==> environment: installing Tandem with its dependencies (minutes the first time, most of it torch)"
+	@echo "==> environment: installing Tandem with what it needs ($(1)): minutes the first time, most of it torch"
 	@PYTHONPATH=core:kernels $(PYTHON) tools/compile_c.py & compiling=$$!; \
-	  $(PY) -m pip install --no-input --disable-pip-version-check --no-compile -e '.[$(EXTRAS)]'; \
+	  $(PY) tools/install.py $(1); \
 	  wait $$compiling || echo "==> kernels: some are missing; Python and torch take their place, and are slower"; \
-	  $(PY) -c '$(COMPILED)'; touch $(STAMP); echo "==> environment: ready, installed in $$SECONDS s"
+	  $(PY) -c 'import $(2)'; touch $(SERVING); echo "==> environment: ready, installed in $$SECONDS s"
+endef
 
-serve: $(STAMP) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
+$(STAMP): pyproject.toml
+	$(call install,$(EXTRAS),$(SERVING_IMPORTS)$(COMMA) transformers)
+	@touch $@
+
+$(SERVING): pyproject.toml
+	$(call install,$(SERVING_EXTRAS),$(SERVING_IMPORTS))
+
+serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING)) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
 	@$(VENV)/bin/clusterctl up $(ARGS)
 
 unit: $(STAMP) ## quick unit tests, in parallel: no processes
