@@ -34,7 +34,7 @@ CACHE_VARIABLE = "TANDEM_NATIVE_CACHE"
 """A folder for what is compiled where this user's cache cannot be written."""
 FLAGS = ("-std=gnu11", "-O3", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off")
 LIBRARIES = ("-lm", "-ldl")
-BUILD_TIMEOUT_S = 120.0
+BUILD_TIMEOUT_S = 600.0
 _COMPILERS = ("cc", "gcc", "clang")
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
