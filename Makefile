@@ -58,8 +58,8 @@ $(STAMP): pyproject.toml
 $(SERVING): pyproject.toml
 	$(call install,$(SERVING_EXTRAS),$(SERVING_IMPORTS))
 
-serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING)) ## start a cluster with the bundled model in the foreground; flags in ARGS='--mixed 1 …'
-	@$(VENV)/bin/clusterctl up $(ARGS)
+serve: $(if $(wildcard $(STAMP)),$(STAMP),$(SERVING)) ## start a cluster in the foreground, with a small model that is fetched once; flags in ARGS='--mixed 1 …'
+	@$(VENV)/bin/clusterctl up --fetch $(ARGS)
 
 unit: $(STAMP) ## quick unit tests, in parallel: no processes
 	@$(UNIT) $(ARGS)

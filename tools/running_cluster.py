@@ -131,8 +131,12 @@ def started(*flags: str, folder: Path, prefix: Sequence[str] = ()) -> Iterator[C
         stale.unlink()
     command = [*prefix, sys.executable, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
     command += ["--admin-port", "0", "--state-dir", str(folder), *_kv_memory(flags), *flags]
+    variables = {
+        **os.environ,
+        "TANDEM_MODELS_DIR": f"{os.devnull}/models",
+    }  # nothing that was fetched here
     with (folder / "up.out").open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        process = subprocess.Popen(command, env=variables, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     cluster = Cluster(process, folder, {})
     try:
         cluster.context = _await_context(cluster)

@@ -34,8 +34,8 @@ FIXED = (
 )  # fmt: skip
 """Variables, by their beginnings, that are read when modules are imported: a fork must have those of its template."""
 FREE = (
-    "TANDEM_STATE_DIR", "TANDEM_LOG_FORMAT", "TANDEM_TEST_SEED", "OMP_NUM_THREADS", "PYTHONBREAKPOINT",
-    "GRPC_VERBOSITY", "GLIBC_TUNABLES",
+    "TANDEM_STATE_DIR", "TANDEM_MODELS_DIR", "TANDEM_LOG_FORMAT", "TANDEM_TEST_SEED", "OMP_NUM_THREADS",
+    "PYTHONBREAKPOINT", "GRPC_VERBOSITY", "GLIBC_TUNABLES",
 )  # fmt: skip
 """Exceptions: what is read later, and what changes nothing but speed."""
 FORKED = (

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandem.cluster.named_models import MODELS_DIR
 from tandem.core.errors import ConfigError
 from tandem.core.paths import unwritable
 from tandem.engine.memory_plan import free_host_bytes
@@ -34,12 +35,15 @@ class Environment:
     variables: Mapping[str, str]
     free_bytes: int = 0
     """Free memory of this machine or container, in bytes; 0 = unknown."""
+    models_root: Path | None = None
+    """Where models are that were fetched by name, for all clusters of this user; None = nowhere."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] | None = None) -> Environment:
         """From `variables`, by default those of this process.
 
-        State: TANDEM_STATE_DIR, else `tandem` below XDG_STATE_HOME, else below ~/.local/state.
+        State: TANDEM_STATE_DIR, else `tandem` below XDG_STATE_HOME, else below ~/.local/state. Models:
+        TANDEM_MODELS_DIR, else `tandem/models` below XDG_DATA_HOME, else below ~/.local/share.
         """
         found = dict(os.environ if variables is None else variables)
         return cls(
@@ -48,6 +52,7 @@ class Environment:
             cores=len(os.sched_getaffinity(0)),
             variables=found,
             free_bytes=free_host_bytes() or 0,
+            models_root=_models_root(found),
         )
 
     def for_child(self, *, threads: int) -> dict[str, str]:
@@ -76,6 +81,19 @@ def _named_root(variables: Mapping[str, str]) -> Path:
         raise ConfigError(
             "cannot tell where state belongs", why=str(error), todo="Set TANDEM_STATE_DIR, or HOME"
         ) from error
+
+
+def _models_root(variables: Mapping[str, str]) -> Path | None:
+    """Nowhere, if nobody has a home: most commands want none of these models."""
+    try:
+        if given := variables.get(MODELS_DIR):
+            root = Path(given).expanduser().absolute()
+        else:
+            data = variables.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+            root = Path(data).absolute() / "tandem" / "models"
+    except RuntimeError:
+        return None
+    return None if unwritable(root) else root
 
 
 _LONGEST_ROOT = 40

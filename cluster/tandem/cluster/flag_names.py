@@ -56,8 +56,8 @@ FLAGS: Final = {
     "--ray-port": "ray.head_port",
     "--ray-cpus": "ray.cpus",
 }
-"""Flag of `clusterctl up` → "section.field" of the ClusterConfig, or its field. `--config`, `--timeout` and
-`--as-configured` set none."""
+"""Flag of `clusterctl up` → "section.field" of the ClusterConfig, or its field. `--config`, `--fetch`,
+`--timeout` and `--as-configured` set none."""
 
 _BY_SETTING = {setting: flag for flag, setting in FLAGS.items()}
 

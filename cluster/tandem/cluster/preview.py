@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cluster.bundled import bundled_model
 from tandem.cluster.environment import Environment
 from tandem.cluster.kv_plan import KVPlan, kv_plan
 from tandem.cluster.models import counts_of, sections, total
+from tandem.cluster.named_models import located, with_default
 from tandem.cluster.ray.launcher import check_installed
 from tandem.cluster.resolve import check, check_ports, resolve
 from tandem.cluster.state_dir import StateDir, state_of
@@ -22,7 +22,7 @@ from tandem.prefixindex.connection import connect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviewedModel:
-    """`path` None: a hub id, which nobody asked the hub about. `counts`: workers by role."""
+    """`path` None: it would be fetched, and nobody asked whether it can be. `counts`: workers by role."""
 
     name: str
     path: Path | None
@@ -45,13 +45,13 @@ class Preview:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all was checked that `up` checks before it starts anything: of a hub model only the configuration."""
+        """Whether all was checked that `up` checks before it starts anything: not of a model that it would fetch."""
         return all(model.path is not None for model in self.models)
 
 
-def preview(config: ClusterConfig, environment: Environment) -> Preview:
+def preview(config: ClusterConfig, environment: Environment, *, fetches: bool = False) -> Preview:
     """Raises what `up` would be refused with at once: StartupError, ConfigError, ModelError. A Redis that is named has
-    to answer."""
+    to answer. `fetches`: as of `UpOptions`."""
     state = state_of(config, environment)
     state.check_free()
     router = check(config)
@@ -61,7 +61,9 @@ def preview(config: ClusterConfig, environment: Environment) -> Preview:
     if config.redis.url:
         asyncio.run(_look_at_redis(config.redis.url))
     workers = share_out(config, total(config), environment.cores, environment.free_bytes)
-    models = tuple(_model(section, counts_of(pools), workers) for section, pools in sections(config))
+    root = environment.models_root
+    wanted = sections(located(with_default(config, root, fetches=fetches), root))
+    models = tuple(_model(section, counts_of(pools), workers) for section, pools in wanted)
     found = Preview(
         config=config, state=state, cores=environment.cores, router=router, models=models, workers=workers
     )  # fmt: skip
@@ -77,7 +79,7 @@ async def _look_at_redis(url: str) -> None:
 def _model(
     section: ModelSection, counts: dict[RoleName, int], workers: dict[RoleName, WorkerSection]
 ) -> PreviewedModel:
-    found = local_model(section.path or str(bundled_model()), revision=section.revision)
+    found = local_model(section.path, revision=section.revision)
     kv: dict[RoleName, KVPlan] = {}
     if found is not None:
         kv = {

@@ -12,6 +12,7 @@ from tandem.cluster.environment import LOG_FORMAT, Environment
 from tandem.cluster.flag_names import name_of
 from tandem.cluster.kv_plan import KVPlan, kv_plan
 from tandem.cluster.models import ResolvedModel, check_models, resolve_models, total
+from tandem.cluster.named_models import located, with_default
 from tandem.cluster.worker_settings import check_fit, check_transports, check_workers, share_out
 from tandem.core import logs
 from tandem.core.bounds import out_of_bounds
@@ -69,7 +70,8 @@ class ResolvedCluster:
 def resolve(config: ClusterConfig, environment: Environment) -> ResolvedCluster:
     """Check `config` and fill in its defaults; raises StartupError. May download a model from the hub."""
     check(config)
-    config = with_patience(config)
+    root = environment.models_root
+    config = with_patience(located(with_default(config, root), root))
     router = resolve_ports(config.router)
     counts = total(config)
     models = resolve_models(config)

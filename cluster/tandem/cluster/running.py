@@ -303,9 +303,8 @@ class RunningCluster:
 
     def _show_addresses(self, addresses: Ready) -> None:
         name = self._resolved.served_names[0]
-        body = (
-            f'{{"model": "{name}", "messages": [{{"role": "user", "content": "What is a list?"}}], "max_tokens": 48}}'
-        )
+        messages = '[{"role": "user", "content": "What is the capital of France?"}]'
+        body = f'{{"model": "{name}", "messages": {messages}, "max_tokens": 48, "temperature": 0}}'
         self._say("ready", f"API    {addresses.http}/v1")
         self._say("ready", f"gRPC   {addresses.grpc}")
         self._say("ready", f"admin  {addresses.admin}, key in {self._held.state.admin_key_file}")

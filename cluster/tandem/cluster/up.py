@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tandem.cluster import bundled
 from tandem.cluster.environment import Environment
 from tandem.cluster.local import WORKER_COMMAND
+from tandem.cluster.named_models import FETCHABLE
+from tandem.cluster.pulling import fetch_named
 from tandem.cluster.redis_server import open_redis
-from tandem.cluster.resolve import ResolvedCluster, check_level, check_ports, log_format, resolve, resolve_ports
+from tandem.cluster.resolve import ResolvedCluster, check, check_level, check_ports, log_format, resolve
 from tandem.cluster.router_process import ROUTER_COMMAND
 from tandem.cluster.running import RunningCluster
 from tandem.cluster.signals import Signals
@@ -45,12 +48,14 @@ class Progress(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """How to start processes, and how long a start may take. `as_configured`: what operators changed is not kept."""
+    """How to start processes, and how long a start may take. `as_configured`: what operators changed is not kept.
+    `fetches`: the default model is fetched where it is wanted and missing; if it cannot be, the bundled one serves."""
 
     worker_command: Sequence[str] = WORKER_COMMAND
     router_command: Sequence[str] = ROUTER_COMMAND
     ready_timeout_s: float = READY_TIMEOUT_S
     as_configured: bool = False
+    fetches: bool = False
 
 
 def up(config: ClusterConfig, environment: Environment, progress: Progress, options: UpOptions | None = None) -> None:
@@ -80,7 +85,7 @@ def _up(
         held.rotate_logs()
         check_level(config.log_level)
         with _logging_to(state.log_file("up"), config.log_level, log_format(config, environment)):
-            resolved = _check(config, environment, progress)
+            resolved = _check(config, environment, progress, fetches=options.fetches)
             held.write_config("cluster", config)
             secret = held.draw_secrets()
             sockets = held.make_socket_dir(environment.socket_root)
@@ -102,10 +107,11 @@ def _up(
         progress.say("up", "everything is stopped")
 
 
-def _check(config: ClusterConfig, environment: Environment, progress: Progress) -> ResolvedCluster:
-    check_ports(resolve_ports(config.router))  # before a model is fetched, which may take long
+def _check(config: ClusterConfig, environment: Environment, progress: Progress, *, fetches: bool) -> ResolvedCluster:
+    check_ports(check(config))  # before a model is fetched, which may take long
+    fetch_named(config, environment.models_root, progress.say, fetches=fetches)
     for model in (config.model, *config.models):
-        if model.path and not written_out(model.path).exists():
+        if model.path not in ("", bundled.NAME, *FETCHABLE) and not written_out(model.path).exists():
             progress.say("model", f"looking for {model.path}")
     resolved = resolve(config, environment)
     if PATIENCE > 1:

@@ -30,6 +30,7 @@ COMPLETE_VAR: Final = "_CLUSTERCTL_COMPLETE"
 COMMANDS: Final[dict[str, Listed]] = {
     "up": Listed("running.up", "Start a cluster on this machine and keep it running in the foreground."),
     "join": Listed("running.join", "Give this machine to a cluster on Ray, until Ctrl-C."),
+    "models": Listed("running.models", "Models that are called by a name: list, fetch and remove them."),
     "down": Listed("running.down", "Stop a cluster and wait until it is gone."),
     "status": Listed("looking.status", "Show what runs: is it well, the pools, every worker."),
     "top": Listed("looking.top", "Show what every worker does now, until Ctrl-C."),

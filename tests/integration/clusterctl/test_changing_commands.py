@@ -90,23 +90,25 @@ CHANGING: Mapping[tuple[str, ...], Case] = {
 """`kv audit`: its router does not know the leak that is planted below, and so releases nothing. `down`: this router
 goes on."""
 STARTING = {("up",), ("join",)}
+KEEPING = {("models", "pull"), ("models", "remove")}
+"""They change files of this user alone, and what they do can be done again."""
 LOOKING = {
     ("status",), ("top",), ("trace",), ("logs",), ("get", "pools"), ("get", "workers"), ("describe",), ("events",),
     ("plan",), ("net",), ("doctor",), ("completion",), ("version",), ("bench",), ("replay",), ("rollout", "status"),
     ("chat",), ("key", "list"), ("slo", "list"), ("route", "explain"), ("simulate", "splits"), ("simulate", "map"),
-    ("config", "view"), ("config", "validate"), ("config", "explain"),
+    ("config", "view"), ("config", "validate"), ("config", "explain"), ("models", "list"),
 }  # fmt: skip
 """`chat`, `bench` and `replay` send what clients send, and change nothing."""
 each_change = pytest.mark.parametrize("words", CHANGING, ids=" ".join)
 
 
 def test_every_command_is_said_to_change_something_or_not() -> None:
-    assert set(ALL) == {*CHANGING, *STARTING, *LOOKING}
+    assert set(ALL) == {*CHANGING, *STARTING, *KEEPING, *LOOKING}
     for words in CHANGING:
         assert {"--dry-run", "--yes", "-y", "--output"} <= flags_of(words), words
     for words in STARTING:
         assert {"--dry-run", "--output"} <= flags_of(words), words
-    for words in LOOKING:
+    for words in (*LOOKING, *KEEPING):
         assert not {"--dry-run", "--yes"} & flags_of(words), words
 
 

@@ -99,7 +99,19 @@ def test_a_hub_model_is_not_fetched(
     assert found["models"] == [{"model": "owner/name", "path": None, "served_names": ["owner/name"]}]
     assert [(pool["role"], pool["model"]) for pool in found["pools"]] == [("mixed", "owner/name")]
     out = run(capsys, "up", "--model", "owner/name", "--port", "0", "--dry-run")[1]
-    assert "owner/name from the hub, which was not asked" in out
+    assert "owner/name to be fetched when it starts: its files are not checked" in out
+    assert not state.exists()
+
+
+@pytest.mark.parametrize("flags", [("--model", "smollm2"), ("--fetch",)])
+def test_nor_is_one_that_has_a_name(
+    capsys: pytest.CaptureFixture[str], state: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("TANDEM_MODELS_DIR", str(state / "models"))
+    found = document(capsys, "Start", "up", *flags, "--port", "0")
+    assert found["is_complete"] is False
+    assert found["models"] == [{"model": "smollm2", "path": None, "served_names": ["smollm2"]}]
+    assert document(capsys, "Start", "up", "--port", "0")["models"][0]["model"] == "tandem-tiny"
     assert not state.exists()
 
 

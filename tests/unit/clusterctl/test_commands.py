@@ -87,7 +87,7 @@ def test_up_begins_again_with_another_patience(monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_flag_of_a_setting_gives_one_that_exists() -> None:
     flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(UpFlags)}
-    assert flags - set(FLAGS) == {"--config", "--timeout", "--as-configured"}
+    assert flags - set(FLAGS) == {"--config", "--fetch", "--timeout", "--as-configured"}
     assert set(FLAGS) <= flags
     assert len(set(FLAGS.values())) == len(FLAGS)
     for setting in FLAGS.values():

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from tandem.cluster import router_process
-from tandem.cluster.bundled import bundled_model
 from tandem.cluster.models import check_files, resolve_models
+from tandem.cluster.named_models import located, path_of, refuse_unfetched
 from tandem.cluster.resolve import check
 from tandem.cluster.worker_settings import check_fit, effective
 from tandem.core.config import ClusterConfig, LauncherName, RouterConfig, WorkerConfig, WorkerSection
@@ -53,12 +53,14 @@ class Seat:
 def check_router(config: ClusterConfig) -> None:
     """Raise ConfigError for what no router could be started with; looks at no model."""
     check(config)
+    refuse_unfetched(config)
     _check_redis(config)
 
 
 def check_worker(config: ClusterConfig, seat: Seat) -> WorkerSection:
     """The settings of a worker there; raises ConfigError, and looks at no model."""
     check(config)
+    refuse_unfetched(config)
     _check_redis(config)
     settings = effective(config, seat.role)
     return dataclasses.replace(
@@ -76,7 +78,7 @@ def router_config(config: ClusterConfig, pod: Pod, admin_key_file: Path) -> Rout
         config,
         check(config),
         router_id=pod.name,
-        models=(model.served() for model in resolve_models(without_weights)),
+        models=(model.served() for model in resolve_models(located(without_weights, None))),
         redis_url=with_password(config.redis.url, pod.redis_password),
         secret_file=pod.secret_file,
         admin_key_file=admin_key_file,
@@ -141,7 +143,7 @@ def with_password(url: str, password: str) -> str:
 def _model(config: ClusterConfig) -> ModelSource:
     has_weights = config.worker.engine != "sim"
     section = config.model
-    source = resolve_model(section.path or str(bundled_model()), revision=section.revision, has_weights=has_weights)
+    source = resolve_model(path_of(section.path, None), revision=section.revision, has_weights=has_weights)
     check_files(source, has_weights=has_weights)
     return source
 

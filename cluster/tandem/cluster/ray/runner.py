@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 from tandem.cluster import gpumemory
 from tandem.cluster.bundled import NAME, bundled_model
 from tandem.cluster.environment import Environment
+from tandem.cluster.named_models import fetched_file
 from tandem.cluster.ray.orders import Charge, Order
 from tandem.cluster.ray.ownedfolder import OF_AGENT, OwnedFolder, sweep
 from tandem.cluster.ray.processes import end_group
@@ -239,6 +240,8 @@ class Runner:
                 return bundled_model()
             except ModelError:
                 pass
+        if fetched := fetched_file(path.name, Environment.read().models_root):
+            return fetched
         raise StartupError(
             f"the model is not on {self._ip}",
             why=f"there is no {path}",

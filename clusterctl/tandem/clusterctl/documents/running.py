@@ -8,7 +8,7 @@ from tandem.clusterctl.documents.changing import Role
 
 
 class StartModel(TypedDict):
-    """`path` None: it would be looked for on the hub, which was not asked."""
+    """`path` None: it would be fetched, and nobody asked whether it can be."""
 
     model: str
     path: str | None
@@ -33,7 +33,7 @@ class StartPool(TypedDict):
 
 
 class Start(TypedDict):
-    """`is_complete`: all was checked that `up` checks; not where a model is on the hub. Ports: 0 = any free one.
+    """`is_complete`: all was checked that `up` checks; not where a model would be fetched. Ports: 0 = any free one.
     `redis` None: a private server. `settings`: those that differ from the defaults."""
 
     is_dry_run: bool
@@ -64,4 +64,24 @@ class Join(TypedDict):
     token_file: str | None
 
 
-RUNNING = (Start, Join)
+class Model(TypedDict):
+    """One that is called by `name`. `path` None: it is not here. `size_bytes`: of its files. `is_default`: `up` serves
+    it where it is told of no model."""
+
+    name: str
+    state: Literal["bundled", "fetched", "available"]
+    path: str | None
+    size_bytes: int
+    license: str
+    about: str
+    is_default: bool
+
+
+class Models(TypedDict):
+    """`folder`: where those that were fetched are; None = nowhere."""
+
+    folder: str | None
+    models: list[Model]
+
+
+RUNNING = (Start, Join, Models)

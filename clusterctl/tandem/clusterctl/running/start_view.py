@@ -53,9 +53,7 @@ def show(found: Record, console: Console) -> None:
     say(console, f"redis     {found['redis'] or 'a private server'}")
     say(console, f"ports     {ports} on {found['host']}")
     for model in found["models"]:
-        where = (
-            f"in {model['path']}" if model["path"] else "from the hub, which was not asked: its files are not checked"
-        )
+        where = f"in {model['path']}" if model["path"] else "to be fetched when it starts: its files are not checked"
         say(console, f"model     {model['model']} {where}, served as {', '.join(model['served_names'])}")
     for key, value in found["settings"].items():
         say(console, f"setting   {key} = {json.dumps(value, ensure_ascii=False)}")

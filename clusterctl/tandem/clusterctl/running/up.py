@@ -48,11 +48,11 @@ def up(flags: UpFlags, look: DryRun, output: Output) -> None:
     if not flags.timeout > 0:
         raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")
     if look.dry_run:
-        _preview(config, output)
+        _preview(config, output, fetches=flags.fetch)
         return
     if output.is_document:
         raise ConfigError(f"--output is {output.format}", why="only --dry-run prints a document", todo="Leave it out")
-    options = UpOptions(ready_timeout_s=flags.timeout, as_configured=flags.as_configured)
+    options = UpOptions(ready_timeout_s=flags.timeout, as_configured=flags.as_configured, fetches=flags.fetch)
     try:
         run(config, Environment.read(), _TerminalProgress(), options)
     except KeyboardInterrupt:
@@ -67,12 +67,12 @@ def _take_patience(patience: float) -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the command that was given
 
 
-def _preview(config: ClusterConfig, output: Output) -> None:
+def _preview(config: ClusterConfig, output: Output, *, fetches: bool) -> None:
     from tandem.cluster.environment import Environment
     from tandem.cluster.preview import preview
     from tandem.clusterctl.running import start_view
 
-    found = preview(config, Environment.read())
+    found = preview(config, Environment.read(), fetches=fetches)
     output.show("Start", start_view.document(found), start_view.show)
 
 

@@ -25,8 +25,12 @@ class UpFlags:
     """What was given on the command line; None = not given. Each flag's place in the configuration: flag_names.py."""
 
     model: Annotated[
-        str | None, typer.Option(help="Model folder, GGUF file or hub id. Without it, the bundled model.")
+        str | None,
+        typer.Option(help="Folder, GGUF file, hub id or name (see `models list`). Without it, smollm2 if it is here."),
     ] = None
+    fetch: Annotated[
+        bool, typer.Option("--fetch", help="Without --model: fetch smollm2 first, if it is not here and can be had.")
+    ] = False
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub model.")] = None
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="Name of the model in the API; may be given several times.")
