@@ -180,6 +180,7 @@ def test_a_chat_streams_and_its_waterfall_follows(page: Browser) -> None:
         "document.querySelector('#talk .answer p')?.textContent.length))"
         ".observe(document.querySelector('#talk'), {childList: true, subtree: true, characterData: true});"
     )
+    assert page.look("document.querySelector('#prompt').value") == "What is the capital of France?"
     page.type("#prompt", "Say something long\n")
     page.wait(
         "document.querySelector('#talk .answer .request .bar')?.children.length > 2", what="the waterfall is drawn"

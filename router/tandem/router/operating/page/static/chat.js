@@ -55,6 +55,7 @@ async function send() {
       model: byId("model").value,
       messages: [...talk, asked],
       max_tokens: Number(byId("most").value) || 128,
+      temperature: Number(byId("temperature").value) || 0,
       stream: true,
     };
     const key = byId("api-key").value.trim();
