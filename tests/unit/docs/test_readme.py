@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tandem.cluster.named_models import DEFAULT
+
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text()
 
@@ -32,6 +34,7 @@ def test_the_first_screen_has_the_picture_two_commands_with_their_output_and_wha
         "$ make serve\n ",
         "$ curl",
         '{"id":',
+        "The capital of France is Paris.",
         "| time to first token, p50 |",
         "`make bench NAME=serve`",
     ]
@@ -44,9 +47,9 @@ def test_every_command_is_looked_at() -> None:
     assert {Path(words[0]).name for words in _commands()} == {"make", "clusterctl", "curl"}
 
 
-def test_curl_asks_the_bundled_model() -> None:
+def test_curl_asks_the_model_of_make_serve() -> None:
     for words in (words for words in _commands() if words[0] == "curl"):
-        assert json.loads(words[words.index("-d") + 1])["model"] == "tandem-tiny"
+        assert json.loads(words[words.index("-d") + 1])["model"] == DEFAULT.name
         assert any(word.startswith("http://127.0.0.1:8000/v1/") for word in words)
 
 

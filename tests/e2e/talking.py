@@ -1,0 +1,30 @@
+"""The model that talks, for tests that are about it: fetched once for all runs, into the cache of this user."""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+
+import pytest
+
+from tandem.cluster.named_models import SMOLLM2
+from tandem.cluster.pulling import pull
+from tandem.core.errors import UnavailableError
+
+
+@functools.cache
+def fetched() -> tuple[Path | None, str]:
+    """Its file, or None and why it cannot be had here."""
+    try:
+        return pull(SMOLLM2, Path(os.environ["XDG_CACHE_HOME"]) / "tandem" / "test-models"), ""
+    except UnavailableError as error:
+        return None, error.message
+
+
+def smollm2() -> Path:
+    """Its file; the test is skipped, and says why, where it cannot be had."""
+    file, why = fetched()
+    if file is None:
+        pytest.skip(why)
+    return file
