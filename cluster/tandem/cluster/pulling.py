@@ -52,7 +52,7 @@ _HUB_VARIABLES = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "10",
     "HF_HUB_DOWNLOAD_TIMEOUT": "10",
 }  # fmt: skip
-_HASHES_DIFFER, _NO_ANSWER = "DO NOT MATCH THE HASHES", ("Retrying (Retry(", "Connect", "LocalEntryNotFound")
+_HASHES_DIFFER, _NO_ANSWER = "DO NOT MATCH THE HASHES", ("Retrying (Retry(", "Connect", "Timeout", "LocalEntryNotFound")
 _ERROR, _LONGEST_WHY = "ERROR: ", 200
 
 Progress = Callable[[int, int], None]

