@@ -98,7 +98,7 @@ def kinds(value: Any) -> Any:
 def test_make_serve_says_what_is_printed(served: Served) -> None:
     (block,) = [block for block in BLOCKS if block.startswith("make serve\n")]
     if served.why_not:
-        assert f"{bundled.NAME} serves" in served.why_not
+        assert f"serving {bundled.NAME}" in served.why_not
         assert f"{bundled.NAME} in " in served.out.read_text()
     served.must_talk()
     assert shape(block.partition("\n")[2]) - shape(served.out.read_text()) == set()

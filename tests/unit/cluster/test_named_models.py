@@ -95,7 +95,7 @@ def test_the_bundled_model_goes_by_its_name() -> None:
 
 
 def test_pods_fetch_nothing_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"smollm2 is not here: .* Name its GGUF file in the volume"):
+    with pytest.raises(ConfigError, match=r"smollm2 cannot be used in a pod: .* Put its GGUF file into the volume"):
         check_router(dataclasses.replace(TALKING, redis=RedisSection(url="redis://r")))
     refuse_unfetched(ClusterConfig(model=ModelSection(path=bundled.NAME)))
 

@@ -8,7 +8,7 @@ from tandem.clusterctl.documents.changing import Role
 
 
 class StartModel(TypedDict):
-    """`path` None: it would be fetched, and nobody asked whether it can be."""
+    """`path` None: it would be fetched, and was not looked for."""
 
     model: str
     path: str | None
@@ -65,8 +65,8 @@ class Join(TypedDict):
 
 
 class Model(TypedDict):
-    """One that is called by `name`. `path` None: it is not here. `size_bytes`: of its files. `is_default`: `up` serves
-    it where it is told of no model."""
+    """A model with a name. `path` None: it was not fetched. `size_bytes`: of its files. `is_default`: `up` without
+    `--model` serves it."""
 
     name: str
     state: Literal["bundled", "fetched", "available"]
