@@ -69,6 +69,8 @@ SMOLLM2: Final = Fetchable(
     words="SmolLM2-135M-Instruct, 4 bits: answers simple questions",
 )
 DEFAULT: Final = SMOLLM2
+DEFAULT_KV_BYTES: Final = 512 * 2**20
+"""23,296 tokens."""
 FETCHABLE: Final = {model.name: model for model in (SMOLLM2,)}
 
 
@@ -82,11 +84,18 @@ def root_of(root: Path | None) -> Path:
 
 def with_default(config: ClusterConfig, root: Path | None, *, fetches: bool = False) -> ClusterConfig:
     """Fill in the model by name where `config` names none: DEFAULT if it is below `root` or is to be fetched
-    (`fetches`), else the bundled one. The simulated engine and workers of other machines get the bundled one always."""
+    (`fetches`), else the bundled one. The simulated engine and workers of other machines get the bundled one always.
+
+    Workers of DEFAULT get DEFAULT_KV_BYTES of KV unless a size is given: it is there to try things out, and an
+    automatic size is a share of all free memory, whose first touch takes long.
+    """
     if config.model.path:
         return config
-    has_default = wants_default(config) and (fetches or DEFAULT.found(root) is not None)
-    return _with_path(config, DEFAULT.name if has_default else bundled.NAME)
+    if not wants_default(config) or (not fetches and DEFAULT.found(root) is None):
+        return _with_path(config, bundled.NAME)
+    size = config.worker.kv_memory_bytes or DEFAULT_KV_BYTES
+    worker = dataclasses.replace(config.worker, kv_memory_bytes=size)
+    return dataclasses.replace(_with_path(config, DEFAULT.name), worker=worker)
 
 
 def wants_default(config: ClusterConfig) -> bool:

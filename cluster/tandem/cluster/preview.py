@@ -60,10 +60,10 @@ def preview(config: ClusterConfig, environment: Environment, *, fetches: bool = 
         check_installed()
     if config.redis.url:
         asyncio.run(_look_at_redis(config.redis.url))
-    workers = share_out(config, total(config), environment.cores, environment.free_bytes)
     root = environment.models_root
-    wanted = sections(located(with_default(config, root, fetches=fetches), root))
-    models = tuple(_model(section, counts_of(pools), workers) for section, pools in wanted)
+    wanted = located(with_default(config, root, fetches=fetches), root)
+    workers = share_out(wanted, total(wanted), environment.cores, environment.free_bytes)
+    models = tuple(_model(section, counts_of(pools), workers) for section, pools in sections(wanted))
     found = Preview(
         config=config, state=state, cores=environment.cores, router=router, models=models, workers=workers
     )  # fmt: skip

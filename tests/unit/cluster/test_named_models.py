@@ -10,6 +10,7 @@ import pytest
 from tandem.cluster import bundled
 from tandem.cluster.environment import Environment
 from tandem.cluster.named_models import (
+    DEFAULT_KV_BYTES,
     FETCHABLE,
     SMOLLM2,
     fetched_file,
@@ -61,6 +62,15 @@ def test_the_model_that_talks_is_the_default_where_it_is(
     assert with_default(config, nowhere, fetches=True).model.path == to_come
     assert with_default(config, nowhere).model.path == (config.model.path or bundled.NAME)
     assert with_default(config, None).model.path == (config.model.path or bundled.NAME)
+
+
+def test_the_default_takes_a_fixed_part_of_memory_unless_a_size_is_given(root: Path) -> None:
+    def kv(config: ClusterConfig) -> int:
+        return with_default(config, root).worker.kv_memory_bytes
+
+    assert kv(ClusterConfig()) == DEFAULT_KV_BYTES
+    assert kv(ClusterConfig(worker=WorkerSection(kv_memory_bytes=1 << 20))) == 1 << 20
+    assert kv(TALKING) == 0, "a model that is named is served as any other"
 
 
 def test_half_a_file_is_none(root: Path) -> None:
