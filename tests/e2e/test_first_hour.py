@@ -49,7 +49,7 @@ def served(command: str, folder: Path) -> Iterator[Served]:
     variables = {**os.environ, "TANDEM_STATE_DIR": str(folder)}
     if model is not None:
         variables["TANDEM_MODELS_DIR"] = str(model.parent)
-    flags = "ARGS=--port 0 --grpc-port 0 --admin-port 0 --kv-memory 256MiB"
+    flags = "ARGS=--port 0 --grpc-port 0 --admin-port 0"
     with (folder / "out").open("wb") as out:
         process = subprocess.Popen(
             [*command.split(), flags], cwd=ROOT, env=variables, stdout=out, stderr=out, stdin=subprocess.DEVNULL,

@@ -55,7 +55,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
-    flags = f"--port 0 --grpc-port 0 --admin-port 0 --kv-memory 256MiB --state-dir {folder}/state"
+    flags = f"--port 0 --grpc-port 0 --admin-port 0 --state-dir {folder}/state"
     variables = {**os.environ, "TANDEM_MODELS_DIR": f"{folder}/models"}
     with (folder / "out").open("w+") as out:
         made = subprocess.Popen(
