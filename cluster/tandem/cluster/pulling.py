@@ -190,24 +190,26 @@ class _Watch:
         self._ends = self._since + limits.limit_s
 
     def look(self, folder: Path) -> int:
-        """Bytes below `folder`; _FailedError if they have not changed for too long, or it has taken too long."""
-        here, now = _bytes_below(folder), time.monotonic()
+        """Bytes of the largest file below `folder`: others are copies of it. Raises _FailedError if nothing has changed
+        for too long, or it has taken too long."""
+        sizes, now = _sizes_below(folder), time.monotonic()
+        here = sum(sizes)
         if here != self._bytes:
             self._bytes, self._since = here, now
         if now - self._since > self._limits.stall_s:
             raise _FailedError(f"nothing came for {self._limits.stall_s:g} s")
         if now > self._ends:
             raise _FailedError(f"it took longer than {self._limits.limit_s:g} s")
-        return here
+        return max(sizes, default=0)
 
 
-def _bytes_below(folder: Path) -> int:
-    """Bytes of files in sub-folders of `folder`."""
-    total = 0
+def _sizes_below(folder: Path) -> list[int]:
+    """Bytes of the files in sub-folders of `folder`."""
+    sizes = []
     for path in folder.glob("*/**/*"):
         with contextlib.suppress(OSError):  # it is gone again
-            total += 0 if path.is_dir() else path.stat().st_size
-    return total
+            sizes.append(0 if path.is_dir() else path.stat().st_size)
+    return sizes
 
 
 def _fetch(model: Fetchable, root: Path, fetch: _Fetch) -> Path:
