@@ -6,6 +6,7 @@ Owns allocation and views. Who holds which block is the ledger's business.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from tandem.core.errors import StartupError
 from tandem.core.kvlayout import KVGroupSpec, KVLayout
 from tandem.engine.pool_plan import human_size
+from tandem.kernels.cpu_memory import map_zeroed
 from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.layer_view import key_value_view
 
@@ -23,7 +25,7 @@ class KVPools:
 
     `layer_views[layer]` is `[num_blocks, 2, heads_local, block_tokens, width]` of a model layer, keys and values in the
     same memory where the group has one plane, and `group_of_layer[layer]` its group. Allocated once; lives as long as
-    the rank. Raises StartupError if the device has not the memory.
+    the rank; on a CPU its bytes take memory when touched. Raises StartupError if the device has not the memory.
     """
 
     def __init__(self, layout: KVLayout, num_blocks: Sequence[int], device: torch.device) -> None:
@@ -60,9 +62,12 @@ class KVPools:
 def _allocate(group: KVGroupSpec, count: int, tp: int, device: torch.device) -> Tensor:
     """Zeroed, because masked attention multiplies what it ignores by 0, and 0 · NaN is NaN."""
     shape = (count, len(group.layers), group.planes, group.heads_local(tp), group.block_tokens, group.width)
+    dtype = TORCH_DTYPES[group.dtype]
     try:
-        return torch.zeros(shape, dtype=TORCH_DTYPES[group.dtype], device=device)
-    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator raises the plain class
+        if device.type == "cpu":
+            return torch.frombuffer(map_zeroed(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except (OSError, OverflowError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
         raise StartupError(
             f"cannot allocate {human_size(count * group.block_bytes(tp))} of KV memory on {device}",
             why=str(error).splitlines()[0],

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.worker.alone import worker_of
+from tools.waiting import wait_for_async
 
 
 def test_a_worker_says_what_its_memory_is_for(folder: Path) -> None:
@@ -25,6 +26,22 @@ def test_a_worker_says_what_its_memory_is_for(folder: Path) -> None:
     assert sum(said.values()) == 2 * said["total"]
     assert (64 << 20) - (1 << 20) < said["kv"] <= 64 << 20
     assert any(words.startswith("memory of a rank: ") and "64MiB" in words for words in progress)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_every_rank_takes_its_memory_once_it_is_ready(folder: Path, tp: int) -> None:
+    """No request comes, and none later can find that the memory is gone."""
+
+    def taken() -> list[int]:
+        return [int(size) for size in re.findall(r"KV memory is taken bytes=(\d+)", (folder / "m0.log").read_text())]
+
+    async def run() -> None:
+        async with worker_of(folder, tp, kv_memory_bytes=32 << 20) as worker:
+            await wait_for_async(lambda: len(taken()) == tp)
+            worker.process.send_signal(signal.SIGTERM)
+
+    asyncio.run(run())
+    assert all((31 << 20) < size <= 32 << 20 for size in taken())
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.kernels.cpu_memory import collect_into_huge_pages, keep_freed_memory
+from tandem.kernels.cpu_memory import back, collect_into_huge_pages, keep_freed_memory, map_zeroed
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_memory_in_huge_pages_keeps_its_contents_and_place() -> None:
         held[at : at + 8] = at.to_bytes(8, "little")
     if not collect_into_huge_pages(place + 5, (8 << 20) - 7):
         pytest.skip("this system moves nothing into huge pages when asked")
-    assert _huge_bytes(place) >= 3 * (2 << 20)
+    assert _mapped(place, "AnonHugePages") >= 3 * (2 << 20)
     assert all(held[at : at + 8] == at.to_bytes(8, "little") for at in range(0, len(held), 4096))
 
 
@@ -42,12 +42,37 @@ def test_what_no_page_holds_is_left_alone() -> None:
     assert not collect_into_huge_pages(1 << 21, 100), "nothing is mapped there"
 
 
-def _huge_bytes(place: int) -> int:
-    """Of the mapping around `place`."""
+def test_mapped_zeros_take_no_memory_until_they_are_backed() -> None:
+    size = (9 << 20) + 5
+    held = map_zeroed(size)
+    place = ctypes.addressof(ctypes.c_char.from_buffer(held))
+    held[4 << 20 : (4 << 20) + 6] = b"tandem"
+    assert _mapped(place, "Rss") <= 4 << 20
+    if not back(place, size):
+        pytest.skip("this system backs nothing when asked")
+    assert _mapped(place, "Rss") >= size
+    assert held[4 << 20 : (4 << 20) + 6] == b"tandem"
+    assert held[:100] == bytes(100)
+
+
+def test_what_is_not_mapped_cannot_be_backed() -> None:
+    if not back(*_room(held := map_zeroed(1))):
+        pytest.skip("this system backs nothing when asked")
+    del held
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        back(1 << 21, 100)
+
+
+def _room(held: mmap.mmap) -> tuple[int, int]:
+    return ctypes.addressof(ctypes.c_char.from_buffer(held)), len(held)
+
+
+def _mapped(place: int, field: str) -> int:
+    """Bytes that /proc/self/smaps has in `field` of the mapping around `place`."""
     is_it = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
             is_it = int(found[1], 16) <= place < int(found[2], 16)
-        elif is_it and line.startswith("AnonHugePages:"):
+        elif is_it and line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return 0

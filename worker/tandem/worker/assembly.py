@@ -27,6 +27,7 @@ from tandem.worker.followers import Followers
 from tandem.worker.group_receiver import GroupReceiver
 from tandem.worker.group_sender import GroupSender
 from tandem.worker.leader_runner import LeaderRunner
+from tandem.worker.pool_backing import PoolBacking
 from tandem.worker.reports import Hello
 from tandem.worker.start_steps import StartSteps
 from tandem.workerhost.inbox import Inbox
@@ -127,6 +128,7 @@ def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Out
         work=loaded_rank.work,
         peaks=_peaks(config.settings) if loaded_rank.work is not None else {},
     )
+    PoolBacking(loaded_rank.unbacked, shell.engine.batch_counts).start()
     return Leader(shell, _info(config, shell), followers)
 
 
@@ -141,7 +143,9 @@ def assemble_follower(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Followe
     speeds = LinkSpeeds(MonotonicClock())  # its own: rank 0's are the ones that others hear of
     receiver, sender = loading.open_transfer_ends(config, loaded, reporter.event, seat.rank, speeds=speeds)
     reporter.say(Hello(receiver.endpoints()))
-    return Follower(loaded.runner, receiver, sender, RingReader(pair.commands), reporter, pulse, MonotonicClock())
+    follower = Follower(loaded.runner, receiver, sender, RingReader(pair.commands), reporter, pulse, MonotonicClock())
+    PoolBacking(loaded.unbacked, follower.batch_counts).start()
+    return follower
 
 
 def _peaks(settings: WorkerSection) -> dict[str, float]:

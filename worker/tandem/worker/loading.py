@@ -50,7 +50,8 @@ Pools = Mapping[GroupId, PoolAccess]
 @dataclass(frozen=True, slots=True)
 class LoadedRank:
     """One rank's part of a model, its pools as bytes, and the model's fingerprint. `work`: what the whole model costs
-    to compute, `memory` what this rank takes; None = none is computed. `swap`: None = nothing is kept."""
+    to compute, `memory` what this rank takes; None = none is computed. `swap`: None = nothing is kept. `unbacked`:
+    pools of which no byte takes memory yet."""
 
     runner: Runner
     pools: dict[GroupId, PoolAccess]
@@ -58,6 +59,7 @@ class LoadedRank:
     work: ModelWork | None = None
     memory: MemoryPlan | None = None
     swap: Swap | None = None
+    unbacked: tuple[memoryview, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ def load_rank(
         raise ConfigError(f"unknown engine {config.settings.engine!r}", todo=f"use one of {', '.join(ENGINES)}")
     runner: Runner
     work = memory = swap = None
+    unbacked: tuple[memoryview, ...] = ()
     if config.settings.engine == "sim":
         from tandem.worker.sim_loading import load_sim
 
@@ -115,9 +118,11 @@ def load_rank(
         model, pools, identity = load_model(config, group, enter)
         runner, memory, swap = model, model.memory, open_swap(config, model)
         work = model_work(model.config, dtype=model.dtype, layout=model.layout, quantize=model.quantize)
+        if model.device.type == "cpu":
+            unbacked = tuple(model.pool_bytes(spec.group) for spec in model.layout.groups)
     for spec in runner.layout.groups:
         _check_frames(spec)
-    return LoadedRank(runner, pools, identity, work, memory, swap)
+    return LoadedRank(runner, pools, identity, work, memory, swap, unbacked)
 
 
 def load_engine(config: WorkerConfig) -> Loaded:

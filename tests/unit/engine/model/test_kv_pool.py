@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -18,6 +21,10 @@ def group(number: int, layers: tuple[int, ...], *, dtype: str = "float32", windo
     return KVGroupSpec(
         group=GroupId(number), layers=layers, planes=2, heads=2, width=8, block_tokens=16, dtype=dtype, window=window
     )
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
 def two_groups() -> KVLayout:
@@ -48,6 +55,14 @@ def test_bytes_are_the_pool_itself_and_outlive_it() -> None:
     kept = pools.pool_bytes(1)
     del pools
     assert bytes(kept[start : start + 2]) == b"\x80\x3f"
+
+
+def test_a_pool_is_zero_and_takes_memory_where_it_is_touched() -> None:
+    before, layout = _resident_bytes(), KVLayout(groups=(group(0, (0,)),))
+    pools = KVPools(layout, ((1 << 30) // layout.groups[0].block_bytes(),), CPU)
+    pools.layer_views[0][3] = 1.0
+    assert pools.tensors[0][:5].sum() == pools.tensors[0][3].numel()
+    assert _resident_bytes() - before < 256 << 20
 
 
 def test_one_group_gets_the_whole_budget() -> None:

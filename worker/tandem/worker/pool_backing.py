@@ -1,0 +1,55 @@
+"""Takes the memory of KV pools once a rank is ready: a start does not wait for it, no request finds that it is gone.
+
+Until then a page takes memory when it is first written. Owns its thread; changes no byte of a pool.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from tandem.core.clock import MonotonicClock
+from tandem.core.logs import event
+from tandem.kernels.cpu_memory import back
+
+_log = logging.getLogger(__name__)
+PIECE_BYTES = 2 << 20
+"""A huge page: what others of this process wait for at most, if they map memory meanwhile."""
+IDLE_PAUSES = 3
+"""Of a piece's own time, between two pieces: what is left to other processes of the machine."""
+BUSY_PAUSE_S = 0.1
+"""Between two pieces while a step computes, which has the core for itself otherwise."""
+
+
+class PoolBacking:
+    """Backs `pools` piece by piece. `count_batch` says what the step in progress computes; {} = there is none."""
+
+    def __init__(self, pools: Sequence[memoryview], count_batch: Callable[[], Mapping[str, int]]) -> None:
+        self._pools, self._count_batch, self._clock = tuple(pools), count_batch, MonotonicClock()
+
+    def start(self) -> threading.Thread:
+        """In the background, as a daemon, for as long as it takes."""
+        thread = threading.Thread(target=self.run, name="pool-backing", daemon=True)
+        thread.start()
+        return thread
+
+    def run(self) -> None:
+        """Until all of it has memory. Most of the time is left to others, nearly all of it while a step computes."""
+        began_s, pause = self._clock.now_s(), threading.Event()
+        for pool in self._pools:
+            address = ctypes.addressof(ctypes.c_char.from_buffer(pool))
+            for at in range(0, len(pool), PIECE_BYTES):
+                piece_s = self._clock.now_s()
+                try:
+                    is_backed = back(address + at, min(PIECE_BYTES, len(pool) - at))
+                except OSError as error:
+                    event(_log, "KV memory is not all there", logging.ERROR, why=error, todo="lower --kv-memory")
+                    return
+                if not is_backed:
+                    event(_log, "KV memory is taken as it is used", logging.INFO, why="it needs Linux 5.14 or newer")
+                    return
+                pause.wait(BUSY_PAUSE_S if self._count_batch() else IDLE_PAUSES * (self._clock.now_s() - piece_s))
+        size, took_s = sum(len(pool) for pool in self._pools), round(self._clock.now_s() - began_s, 3)
+        event(_log, "KV memory is taken", logging.INFO, bytes=size, took_s=took_s)
