@@ -124,12 +124,12 @@ def running(*flags: str, folder: Path | None = None) -> Iterator[Cluster]:
 
 
 @contextlib.contextmanager
-def started(*flags: str, folder: Path, prefix: Sequence[str] = ()) -> Iterator[Cluster]:
+def started(*flags: str, folder: Path, prefix: Sequence[str] = (), python: str = sys.executable) -> Iterator[Cluster]:
     """As `running`, for who stops it: what still runs at the end is killed. `prefix`: words before the command, which
-    run it elsewhere."""
+    run it elsewhere; `python`: whose Tandem it is."""
     for stale in folder.glob("*/context.json"):  # of a cluster that was killed here
         stale.unlink()
-    command = [*prefix, sys.executable, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
+    command = [*prefix, python, "-m", "tandem.clusterctl", "up", "--port", "0", "--grpc-port", "0"]
     command += ["--admin-port", "0", "--state-dir", str(folder), *_kv_memory(flags), *flags]
     variables = {
         **os.environ,
