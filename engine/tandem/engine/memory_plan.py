@@ -195,7 +195,10 @@ def _gathered_bytes(
         converted = 0 if group.dtype == dtype else stored // DTYPE_BYTES[group.dtype] * size
         context = blocks * group.block_tokens
         is_torchs = dtype == "bfloat16" and not (group.dtype == dtype and config.kv_shape.width in _CODE_WIDTHS)
-        reordered = _reordered_bytes(config, layout.tp, context) if is_plain and is_torchs else 0
+        reordered = 0
+        if is_plain and is_torchs:  # or in float32, on a CPU that has no products of bfloat16
+            widened = stored // DTYPE_BYTES[group.dtype] * DTYPE_BYTES["float32"]
+            reordered = max(_reordered_bytes(config, layout.tp, context), widened - converted)
         most = max(most, stored + converted + reordered + tokens * context * (1 + size))
     return most
 

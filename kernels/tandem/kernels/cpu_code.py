@@ -12,10 +12,12 @@ from tandem.kernels.kv_store import binding as kv_store
 from tandem.kernels.packed_linear import packed
 from tandem.kernels.paged_decode import binding as paged_decode
 from tandem.kernels.quantized_linear import weight as quantized_linear
+from tandem.kernels.widened_linear import LIBRARY as WIDENED_LINEAR
 
 LIBRARIES: tuple[CpuLibrary, ...] = (
     packed.LIBRARY, paged_decode.LIBRARY, extend_attention.LIBRARY, kv_store.LIBRARY, rms_norm.LIBRARY, rotate.LIBRARY,
     silu_mul.LIBRARY, dense_row.LIBRARY, deterministic_linear.LIBRARY, quantized_linear.LIBRARY,
+    WIDENED_LINEAR,
 )  # fmt: skip
 
 

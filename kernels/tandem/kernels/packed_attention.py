@@ -4,9 +4,9 @@
     k,v [n, span, width]
 
 Owns the arithmetic that the decode and extend references share, one span of keys at a time, and the merging of spans.
-It must not know about blocks. Softmax is computed in fp32. On CPU the two products run in the storage dtype, because
-casting half-precision keys and values doubles the time; on any other device they run in fp32, so that a kernel is
-compared with something more exact than itself.
+It must not know about blocks. Softmax is computed in fp32. On a CPU the two products run in the storage dtype where it
+multiplies that, because casting half-precision keys and values doubles the time; elsewhere they run in fp32: on other
+devices so that a kernel is compared with something more exact than itself.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from tandem.kernels.dtypes import product_dtype
 
 _MASKED = torch.finfo(torch.float32).min
 
@@ -62,8 +64,8 @@ def attend_span(
     key of the span gets a finite, meaningless output whose weight in `SpanMerger` is zero. sinks: of the rows, for one
     span of all that are merged; they are the last column of its scores.
     """
-    if q.device.type != "cpu":
-        q, k, v = q.float(), k.float(), v.float()
+    wide = product_dtype(q.dtype, q.device) if q.device.type == "cpu" else torch.float32
+    q, k, v = q.to(wide), k.to(wide), v.to(wide)
     scores = torch.bmm(q, k.transpose(1, 2)).float().mul_(spec.scale)
     if spec.softcap is not None:
         scores = scores.div_(spec.softcap).tanh_().mul_(spec.softcap)

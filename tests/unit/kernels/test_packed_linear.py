@@ -11,7 +11,8 @@ from tandem.core.cpu_level import CpuLevel
 from tandem.kernels.packed_linear import PackedLinear, packed
 from tandem.kernels.packed_linear.packed import LIBRARY, find_layout
 from tandem.kernels.packed_linear.reference import packed_linear_reference
-from tandem.kernels.packed_linear.widened import FEW_ROWS, widened_linear
+from tandem.kernels.widened_linear import FEW_ROWS, widened_linear
+from tandem.kernels.widened_linear import LIBRARY as WIDENED
 from tests.unit.kernels.levels import needs, paths_of
 
 PATHS = paths_of(LIBRARY, CpuLevel.AVX512, CpuLevel.AVX512BF16, CpuLevel.AMX)
@@ -106,6 +107,28 @@ def test_bfloat16_that_onednn_does_not_pack_is_multiplied_as_float32(threads, ra
         x = randn(rows, shape[1], dtype=torch.bfloat16)
         expected = packed_linear_reference(x, weight, bias)
         torch.testing.assert_close(widened_linear(x, weight, bias), expected, atol=2e-2, rtol=1.6e-2)
+
+
+@needs(CpuLevel.AVX2)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 8), (33, 17), (64, 1003), (577, 576)])
+def test_few_rows_of_a_plain_weight_are_the_reference(threads, randn, shape, has_bias) -> None:
+    """By C code, whatever is left of four columns, two rows and eight numbers, and wherever rows lie."""
+    assert WIDENED.is_available()
+    weight, bias = randn(*shape, dtype=torch.bfloat16), randn(shape[0], dtype=torch.bfloat16) if has_bias else None
+    for rows in range(1, FEW_ROWS + 1):
+        wider = randn(rows, shape[1] + 3, dtype=torch.bfloat16)
+        for x in (wider[:, 3:], wider.t().contiguous().t()[:, : shape[1]]):
+            expected = packed_linear_reference(x, weight, bias)
+            torch.testing.assert_close(widened_linear(x, weight, bias), expected, atol=2e-2, rtol=1.6e-2)
+
+
+def test_a_row_with_nan_or_infinity_keeps_it(randn) -> None:
+    weight, x = randn(6, 24, dtype=torch.bfloat16).abs(), randn(2, 24, dtype=torch.bfloat16)
+    x[0, 3], x[1, 20] = float("nan"), float("inf")
+    first, second = widened_linear(x, weight)
+    assert first.isnan().all()
+    assert second.isposinf().all()
 
 
 def test_without_onednn_s_bfloat16_the_weight_is_copied_and_multiplied(randn, monkeypatch) -> None:

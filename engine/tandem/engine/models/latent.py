@@ -25,7 +25,9 @@ from tandem.engine.linear import Linear
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.weights import Parameter, Split
 from tandem.kernels.deterministic_linear import deterministic_linear
+from tandem.kernels.dtypes import product_dtype
 from tandem.kernels.rotate import rotate
+from tandem.kernels.widened_linear import widened_linear
 
 HeadProduct = Callable[[Tensor], Tensor]
 """[T, heads, in] to [T, heads, out], each head with its own matrix."""
@@ -152,6 +154,9 @@ def _reorder(parameter: Parameter, order: Tensor) -> None:
 
 def _head_product(x: Tensor, *, weight: Tensor) -> Tensor:
     """weight: [heads, out, in]."""
+    if product_dtype(x.dtype, x.device) is not x.dtype:
+        heads = zip(x.unbind(1), weight.unbind(0), strict=True)
+        return torch.stack([widened_linear(rows, matrix) for rows, matrix in heads], 1)
     return torch.bmm(x.transpose(0, 1), weight.transpose(1, 2)).transpose(0, 1)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tandem.kernels.dtypes import product_dtype
 from tandem.kernels.layer_view import gather_tokens
 from tandem.kernels.packed_attention import AttentionSpec
 
@@ -33,7 +34,7 @@ def extend_attention_flash(
     q: Tensor, layer_view: Tensor, cu_seqlens: Tensor, block_table: Tensor, context_lens: Tensor, spec: AttentionSpec
 ) -> Tensor:
     """See `extend_attention`; for what `takes` says yes to."""
-    out = torch.empty(q.shape, dtype=q.dtype)
+    out, wide = torch.empty(q.shape, dtype=q.dtype), product_dtype(q.dtype, q.device)
     starts: list[int] = cu_seqlens.tolist()
     kv_heads, block_tokens, width = layer_view.shape[2:]
     for sequence, length in enumerate(context_lens.tolist()):
@@ -44,8 +45,10 @@ def extend_attention_flash(
         if length < tokens:
             raise ValueError(f"sequence {sequence}: {tokens} queries, context of {length} tokens")
         blocks = block_table[sequence : sequence + 1, : -(-length // block_tokens)]
-        k, v = (plane[:, None, :length] for plane in gather_tokens(layer_view, blocks, q.dtype))
-        packed = q[rows].reshape(tokens, kv_heads, -1, width).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, width]
+        k, v = (plane[:, None, :length] for plane in gather_tokens(layer_view, blocks, wide))
+        packed = (
+            q[rows].to(wide).reshape(tokens, kv_heads, -1, width).permute(1, 2, 0, 3)
+        )  # [kv_heads, group, tokens, width]
         seen = None if tokens == length else torch.ones(tokens, length, dtype=torch.bool).tril_(length - tokens)
         sinks = None if spec.sinks is None else spec.sinks.view(kv_heads, -1, 1)
         result = out[rows].view(tokens, kv_heads, -1, width).permute(1, 2, 0, 3)

@@ -7,6 +7,5 @@ packs is its own business: a weight whose bytes are not found where the C code l
 from __future__ import annotations
 
 from tandem.kernels.packed_linear.packed import PackedLinear, packs
-from tandem.kernels.packed_linear.widened import widened_linear
 
-__all__ = ["PackedLinear", "packs", "widened_linear"]
+__all__ = ["PackedLinear", "packs"]

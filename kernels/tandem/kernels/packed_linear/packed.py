@@ -14,7 +14,8 @@ from torch import Tensor
 from tandem.kernels.backend import uses_native
 from tandem.kernels.cpu_library import CpuLibrary
 from tandem.kernels.cpu_memory import collect_into_huge_pages
-from tandem.kernels.packed_linear.widened import widened_linear
+from tandem.kernels.dtypes import has_bf16_products
+from tandem.kernels.widened_linear import widened_linear
 
 LIBRARY = CpuLibrary(Path(__file__).with_name("cpu.c"), "tandem_packed_linear")
 FEW_ROWS, FEW_ROWS_AMX = 32, 64
@@ -112,8 +113,7 @@ def packs(dtype: torch.dtype) -> bool:
     """Whether oneDNN packs weights of this dtype on this CPU: float32 always, bfloat16 from AVX-512 on."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
-    has_bf16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bf16)
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bf16_products())
 
 
 def _few_rows(inner: int) -> int:
