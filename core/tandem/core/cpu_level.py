@@ -34,6 +34,15 @@ class CpuLevel(IntEnum):
         return self.name.lower()
 
 
+_WIDENS = "bfloat16 is widened to float32"
+_PRODUCTS = {
+    CpuLevel.NONE: f"no AVX2: torch's own code, {_WIDENS}",
+    CpuLevel.AVX2: f"AVX2, {_WIDENS}",
+    CpuLevel.AVX512: f"AVX-512, {_WIDENS} in registers",
+    CpuLevel.AVX512VNNI: f"AVX-512 with VNNI, {_WIDENS} in registers",
+    CpuLevel.AVX512BF16: "AVX-512 with bfloat16",
+    CpuLevel.AMX: "AMX, with bfloat16",
+}
 _FLAGS = {
     CpuLevel.AVX2: {"avx2", "fma"},
     CpuLevel.AVX512: {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
@@ -72,6 +81,11 @@ def machine_level() -> CpuLevel:
     return level_of(next((set(line.split()[2:]) for line in lines if line.startswith("flags")), set()))
 
 
+def product_words(level: CpuLevel) -> str:
+    """With which instructions matrix products are computed at that level, and what becomes of bfloat16, for people."""
+    return _PRODUCTS[level]
+
+
 def named_level(variables: Mapping[str, str] = os.environ) -> CpuLevel | None:
     """The level that `TANDEM_CPU_LEVEL` names; None if it is not set. Raises ConfigError for an unknown name."""
     name = variables.get(ENVIRONMENT_VARIABLE, "")
@@ -85,9 +99,10 @@ def named_level(variables: Mapping[str, str] = os.environ) -> CpuLevel | None:
     return levels[name]
 
 
-def cpu_level() -> CpuLevel:
-    """The level that code of this process may use: the machine's, or the named one if that is lower."""
-    named = named_level()
+def cpu_level(variables: Mapping[str, str] = os.environ) -> CpuLevel:
+    """The level that code of a process with these variables may use: the machine's, or the named one if that is lower.
+    Raises ConfigError for an unknown name."""
+    named = named_level(variables)
     return machine_level() if named is None else min(machine_level(), named)
 
 

@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 
 from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl.doctor.cluster_checks import contested
+from tandem.core.cpu_level import CpuLevel
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.prefixindex.connection import connect
@@ -30,6 +31,7 @@ from tandem.prefixindex.stores.events import ClusterEventStore
 from tests.integration.router.house import ADMIN_KEY, Build, House, builder
 from tests.integration.router.scripted_worker import Script
 from tests.plugins import forked_starts
+from tests.unit.kernels.levels import needs
 
 PLAIN = {"PATH": os.environ["PATH"], **forked_starts.fixed(dict(os.environ))}
 Found = Mapping[str, list[tuple[str, str, str]]]
@@ -97,6 +99,19 @@ def test_no_compiler(tmp_path: Path) -> None:
     assert "none of cc, gcc, clang is on PATH" in only(found, "compiler", "warning")[0]
     _, found = doctor(tmp_path, variables={"TANDEM_NATIVE": "0"})
     assert "TANDEM_NATIVE=0" in only(found, "compiler", "warning")[0]
+
+
+@needs(CpuLevel.AVX2)
+def test_products_on_this_cpu(tmp_path: Path) -> None:
+    _, found = doctor(tmp_path, variables={"TANDEM_CPU_LEVEL": "avx2"})
+    ((verdict, what, _),) = found["cpu"]
+    assert verdict == "ok"
+    assert what.startswith("matrix products: AVX2, bfloat16 is widened to float32")
+    _, found = doctor(tmp_path, variables={"TANDEM_CPU_LEVEL": "none"})
+    assert "no AVX2" in only(found, "cpu", "warning")[0]
+    code, found = doctor(tmp_path, variables={"TANDEM_CPU_LEVEL": "sse9"})
+    assert code == 7
+    assert "'sse9'" in only(found, "cpu")[0]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from tandem.core import metricnames as names
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
+from tandem.core.cpu_level import cpu_level, product_words
 from tandem.core.ids import Rank, WorkerId
 from tandem.core.kvlayout import KVLayout
 from tandem.core.liveness import TOMBSTONE_S
@@ -92,6 +93,9 @@ def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Out
     loaded_rank = loading.load_rank(config, group, enter)
     if loaded_rank.memory is not None:
         steps.note(loaded_rank.memory.words())
+        if not loading.is_on_device(loaded_rank.pools):
+            dtype = loaded_rank.fingerprint.compute_dtype
+            steps.note(f"computes in {dtype}; matrix products: {product_words(cpu_level())}")
     runner = loaded_rank.runner
     steps.note(kv_words(runner.layout, runner.num_blocks, runner.max_model_len))
     if followers is not None:

@@ -174,7 +174,7 @@ def open_receiver(
         clock=MonotonicClock(),
         bind_host=config.host,
         transports=config.settings.transports,
-        on_device=_is_on_device(pools),
+        on_device=is_on_device(pools),
     )
     receiver.start()
     return receiver
@@ -198,12 +198,13 @@ def open_sender(
         on_event=on_event,
         clock=MonotonicClock(),
         preference=check_preference(config.settings.transport),
-        on_device=_is_on_device(pools),
+        on_device=is_on_device(pools),
         speeds=speeds,
     )
 
 
-def _is_on_device(pools: Pools) -> bool:
+def is_on_device(pools: Pools) -> bool:
+    """Whether KV is in a device's memory."""
     return any(not isinstance(pool, HostPool) for pool in pools.values())
 
 

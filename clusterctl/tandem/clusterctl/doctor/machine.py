@@ -1,4 +1,4 @@
-"""Checks of this machine: limits, memory, disk, compiler, what Ray and the hub want to know."""
+"""Checks of this machine: limits, memory, disk, CPU, compiler, what Ray and the hub want to know."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
+from tandem.core.cpu_level import ENVIRONMENT_VARIABLE, CpuLevel, cpu_level, machine_level, product_words
+from tandem.core.errors import ConfigError
 
 _TOO_FEW_FILES, _FEW_FILES = 1024, 4096
 """Connections of clients, workers and transfers are descriptors."""
@@ -31,6 +33,7 @@ class Machine:
             ("open-files", self.open_files),
             ("shared-memory", self.shared),
             ("disk", self.disk),
+            ("cpu", self.cpu),
             ("compiler", self.compiler),
             ("redis-server", self.redis_server),
             ("ray-auth", self.ray_auth),
@@ -71,6 +74,19 @@ class Machine:
             yield warning("disk", what, fix)
         else:
             yield ok("disk", what)
+
+    def cpu(self) -> Iterator[Finding]:
+        try:
+            level = cpu_level(self.variables)
+        except ConfigError as found:
+            yield error("cpu", f"{found.what}: {found.why}", found.todo)
+            return
+        held = "" if level == machine_level() else f" ({ENVIRONMENT_VARIABLE}: it has {machine_level().label})"
+        if level is CpuLevel.NONE:
+            fix = "use an x86 CPU with AVX2, or a GPU"
+            yield warning("cpu", f"matrix products: {product_words(level)}{held}", fix)
+        else:
+            yield ok("cpu", f"matrix products: {product_words(level)}{held}")
 
     def compiler(self) -> Iterator[Finding]:
         if self.variables.get("TANDEM_NATIVE") == "0":
