@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +34,13 @@ def test_answers_are_those_of_the_safetensors(cluster: Cluster, tmp_path: Path) 
         )
         assert found["choices"][0]["message"]["content"] == want["choices"][0]["message"]["content"]
         assert found["usage"]["prompt_tokens"] == want["usage"]["prompt_tokens"]
+
+
+def test_a_file_in_float32_needs_no_other_flag(tmp_path: Path) -> None:
+    """KV included: as much as there is room for, and it says how much."""
+    write_gguf(MODEL, tmp_path / "Tiny.F32.gguf")
+    with running("--dtype", "float32", "--model", str(tmp_path / "Tiny.F32.gguf"), "--kv-memory", "auto") as cluster:
+        assert answer(cluster, "Tiny.F32", prompt="def f(x):")["text"]
+        held = re.findall(r"(prefill|decode)-0 +KV of [\d,]+ tokens, ([\d.]+) full contexts", cluster.output)
+        assert {role for role, _ in held} == {"prefill", "decode"}
+        assert all(float(contexts) >= 1 for _, contexts in held)
