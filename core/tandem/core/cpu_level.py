@@ -36,7 +36,7 @@ class CpuLevel(IntEnum):
 
 _WIDENS = "bfloat16 is widened to float32"
 _PRODUCTS = {
-    CpuLevel.NONE: f"no AVX2: torch's own code, {_WIDENS}",
+    CpuLevel.NONE: f"no AVX2, {_WIDENS}",
     CpuLevel.AVX2: f"AVX2, {_WIDENS}",
     CpuLevel.AVX512: f"AVX-512, {_WIDENS} in registers",
     CpuLevel.AVX512VNNI: f"AVX-512 with VNNI, {_WIDENS} in registers",
@@ -81,9 +81,12 @@ def machine_level() -> CpuLevel:
     return level_of(next((set(line.split()[2:]) for line in lines if line.startswith("flags")), set()))
 
 
-def product_words(level: CpuLevel) -> str:
-    """With which instructions matrix products are computed at that level, and what becomes of bfloat16, for people."""
-    return _PRODUCTS[level]
+def product_words(level: CpuLevel, dtype: str = "bfloat16") -> str:
+    """With which instructions matrix products of `dtype` are computed at that level, for people; and what becomes of
+    bfloat16."""
+    if dtype == "bfloat16":
+        return _PRODUCTS[level]
+    return _PRODUCTS[min(level, CpuLevel.AVX512)].partition(",")[0]
 
 
 def named_level(variables: Mapping[str, str] = os.environ) -> CpuLevel | None:

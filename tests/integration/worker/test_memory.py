@@ -27,7 +27,7 @@ def test_a_worker_says_what_its_memory_is_for(folder: Path) -> None:
     assert sum(said.values()) == 2 * said["total"]
     assert (64 << 20) - (1 << 20) < said["kv"] <= 64 << 20
     assert any(words.startswith("memory of a rank: ") and "64MiB" in words for words in progress)
-    assert f"computes in float32; matrix products: {product_words(cpu_level())}" in progress
+    assert f"computes in float32; matrix products: {product_words(cpu_level(), 'float32')}" in progress
 
 
 @pytest.mark.parametrize("tp", [1, 2])

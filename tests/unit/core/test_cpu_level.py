@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.cpu_level import CpuLevel, cpu_level, hold_libraries, level_of, machine_level, named_level
+from tandem.core.cpu_level import (
+    CpuLevel,
+    cpu_level,
+    hold_libraries,
+    level_of,
+    machine_level,
+    named_level,
+    product_words,
+)
 from tandem.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -96,3 +104,11 @@ def test_a_process_held_to_avx2_computes_as_a_cpu_with_avx2() -> None:
 
 
 _HELD = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+
+
+def test_products_are_named_by_what_multiplies_them() -> None:
+    assert product_words(CpuLevel.AVX2) == "AVX2, bfloat16 is widened to float32"
+    assert product_words(CpuLevel.AVX2, "float32") == "AVX2"
+    assert product_words(CpuLevel.AMX) == "AMX, with bfloat16"
+    assert product_words(CpuLevel.AMX, "float32") == product_words(CpuLevel.AVX512, "float32") == "AVX-512"
+    assert len({product_words(level) for level in CpuLevel}) == len(CpuLevel)

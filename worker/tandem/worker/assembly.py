@@ -95,7 +95,7 @@ def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Out
         steps.note(loaded_rank.memory.words())
         if not loading.is_on_device(loaded_rank.pools):
             dtype = loaded_rank.fingerprint.compute_dtype
-            steps.note(f"computes in {dtype}; matrix products: {product_words(cpu_level())}")
+            steps.note(f"computes in {dtype}; matrix products: {product_words(cpu_level(), dtype)}")
     runner = loaded_rank.runner
     steps.note(kv_words(runner.layout, runner.num_blocks, runner.max_model_len))
     if followers is not None:
