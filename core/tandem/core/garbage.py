@@ -9,6 +9,8 @@ from contextlib import suppress
 
 _YOUNG, _MIDDLE, _OLD = 10_000, 20, 20
 """Allocations before a collection of the youngest objects, and how many of those before one of the older ones."""
+_LOADING = 50_000
+"""Allocations before a collection while a process loads."""
 
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BYTES, _ARENAS = 256 << 10, 2
@@ -30,6 +32,12 @@ def return_free_memory() -> None:
     pieces, on a thread of its own: it takes about 0.1 ms for each. Elsewhere nothing changes."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def load_without_pauses() -> None:
+    """Call at the start of a process that imports and loads much: hardly any of it is garbage, and looking for some
+    takes a tenth of a second of importing torch. Until `keep_loaded`."""
+    gc.set_threshold(_LOADING, _MIDDLE, _OLD)
 
 
 def keep_loaded() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import InternalError, TandemError
-from tandem.core.garbage import keep_loaded
+from tandem.core.garbage import keep_loaded, load_without_pauses
 from tandem.core.ids import Rank
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import JSON, setup
@@ -40,6 +40,7 @@ EXIT_LOST = 1
 def main() -> int:
     arguments = _arguments()
     die_with_parent(arguments.parent)
+    load_without_pauses()
     config = load(Path(arguments.config), WorkerConfig)
     setup(f"{config.worker_id}/rank{arguments.rank}", level=config.log_level, as_json=config.log_format == JSON)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
