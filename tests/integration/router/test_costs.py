@@ -24,10 +24,20 @@ NEEDED: dict[str, dict[str, Any]] = {
     "createResponse": {"input": "a", "max_output_tokens": 1, "store": False},
     "createBatch": {"input_file_id": "file-1", "endpoint": "/v1/completions", "completion_window": "24h"},
 }
-INSIDE = {
-    "createChatCompletion": ('"messages":[{"role":"user","content":', '}]'),
-    "createResponse": ('"input":[{"role":"user","content":', '}]'),
-    "tokenize": ('"messages":[{"role":"user","content":', '}]'),
+TEXT = '"input":[{"role":"assistant","content":[{"type":"output_text","text":"",'
+INSIDE: dict[str, list[tuple[str, str]]] = {
+    "createChatCompletion": [('"messages":[{"role":"user","content":', '}]')],
+    "createResponse": [
+        ('"input":[{"role":"user","content":', '}]'),
+        ('"input":[{"type":"reasoning","summary":', '}]'),
+        ('"input":[{"type":"reasoning","summary":[],"content":', '}]'),
+        (TEXT + '"annotations":', '}]}]'),
+        (TEXT + '"annotations":[', ']}]}]'),
+        (TEXT + '"logprobs":', '}]}]'),
+        (TEXT + '"logprobs":[{"token":"a","logprob":1,"bytes":', '}]}]}]'),
+        (TEXT + '"logprobs":[{"token":"a","logprob":1,"top_logprobs":', '}]}]}]'),
+    ],
+    "tokenize": [('"messages":[{"role":"user","content":', '}]')],
 }  # fmt: skip
 """Where more than the fields themselves can be wrong."""
 READS = [one for one in OPERATIONS if one.body is not None]
@@ -48,6 +58,9 @@ VALUES: dict[str, bytes] = {
     "lists of numbers": wide(b"[1,22,333,444444]", MAX_CONTAINERS - 10),
     "objects with a field": wide(b'{"abcdefgh":1234}', MAX_CONTAINERS - 10),
     "parts": wide(b'{"type":"text","text":""}', MAX_CONTAINERS - 10),
+    "thoughts": wide(b'{"type":"reasoning_text","text":""}', MAX_CONTAINERS - 10),
+    "items of thoughts": wide(b'{"type":"reasoning","summary":[]}', MAX_CONTAINERS // 2 - 10),
+    "log-probabilities": wide(b'{"token":"a","bytes":[],"logprob":-1}', MAX_CONTAINERS // 2 - 10),
     "texts": wide(b'""', 2 * FREE),
     "short texts": wide(b'"abc"', MAX_STRINGS - 100),
     "numbers": wide(b"1", LARGEST * 3 // 16 - 10),
@@ -78,8 +91,7 @@ def bodies(one: Operation, value: bytes) -> Iterator[bytes]:
     for name in (*names, "user", "tools", "nonsense"):
         rest = json.dumps({key: given for key, given in kept.items() if key != name}).encode()
         yield rest[:-1] + b',"' + name.encode() + b'":' + value + b"}"
-    if one.name in INSIDE:
-        before, behind = INSIDE[one.name]
+    for before, behind in INSIDE.get(one.name, ()):
         field = before.partition('"')[2].partition('"')[0]
         rest = json.dumps({key: given for key, given in kept.items() if key != field}).encode()
         yield rest[:-1] + b"," + before.encode() + value + behind.encode() + b"}"

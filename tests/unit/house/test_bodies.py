@@ -16,9 +16,9 @@ from tandem.router.doors.http.schemas import FIRST_ERROR
 
 BODIES: dict[type[BaseModel], None] = dict.fromkeys(one.body for one in OPERATIONS if one.body is not None)
 READ_BY_THE_MODEL = {
-    "TextPart.text", "ItemPart.text", "Message.content", "Message.reasoning_content", "Message.reasoning",
-    "Message.refusal", "Item.content", "TokenizeRequest.prompt", "CompletionRequest.prompt",
-    "ResponseRequest.input", "ResponseRequest.instructions",
+    "TextPart.text", "Message.content", "Message.reasoning_content", "Message.reasoning", "Message.refusal",
+    "ItemPart.text", "RefusalPart.refusal", "ThoughtPart.text", "MessageItem.content",
+    "TokenizeRequest.prompt", "CompletionRequest.prompt", "ResponseRequest.input", "ResponseRequest.instructions",
 }  # fmt: skip
 """The bytes of a body are their bound, and then the context of the model."""
 CHECKED_LATER = {"cache_salt", "chat_template_kwargs", "prompt_cache_key", "stop", "bad_words", "logit_bias"}

@@ -70,17 +70,17 @@ def test_what_is_not_there_is_refused_by_name(name: str, value: Any) -> None:
     [
         ({"type": "function_call_output", "call_id": "c", "output": "x"}, "input[0].type"),
         ({"type": "item_reference", "id": "msg_1"}, "input[0].type"),
+        ({"id": "msg_1"}, "input[0].id"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}, "input[0].content[0].type"),
         ({"role": "user", "content": [{"type": "input_audio"}]}, "input[0].content[0].type"),
         ({"role": "assistant", "phase": "commentary", "content": "a"}, "input[0].phase"),
         (
-            {"role": "assistant", "content": [{"type": "output_text", "text": "a", "annotations": [{"type": "x"}]}]},
-            "input[0].content[0].annotations",
-        ),
-        (
-            {"role": "assistant", "content": [{"type": "output_text", "text": "a", "logprobs": [{"token": "x"}]}]},
-            "input[0].content[0].logprobs",
+            {
+                "role": "user",
+                "content": [{"type": "input_text", "text": "a", "prompt_cache_breakpoint": {"mode": "x"}}],
+            },
+            "input[0].content[0].prompt_cache_breakpoint",
         ),
     ],
 )
@@ -132,6 +132,30 @@ def test_items_become_messages() -> None:
         {"role": "assistant", "content": "b"},
     )
     assert messages_of(items_of("Hi")) == ({"role": "user", "content": "Hi"},)
+
+
+def reasoning(*texts: str, **more: Any) -> dict[str, Any]:
+    content = [{"type": "reasoning_text", "text": text} for text in texts]
+    return {"type": "reasoning", "summary": [{"type": "summary_text", "text": "In short"}], "content": content} | more
+
+
+ANSWER = {"role": "assistant", "content": "b"}
+USER = {"role": "user", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "messages"),
+    [
+        ([USER, reasoning("Hm"), ANSWER], [USER, {**ANSWER, "reasoning_content": "Hm"}]),
+        ([reasoning("1", "2"), reasoning("3"), ANSWER, ANSWER], [{**ANSWER, "reasoning_content": "1\n2\n3"}, ANSWER]),
+        ([reasoning("Hm"), USER], [{**ANSWER, "content": "", "reasoning_content": "Hm"}, USER]),
+        ([USER, reasoning("Hm")], [USER, {**ANSWER, "content": "", "reasoning_content": "Hm"}]),
+        ([reasoning(), reasoning(content=None, encrypted_content="x"), ANSWER], [ANSWER]),
+        ([reasoning("")], []),
+    ],
+)
+def test_reasoning_is_part_of_the_answer_behind_it(given: list[Any], messages: list[Any]) -> None:
+    assert list(messages_of(items_of(parsed(input=given).input))) == messages
 
 
 def draft(**changes: Any) -> Draft:

@@ -7,6 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tandem.router.doors.http.documented import Documented
+from tandem.router.doors.http.responses.items import (
+    Annotation,
+    OutputLogprob,
+    RefusalPart,
+    Status,
+    SummaryPart,
+    ThoughtPart,
+)
 
 Nothing = Annotated[list[Any], Field(max_length=0)]
 
@@ -103,12 +111,32 @@ class InputText(Documented):
     text: str
 
 
+class InputOutputText(Documented):
+    """Of an earlier answer, as the client sent it again."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Annotation]
+    logprobs: list[OutputLogprob]
+
+
 class InputItem(Documented):
     id: str
     type: Literal["message"]
     role: Literal["system", "developer", "user", "assistant"]
-    status: Literal["in_progress", "completed", "incomplete"]
-    content: list[InputText | OutputText]
+    status: Status
+    content: list[InputText | InputOutputText | RefusalPart]
+
+
+class InputReasoning(Documented):
+    """As the client sent it: what it left out, or sent as null, is not there."""
+
+    id: str
+    type: Literal["reasoning"]
+    summary: list[SummaryPart]
+    content: list[ThoughtPart] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
 
 
 class Listed(Documented):
@@ -121,7 +149,7 @@ class Listed(Documented):
 
 
 class InputItemList(Listed):
-    data: list[InputItem]
+    data: list[InputItem | InputReasoning]
 
 
 class FileObject(Documented):

@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel
 
@@ -125,13 +125,15 @@ def _outside_texts(raw: bytes) -> Iterator[tuple[bytes, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A list, map or object that a field may hold. `most` None = it has no bound. `first`: class of its elements."""
+    """A list, map or object that a field may hold. `most` None = it has no bound. `first`: class of its elements;
+    `types`: what a field `type` of the object may be, which tells it from others."""
 
     container: type
     most: int | None
     first: type | None = None
     inner: tuple[_Kind, ...] = ()
     model: type[BaseModel] | None = None
+    types: tuple[Any, ...] = ()
 
 
 def _kinds(kind: Any, metadata: typing.Sequence[Any] = ()) -> tuple[_Kind, ...]:
@@ -144,8 +146,16 @@ def _kinds(kind: Any, metadata: typing.Sequence[Any] = ()) -> tuple[_Kind, ...]:
     if origin in (list, dict):
         return (_Kind(origin, _most(metadata), _class_of(arguments[-1]), _kinds(arguments[-1])),)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return (_Kind(dict, MAX_FIELDS, model=kind),)
+        return (_Kind(dict, MAX_FIELDS, model=kind, types=_types(kind)),)
     return ()
+
+
+def _types(model: type[BaseModel]) -> tuple[Any, ...]:
+    """Of a field `type`, alone or with None."""
+    field = model.model_fields.get("type")
+    said = () if field is None else (field.annotation, *typing.get_args(field.annotation))
+    literals = [value for one in said if typing.get_origin(one) is Literal for value in typing.get_args(one)]
+    return (*literals, None) if type(None) in said else tuple(literals)
 
 
 def _most(metadata: typing.Iterable[Any]) -> int | None:
@@ -198,10 +208,10 @@ def _check_of(kinds: tuple[_Kind, ...]) -> Check | None:
         if len(found) > 1 and type(value) is list and value:
             first = type(value[0])
             found = [one for one in found if one[0].first is first] or [min(found, key=lambda one: one[0].most or 0)]
-        elif len(found) > 1 and len(value) > MAX_FIELDS:  # pydantic tells objects by a field of theirs
+        elif len(found) > 1 and len(value) > MAX_FIELDS:
             raise _BeyondError(len(value), MAX_FIELDS, "fields")
         elif len(found) > 1:
-            return
+            found = [one for one in found if type(value) is dict and value.get("type") in one[0].types]
         for _, inner in found[:1]:
             inner(value)
 

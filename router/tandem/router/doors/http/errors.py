@@ -15,7 +15,7 @@ from tandem.router.quoting import quoted, shortened
 
 RETRY_AFTER_S = 1
 _SHAPES = {
-    "input": "it must be a text or a list of messages",
+    "input": "it must be a text or a list of items",
     "prompt": "it must be a text, a list of texts, a list of token ids or a list of lists of token ids",
     "stop": "it must be a text or a list of texts",
 }

@@ -27,7 +27,15 @@ from tandem.router.doors.http.paging import Page, page_of
 from tandem.router.doors.http.presence import present
 from tandem.router.doors.http.reading import read_json
 from tandem.router.doors.http.replies import ROUTE_HEADER, TIMING_HEADER, AnswerReply
-from tandem.router.doors.http.responses.conversation import Conversations, Message, Past, items_of, messages_of, new_id
+from tandem.router.doors.http.responses.conversation import (
+    Conversations,
+    Message,
+    Past,
+    for_template,
+    items_of,
+    messages_of,
+    new_id,
+)
 from tandem.router.doors.http.responses.objects import Draft, EventWriter
 from tandem.router.doors.http.responses.schemas import ResponseRequest, without_neutral
 from tandem.router.doors.http.schemas import StreamOptions
@@ -60,13 +68,14 @@ class _Api:
         tenant = tenant_of(request)
         past = await self._conversations.past(tenant, body.previous_response_id)
         items = items_of(body.input)
-        ask = _ask(body, past, items)
+        said = _said(items)
+        ask = _ask(body, past, said)
         ask = replace(ask, caller=caller_of(request), wish=wish_of(request), call=call_of(request))
         draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
         written = orjson.dumps(items) if body.store is not False else b""
 
         def stored(finished: bytes, text: str) -> StoredResponse:
-            turn = orjson.dumps([*messages_of(items), {"role": "assistant", "content": text}])
+            turn = orjson.dumps([*said, {"role": "assistant", "content": text}])
             return StoredResponse(id=draft.id, tenant=tenant, body=finished, items=written, turn=turn, chain=past.chain)
 
         async def keep(finished: bytes, text: str) -> bool:
@@ -205,14 +214,22 @@ class _Reply(AnswerReply):
         return body
 
 
-def _ask(body: ResponseRequest, past: Past, items: Sequence[dict[str, Any]]) -> Ask:
+def _said(items: Sequence[dict[str, Any]]) -> Sequence[Message]:
+    said = messages_of(items)
+    if not said:
+        why = "it is reasoning without content, which no model can read"
+        raise InvalidRequestError("input has no message", why=why, todo="send a message, too", param="input")
+    return said
+
+
+def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> Ask:
     given = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_output_tokens}
     # Instructions are of this request alone: those of earlier turns are not carried over.
     first: tuple[Message, ...] = ({"role": "system", "content": body.instructions},) if body.instructions else ()
     return Ask(
         api="responses",
         model=body.model,
-        messages=(*first, *past.messages, *messages_of(items)),
+        messages=(*first, *map(for_template, (*past.messages, *said))),
         sampling={name: value for name, value in given.items() if value is not None},
         max_tokens_param="max_output_tokens",
         cache_key=body.prompt_cache_key,

@@ -78,6 +78,14 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [USER]}
         (CompletionRequest, {"prompt": [[1]] * 33}, "prompt has 33 entries", "prompt"),
         (CompletionRequest, {"prompt": [{}] * 33}, "prompt has 33 entries", "prompt"),
         (ResponseRequest, {"input": [USER] * (MAX_MESSAGES + 1)}, "input has 8193 entries", "input"),
+        (ResponseRequest, {"input": [USER, {"content": [PART] * (MAX_PARTS + 1)}]},
+         "input[1].content has 1025 entries", "input[1].content"),
+        (ResponseRequest, {"input": [USER, {"type": "reasoning", "summary": [PART] * (MAX_PARTS + 1)}]},
+         "input[1].summary has 1025 entries", "input[1].summary"),
+        (ResponseRequest, {"input": [{"content": [{"type": "output_text", "annotations": [PART] * (MAX_PARTS + 1)}]}]},
+         "input[0].content[0].annotations has 1025 entries", "input[0].content[0].annotations"),
+        (ResponseRequest, {"input": [{"type": {}, **{str(n): 1 for n in range(MAX_FIELDS)}}]},
+         "input[0] has 129 fields", "input[0]"),
     ],
 )  # fmt: skip
 def test_the_list_that_is_too_long_is_named(model: type[Strict], body: Any, message: str, param: str | None) -> None:
@@ -100,6 +108,8 @@ def test_as_many_answers_as_messages_come_back_with_all_that_servers_put_into_th
 def test_what_fits_is_left_alone() -> None:
     check({**CHAT, "messages": [USER] * MAX_MESSAGES, "stop": ["a"] * 16, "nonsense": [{}] * 5000}, ChatRequest)
     check({"prompt": [1] * 100_000}, CompletionRequest)
+    check({"prompt": []}, CompletionRequest)
+    check({"input": [{"type": {}, "content": [{}] * 5000}]}, ResponseRequest)
     check({"prompt": [[1] * 100_000] * 32}, CompletionRequest)
 
 

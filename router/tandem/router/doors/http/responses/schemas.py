@@ -9,16 +9,8 @@ from pydantic import Field
 
 from tandem.core.errors import UnsupportedParameterError
 from tandem.router.asking.asks import MAX_MESSAGES
-from tandem.router.doors.http.schemas import (
-    FIRST_ERROR,
-    MAX_PARTS,
-    Int,
-    Name,
-    Short,
-    StreamOptions,
-    Strict,
-)
-from tandem.router.quoting import quoted
+from tandem.router.doors.http.responses.items import LIST, TEXT_OR_LIST, Item, Text, check_items
+from tandem.router.doors.http.schemas import FIRST_ERROR, Int, Name, Short, StreamOptions, Strict
 
 _NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
 
@@ -50,39 +42,17 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (None, 0),
     "truncation": (None, "disabled"),
 }
-_TEXTS = ("input_text", "output_text")
 
 MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 
 
-Nothing = Annotated[list[Any], Field(max_length=0)]
-
-
-class ItemPart(Strict):
-    """A part of a message; parts of earlier answers come back as the server gave them."""
-
-    type: Literal["input_text", "output_text"]
-    text: str
-    annotations: Nothing | None = None
-    logprobs: Nothing | None = None
-
-
-class Item(Strict):
-    """A message of the conversation."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ItemPart], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR]
-    id: Short | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: None = None
-
-
 class ResponseRequest(Strict):
     model: Name
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+    input: Annotated[
+        Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR, LIST], TEXT_OR_LIST
+    ]
     instructions: str | None = None
     previous_response_id: Name | None = None
     max_output_tokens: Int | None = None
@@ -107,35 +77,5 @@ def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
             kept[name] = value
         elif not any(type(value) is type(one) and value == one for one in NEUTRAL[name]):
             raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
-    items = body.get("input")
-    for position, item in enumerate(items if isinstance(items, list) else ()):
-        _refuse(item, f"input[{position}]")
+    check_items(body.get("input"))
     return kept
-
-
-def _refuse(item: Any, where: str) -> None:
-    """Name items and parts that OpenAI knows, rather than call them wrong types."""
-    if not isinstance(item, dict):
-        return
-    kind = item.get("type", "message")
-    if isinstance(kind, str) and kind != "message":
-        raise _unsupported(f"{where}.type", f"an item of type {quoted(kind)}", "send messages only")
-    if item.get("phase") is not None:
-        raise _unsupported(f"{where}.phase", "phase", "leave it out")
-    content = item.get("content")
-    for number, part in enumerate(content if isinstance(content, list) else ()):
-        if isinstance(part, dict):
-            _refuse_part(part, f"{where}.content[{number}]")
-
-
-def _refuse_part(part: Mapping[str, Any], where: str) -> None:
-    kind = part.get("type")
-    if isinstance(kind, str) and kind not in _TEXTS:
-        raise _unsupported(f"{where}.type", f"content of type {quoted(kind)}", "send text only")
-    for name in ("annotations", "logprobs"):
-        if part.get(name):
-            raise _unsupported(f"{where}.{name}", name, "send the text alone")
-
-
-def _unsupported(param: str, what: str, todo: str) -> UnsupportedParameterError:
-    return UnsupportedParameterError(f"{what} is not supported yet", todo=todo, param=param)
