@@ -184,6 +184,8 @@ def test_the_operators_template_and_clients_variables(build: Build, tmp_path: An
         ({"content": "Ho", "tool_calls": [], "function_call": None, "audio": None}, "Ho"),
         ({"content": None, "reasoning": "Hm", "reasoning_content": "Hm"}, "<Hm|Hm|Hm>"),
         ({"content": None, "refusal": "No"}, "No"),
+        ({"content": [{"type": "text", "text": "Ho"}, {"type": "refusal", "refusal": "No"}]}, "Ho\nNo"),
+        ({"content": "Ho", "tool_call_id": None, "reasoning_details": [], "thinking_blocks": None}, "Ho"),
     ],
 )
 def test_earlier_answers_come_back_with_what_was_thought(

@@ -29,6 +29,7 @@ def parsed(**changes: Any) -> ResponseRequest:
     [
         {"tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "background": False, "include": []},
         {"text": {"format": {"type": "text"}}, "truncation": "disabled", "top_logprobs": 0, "reasoning": None},
+        {"text": {"format": {"type": "text"}, "verbosity": None}, "reasoning": {"effort": None, "summary": None}},
         {"prompt": None, "conversation": None, "max_tool_calls": None, "prompt_cache_retention": "in_memory"},
         {
             "user": "u",

@@ -10,11 +10,11 @@ from tandem.router.doors.http.documented import Documented
 from tandem.router.doors.http.responses.items import (
     Annotation,
     OutputLogprob,
-    RefusalPart,
     Status,
     SummaryPart,
     ThoughtPart,
 )
+from tandem.router.doors.http.schemas import RefusalPart
 
 Nothing = Annotated[list[Any], Field(max_length=0)]
 

@@ -224,7 +224,7 @@ def _check_of_one(kind: _Kind) -> Check:
     most, inner = kind.most, _check_of(kind.inner)
 
     def run(value: Any) -> None:
-        if most is not None and len(value) > most:
+        if most and len(value) > most:  # one that must be empty is refused by name, and pydantic does not walk it
             raise _BeyondError(len(value), most)
         if inner is None:
             return

@@ -28,8 +28,10 @@ from tandem.router.doors.http.schemas import (
     ChatRequest,
     CompletionRequest,
     Message,
+    RefusalPart,
     RenderingFields,
     SamplingFields,
+    TextPart,
     TokenizeRequest,
 )
 from tandem.router.quoting import quoted
@@ -192,7 +194,7 @@ def _message_of(message: Message, where: str) -> dict[str, Any]:
         what, why = f"{where}.content is missing", "only an answer that was reasoning or a refusal alone has none"
         raise InvalidRequestError(what, why=why, todo="give a text or a list of parts", param=f"{where}.content")
     if isinstance(message.content, list):
-        content = "\n".join(part.text for part in message.content)
+        content = "\n".join(part.text if isinstance(part, TextPart) else part.refusal for part in message.content)
     else:  # a refusal is all that its answer said
         content = (message.refusal or "") if message.content is None else message.content
     said: dict[str, Any] = {"role": message.role, "content": content, "name": message.name, "refusal": message.refusal}
@@ -204,6 +206,13 @@ def _check_no_answer(message: Message, where: str) -> None:
         if getattr(message, name):
             what, why = f"{where}.{name} is given", f"only answers have it, and the role is {message.role}"
             raise InvalidRequestError(what, why=why, todo="leave it out", param=f"{where}.{name}")
+    for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+        if isinstance(part, RefusalPart):
+            what, why = (
+                f"{where}.content[{number}] is a refusal",
+                f"only answers have it, and the role is {message.role}",
+            )
+            raise InvalidRequestError(what, why=why, todo="send text", param=f"{where}.content[{number}].type")
 
 
 def check_streaming(body: SamplingFields) -> None:

@@ -10,7 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from tandem.core.errors import UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
@@ -171,12 +180,28 @@ class TextPart(Strict):
     text: str
 
 
+class RefusalPart(Strict):
+    """Why an earlier answer refused: its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def part_kind(value: Any) -> str:
+    """The tag of a part of a message: TEXT's or REFUSAL's."""
+    return REFUSAL.tag if isinstance(value, Mapping) and value.get("type") == "refusal" else TEXT.tag
+
+
+TEXT, REFUSAL = Tag("a text"), Tag("a refusal")
+Part = Annotated[Annotated[TextPart, TEXT] | Annotated[RefusalPart, REFUSAL], Discriminator(part_kind)]
+
+
 class Message(Strict):
     """Answers come back as servers gave them: with what the model thought, or why it refused; then content may be null
     (`reading.messages_of` asks for it otherwise)."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None
     name: Name | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -185,6 +210,9 @@ class Message(Strict):
     function_call: None = None
     audio: None = None
     annotations: Annotated[list[Any], Field(max_length=MAX_PARTS), FIRST_ERROR] | None = None
+    tool_call_id: None = None
+    reasoning_details: Annotated[list[Any], Field(max_length=0)] | None = None
+    thinking_blocks: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
@@ -259,13 +287,13 @@ def _refuse_parts(body: Mapping[str, Any]) -> None:
         where = f"messages[{position}]"
         if message.get("role") in ("tool", "function"):
             raise _unsupported(f"{where}.role", f"the role {message['role']!r}")
-        for name in ("tool_calls", "function_call", "audio"):
+        for name in ("tool_calls", "function_call", "audio", "tool_call_id", "reasoning_details", "thinking_blocks"):
             if message.get(name):
                 raise _unsupported(f"{where}.{name}", name)
         content = message.get("content")
         for number, part in enumerate(content if isinstance(content, list) else ()):
             kind = part.get("type") if isinstance(part, dict) else None
-            if isinstance(kind, str) and kind != "text":
+            if isinstance(kind, str) and kind != "text" and (kind != "refusal" or message.get("role") != "assistant"):
                 raise _unsupported(f"{where}.content[{number}].type", f"content of type {quoted(kind)}")
 
 

@@ -15,8 +15,9 @@ import orjson
 from tandem.core.errors import InvalidRequestError, NotFoundError, QuotaError, RequestTooLargeError, UnavailableError
 from tandem.core.logs import event
 from tandem.prefixindex.stores.responses import ResponseStore, StoredResponse
-from tandem.router.doors.http.responses.items import Item, ItemPart, MessageItem, ReasoningItem, RefusalPart
+from tandem.router.doors.http.responses.items import Item, ItemPart, MessageItem, ReasoningItem
 from tandem.router.doors.http.responses.objects import text_part
+from tandem.router.doors.http.schemas import RefusalPart
 from tandem.router.quoting import quoted
 from tandem.router.text.chat_template import THOUGHT_NAMES
 

@@ -10,7 +10,18 @@ from pydantic import Discriminator, Field, Tag
 
 from tandem.core.errors import InvalidRequestError, UnsupportedParameterError
 from tandem.core.sampling import MAX_LOGPROBS
-from tandem.router.doors.http.schemas import FIRST_ERROR, MAX_PARTS, Int, Name, Short, Strict
+from tandem.router.doors.http.schemas import (
+    FIRST_ERROR,
+    MAX_PARTS,
+    REFUSAL,
+    TEXT,
+    Int,
+    Name,
+    RefusalPart,
+    Short,
+    Strict,
+    part_kind,
+)
 from tandem.router.quoting import quoted
 
 MAX_DROPPED = 1 << 20
@@ -48,13 +59,6 @@ class ItemPart(Strict):
     prompt_cache_breakpoint: None = None
 
 
-class RefusalPart(Strict):
-    """Why an earlier answer refused: its text."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-
 class SummaryPart(Strict):
     type: Literal["summary_text"]
     text: Dropped
@@ -75,19 +79,12 @@ Text = Annotated[str, Tag("text")]
 LIST = Tag("list")
 
 
-def _part(value: Any) -> str:
-    is_refusal = isinstance(value, Mapping) and value.get("type") == "refusal"
-    return "RefusalPart" if is_refusal else "ItemPart"
-
-
 def _item(value: Any) -> str:
     is_reasoning = isinstance(value, Mapping) and value.get("type") == "reasoning"
     return "ReasoningItem" if is_reasoning else "MessageItem"
 
 
-Part = Annotated[
-    Annotated[ItemPart, Tag("ItemPart")] | Annotated[RefusalPart, Tag("RefusalPart")], Discriminator(_part)
-]
+Part = Annotated[Annotated[ItemPart, TEXT] | Annotated[RefusalPart, REFUSAL], Discriminator(part_kind)]
 
 
 class MessageItem(Strict):

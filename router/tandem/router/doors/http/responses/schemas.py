@@ -29,7 +29,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt": _NOTHING,
     "prompt_cache_options": _NOTHING,
     "prompt_cache_retention": (None, "in_memory"),
-    "reasoning": (None, {}, {"effort": None}, {"effort": "none"}, {"effort": None, "summary": None}),
+    "reasoning": (None, {}, {"effort": "none"}),
     "text": (
         None,
         {},
@@ -72,9 +72,11 @@ class ResponseRequest(Strict):
 def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body without parameters that ask for nothing; UnsupportedParameterError for the others and for such items."""
     kept = {}
-    for name, value in body.items():
+    for name, given in body.items():
+        # Objects of the answer come back with all their fields, those without a value as null.
+        value = {key: one for key, one in given.items() if one is not None} if isinstance(given, dict) else given
         if name not in NEUTRAL:
-            kept[name] = value
+            kept[name] = given
         elif not any(type(value) is type(one) and value == one for one in NEUTRAL[name]):
             raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
     check_items(body.get("input"))
