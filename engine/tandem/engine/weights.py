@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from tandem.engine.fp8_blocks import SUFFIX, BlockScaledSlice
 from tandem.engine.gguf.tensors import GgufTensors
 from tandem.engine.model_source import INDEX_NAME, weight_files
 
+MAX_NUMBERS = 1 << 48
+"""Of a tensor; torch takes no sizes whose product overflows 63 bits of bytes."""
 _NAMED = 3  # keys that an error spells out
 
 
@@ -97,9 +100,15 @@ class Parameter:
         cls, parts: tuple[Part, ...], *, columns: int | None = None, split: Split = Split.WHOLE,
         dtype: torch.dtype, tp_size: int = 1,
     ) -> Parameter:  # fmt: skip
-        """A parameter without memory, shaped for one of `tp_size` ranks; ValueError if it cannot be split evenly."""
+        """A parameter without memory, shaped for one of `tp_size` ranks. ValueError if it cannot be split evenly,
+        ModelError if it is larger than any machine's memory."""
         rows = sum(_rows(part, split, tp_size) for part in parts)
         shape = (rows,) if columns is None else (rows, _share(columns, tp_size, split is Split.COLUMNS))
+        if prod(shape) > MAX_NUMBERS:
+            raise ModelError(
+                f"{parts[0].key} would be {list(shape)}", why=f"at most {MAX_NUMBERS} numbers are in a tensor",
+                todo="check the sizes in config.json, or download the model again",
+            )  # fmt: skip
         tensor = torch.empty(shape, dtype=dtype, device="meta")
         return cls(parts=parts, columns=columns, split=split, tensor=tensor)
 
