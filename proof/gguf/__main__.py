@@ -26,6 +26,7 @@ from tools.random_model import RandomModel, make_random_model
 BASES = (
     ("llama", "Q4_0"), ("llama", "F16"), ("qwen2", "Q8_0"), ("qwen3_moe", "Q5_0"), ("gemma3", "Q4_1"),
     ("mixtral", "MXFP4"), ("gemma2", "F32"), ("qwen3", "Q5_1"),
+    ("gpt_oss", "MXFP4"), ("deepseek_v3", "Q8_0"), ("deepseek_v2", "F16"),
 )  # fmt: skip
 MOST_SECONDS, MOST_MIB = 10.0, 64.0
 _PROCESS_BYTES = 8 << 30

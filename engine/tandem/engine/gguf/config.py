@@ -52,7 +52,7 @@ def read_gguf_fields(path: Path) -> Fields:
         "eos_token_id": list(end_token_ids(model.metadata)),
     }
     values |= family.more_fields(keys, model)
-    for name in ("attention.value_length", "rope.dimension_count"):
+    for name in () if family.has_latent else ("attention.value_length", "rope.dimension_count"):
         if keys.positive(name, values["head_dim"]) != values["head_dim"]:
             raise keys.error(name, f"heads have {values['head_dim']} numbers, all of which turn")
     if ROPE_FACTORS in model.file_of:

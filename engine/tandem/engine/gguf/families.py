@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.core.gguf.model_files import GgufModel
+from tandem.engine.gguf import deepseek
 from tandem.engine.gguf.keys import Keys
 
 Extra = Callable[[Keys, GgufModel], dict[str, Any]]
@@ -26,6 +27,10 @@ _GEMMA_LAYER = {
     **_LAYER, "ffn_norm": "pre_feedforward_layernorm", "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }  # fmt: skip
+_GPT_OSS_LAYER = {
+    **{part: name for part, name in _LAYER.items() if part.startswith("attn_")},
+    "post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,9 @@ class GgufFamily:
 
     architecture        as in config.json
     layer               names of a layer's tensors without `blk.N.`, and what they are behind `model.layers.N.`
+    whole               the same of tensors whose last names are others, too
     experts             of tensors [experts, rows, columns], what they are of each expert: in which block, by which name
+    has_latent          heads are made of a latent; their widths are `more_fields`' business
     has_turned_heads    rows of q and k are in the order of ggml's rotation, which turns neighbours and not halves
     has_raised_norms    norms are stored as 1 + weight
     reads               keys without the architecture that `more_fields` reads, beside those of all families
@@ -42,7 +49,9 @@ class GgufFamily:
 
     architecture: str
     layer: Mapping[str, str] = field(default_factory=lambda: _LAYER)
+    whole: Mapping[str, str] = field(default_factory=dict)
     experts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    has_latent: bool = False
     has_turned_heads: bool = False
     has_raised_norms: bool = False
     more_fields: Extra = lambda _keys, _model: {}
@@ -72,6 +81,17 @@ def _qwen3moe(keys: Keys, _model: GgufModel) -> dict[str, Any]:
         "num_experts": keys.experts(), "num_experts_per_tok": keys.positive("expert_used_count"),
         "moe_intermediate_size": keys.positive("expert_feed_forward_length"), "norm_topk_prob": True,
         "use_sliding_window": False,
+    }  # fmt: skip
+
+
+def _gpt_oss(keys: Keys, _model: GgufModel) -> dict[str, Any]:
+    """Bounds of stretched frequencies are no whole pairs, and no key says so."""
+    rope = keys.rope()
+    return {
+        "num_local_experts": keys.experts(), "num_experts_per_tok": keys.positive("expert_used_count"),
+        "intermediate_size": keys.positive("expert_feed_forward_length"),
+        "sliding_window": keys.positive("attention.sliding_window"),
+        "rope_parameters": rope | ({"truncate": False} if rope.get("rope_type") == "yarn" else {}),
     }  # fmt: skip
 
 
@@ -125,6 +145,17 @@ FAMILIES: dict[str, GgufFamily] = {
     "qwen3moe": GgufFamily(
         architecture="Qwen3MoeForCausalLM", more_fields=_qwen3moe, reads=_EXPERTS | {"expert_feed_forward_length"},
         layer=_LAYER | {"ffn_gate_inp": "mlp.gate"}, experts=_experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    ),
+    "gpt-oss": GgufFamily(
+        architecture="GptOssForCausalLM", layer=_GPT_OSS_LAYER, whole={"attn_sinks.weight": "self_attn.sinks"},
+        experts=_experts("mlp", "gate_proj", "up_proj", "down_proj"), more_fields=_gpt_oss,
+        reads=_EXPERTS | _WINDOW | {"expert_feed_forward_length"},
+    ),
+    "deepseek2": GgufFamily(
+        architecture="DeepseekV3ForCausalLM", layer=deepseek.LAYER, has_latent=True,
+        whole={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
+        experts=_experts("mlp", "gate_proj", "up_proj", "down_proj"), more_fields=deepseek.deepseek_fields,
+        reads=deepseek.READS,
     ),
     "gemma2": GgufFamily(
         architecture="Gemma2ForCausalLM", layer=_GEMMA_LAYER, has_raised_norms=True, more_fields=_gemma2,

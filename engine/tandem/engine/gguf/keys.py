@@ -52,6 +52,20 @@ class Keys:
             raise self.error(name, f"it is {value}, and must be 1 to {_MOST}")
         return value
 
+    def count(self, name: str) -> int:
+        """A whole number, 0 where it is absent."""
+        value = self.metadata.whole(self._key(name), 0) or 0
+        if not 0 <= value <= _MOST:
+            raise self.error(name, f"it is {value}, and must be 0 to {_MOST}")
+        return value
+
+    def flag(self, name: str) -> bool:
+        """False where it is absent."""
+        return self.metadata.flag(self._key(name), False)
+
+    def has(self, name: str) -> bool:
+        return self._key(name) in self.metadata
+
     def experts(self) -> int:
         """How many a layer has."""
         count = self.positive("expert_count")

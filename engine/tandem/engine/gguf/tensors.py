@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from tandem.core.errors import ModelError
 from tandem.core.gguf.file import GgufFile, StoredTensor
 from tandem.core.gguf.model_files import GgufModel
+from tandem.engine.gguf import deepseek
 from tandem.engine.gguf.config import EMBEDDING, HEAD, ROPE_FACTORS
 from tandem.engine.gguf.dequantize import DEQUANTIZE, dequantize
 from tandem.engine.gguf.families import GgufFamily, family_of
@@ -38,7 +40,7 @@ Rows = range | Tensor
 class GgufSlice:
     """As a safetensors slice: a shape, and rows and columns as numbers.
 
-    entry        of a tensor [experts, rows, columns], the one that this is
+    entry        of a tensor [experts, rows, columns], or [experts, rows] of biases, the one that this is
     head_rows    0, or how many rows a head has, which the file has in turns: the first of each half, the second …
     is_raised    the file has 1 + what the model has
     """
@@ -107,7 +109,7 @@ class GgufSlice:
         rows = whole.view(-1, self.stored.row_bytes)
         if self.entry is None:
             return rows
-        each = self.stored.shape[1]
+        each = prod(self.stored.shape[1:-1])
         return rows[self.entry * each : (self.entry + 1) * each]
 
     def _bytes(self, start: int, stop: int) -> slice:
@@ -123,6 +125,47 @@ class GgufSlice:
         head, inside = rows // self.head_rows, rows % self.head_rows
         half, place = inside // (self.head_rows // 2), inside % (self.head_rows // 2)
         return head * self.head_rows + place * 2 + half
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPairs:
+    """As a slice of one matrix [heads · (key + value), rank], what makes keys and values of a latent.
+
+        keys [heads, rank, key], values [heads, value, rank]        the matrix: keys of a head, values of it, the next …
+
+    Raises ModelError unless the two belong together.
+    """
+
+    keys: GgufSlice
+    values: GgufSlice
+
+    def __post_init__(self) -> None:
+        keys, values = self.keys.get_shape(), self.values.get_shape()
+        if len(keys) != 3 or len(values) != 3 or (keys[0], keys[1]) != (values[0], values[2]):
+            what = f"{self.keys.stored.name} and {self.values.stored.name} in {self.keys.file.path}"
+            raise ModelError(f"{what} are {keys} and {values}", why="they must be of the same heads and rank")
+
+    def get_shape(self) -> list[int]:
+        return [self.keys.stored.shape[0] * self._each, self.keys.stored.shape[1]]
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Tensor:
+        """As `GgufSlice` has it. Heads that `index` does not touch are not read."""
+        (first, last, _), (start, stop, _) = (
+            one.indices(size) for one, size in zip(index, self.get_shape(), strict=True)
+        )
+        low, high, columns = first // self._each, -(-last // self._each), slice(start, stop)
+        pairs = [self._head(head, columns) for head in range(low, max(low, high))]
+        rows = torch.cat(pairs) if pairs else torch.empty((0, max(0, stop - start)))
+        return rows[first - low * self._each : last - low * self._each]
+
+    def _head(self, head: int, columns: slice) -> Tensor:
+        keys, values = replace(self.keys, entry=head), replace(self.values, entry=head)
+        return torch.cat((keys[columns, :].t().float(), values[:, columns].float()))
+
+    @property
+    def _each(self) -> int:
+        """Rows of a head."""
+        return self.keys.stored.shape[2] + self.values.stored.shape[1]
 
 
 def _taken(stored: Tensor, rows: Rows) -> Tensor:
@@ -143,12 +186,12 @@ class GgufTensors:
     def keys(self) -> list[str]:
         return list(self._slices)
 
-    def get_slice(self, key: str) -> GgufSlice:
+    def get_slice(self, key: str) -> GgufSlice | HeadPairs:
         """KeyError without one."""
         return self._slices[key]
 
 
-def _named(model: GgufModel, family: GgufFamily, keys: Keys) -> Iterator[tuple[str, GgufSlice]]:
+def _named(model: GgufModel, family: GgufFamily, keys: Keys) -> Iterator[tuple[str, GgufSlice | HeadPairs]]:
     for name, file in model.file_of.items():
         whole = GgufSlice(file=file, stored=file.tensors[name])
         outer, block = _OUTER.get(name), _BLOCK.fullmatch(name)
@@ -156,9 +199,27 @@ def _named(model: GgufModel, family: GgufFamily, keys: Keys) -> Iterator[tuple[s
             yield outer, replace(whole, is_raised=family.has_raised_norms and name == "output_norm.weight")
         elif block is not None and (block[2] in family.layer or block[2] in family.experts):
             yield from _of_layer(whole, (int(block[1]), block[2], block[3]), family, keys)
+        elif block is not None and f"{block[2]}.{block[3]}" in family.whole:
+            yield f"model.layers.{int(block[1])}.{family.whole[f'{block[2]}.{block[3]}']}", whole
+        elif (
+            block is not None
+            and family.has_latent
+            and block[2] in deepseek.PAIR
+            and (pairs := _pairs_of(model, int(block[1])))
+        ):
+            yield f"model.layers.{int(block[1])}.{family.layer['attn_kv_b']}.weight", pairs  # of both, the same
         elif name != ROPE_FACTORS:
             why = f"no layer of {keys.architecture} is computed with it"
             raise ModelError(f"{model.path} has a tensor {name}", why=why, todo="serve the model's safetensors")
+
+
+def _pairs_of(model: GgufModel, layer: int) -> HeadPairs | None:
+    """What the layer has in two tensors; None unless both are there."""
+    names = [f"blk.{layer}.{part}.weight" for part in deepseek.PAIR]
+    if not model.file_of.keys() >= set(names):
+        return None
+    keys, values = (GgufSlice(file=model.file_of[name], stored=model.tensor(name)) for name in names)
+    return HeadPairs(keys=keys, values=values)
 
 
 def _of_layer(
@@ -169,7 +230,7 @@ def _of_layer(
     if part in family.experts:
         block, own = family.experts[part]
         experts = keys.experts()
-        if len(shape) != 3 or shape[0] != experts:
+        if len(shape) != (3 if kind == "weight" else 2) or shape[0] != experts:
             why = f"it must have {experts} experts"
             raise ModelError(f"{whole.stored.name} in {whole.file.path} is {list(shape)}", why=why)
         for expert in range(shape[0]):

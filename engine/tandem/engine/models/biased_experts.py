@@ -3,6 +3,7 @@
     plain     gate_up_proj [count, hidden, 2 · features], down_proj [count, features, hidden]: inputs first
     mxfp4     gate_up_proj_blocks [count, 2 · features, hidden / 32, 16], down_proj_blocks [count, hidden, …], …_scales
     biases    gate_up_proj_bias [count, 2 · features], down_proj_bias [count, hidden]
+    GGUF      gate_proj, up_proj and down_proj of each expert, .weight and .bias, as everybody else's are named
 
 In memory an expert's gate lies on top of its up, as everybody else's does, so that ranks share them alike.
 """
@@ -85,15 +86,23 @@ def biased_expert_parameters(
         ]  # fmt: skip
         return tuple(Part(key=source.keys[0], rows=rows, source=source) for source in sources)
 
+    def each(kind: str, rows: int, *names: str) -> tuple[Part, ...]:
+        keys = (f"{mlp}.experts.{index}.{name}.{kind}" for index in range(experts.count) for name in names)
+        return tuple(Part(key=key, rows=rows) for key in keys)
+
     features = experts.intermediate
+    gate_up = stack(parts("gate_up_proj", pair, hidden), columns=hidden, split=Split.ROWS)
+    gate_up_bias = stack(parts("gate_up_proj_bias", pair, None), split=Split.ROWS)
+    down = stack(parts("down_proj", hidden, features), columns=features, split=Split.COLUMNS)
+    down_bias = stack(parts("down_proj_bias", hidden, None))
+    for kind, of_pair, of_down in (("weight", gate_up, down), ("bias", gate_up_bias, down_bias)):
+        of_pair.other_parts = each(kind, features, "gate_proj", "up_proj")
+        of_down.other_parts = each(kind, hidden, "down_proj")
     return ExpertParameters(
         router=make((f"{mlp}.router", experts.count), columns=hidden),
         router_bias=make((f"{mlp}.router", experts.count), kind="bias"),
-        gate_up=stack(parts("gate_up_proj", pair, hidden), columns=hidden, split=Split.ROWS),
-        gate_up_bias=stack(parts("gate_up_proj_bias", pair, None), split=Split.ROWS),
-        down=stack(parts("down_proj", hidden, features), columns=features, split=Split.COLUMNS),
-        down_bias=stack(parts("down_proj_bias", hidden, None)),
-    )
+        gate_up=gate_up, gate_up_bias=gate_up_bias, down=down, down_bias=down_bias,
+    )  # fmt: skip
 
 
 def clamped_gate(experts: BiasedExpertsConfig, *, is_deterministic: bool) -> Callable[[Tensor], Tensor]:
