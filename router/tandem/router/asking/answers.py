@@ -21,7 +21,7 @@ from tandem.router.flights.flight import Arrival, Flight, Inbox, Work
 from tandem.router.metrics.router import Metrics
 from tandem.router.planning.decision import decision
 from tandem.router.tenants.budgets import Budgets
-from tandem.router.text.detokenizer import IncrementalDetokenizer, StopMatcher
+from tandem.router.text.detokenizer import StopMatcher
 from tandem.router.text.echo import Echo
 from tandem.router.text.tokenizer import Tokenizer
 from tandem.router.tracing.calls import AnswerEnd, Call
@@ -265,12 +265,48 @@ class Answer:
             except TandemError as error:
                 self._error = error
                 raise
-            updates: dict[int, ChoiceUpdate] = {}
-            for arrival in arrivals:
-                self._take(arrival, updates)
-            if updates:
-                return list(updates.values())
+            if updates := self._updates(arrivals):
+                return updates
         return None
+
+    def next_now(self) -> list[ChoiceUpdate]:
+        """As `next`, without waiting: what came may be nothing."""
+        try:
+            return self._updates(self._inbox.take_now())
+        except TandemError as error:
+            self._error = error
+            raise
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended, by what `next` gave."""
+        return not self._unfinished
+
+    async def follow(self, show: Callable[[], bool]) -> None:
+        """Have `show` called by the event loop whenever something came, which it takes by `next_now`: no task wakes up.
+        Return when it says False or the answer is complete; raises what it raises."""
+        ended = asyncio.get_running_loop().create_future()
+
+        def call() -> None:
+            try:
+                if not ended.done() and (not show() or not self._unfinished):
+                    ended.set_result(None)
+            except Exception as error:  # noqa: BLE001 - goes on in the task that follows
+                ended.set_exception(error)
+
+        if not self._unfinished:
+            return
+        self._inbox.follow(call)
+        try:
+            await ended
+        finally:
+            self._inbox.follow(None)
+
+    def _updates(self, arrivals: Sequence[Arrival]) -> list[ChoiceUpdate]:
+        updates: dict[int, ChoiceUpdate] = {}
+        for arrival in arrivals:
+            self._take(arrival, updates)
+        return list(updates.values())
 
     def _take(self, arrival: Arrival, updates: dict[int, ChoiceUpdate]) -> None:
         choice = self._choices[self._firsts[arrival.slot] + arrival.choice]
@@ -288,7 +324,8 @@ class Answer:
             self._unfinished -= 1
             if arrival.finish is None and self._unfinished:  # else its worker has ended it, or all ends now
                 self._desk.dispatcher.end_choice(self._flights[arrival.slot], arrival.choice)
-        self._note_times(choice, before, arrival.at_s)
+        if choice.token_count > before:
+            self._note_times(choice, before, arrival.at_s)
 
     def _prompt_logprobs(self, slot: int) -> Sequence[TokenLogprob] | None:
         work, found = self._works[slot], self._flights[slot].prompt_logprobs
@@ -302,23 +339,21 @@ class Answer:
         return found
 
     def _note_times(self, choice: _Choice, before: int, at_s: float) -> None:
-        count = choice.token_count - before
-        if not count:
-            return
-        metrics = self._measured
-        choice.first_s = choice.first_s or at_s
-        if not self._first_s:
-            self._first_s = at_s
-            if not self._is_background:
-                metrics.ttft.observe(at_s - self._settings.received_s)
-        elif before:
+        """The choice had `before` tokens and now has more."""
+        if before:
             gap_s = at_s - choice.last_s
             if before == 1 and not self._second_s:
                 self._second_s = at_s
                 if not self._is_background:
-                    metrics.second_token.observe(gap_s)
+                    self._measured.second_token.observe(gap_s)
             if not self._is_background:
-                metrics.itl.observe(gap_s / count)
+                self._measured.itl.observe(gap_s / (choice.token_count - before))
+        else:
+            choice.first_s = at_s
+            if not self._first_s:
+                self._first_s = at_s
+                if not self._is_background:
+                    self._measured.ttft.observe(at_s - self._settings.received_s)
         choice.last_s = at_s
 
     def _measure(self) -> None:
@@ -445,11 +480,12 @@ class _Choice:
         self.first_s = self.last_s = 0.0
         self._text_chars = len(work.echo.text) if work.echo is not None else 0
         self._wants_offsets = settings.wants_offsets
-        self._detokenizer = IncrementalDetokenizer(settings.tokenizer.decode)
+        self._detokenizer = settings.tokenizer.detokenizer()
         self._matcher = StopMatcher(settings.stop, is_included=settings.includes_stop)
         self._min_tokens, self._includes_stop = work.sampling.min_tokens, settings.includes_stop
         self._echo, self._is_echo_alone = work.echo, work.is_echo_alone
         self._is_stepwise = bool(settings.stop) or settings.wants_offsets
+        self._is_plain = not self._is_stepwise and not self._is_echo_alone
 
     def begin(self, update: ChoiceUpdate) -> None:
         """The first update: it says the prompt again, if that was asked for."""
@@ -458,10 +494,18 @@ class _Choice:
             update.echo, update.text = self._echo, self._echo.text
 
     def add(self, arrival: Arrival, update: ChoiceUpdate) -> None:
+        tokens = arrival.tokens
+        if self._is_plain and arrival.finish is None:  # as nearly always
+            update.text += self._detokenizer.add(tokens)
+            update.tokens.extend(tokens)
+            update.text_tokens += len(tokens)
+            self.token_count += len(tokens)
+            if arrival.logprobs:
+                update.logprobs.extend(arrival.logprobs)
+            return
         if self._is_echo_alone:
             self._finish(FinishReason.LENGTH, update)
             return
-        tokens = arrival.tokens
         # Workers end a choice with STOP at a stop token only, which is no part of the text unless it was asked for.
         is_cut = arrival.finish is FinishReason.STOP and not self._includes_stop
         text_tokens = tokens[:-1] if is_cut else tokens

@@ -58,7 +58,7 @@ class Work:
     """Of its prompt: computed once, however often it is planned."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Arrival:
     """Tokens of one choice, in order and without gaps since the last arrival. `slot` is the prompt's position."""
 
@@ -79,6 +79,8 @@ class Inbox:
         self._bytes = 0
         self._error: TandemError | None = None
         self._reader: asyncio.Future[None] | None = None
+        self._follower: Callable[[], None] | None = None
+        self._is_calling = False
         self._on_failed: Callable[[], None] | None = None
 
     @property
@@ -125,17 +127,37 @@ class Inbox:
 
         Bounded by the deadline that the dispatcher sets: it ends in `fail`.
         """
-        while not self._arrivals:
-            if self._error is not None:
-                raise self._error
+        while not self._arrivals and self._error is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+        return self.take_now()
+
+    def take_now(self) -> list[Arrival]:
+        """As `take`, without waiting: what arrived may be nothing."""
+        if not self._arrivals and self._error is not None:
+            raise self._error
         arrivals, self._arrivals, self._bytes = self._arrivals, [], 0
         return arrivals
 
+    def follow(self, call: Callable[[], None] | None) -> None:
+        """Have `call` called soon after something arrived, once for all of a turn of the event loop, and while nobody
+        waits; None = no more."""
+        self._follower = call
+        if call is not None and (self._arrivals or self._error is not None):
+            self._wake()
+
     def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
+        if self._follower is not None:
+            if not self._is_calling:
+                self._is_calling = True
+                asyncio.get_running_loop().call_soon(self._call)
+        elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def _call(self) -> None:
+        self._is_calling = False
+        if self._follower is not None:
+            self._follower()
 
 
 @dataclass(slots=True)
@@ -406,7 +428,5 @@ class Flight:
             self.first_token_s = now_s
             self.mark("first_token", now_s)
         finish = order.finish if is_now_done else None
-        self.inbox.put(
-            Arrival(slot=self.slot, choice=chunk.choice, tokens=tokens, logprobs=logprobs, finish=finish, at_s=now_s)
-        )
+        self.inbox.put(Arrival(self.slot, chunk.choice, tokens, logprobs, finish, now_s))
         return ""

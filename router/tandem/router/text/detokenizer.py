@@ -5,7 +5,9 @@ The text handed out is always a prefix of what decoding all tokens at once would
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 Decode = Callable[[Sequence[int]], str]
 """ids → text, special tokens skipped; bytes that are no UTF-8 (yet) decode to U+FFFD."""
@@ -17,6 +19,35 @@ _CHARACTER = 4
 """No character has more bytes, so none has more tokens."""
 _BROKEN_WINDOW = 16
 """Bytes that are no text, one a token, are cut off here; a text of them alone would never end at a character."""
+
+
+class Detokenizer(Protocol):
+    """Text of one choice as it grows."""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """The text that `tokens` complete."""
+
+    def finish(self) -> str:
+        """What was held back: nothing can complete it any more."""
+
+
+class ByteDetokenizer:
+    """For models whose tokens are bytes, whatever stands around them: text is the bytes of all tokens, one behind the
+    other. `bytes_of` gives those of a token, none for a special one."""
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._held = b""
+
+    def add(self, tokens: Sequence[int]) -> str:
+        data = self._held + b"".join(map(self._bytes_of, tokens))
+        text, read = codecs.utf_8_decode(data, "replace", False)
+        self._held = data[read:]
+        return text
+
+    def finish(self) -> str:
+        data, self._held = self._held, b""
+        return data.decode("utf-8", "replace")
 
 
 class IncrementalDetokenizer:

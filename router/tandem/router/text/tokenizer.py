@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +23,7 @@ from tandem.router.text.chat_template import (
     Rendering,
     UnendingTemplateError,
 )
+from tandem.router.text.detokenizer import ByteDetokenizer, Detokenizer, IncrementalDetokenizer
 from tandem.router.text.gguf_tokenizer import build_tokenizer, special_tokens
 
 T = TypeVar("T")
@@ -54,8 +55,10 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.context_tokens = context
         """What the model was made for (`max_position_embeddings`); 0 = unknown."""
-        self._is_byte_level = "ByteLevel" in repr(hub.decoder)
+        decoder = repr(hub.decoder)
+        self._is_byte_level, self._is_all_bytes = "ByteLevel" in decoder, decoder.startswith("ByteLevel(")
         self._bytes: dict[int, bytes] = {}
+        self._shown = _ShownBytes(self, {token for token, one in hub.get_added_tokens_decoder().items() if one.special})
         # One thread, whose cache of words stays warm: the library keeps one a thread.
         self._thread = ThreadPoolExecutor(1, "tokenise")
 
@@ -146,6 +149,10 @@ class Tokenizer:
         texts = await self._run(lambda: self._hub.decode_batch([list(tokens)], skip_special_tokens=False))
         return str(texts[0])
 
+    def detokenizer(self) -> Detokenizer:
+        """For one choice of an answer: it gives what `decode` gives of all its tokens."""
+        return ByteDetokenizer(self._shown.__getitem__) if self._is_all_bytes else IncrementalDetokenizer(self.decode)
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for, which may be a part of a character."""
         known = self._bytes.get(token)
@@ -183,11 +190,23 @@ class Tokenizer:
         piece = self._hub.id_to_token(token)
         if piece is None:
             return b""
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        if not self._is_all_bytes and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:5], 16)])
         if self._is_byte_level and all(char in _BYTE_OF for char in piece):
             return bytes(_BYTE_OF[char] for char in piece)
         return self.decode_all([token]).encode() or piece.encode()
+
+
+class _ShownBytes(dict[int, bytes]):
+    """Bytes of tokens as text shows them, looked up once each: none of `special` ones."""
+
+    def __init__(self, tokenizer: Tokenizer, special: Collection[int]) -> None:
+        super().__init__()
+        self._tokenizer, self._special = tokenizer, special
+
+    def __missing__(self, token: int) -> bytes:
+        found = self[token] = b"" if token in self._special else self._tokenizer.token_bytes(token)
+        return found
 
 
 def _byte_level_alphabet() -> dict[str, int]:

@@ -56,7 +56,7 @@ class WorkerFacts:
         return min(self.max_model_len, fits) if fits else self.max_model_len
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class TokenChunk:
     """Consecutive output tokens of one choice of one request, from `index` on."""
 
@@ -290,18 +290,18 @@ def facts_from_wire(info: w.WorkerInfo) -> WorkerFacts:
 
 
 def chunk_from_wire(chunk: w.TokenChunk) -> TokenChunk:
-    return TokenChunk(
-        request=chunk.request,
-        attempt=chunk.attempt,
-        choice=chunk.choice,
-        index=chunk.index,
-        tokens=list(chunk.tokens),
-        logprobs=[_logprob_from_wire(logprob) for logprob in chunk.logprobs] if chunk.logprobs else (),
-        finish=_FINISH.get(chunk.finish),
-        cached_tokens=chunk.cached_tokens if chunk.HasField("cached_tokens") else None,
-        handoff=_handoff_from_wire(chunk.handoff) if chunk.HasField("handoff") else None,
-        phase_s=chunk.phase_s,
-    )
+    found = TokenChunk(chunk.request, chunk.attempt, chunk.choice, chunk.index, list(chunk.tokens))
+    if logprobs := chunk.logprobs:
+        found.logprobs = [_logprob_from_wire(logprob) for logprob in logprobs]
+    if finish := chunk.finish:
+        found.finish = _FINISH.get(finish)
+    if chunk.HasField("cached_tokens"):
+        found.cached_tokens = chunk.cached_tokens
+    if chunk.HasField("handoff"):
+        found.handoff = _handoff_from_wire(chunk.handoff)
+    if phase_s := chunk.phase_s:
+        found.phase_s = phase_s
+    return found
 
 
 def prompt_from_wire(chunk: w.PromptChunk) -> PromptChunk:

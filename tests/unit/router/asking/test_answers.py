@@ -22,6 +22,7 @@ from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings
 from tandem.router.flights.flight import Work
 from tandem.router.metrics.router import Metrics
 from tandem.router.tenants.budgets import Budgets
+from tandem.router.text.detokenizer import ByteDetokenizer
 from tests.unit.router.stage import Stage, chunk, in_loop
 
 PROMPT_TOKENS = 500
@@ -52,7 +53,7 @@ class Desk:
         self._desk = AnswerDesk(stage.dispatcher, self.admission, self._budgets, metrics, stage.clock)
 
     def open(self, works: int = 1, received_s: float = 100.0, *, is_background: bool = False) -> Answer:
-        tokenizer: Any = SimpleNamespace(decode=lambda tokens: "x" * len(tokens))
+        tokenizer: Any = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(lambda token: b"x"))
         settings = AnswerSettings(
             api="chat", model="m", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
         )

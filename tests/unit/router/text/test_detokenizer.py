@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.router.text.detokenizer import IncrementalDetokenizer, StopMatcher
+from tandem.router.text.detokenizer import ByteDetokenizer, IncrementalDetokenizer, StopMatcher
 from tandem.router.text.tokenizer import Tokenizer
 
 MODEL = Path(__file__).parents[4] / "models" / "tandem-tiny"
@@ -105,9 +105,23 @@ def test_real_tokens(tokenizer: Tokenizer) -> None:
     rng = random.Random(3)
     for _ in range(200):
         tokens = [rng.randrange(tokenizer.vocab_size) for _ in range(rng.randrange(80))]
-        detokenizer = IncrementalDetokenizer(tokenizer.decode)
-        shown = "".join(detokenizer.add(part) for part in in_parts(tokens, rng)) + detokenizer.finish()
-        assert shown == tokenizer.decode(tokens)
+        for detokenizer in (tokenizer.detokenizer(), IncrementalDetokenizer(tokenizer.decode)):
+            shown = "".join(detokenizer.add(part) for part in in_parts(tokens, rng)) + detokenizer.finish()
+            assert shown == tokenizer.decode(tokens)
+
+
+def test_tokens_that_are_bytes_are_not_decoded_again(tokenizer: Tokenizer) -> None:
+    assert isinstance(tokenizer.detokenizer(), ByteDetokenizer)
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200), st.randoms(use_true_random=False))
+def test_bytes_of_tokens_become_the_text_of_all_together(data: bytes, rng: random.Random) -> None:
+    detokenizer, shown = ByteDetokenizer(lambda token: bytes([token])), ""
+    for part in in_parts(data, rng):
+        shown += detokenizer.add(list(part))
+        assert as_bytes(data).startswith(shown)
+    assert shown + detokenizer.finish() == as_bytes(data)
 
 
 def test_held_back_until_complete() -> None:

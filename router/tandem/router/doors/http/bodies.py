@@ -148,6 +148,9 @@ class ChunkWriter:
             b"data: " + self._head + b',"choices":[{"index":%d,' % index + opening for index in range(choice_count)
         ]
         self._tail = b',"usage":null}\n\n' if frame.wants_usage else b"}\n\n"
+        self._is_text_alone = frame.logprobs is None and not frame.shows_token_ids
+        self._after_text = b'},"logprobs":null' if frame.is_chat else b',"logprobs":null'
+        self._after_text += b',"finish_reason":null}]'
         self._is_open = [False] * choice_count
         self._choices_each = choice_count // max(1, len(frame.prompts))
 
@@ -156,6 +159,10 @@ class ChunkWriter:
         if usage is not None:
             self._tail = b',"usage":' + orjson.dumps(usage_object(usage)) + b"}\n\n"
         is_first = not self._is_open[update.index]
+        if self._is_text_alone and not is_first and update.finish is None:  # as nearly always
+            if not update.text:
+                return b""
+            return b"".join((self._starts[update.index], orjson.dumps(update.text), self._after_text, self._tail))
         self._is_open[update.index] = True
         return self._chat(update, is_first) if self._frame.is_chat else self._completion(update, is_first)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tandem.core.errors import InvalidRequestError, TandemError
@@ -19,6 +20,30 @@ HEAD_S = 30.0
 MAX_PIPELINED = 16
 PIPELINED_BYTES = 256 * 1024
 """Requests, and bytes, that may wait on a connection behind the one that is being answered, and behind one read."""
+
+
+class StraightLine:
+    """The rest of a body whose beginning was sent, past ASGI: what that does for every chunk costs more than making it.
+
+    Its end is sent by ASGI again.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle, self._transport = cycle, cycle.transport
+
+    @classmethod
+    def of(cls, send: Send) -> StraightLine | None:
+        """That of a response which is sent by `send`; None where something is in between, or it is no chunked one."""
+        cycle = getattr(send, "__self__", None)
+        return cls(cycle) if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding else None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the client takes more now, and is there."""
+        return not (self._cycle.flow.write_paused or self._cycle.disconnected)
+
+    def write(self, chunk: bytes) -> None:
+        self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
 class _TooManyError(Exception):

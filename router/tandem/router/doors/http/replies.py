@@ -15,6 +15,7 @@ from tandem.core.ids import RequestId
 from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpdate, Usage, attend
 from tandem.router.doors.http.bodies import ChunkWriter, Frame, Logprobs, WholeAnswer
 from tandem.router.doors.http.errors import error_event, error_response
+from tandem.router.doors.http.protocol import StraightLine
 from tandem.router.flights.flight import Work
 
 _log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class AnswerReply(Response):
 
     async def _stream(self, answer: Answer, send: Send) -> None:
         writer = ChunkWriter(self._frame, answer.choice_count, self._logprobs)
+        end = b""
         while (updates := await answer.next()) is not None:
             usage = answer.usage if self._frame.wants_running_usage else None
             if any(update.prompt_logprobs or len(update.logprobs) > MANY_LOGPROBS for update in updates):
@@ -90,12 +92,20 @@ class AnswerReply(Response):
                 events = await asyncio.to_thread(_events, writer, updates, usage)
             else:
                 events = _events(writer, updates, usage)
+            if answer.is_complete:
+                end = events
+                break
             if events:
-                if not self._has_started:
-                    await self._start(answer, send)
+                await self._start(answer, send)
                 await send({"type": "http.response.body", "body": events, "more_body": True})
+            line = StraightLine.of(send) if self._frame.logprobs is None else None
+            if line is not None:
+                pouring = _Pouring(answer, writer, line, self._frame.wants_running_usage)
+                await answer.follow(pouring.show)
+                end = pouring.end
         await self._start(answer, send)
-        end = writer.usage(answer.usage) if self._frame.wants_usage else b""
+        if self._frame.wants_usage:
+            end += writer.usage(answer.usage)
         if self._wants_timing:
             end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
         await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n", "more_body": False})
@@ -146,7 +156,32 @@ class AnswerReply(Response):
             await send({"type": "http.response.body", "body": error_event(error), "more_body": False})
 
 
+class _Pouring:
+    """Writes events in the turn in which their tokens came, as long as the client takes them. Those of the last tokens
+    are left in `end`."""
+
+    def __init__(self, answer: Answer, writer: ChunkWriter, line: StraightLine, has_usage: bool) -> None:
+        self._answer, self._writer, self._line, self._has_usage = answer, writer, line, has_usage
+        self.end = b""
+
+    def show(self) -> bool:
+        """False = not now."""
+        answer, line = self._answer, self._line
+        if not line.is_free:
+            return False
+        updates = answer.next_now()
+        usage = answer.usage if self._has_usage else None
+        events = _events(self._writer, updates, usage)
+        if answer.is_complete:
+            self.end = events
+        elif events:
+            line.write(events)
+        return True
+
+
 def _events(writer: ChunkWriter, updates: Sequence[ChoiceUpdate], usage: Usage | None) -> bytes:
+    if len(updates) == 1:  # as nearly always
+        return writer.write(updates[0], usage)
     return b"".join([writer.write(update, usage) for update in updates])
 
 
