@@ -162,11 +162,10 @@ class Speculation:
     def _drop(self, one: _Expected) -> None:
         counts = self._counts[one.holder]
         for block in one.hashes:
-            left = counts[block] - 1
-            if left:
-                counts[block] = left
+            if counts[block] > 1:
+                counts[block] -= 1
             else:
-                del counts[block]
+                counts.pop(block)  # deleting is slower: Counter has its own
         if not counts:
             del self._counts[one.holder]
         self._blocks -= len(one.hashes)

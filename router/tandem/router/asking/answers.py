@@ -17,7 +17,7 @@ from tandem.core.lifecycle import FinishReason
 from tandem.router.admission.desk import ANSWER_TOKENS, Admission, Arrived, Place
 from tandem.router.admission.room import Need
 from tandem.router.flights.dispatch import Dispatcher
-from tandem.router.flights.flight import Arrival, Flight, Inbox, Work
+from tandem.router.flights.flight import Arrival, Flight, Inbox, Turn, Work
 from tandem.router.metrics.router import Metrics
 from tandem.router.planning.decision import decision
 from tandem.router.tenants.budgets import Budgets
@@ -81,6 +81,7 @@ class AnswerDesk:
         self.dispatcher = dispatcher
         self.admission, self.budgets = admission, budgets
         self.metrics, self.clock = metrics, clock
+        self.turn = Turn()
 
     def open(self, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> Answer:
         """A context manager; entering it sends the request to workers, at once or when its turn comes."""
@@ -93,7 +94,7 @@ class Answer:
     def __init__(self, desk: AnswerDesk, request: RequestId, works: Sequence[Work], settings: AnswerSettings) -> None:
         self.id = request
         self._desk, self._works, self._settings = desk, works, settings
-        self._inbox = Inbox(settings.backlog_bytes)
+        self._inbox = Inbox(settings.backlog_bytes, desk.turn)
         self._flights: list[Flight] = []
         self._stack = ExitStack()
         self._place: Place | None = None

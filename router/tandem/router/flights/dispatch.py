@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Protocol, cast
 
 from tandem.core.clock import Clock
 from tandem.core.config import Disaggregation
@@ -381,17 +381,16 @@ class Dispatcher:
     # ---- in --------------------------------------------------------------------------------------------------------
 
     def on_tokens(self, link: WorkerLink, chunks: Sequence[TokenChunk]) -> None:
-        now_s = self._clock.now_s()
+        now_s, flights, worker = self._clock.now_s(), self._flights, link.worker
         for chunk in chunks:
-            flight = self._flights.get(RequestId(chunk.request))
-            if flight is None or flight.legs.get(link.worker) is not link:
+            flight = flights.get(cast("RequestId", chunk.request))
+            if flight is None or flight.legs.get(worker) is not link:
                 self._meter.dropped("unknown")
                 continue
-            dropped = flight.accept(chunk, now_s)
-            if dropped:
+            if dropped := flight.accept(chunk, now_s):
                 self._meter.dropped(dropped)
-            if dropped in ("attempt", "choice"):
-                continue
+                if dropped in ("attempt", "choice"):
+                    continue
             is_first = link.outstanding.compute(chunk.request)
             if is_first:
                 self._prefixes.settle(chunk.request, link.worker)

@@ -70,11 +70,31 @@ class Arrival:
     at_s: float
 
 
-class Inbox:
-    """What has arrived for one answer and was not read yet; one reader. The first failure is the last thing read."""
+class Turn:
+    """What is to be called in the next turn of the event loop: all of it at once, as one call of the loop."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self) -> None:
+        self._due: list[Callable[[], None]] = []
+
+    def add(self, call: Callable[[], None]) -> None:
+        """`call` raises nothing."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._due.append(call)
+
+    def _run(self) -> None:
+        due, self._due = self._due, []
+        for call in due:
+            call()
+
+
+class Inbox:
+    """What has arrived for one answer and was not read yet; one reader. The first failure is the last thing read.
+
+    `turn`: shared with other answers, for readers that `follow`."""
+
+    def __init__(self, limit_bytes: int, turn: Turn | None = None) -> None:
+        self._limit_bytes, self._turn = limit_bytes, turn or Turn()
         self._arrivals: list[Arrival] = []
         self._bytes = 0
         self._error: TandemError | None = None
@@ -140,8 +160,8 @@ class Inbox:
         return arrivals
 
     def follow(self, call: Callable[[], None] | None) -> None:
-        """Have `call` called soon after something arrived, once for all of a turn of the event loop, and while nobody
-        waits; None = no more."""
+        """Have `call`, which raises nothing, called in the turn after something arrived, in place of waking who waits;
+        None = no more."""
         self._follower = call
         if call is not None and (self._arrivals or self._error is not None):
             self._wake()
@@ -150,7 +170,7 @@ class Inbox:
         if self._follower is not None:
             if not self._is_calling:
                 self._is_calling = True
-                asyncio.get_running_loop().call_soon(self._call)
+                self._turn.add(self._call)
         elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 

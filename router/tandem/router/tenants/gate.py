@@ -113,6 +113,7 @@ class Gate:
             )  # fmt: skip
 
 
+@lru_cache(maxsize=64)
 def _is_loopback(host: str) -> bool:
     try:
         return host.lower().rstrip(".") == "localhost" or ipaddress.ip_address(host).is_loopback

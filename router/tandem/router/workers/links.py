@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import deque
@@ -116,7 +117,8 @@ class WorkerLink:
         self._unsent: deque[w.RouterMessage] = deque()
         self._has_unsent = asyncio.Event()
         self._asks: dict[int, asyncio.Future[w.AuditReport]] = {}
-        self._heard_s = 0.0
+        self._heard_s, self._writing_s = 0.0, math.inf
+        """When it said something last, and since when a write waits for it to read."""
         self.version = ""
         """Release that the worker runs; "" = it did not say."""
         self.clock_skew_s: float | None = None
@@ -199,6 +201,7 @@ class WorkerLink:
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._read(call))
                         group.create_task(self._write(call))
+                        group.create_task(self._beat())
                 finally:
                     call.cancel()
         except* (grpc.RpcError, _BrokenError, TimeoutError, asyncio.InvalidStateError) as errors:
@@ -278,26 +281,33 @@ class WorkerLink:
                 asked.set_result(message.audit)
 
     async def _write(self, call: Any) -> None:
-        sequence = 0
-        ping_at_s = self._clock.now_s() + PING_S
         while True:
+            await self._has_unsent.wait()
+            self._has_unsent.clear()
+            while self._unsent:
+                self._writing_s = self._clock.now_s()
+                await call.write(wire.next_of(self._unsent))
+                self._writing_s = math.inf
+
+    async def _beat(self) -> None:
+        """Ping the worker, and look whether it still speaks and reads: one timer, and none for each write."""
+        sequence, self._writing_s = 0, math.inf
+        while True:
+            due_s = self._clock.now_s() + PING_S
+            await asyncio.sleep(PING_S)
             now_s = self._clock.now_s()
-            if now_s - ping_at_s > PING_S:
+            if now_s - due_s > PING_S:
                 # This process did not run for a while, so it could not hear: that time proves nothing.
-                self._heard_s += now_s - ping_at_s
+                self._heard_s += now_s - due_s
+                self._writing_s += now_s - due_s
             if now_s - self._heard_s > SILENCE_S:
                 raise _BrokenError(f"the worker said nothing for {SILENCE_S:g} s")
-            if now_s >= ping_at_s:
-                sequence += 1
-                ping_at_s = now_s + PING_S
-                self._unsent.append(wire.ping(sequence))
-            while self._unsent:
-                # A worker that was stopped no longer reads; a write to it blocks once the window is full.
-                async with asyncio.timeout(SILENCE_S):
-                    await call.write(wire.next_of(self._unsent))
-            self._has_unsent.clear()
-            ping_at_s = max(ping_at_s, self._clock.now_s())
-            await _wait(self._has_unsent, ping_at_s - self._clock.now_s())
+            if now_s - self._writing_s > SILENCE_S:
+                # It was stopped, and no longer reads; a write to it blocks once the window is full.
+                raise _BrokenError(f"the worker read nothing for {SILENCE_S:g} s")
+            sequence += 1
+            self._unsent.append(wire.ping(sequence))
+            self._has_unsent.set()
 
     def _close(self, why: str) -> bool:
         was_up = self.is_up
@@ -340,14 +350,6 @@ async def _heard(awaited: Awaitable[Any]) -> Any:
         if task is not None and task.cancelling():
             raise
         raise _BrokenError("the worker cancelled the stream") from None
-
-
-async def _wait(ready: asyncio.Event, timeout_s: float) -> None:
-    try:
-        async with asyncio.timeout(max(0.0, timeout_s)):
-            await ready.wait()
-    except TimeoutError:
-        return
 
 
 def _explain(errors: BaseExceptionGroup[BaseException]) -> str:

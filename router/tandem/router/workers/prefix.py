@@ -28,7 +28,7 @@ class PrefixIndex(Protocol):
     def lookup(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerId, int]: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # never changed once it was given, but frozen it would take longer to make
 class PrefixView:
     """By worker: leading prompt tokens whose blocks it holds, how many it need not compute again (whole blocks, held or
     expected there, and never the last token, whose logits are wanted) and how many of these are only expected, where
@@ -109,8 +109,9 @@ class PrefixFinder:
         if self._popularity is None:
             return view
         shared, tokens = chains.deepest()
-        followers = self._popularity.followers(shared)
-        return replace(view, shared=shared, shared_tokens=tokens, followers=followers)
+        view.shared, view.shared_tokens = shared, tokens
+        view.followers = self._popularity.followers(shared)
+        return view
 
     def _find_lossy(self, every: Sequence[WorkerFacts], chains: _Chains, view: PrefixView) -> None:
         """What decode workers hold of blocks that change on their way to them."""

@@ -144,11 +144,12 @@ class WorkerTable:
 
     def context_tokens(self, model: str = "") -> int:
         """The longest sequence that some usable worker of `model` can hold; 0 = no worker is here."""
-        facts = [link.facts for link in self.usable(model) if link.facts is not None]
-        mixed = [f.context_tokens for f in facts if f.role is RoleName.MIXED]
-        prefill = max((f.context_tokens for f in facts if f.role is RoleName.PREFILL), default=0)
-        decode = max((f.context_tokens for f in facts if f.role is RoleName.DECODE), default=0)
-        return max([min(prefill, decode) if prefill and decode else prefill or decode, *mixed])
+        most = dict.fromkeys(RoleName, 0)
+        for link in self.usable(model):
+            if link.facts is not None:
+                most[link.facts.role] = max(most[link.facts.role], link.facts.context_tokens)
+        prefill, decode = most[RoleName.PREFILL], most[RoleName.DECODE]
+        return max(min(prefill, decode) if prefill and decode else prefill or decode, most[RoleName.MIXED])
 
     async def run(self, make_link: LinkFactory) -> None:
         """Follow the registry until cancelled."""

@@ -41,7 +41,7 @@ def test_a_client_that_leaves_ends_the_work() -> None:
                 ended.set()
 
         async def serve() -> None:
-            async with present(client.request):
+            with present(client.request):
                 await work()
 
         task = asyncio.create_task(serve())
@@ -58,7 +58,7 @@ def test_a_client_that_leaves_ends_the_work() -> None:
 def test_afterwards_nobody_listens_and_the_task_goes_on() -> None:
     async def run() -> None:
         client = Client()
-        async with present(client.request):
+        with present(client.request):
             for _ in range(3):
                 await asyncio.sleep(0)
             assert client.listeners == 1
@@ -77,11 +77,11 @@ def test_errors_and_other_ends_are_left_as_they_are() -> None:
     async def run() -> None:
         client = Client()
         with pytest.raises(InvalidRequestError):
-            async with present(client.request):
+            with present(client.request):
                 raise InvalidRequestError("it is wrong")
 
         async def serve() -> None:
-            async with present(client.request):
+            with present(client.request):
                 await asyncio.Event().wait()
 
         task = asyncio.create_task(serve())
@@ -96,7 +96,7 @@ def test_errors_and_other_ends_are_left_as_they_are() -> None:
 def test_work_that_does_not_wait_starts_nobody() -> None:
     async def run() -> None:
         client, tasks = Client(), asyncio.all_tasks()
-        async with present(client.request):
+        with present(client.request):
             pass
         await asyncio.sleep(0)
         await asyncio.sleep(0)

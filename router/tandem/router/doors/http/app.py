@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -115,8 +114,8 @@ class _Api:
         door = self._door
         check_streaming(body)
         wish = wish_of(request, body.priority, body.timeout)
-        ask = replace(ask, caller=caller_of(request), wish=wish, call=call_of(request))
-        async with present(request):
+        ask.caller, ask.wish, ask.call = caller_of(request), wish, call_of(request)
+        with present(request):
             works = await door.read(ask, received_s)
         is_chat = ask.api == "chat"
         frame = Frame(

@@ -20,7 +20,7 @@ PIECE_ENTRIES = 64
 """Tokens with their log-probabilities that are written at a time; with 20 alternatives each takes 0.1 ms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Frame:
     """What every object of one answer repeats, and what it shows.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.requests import Request
 
 from tandem.core.errors import CancelledError
 
 
-@asynccontextmanager
-async def present(request: Request) -> AsyncIterator[None]:
+@contextmanager
+def present(request: Request) -> Iterator[None]:
     """What runs inside ends with CancelledError as soon as the client closes the connection.
 
     The request's body must have been read: whatever else arrives is not kept.

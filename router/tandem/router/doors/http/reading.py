@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 from pydantic import BaseModel, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from tandem.core.errors import (
     CancelledError,
@@ -64,16 +64,23 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_S):
-            async for part in request.stream():
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise CancelledError("the client left while it sent the request")
+                part: bytes = message.get("body", b"")
+                is_whole = not message.get("more_body", False)
+                if is_whole and not body and len(part) <= limit_bytes:  # as nearly always
+                    return part
                 body += part
                 if len(body) > limit_bytes:
-                    await _drain(request, limit_bytes)
+                    if not is_whole:
+                        await _drain(request, limit_bytes)
                     raise _too_large(limit_bytes)
-    except ClientDisconnect:
-        raise CancelledError("the client left while it sent the request") from None
+                if is_whole:
+                    return bytes(body)
     except TimeoutError:
         raise DeadlineError(f"the request body did not arrive within {BODY_S:g} s", todo="send it again") from None
-    return bytes(body)
 
 
 async def read_json(request: Request, limit_bytes: int, model: type[M], simplify: Simplify | None = None) -> M:

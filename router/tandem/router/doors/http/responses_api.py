@@ -83,7 +83,7 @@ class _Api:
 
         if body.store is not False:
             await self._conversations.check_room(stored(orjson.dumps(draft.begun()), ""))
-        async with present(request):
+        with present(request):
             works = await self._read(ask, received_s)
 
         return _Reply(
