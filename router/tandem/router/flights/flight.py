@@ -74,16 +74,16 @@ class Turn:
     """What is to be called in the next turn of the event loop: all of it at once, as one call of the loop."""
 
     def __init__(self) -> None:
-        self._due: list[Callable[[], None]] = []
+        self._due: dict[Callable[[], None], None] = {}
 
     def add(self, call: Callable[[], None]) -> None:
-        """`call` raises nothing."""
+        """`call`, which raises nothing, is called once however often it is added."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._run)
-        self._due.append(call)
+        self._due[call] = None
 
     def _run(self) -> None:
-        due, self._due = self._due, []
+        due, self._due = self._due, {}
         for call in due:
             call()
 
@@ -100,7 +100,6 @@ class Inbox:
         self._error: TandemError | None = None
         self._reader: asyncio.Future[None] | None = None
         self._follower: Callable[[], None] | None = None
-        self._is_calling = False
         self._on_failed: Callable[[], None] | None = None
 
     @property
@@ -161,23 +160,16 @@ class Inbox:
 
     def follow(self, call: Callable[[], None] | None) -> None:
         """Have `call`, which raises nothing, called in the turn after something arrived, in place of waking who waits;
-        None = no more."""
+        None = no more, but it may be called once again."""
         self._follower = call
         if call is not None and (self._arrivals or self._error is not None):
             self._wake()
 
     def _wake(self) -> None:
         if self._follower is not None:
-            if not self._is_calling:
-                self._is_calling = True
-                self._turn.add(self._call)
+            self._turn.add(self._follower)
         elif self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-    def _call(self) -> None:
-        self._is_calling = False
-        if self._follower is not None:
-            self._follower()
 
 
 @dataclass(slots=True)
