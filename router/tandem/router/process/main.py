@@ -27,7 +27,7 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import PlannerMode, RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
-from tandem.core.garbage import keep_loaded, return_large_buffers
+from tandem.core.garbage import keep_loaded, return_large_buffers, use_huge_pages
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
 from tandem.core.prefill_queue import QueueRules
 from tandem.core.secret import ClusterSecret
@@ -462,6 +462,7 @@ async def _run(config: RouterConfig) -> int:
 def announce(router: Router, record: RouterRecord) -> None:
     """Tell the launcher where this router listens, and whether it lets in whoever has no API key."""
     keep_loaded()
+    use_huge_pages()
     scheme = "https" if router.config.settings.tls_cert else "http"
     ready = Ready(
         http=f"{scheme}://{record.http_address}",
