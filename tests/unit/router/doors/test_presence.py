@@ -76,9 +76,8 @@ def test_afterwards_nobody_listens_and_the_task_goes_on() -> None:
 def test_errors_and_other_ends_are_left_as_they_are() -> None:
     async def run() -> None:
         client = Client()
-        with pytest.raises(InvalidRequestError):
-            with present(client.request):
-                raise InvalidRequestError("it is wrong")
+        with pytest.raises(InvalidRequestError), present(client.request):
+            raise InvalidRequestError("it is wrong")
 
         async def serve() -> None:
             with present(client.request):
