@@ -156,6 +156,8 @@ class Inbox:
         if not self._arrivals and self._error is not None:
             raise self._error
         arrivals, self._arrivals, self._bytes = self._arrivals, [], 0
+        if self._error is not None:
+            self._wake()  # who follows comes again for the failure
         return arrivals
 
     def follow(self, call: Callable[[], None] | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,6 +105,37 @@ async def test_who_got_something_pays_for_what_it_got() -> None:
         assert [update.text for update in await answer.next() or ()] == ["x"]
         await end(answer, WorkerLostError("it is gone"))
     assert await desk.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS + 1 - CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_who_follows_is_called_once_for_what_came_in_a_turn_until_it_will_not() -> None:
+    stage, shown = Stage("p1", "d1"), []
+    with Desk(stage).open() as answer:
+
+        def show() -> bool:
+            shown.append([len(update.tokens) for update in answer.next_now()])
+            return len(shown) < 2
+
+        stage.say("p1", chunk(0, 0, 10))
+        following = asyncio.create_task(answer.follow(show))
+        await asyncio.sleep(0.01)
+        assert shown == [[1]], "what had come before is shown, too"
+        stage.say("d1", chunk(0, 1, 11), chunk(0, 2, 12))
+        await asyncio.wait_for(following, 5.0)
+        stage.say("d1", chunk(0, 3, 13))
+        assert [update.tokens for update in await answer.next() or ()] == [[13]]
+    assert shown == [[1], [2]]
+
+
+@in_loop
+async def test_who_follows_hears_of_the_failure_behind_what_came() -> None:
+    stage, shown = Stage("p1", "d1"), []
+    with Desk(stage).open() as answer:
+        stage.say("p1", chunk(0, 0, 10))
+        answer._inbox.fail(WorkerLostError("it is gone"))
+        with pytest.raises(WorkerLostError):
+            await answer.follow(lambda: bool(shown.append(answer.next_now()) or True))
+        assert [update.text for updates in shown for update in updates] == ["x"]
 
 
 @pytest.mark.parametrize("error", [CancelledError("the client left"), DeadlineError("its time is over")])
