@@ -37,8 +37,8 @@ _NO_LIMIT = 2**31 - 1
 
 @dataclass(slots=True, kw_only=True)
 class Ask:
-    """One API call: whoever reads it fills it in, then it is never changed. Exactly one of `prompts` (text or token ids)
-    and `messages` is given.
+    """One API call; whoever reads it fills it in, then it is never changed. Exactly one of `prompts` (text or token
+    ids) and `messages` is given.
 
     `sampling` holds the SamplingParams fields that the client gave. Without max_tokens an answer is at most
     `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors. With

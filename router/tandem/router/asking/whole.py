@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tandem.router.asking.answers import ChoiceUpdate
+from tandem.router.asking.choices import ChoiceUpdate
 
 
 class WholeChoices:

@@ -10,8 +10,9 @@ from tandem.core.clock import Clock
 from tandem.core.config import RouterSection
 from tandem.core.errors import DeadlineError, TandemError, UnavailableError
 from tandem.router.admission.terms import Classes
-from tandem.router.asking.answers import AnswerDesk, AnswerSettings, cost_of
+from tandem.router.asking.answers import AnswerDesk, cost_of
 from tandem.router.asking.asks import Ask, AskReader
+from tandem.router.asking.choices import AnswerSettings
 from tandem.router.doors.intake import Intake
 from tandem.router.flights.flight import Work
 from tandem.router.flights.readiness import Readiness

@@ -22,8 +22,9 @@ from tandem.core.handoff import TokenLogprob
 from tandem.core.ids import new_request_id
 from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
 from tandem.router.admission.terms import Wish
-from tandem.router.asking.answers import Answer, ChoiceUpdate, attend
+from tandem.router.asking.answers import Answer, attend
 from tandem.router.asking.asks import MAX_MESSAGES, MAX_STOPS, Ask, check_count, check_ids, kept_choices
+from tandem.router.asking.choices import ChoiceUpdate
 from tandem.router.asking.whole import WholeChoices
 from tandem.router.doors.door import Door, stopping_error
 from tandem.router.doors.grpc_guard import MAX_CALLS, MAX_STREAMS, KeyInterceptor, abort, authorization, texts

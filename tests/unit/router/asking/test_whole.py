@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.core.handoff import TokenLogprob
 from tandem.core.lifecycle import FinishReason
-from tandem.router.asking.answers import ChoiceUpdate
+from tandem.router.asking.choices import ChoiceUpdate
 from tandem.router.asking.whole import WholeChoices
 
 

@@ -12,7 +12,8 @@ import orjson
 
 from tandem.core.handoff import TokenLogprob
 from tandem.core.lifecycle import FinishReason
-from tandem.router.asking.answers import ChoiceUpdate, Usage
+from tandem.router.asking.answers import Usage
+from tandem.router.asking.choices import ChoiceUpdate
 from tandem.router.asking.whole import WholeChoices
 from tandem.router.text.tokenizer import Tokenizer
 

@@ -12,7 +12,8 @@ from starlette.types import Receive, Scope, Send
 
 from tandem.core.errors import CancelledError, InternalError, TandemError
 from tandem.core.ids import RequestId
-from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpdate, Usage, attend
+from tandem.router.asking.answers import Answer, AnswerDesk, Usage, attend
+from tandem.router.asking.choices import AnswerSettings, ChoiceUpdate
 from tandem.router.doors.http.bodies import ChunkWriter, Frame, Logprobs, WholeAnswer
 from tandem.router.doors.http.errors import error_event, error_response
 from tandem.router.doors.http.protocol import StraightLine

@@ -16,8 +16,9 @@ from tandem.core.errors import InvalidRequestError, TandemError, UnsupportedPara
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import FinishReason
 from tandem.prefixindex.stores.responses import ResponseStore, StoredResponse
-from tandem.router.asking.answers import Answer, AnswerDesk, AnswerSettings, ChoiceUpdate
+from tandem.router.asking.answers import Answer, AnswerDesk
 from tandem.router.asking.asks import Ask
+from tandem.router.asking.choices import AnswerSettings, ChoiceUpdate
 from tandem.router.doors.door import Door
 from tandem.router.doors.http.bodies import Frame
 from tandem.router.doors.http.callers import arrived_s_of, call_of, caller_of, tenant_of, wish_of

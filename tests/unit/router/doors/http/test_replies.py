@@ -12,8 +12,9 @@ import pytest
 
 from tandem.core.handoff import TokenLogprob
 from tandem.core.lifecycle import FinishReason
-from tandem.router.asking.answers import AnswerSettings, ChoiceUpdate, Usage
+from tandem.router.asking.answers import Usage
 from tandem.router.asking.asks import MAX_ANSWER_SCORES
+from tandem.router.asking.choices import AnswerSettings, ChoiceUpdate
 from tandem.router.doors.grpc_api import _Shown
 from tandem.router.doors.http.bodies import Frame
 from tandem.router.doors.http.replies import AnswerReply
