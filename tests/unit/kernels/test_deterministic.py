@@ -43,6 +43,8 @@ SHAPES = [
     (1, 8),
     (40, 40),
     (257, 256),
+    (128, 192),
+    (192, 384),
 ]
 
 
@@ -70,6 +72,14 @@ def test_linear_is_independent_of_threads_and_alignment(randn, out_features, in_
         assert torch.equal(with_threads(count, lambda: deterministic_linear(x, weight)), one)
     shifted = torch.empty(weight.numel() + 1)[1:].view_as(weight).copy_(weight)
     assert torch.equal(deterministic_linear(x, shifted), one)
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_a_row_alone_is_the_row_of_a_batch_on_many_threads(randn, out_features, in_features) -> None:
+    x, weight = randn(13, in_features), randn(out_features, in_features)
+    for count in (2, 3):
+        whole = with_threads(count, lambda: deterministic_linear(x, weight))
+        assert torch.equal(with_threads(count, lambda: deterministic_linear(x[5:6], weight))[0], whole[5])
 
 
 def test_linear_keeps_leading_dimensions_and_refuses_misfits(randn) -> None:
