@@ -225,7 +225,7 @@ def test_a_router_that_connects_hears_of_the_state_in_the_hello(folder: Path) ->
         async with scene(folder) as s:
             await s.control.drain(s)
             await s.at.close()
-            assert (await s.meet()).state == "draining"
+            assert (await s.meet()).state in ("draining", "drained")  # with nothing to do it is soon the latter
             await s.until_look(lambda look: look.is_drained)
             await s.at.close()
             assert (await s.meet()).state == "drained"
