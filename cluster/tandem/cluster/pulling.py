@@ -204,11 +204,12 @@ class _Watch:
 
 
 def _sizes_below(folder: Path) -> list[int]:
-    """Bytes of the files in sub-folders of `folder`."""
+    """Bytes of the files in sub-folders of `folder`, but for what goes meanwhile."""
     sizes = []
-    for path in folder.glob("*/**/*"):
-        with contextlib.suppress(OSError):  # it is gone again
-            sizes.append(0 if path.is_dir() else path.stat().st_size)
+    for parent, _, names in os.walk(folder):  # which passes over folders that are gone, as `glob` does not
+        for name in names if parent != str(folder) else ():
+            with contextlib.suppress(OSError):
+                sizes.append((Path(parent) / name).stat().st_size)
     return sizes
 
 

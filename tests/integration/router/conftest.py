@@ -11,7 +11,6 @@ import pytest
 
 from tandem.core.apikeys import ApiKey, Scope
 from tandem.core.config import Anonymous, RouterConfig, RouterSection, ServedModel, StoreSection
-from tandem.core.garbage import return_large_buffers
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.private_redis import PrivateRedis
 from tests.integration.router.house import ADMIN_KEY, MODEL, Build, House, builder
@@ -48,7 +47,6 @@ def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateRedis]:
 @pytest.fixture(scope="module")
 def keeping(tmp_path_factory: pytest.TempPathFactory, redis: PrivateRedis) -> Iterator[House]:
     """A house with one pair with which clients can leave responses, files and batches."""
-    return_large_buffers()  # as a router's own process does: what its memory grows by is measured
     store = StoreSection(dir=str(tmp_path_factory.mktemp("files")), max_file_bytes=1_000_000, max_batch_requests=200)
     with builder(tmp_path_factory.mktemp("router")) as make:
         house = make(redis_url=redis.url, store=store)

@@ -163,7 +163,7 @@ def test_a_router_that_stops_does_not_wait_for_its_own_probes(build: Build, monk
     [
         ({"user": "u" * 513}, "user"),
         ({"safety_identifier": "s" * 65}, "safety_identifier"),
-        ({"input": [{"role": "user", "content": "Hi", "id": "i" * 65}]}, "input"),
+        ({"input": [{"role": "user", "content": "Hi", "id": "i" * 65}]}, "input[0].id"),
         ({"prompt_cache_key": "k" * 513}, "prompt_cache_key"),
     ],
 )
