@@ -17,6 +17,7 @@ from tandem.core.errors import ConfigError
 
 ENVIRONMENT_VARIABLE = "TANDEM_CPU_LEVEL"
 _LIBRARY_VARIABLES = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
+_REPEATABLE_VARIABLE = "MKL_CBWR"
 
 
 class CpuLevel(IntEnum):
@@ -74,11 +75,22 @@ def level_of(flags: set[str]) -> CpuLevel:
 @cache
 def machine_level() -> CpuLevel:
     """The level of this machine's CPU; NONE where the system does not tell, as on other architectures."""
+    return level_of(set(_cpu_field("flags")))
+
+
+@cache
+def is_intel() -> bool:
+    """Whether Intel made this machine's CPU: MKL takes other code there than elsewhere."""
+    return _cpu_field("vendor_id") == ["GenuineIntel"]
+
+
+def _cpu_field(name: str) -> list[str]:
+    """The words of a field of the first CPU in /proc/cpuinfo; none where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return CpuLevel.NONE
-    return level_of(next((set(line.split()[2:]) for line in lines if line.startswith("flags")), set()))
+        return []
+    return next((line.partition(":")[2].split() for line in lines if line.startswith(name)), [])
 
 
 def product_words(level: CpuLevel, dtype: str = "bfloat16") -> str:
@@ -112,9 +124,13 @@ def cpu_level(variables: Mapping[str, str] = os.environ) -> CpuLevel:
 def hold_libraries(variables: MutableMapping[str, str] = os.environ) -> None:
     """Hold torch, oneDNN and MKL to the named level; nothing without one. Variables that are set already stay.
 
+    On an Intel CPU at AVX2, the named level or its own, MKL is held to results that do not depend on a row's place and
+    the number of threads (`STRICT`), which `--deterministic` rests on; elsewhere they do not by themselves.
     Raises ConfigError for an unknown name.
     """
     named = named_level(variables)
     if named is not None and named in _HOLDING:
         for variable, value in zip(_LIBRARY_VARIABLES, _HOLDING[named], strict=True):
             variables.setdefault(variable, value)
+    if cpu_level(variables) is CpuLevel.AVX2 and is_intel():
+        variables.setdefault(_REPEATABLE_VARIABLE, "AVX2,STRICT")

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tandem.core import cpu_level as module
 from tandem.core.cpu_level import (
     CpuLevel,
     cpu_level,
     hold_libraries,
+    is_intel,
     level_of,
     machine_level,
     named_level,
@@ -78,7 +80,21 @@ def test_what_the_operator_set_stays() -> None:
     assert variables["ATEN_CPU_CAPABILITY"] == "avx2"
     untouched: dict[str, str] = {}
     hold_libraries(untouched)
-    assert not untouched
+    assert untouched == ({"MKL_CBWR": "AVX2,STRICT"} if is_intel() and machine_level() is CpuLevel.AVX2 else {})
+
+
+@pytest.mark.parametrize(
+    ("vendor", "level", "value"),
+    [("GenuineIntel", "avx2", "AVX2,STRICT"), ("GenuineIntel", "none", None), ("AuthenticAMD", "avx2", None)],
+)
+def test_mkl_is_held_to_repeatable_sums_where_it_needs_that(
+    monkeypatch: pytest.MonkeyPatch, vendor: str, level: str, value: str | None
+) -> None:
+    monkeypatch.setattr(module, "is_intel", lambda: vendor == "GenuineIntel")
+    monkeypatch.setattr(module, "machine_level", lambda: CpuLevel.AVX512)
+    variables = {"TANDEM_CPU_LEVEL": level}
+    hold_libraries(variables)
+    assert variables.get("MKL_CBWR") == value
 
 
 def test_c_code_has_the_same_names_and_numbers() -> None:

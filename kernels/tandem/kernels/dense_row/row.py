@@ -132,6 +132,7 @@ class DenseRow:
         given[turn + 1], given[turn + 2] = cos.data_ptr(), sin.data_ptr()
         given[-1] = torch.get_num_threads()
         if rows > 1:
+            _check_rows(rows, self.most_rows)
             normed = torch.empty((rows, self.width), dtype=torch.bfloat16)
             given[self._x + _NORM_OUT], given[self._x + _NORM_ROWS] = normed.data_ptr(), rows
             given[turn + 3], given[turn + 7] = rows, cos.stride(0)
@@ -149,6 +150,7 @@ class DenseRow:
         given = self._behind if rows == 1 else self._rows_behind if rows <= self.few_rows else self._many_behind
         given[1], given[self._behind_x], given[-1] = mixed.data_ptr(), x.data_ptr(), torch.get_num_threads()
         if rows > 1:
+            _check_rows(rows, self.most_rows)
             given[self._behind_x + _NORM_ROWS] = rows
             is_many = rows > self.few_rows
             between = [torch.empty((rows, width), dtype=torch.bfloat16) for width in self._between[is_many]]
@@ -159,6 +161,11 @@ class DenseRow:
                 given[3 + _NUMBERS] = room.data_ptr()
         LIBRARY.call_with(given, self.eps)
         return x
+
+
+def _check_rows(rows: int, most: int) -> None:
+    if rows > most:
+        raise ValueError(f"{rows} rows, this layer takes {most} at most")
 
 
 def _fields(product: _Product, out: int) -> tuple[int, ...]:
