@@ -18,7 +18,8 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BYTES, _ARENAS = 256 << 10, 2
 _MADV_COLLAPSE, _HUGE_BYTES = 25, 2 << 20
 _ANONYMOUS = re.compile(
-    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 .*\n(?:[A-Z]\w*: .*\n)*?Rss: +(?P<rss_kb>\d+) kB", re.M
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 .*\n(?:[A-Z]\w*: .*\n)*?Private_Dirty: +(?P<own_kb>\d+) kB",
+    re.M,
 )
 
 
@@ -54,8 +55,8 @@ def keep_loaded() -> None:
 
 
 def use_huge_pages() -> None:
-    """Have the kernel put what this process has in memory now on huge pages, where that is half full at least (Linux
-    6.1 on; elsewhere nothing changes). Call once, after `keep_loaded`: a process of many short tasks runs little code
+    """Have the kernel put what this process has in memory now on huge pages, where that is half full at least and its
+    own, not one with a process that it was forked from (Linux 6.1 on; elsewhere nothing changes). Call once, after `keep_loaded`: a process of many short tasks runs little code
     often, and looks up the pages of its objects each time. It takes some milliseconds for each 2 MiB."""
     with suppress(OSError, AttributeError):
         madvise = ctypes.CDLL(None).madvise
@@ -63,5 +64,5 @@ def use_huge_pages() -> None:
         for place in _ANONYMOUS.finditer(Path("/proc/self/smaps").read_text()):
             start, end = int(place["start"], 16), int(place["end"], 16)
             first, last = -(-start // _HUGE_BYTES) * _HUGE_BYTES, end // _HUGE_BYTES * _HUGE_BYTES
-            if first < last and 2 * 1024 * int(place["rss_kb"]) >= end - start:
+            if first < last and 2 * 1024 * int(place["own_kb"]) >= end - start:
                 madvise(first, last - first, _MADV_COLLAPSE)
