@@ -37,6 +37,7 @@ def number(words: str) -> int:
     return int(words.replace(",", ""))
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("limit", [machine, container])
 def test_two_workers_share_what_is_free_and_say_what_they_hold(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,13 +23,17 @@ LAYOUTS = {
 """The model has 9 heads and 3 of keys and values."""
 
 
-@pytest.fixture(scope="module", params=list(LAYOUTS.values()), ids=list(LAYOUTS))
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    with running(*request.param, "--model", str(smollm2()), "--max-model-len", "2048", "--kv-memory", "64MiB") as made:
-        yield made
+@pytest.mark.drawn(1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_answers_over_every_door(layout: str) -> None:
+    flags = ("--model", str(smollm2()), "--max-model-len", "2048", "--kv-memory", "64MiB")
+    with running(*LAYOUTS[layout], *flags) as cluster:
+        _ask_chat(cluster)
+        _ask_http(cluster)
+        _ask_grpc(cluster)
 
 
-def test_chat(cluster: Cluster) -> None:
+def _ask_chat(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "tandem.clusterctl", "chat", QUESTION, "--temperature", "0"]
     command += ["--state-dir", str(cluster.folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -40,7 +43,7 @@ def test_chat(cluster: Cluster) -> None:
     assert " · on mixed-" in done.stderr or is_pair
 
 
-def test_http(cluster: Cluster) -> None:
+def _ask_http(cluster: Cluster) -> None:
     body = {"model": MODEL, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     code, found = cluster.post("/v1/chat/completions", body)
     assert code == 200, found
@@ -48,7 +51,7 @@ def test_http(cluster: Cluster) -> None:
     assert found["choices"][0]["finish_reason"] == "stop"
 
 
-def test_grpc(cluster: Cluster) -> None:
+def _ask_grpc(cluster: Cluster) -> None:
     chat = i.ChatMessages(messages=[i.ChatMessage(role="user", content=QUESTION)])
     request = i.GenerateRequest(model=MODEL, chat=chat, sampling=i.GenerateSampling(temperature=0))
     whole = Whole(responses(cluster.context["grpc"], request))

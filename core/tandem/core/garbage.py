@@ -18,9 +18,9 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE_BYTES, _ARENAS = 256 << 10, 2
 _MADV_COLLAPSE, _HUGE_BYTES = 25, 2 << 20
 _ANONYMOUS = re.compile(
-    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 .*\n(?:[A-Z]\w*: .*\n)*?Private_Dirty: +(?P<own_kb>\d+) kB",
-    re.M,
-)
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 .*\n"
+    r"(?:[A-Z]\w*: .*\n)*?Private_Dirty: +(?P<own_kb>\d+) kB", re.M
+)  # fmt: skip
 
 
 def return_large_buffers() -> None:
@@ -56,8 +56,9 @@ def keep_loaded() -> None:
 
 def use_huge_pages() -> None:
     """Have the kernel put what this process has in memory now on huge pages, where that is half full at least and its
-    own, not one with a process that it was forked from (Linux 6.1 on; elsewhere nothing changes). Call once, after `keep_loaded`: a process of many short tasks runs little code
-    often, and looks up the pages of its objects each time. It takes some milliseconds for each 2 MiB."""
+    own, not shared with a process that it was forked from (Linux 6.1 on; elsewhere nothing changes). Call once, after
+    `keep_loaded`: a process of many short tasks runs little code often, and looks up the pages of its objects each
+    time. It takes some milliseconds for each 2 MiB."""
     with suppress(OSError, AttributeError):
         madvise = ctypes.CDLL(None).madvise
         madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
