@@ -55,7 +55,12 @@ Simplify = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The body, at most `limit_bytes` of it ever in memory; RequestTooLargeError beyond."""
+    """The body, at most `limit_bytes` of it; RequestTooLargeError beyond."""
+    return bytes(await _read_body(request, limit_bytes))
+
+
+async def _read_body(request: Request, limit_bytes: int) -> bytes | bytearray:
+    """The same without a copy of it."""
     declared = header(request, "content-length") or ""
     if declared.isdigit() and int(declared) > limit_bytes:
         if int(declared) <= _DRAIN_FACTOR * limit_bytes and header(request, "expect") is None:
@@ -78,7 +83,7 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
                         await _drain(request, limit_bytes)
                     raise _too_large(limit_bytes)
                 if is_whole:
-                    return bytes(body)
+                    return body
     except TimeoutError:
         raise DeadlineError(f"the request body did not arrive within {BODY_S:g} s", todo="send it again") from None
 
@@ -86,13 +91,13 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
 async def read_json(request: Request, limit_bytes: int, model: type[M], simplify: Simplify | None = None) -> M:
     """The body as `model`; InvalidRequestError names the field that is wrong."""
     _check_media_type(request)
-    raw = await read_body(request, limit_bytes)
+    raw = await _read_body(request, limit_bytes)
     if len(raw) < LONG_BODY_BYTES:
         return _parsed(raw, limit_bytes, model, simplify)
     return await asyncio.get_running_loop().run_in_executor(_THREAD, _parsed, raw, limit_bytes, model, simplify)
 
 
-def _parsed(raw: bytes, limit_bytes: int, model: type[M], simplify: Simplify | None) -> M:
+def _parsed(raw: bytes | bytearray, limit_bytes: int, model: type[M], simplify: Simplify | None) -> M:
     check_raw(raw, limit_bytes)
     try:
         data = orjson.loads(raw)
