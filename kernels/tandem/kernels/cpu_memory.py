@@ -10,17 +10,15 @@ import contextlib
 import ctypes
 import errno
 import mmap
-import os
+
+from tandem.core.memory import HUGE_PAGE_BYTES, MADV_COLLAPSE, madvise
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 """glibc refuses more."""
-_HUGE_PAGE = 2 << 20
 _MADV_POPULATE_WRITE = 23
 """Linux 5.14."""
-_MADV_COLLAPSE = 25
-"""Linux 6.1."""
 
 
 def keep_freed_memory(keep_bytes: int = 256 << 20) -> bool:
@@ -61,7 +59,7 @@ def back(address: int, size: int) -> bool:
     """
     first = address // mmap.PAGESIZE * mmap.PAGESIZE
     try:
-        _madvise(first, address + size, _MADV_POPULATE_WRITE)
+        madvise(first, address + size, _MADV_POPULATE_WRITE)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOSYS):
             return False
@@ -76,28 +74,22 @@ def collect_into_huge_pages(address: int, size: int) -> bool:
     Contents and addresses stay. Returns False where the system has no such pages left, or no such call, and for less
     than a page, which costs speed alone. Any thread may call it.
     """
-    first, last = address // _HUGE_PAGE * _HUGE_PAGE, -(-(address + size) // _HUGE_PAGE) * _HUGE_PAGE
+    first, last = (
+        address // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
+        -(-(address + size) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,
+    )
     if _collapse(first, last):
         return True
-    first, last = -(-address // _HUGE_PAGE) * _HUGE_PAGE, (address + size) // _HUGE_PAGE * _HUGE_PAGE
+    first, last = (
+        -(-address // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES,
+        (address + size) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES,
+    )
     return first < last and _collapse(first, last)
 
 
 def _collapse(first: int, last: int) -> bool:
     try:
-        _madvise(first, last, _MADV_COLLAPSE)
+        madvise(first, last, MADV_COLLAPSE)
     except OSError:
         return False
     return True
-
-
-def _madvise(first: int, last: int, advice: int) -> None:
-    """Raises OSError."""
-    try:
-        madvise = ctypes.CDLL(None, use_errno=True).madvise
-    except AttributeError as error:
-        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
-    madvise.argtypes, madvise.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
-    if madvise(first, last - first, advice):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))

@@ -28,6 +28,12 @@ static void run_region(region_fn *body, void *data, int64_t threads) {
     else body(data);
 }
 
+/* So many threads, or fewer where each would compute less than `least` of `numbers`: a region costs microseconds. */
+static inline int64_t threads_for(int64_t threads, int64_t numbers, int64_t least) {
+    const int64_t useful = 1 + numbers / least;
+    return threads < useful ? threads : useful;
+}
+
 /* Only inside `run_region` of more than one thread. */
 static inline int64_t thread(int64_t wanted) { return wanted > 1 && thread_number ? thread_number() : 0; }
 static inline int64_t threads(int64_t wanted) { return wanted > 1 && threads_here ? threads_here() : 1; }

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from tandem.core.config import StoreSection
-from tandem.core.garbage import return_large_buffers
+from tandem.core.memory import return_large_buffers
 from tests.integration.router.house import House, builder
 from tests.plugins.costs import measured
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.logs import event
+from tandem.core.memory import HUGE_PAGE_BYTES
 from tandem.kernels.cpu_memory import back
 
 _log = logging.getLogger(__name__)
-PIECE_BYTES = 2 << 20
-"""A huge page: what others of this process wait for at most, if they map memory meanwhile."""
+PIECE_BYTES = HUGE_PAGE_BYTES
+"""What others of this process wait for at most, if they map memory meanwhile."""
 IDLE_PAUSES = 3
 """Of a piece's own time, between two pieces: what is left to other processes of the machine."""
 BUSY_PAUSE_S = 0.1

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "../region.h"
 #include "decode.h"
 
 typedef void attend_fn(const struct decode *, int64_t, int64_t, int64_t, int64_t, float *, float *);
@@ -90,8 +91,7 @@ static void merge_parts(const struct decode *d) {
 /* Fewer threads where there is little to do, and memory for what they leave; `close_decode` frees it. */
 static enum answer open_decode(struct decode *d) {
     if (is_outside(d)) return OUTSIDE;
-    const int64_t useful = 1 + all_tokens(d) * d->width / LEAST_SHARE;
-    if (d->threads > useful) d->threads = useful;
+    d->threads = threads_for(d->threads, all_tokens(d) * d->width, LEAST_SHARE);
     d->padded = (d->group + 3) / 4 * 4;
     d->state_floats = 2 * d->padded + d->group * d->width;
     const size_t floats = 2 * d->state_floats + d->group * d->width;

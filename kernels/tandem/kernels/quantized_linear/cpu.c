@@ -104,7 +104,7 @@ int tandem_quantized_linear(const int64_t *given, float unused) {
                             : c.work <= GATED      ? p->inner * p->columns
                             : c.work == ROWS       ? p->rows * p->inner
                                                    : p->rows * p->columns;
-    if (c.threads > 1 + numbers / LEAST_SHARE) c.threads = 1 + numbers / LEAST_SHARE;
+    c.threads = threads_for(c.threads, numbers, LEAST_SHARE);
     run_region(share_out, &c, c.threads);
     return 0;
 }

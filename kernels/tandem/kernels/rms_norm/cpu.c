@@ -40,14 +40,13 @@ static void share_out(void *data) {
     norm_rows(&c->norm, c->eps, rows * which / count, rows * (which + 1) / count);
 }
 
-/* Numbers that a thread should have at least: a region costs microseconds. */
+/* Numbers that a thread should have at least. */
 #define LEAST_SHARE 32768
 
 /* `given` is a `struct norm`. */
 int tandem_rms_norm(const struct norm *given, float eps) {
     struct call c = {*given, eps, given->threads};
-    const int64_t useful = 1 + c.norm.rows * c.norm.width / LEAST_SHARE;
-    if (c.threads > useful) c.threads = useful;
+    c.threads = threads_for(c.threads, c.norm.rows * c.norm.width, LEAST_SHARE);
     run_region(share_out, &c, c.threads);
     return 0;
 }

@@ -37,15 +37,14 @@ static void share_out(void *data) {
     turn_rows(t, t->rows * which / count, t->rows * (which + 1) / count);
 }
 
-/* Numbers that a thread should have at least: a region costs microseconds. */
+/* Numbers that a thread should have at least. */
 #define LEAST_SHARE 32768
 
 /* `given` is a `struct turn`; nothing else is looked at. */
 int tandem_rotate(const struct turn *given, float unused) {
     struct turn t = *given;
-    const int64_t useful = 1 + t.rows * t.heads * t.width / LEAST_SHARE;
     (void)unused;
-    if (t.threads > useful) t.threads = useful;
+    t.threads = threads_for(t.threads, t.rows * t.heads * t.width, LEAST_SHARE);
     run_region(share_out, &t, t.threads);
     return 0;
 }

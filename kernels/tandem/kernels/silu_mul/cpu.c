@@ -36,15 +36,14 @@ static void share_out(void *data) {
     gate_rows(g, g->rows * which / count, g->rows * (which + 1) / count);
 }
 
-/* Numbers that a thread should have at least: a region costs microseconds. */
+/* Numbers that a thread should have at least. */
 #define LEAST_SHARE 16384
 
 /* `given` is a `struct gates`; nothing else is looked at. */
 int tandem_silu_mul(const struct gates *given, float unused) {
     struct gates g = *given;
-    const int64_t useful = 1 + g.rows * g.width / LEAST_SHARE;
     (void)unused;
-    if (g.threads > useful) g.threads = useful;
+    g.threads = threads_for(g.threads, g.rows * g.width, LEAST_SHARE);
     run_region(share_out, &g, g.threads);
     return 0;
 }

@@ -76,15 +76,14 @@ static void share_out(void *data) {
     columns(p, p->columns * which / count, p->columns * (which + 1) / count);
 }
 
-/* Products of numbers that a thread should have at least: a region costs microseconds. */
+/* Products of numbers that a thread should have at least. */
 #define LEAST_SHARE 65536
 
 /* `given` is a `struct product`; nothing else is looked at. */
 int tandem_widened_linear(const struct product *given, float unused) {
     struct product p = *given;
     (void)unused;
-    const int64_t useful = 1 + p.rows * p.columns * p.inner / LEAST_SHARE;
-    if (p.threads > useful) p.threads = useful;
+    p.threads = threads_for(p.threads, p.rows * p.columns * p.inner, LEAST_SHARE);
     run_region(share_out, &p, p.threads);
     return 0;
 }

@@ -27,8 +27,9 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.config import PlannerMode, RouterConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import StartupError, TandemError, UnavailableError
-from tandem.core.garbage import keep_loaded, return_large_buffers, use_huge_pages
+from tandem.core.garbage import keep_loaded
 from tandem.core.ids import Incarnation, RouterId, WorkerId, new_incarnation
+from tandem.core.memory import return_large_buffers, use_huge_pages
 from tandem.core.prefill_queue import QueueRules
 from tandem.core.secret import ClusterSecret
 from tandem.prefixindex.connection import connect

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer as HubTokenizer
 
 from tandem.core.errors import ContextLengthError, InvalidRequestError, ModelError
-from tandem.core.garbage import return_free_memory
 from tandem.core.gguf.model_files import GgufModel, folder_of, is_gguf
+from tandem.core.memory import return_free_memory
 from tandem.router.text.chat_template import (
     DEFAULT_RENDERING,
     LONG_RENDER_S,

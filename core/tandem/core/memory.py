@@ -1,0 +1,64 @@
+"""Memory of this process as glibc and the kernel keep it: what is freed goes back, what stays lies on huge pages."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+HUGE_PAGE_BYTES = 2 << 20
+MADV_COLLAPSE = 25
+"""Linux 6.1."""
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_LARGE_BYTES, _ARENAS = 256 << 10, 2
+_ANONYMOUS = re.compile(
+    r"^(?P<start>[0-9a-f]+)-(?P<end>[0-9a-f]+) rw-p \S+ \S+ 0 .*\n"
+    r"(?:[A-Z]\w*: .*\n)*?Private_Dirty: +(?P<own_kb>\d+) kB", re.M
+)  # fmt: skip
+
+
+def return_large_buffers() -> None:
+    """Have glibc return every freed buffer of 256 KiB or more to the system, and threads share two arenas. Call at the
+    start of a process whose threads read large bodies: by itself glibc keeps ever larger ones. Elsewhere nothing
+    changes."""
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt.argtypes, mallopt.restype = [ctypes.c_int, ctypes.c_int], ctypes.c_int
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        mallopt(_M_ARENA_MAX, _ARENAS)
+
+
+def return_free_memory() -> None:
+    """Have glibc return what is free between buffers in use. Call after work that took hundreds of megabytes in small
+    pieces, on a thread of its own: it takes about 0.1 ms for each. Elsewhere nothing changes."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def madvise(first: int, last: int, advice: int) -> None:
+    """Advise the kernel about the pages from address `first` to `last`. Raises OSError; ENOSYS without such a call."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).madvise
+    except AttributeError as error:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from error
+    call.argtypes, call.restype = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int], ctypes.c_int
+    if call(first, last - first, advice):
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def use_huge_pages() -> None:
+    """Have the kernel put what this process has in memory now on huge pages, where that is half full at least and its
+    own, not shared with a process that it was forked from (Linux 6.1 on; elsewhere nothing changes). Call once, after
+    `keep_loaded`: a process of many short tasks runs little code often, and looks up the pages of its objects each
+    time. It takes some milliseconds for each 2 MiB."""
+    with suppress(OSError):
+        for place in _ANONYMOUS.finditer(Path("/proc/self/smaps").read_text()):
+            start, end = int(place["start"], 16), int(place["end"], 16)
+            first, last = -(-start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, end // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+            if first < last and 2 * 1024 * int(place["own_kb"]) >= end - start:
+                with suppress(OSError):  # one that changes meanwhile; the others are none the worse
+                    madvise(first, last, MADV_COLLAPSE)
