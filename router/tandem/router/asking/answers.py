@@ -252,12 +252,17 @@ class Answer:
         Return when it says False or the answer is complete; raises what it raises."""
         ended = asyncio.get_running_loop().create_future()
 
-        def call() -> None:
+        def call() -> None:  # beside those of other streams, which it must not stop
+            if ended.done():
+                return
             try:
-                if not ended.done() and (not show() or not self._unfinished):
-                    ended.set_result(None)
+                is_over = not show() or not self._unfinished
             except Exception as error:  # noqa: BLE001 - goes on in the task that follows
-                ended.set_exception(error)
+                if not ended.done():
+                    ended.set_exception(error)
+            else:
+                if is_over and not ended.done():
+                    ended.set_result(None)
 
         if not self._unfinished:
             return
