@@ -20,12 +20,14 @@ import jinja2.nodes
 import jinja2.visitor
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tandem.core.memory import return_free_memory
+
 MAX_SIZE = 1 << 25
 """Characters of a text, entries of a list: more than the largest chat."""
 MAX_NUMBER = 1 << 20
 """That a filter, a call or an operator that repeats something takes."""
 _MAX_BITS = 4096
-_LONG_CHARS = 1 << 18
+_LONG_CHARS, _SLICE_CHARS = 1 << 18, 1 << 16
 _REPEATING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
 _WIDTH, _INNER_WIDTH = re.compile(r"\d{7}"), re.compile(r"\{[^{}]*\{")
 _CHECKED_OPERATORS = frozenset({"+", "*", "**", "%"})
@@ -102,17 +104,24 @@ class BoundedSandbox(ImmutableSandboxedEnvironment):
         """As `"".join`, which it is in jinja2. Long parts wait as UTF-8: one character beyond U+FFFF makes each of a
         Python text take four bytes."""
         self._look()
-        pieces: list[str | bytes] = []
-        size = 0
+        pieces: list[str] = []
+        encoded, size = bytearray(), 0
         for part in parts:
             size += len(part)
             if size > MAX_SIZE:
                 raise TooLargeError
-            pieces.append(part if len(part) < _LONG_CHARS else _to_utf8(part))
-        if size < _LONG_CHARS:
-            return "".join(map(str, pieces))
-        encoded = b"".join(piece if isinstance(piece, bytes) else _to_utf8(piece) for piece in pieces)
-        pieces.clear()
+            if len(part) < _LONG_CHARS:
+                pieces.append(part)
+                continue
+            encoded += _to_utf8("".join(pieces))
+            pieces.clear()
+            for start in range(0, len(part), _SLICE_CHARS):
+                encoded += _to_utf8(part[start : start + _SLICE_CHARS])
+        rest = "".join(pieces)
+        if not encoded:
+            return rest
+        encoded += _to_utf8(rest)
+        return_free_memory()  # the parts', beside which the text itself needs a place
         return encoded.decode("utf-8", "surrogatepass")
 
     def _bounded(self, name: str, run: Callable[..., Any]) -> Callable[..., Any]:

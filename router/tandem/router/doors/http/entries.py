@@ -71,7 +71,7 @@ class _BeyondError(Exception):
         return self
 
 
-def check_raw(raw: bytes | bytearray, limit_bytes: int) -> None:
+def check_raw(raw: bytes, limit_bytes: int) -> None:
     """Raise InvalidRequestError for JSON with too many lists, objects, texts or values for a body of at most
     `limit_bytes`. What stands in texts is told from the rest only where all together are too many."""
     times = max(1.0, limit_bytes / USUAL_BYTES)
@@ -111,7 +111,7 @@ def unbounded(model: type[BaseModel]) -> list[str]:
     ] + [place for inner in _models(model) for place in unbounded(inner)]
 
 
-def _outside_texts(raw: bytes | bytearray) -> Iterator[tuple[bytes, int]]:
+def _outside_texts(raw: bytes) -> Iterator[tuple[bytes, int]]:
     """What stands outside of texts, some of it at a time, with the number of quotes passed for it."""
     is_inside, held = False, b""
     for start in range(0, len(raw), _SLICE_BYTES):

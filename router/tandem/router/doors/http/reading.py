@@ -56,17 +56,13 @@ Simplify = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
     """The body, at most `limit_bytes` of it; RequestTooLargeError beyond."""
-    return bytes(await _read_body(request, limit_bytes))
-
-
-async def _read_body(request: Request, limit_bytes: int) -> bytes | bytearray:
-    """The same without a copy of it."""
     declared = header(request, "content-length") or ""
     if declared.isdigit() and int(declared) > limit_bytes:
         if int(declared) <= _DRAIN_FACTOR * limit_bytes and header(request, "expect") is None:
             await _drain(request, limit_bytes)
         raise _too_large(limit_bytes)
-    body = bytearray()
+    parts: list[bytes] = []
+    size = 0
     try:
         async with asyncio.timeout(BODY_S):
             while True:
@@ -75,15 +71,14 @@ async def _read_body(request: Request, limit_bytes: int) -> bytes | bytearray:
                     raise CancelledError("the client left while it sent the request")
                 part: bytes = message.get("body", b"")
                 is_whole = not message.get("more_body", False)
-                if is_whole and not body and len(part) <= limit_bytes:  # as nearly always
-                    return part
-                body += part
-                if len(body) > limit_bytes:
+                size += len(part)
+                if size > limit_bytes:
                     if not is_whole:
                         await _drain(request, limit_bytes)
                     raise _too_large(limit_bytes)
+                parts.append(part)
                 if is_whole:
-                    return body
+                    return part if len(parts) == 1 else b"".join(parts)
     except TimeoutError:
         raise DeadlineError(f"the request body did not arrive within {BODY_S:g} s", todo="send it again") from None
 
@@ -91,13 +86,13 @@ async def _read_body(request: Request, limit_bytes: int) -> bytes | bytearray:
 async def read_json(request: Request, limit_bytes: int, model: type[M], simplify: Simplify | None = None) -> M:
     """The body as `model`; InvalidRequestError names the field that is wrong."""
     _check_media_type(request)
-    raw = await _read_body(request, limit_bytes)
+    raw = await read_body(request, limit_bytes)
     if len(raw) < LONG_BODY_BYTES:
         return _parsed(raw, limit_bytes, model, simplify)
     return await asyncio.get_running_loop().run_in_executor(_THREAD, _parsed, raw, limit_bytes, model, simplify)
 
 
-def _parsed(raw: bytes | bytearray, limit_bytes: int, model: type[M], simplify: Simplify | None) -> M:
+def _parsed(raw: bytes, limit_bytes: int, model: type[M], simplify: Simplify | None) -> M:
     check_raw(raw, limit_bytes)
     try:
         data = orjson.loads(raw)

@@ -118,7 +118,7 @@ Item = Annotated[
 
 def check_items(items: Any) -> None:
     """UnsupportedParameterError that names an item, a part or a field of it that OpenAI knows and this server lacks;
-    InvalidRequestError for a refusal by somebody else than the assistant."""
+    InvalidRequestError for a refusal in another role than the assistant's."""
     for position, item in enumerate(items if isinstance(items, list) else ()):
         if isinstance(item, dict):
             _check(item, f"input[{position}]")
