@@ -35,7 +35,7 @@ gc.disable()  # until all tests are collected: it would look through all that is
 # Processes with another home, such as pods, would compile our C code anew, which takes a minute of CPU time each.
 os.environ.setdefault("XDG_CACHE_HOME", str(Path.home() / ".cache"))
 
-# What somebody has fetched here changes no test: there is no folder of models, and none can be made.
+# Fetched models change no test: there is no folder of models, and none can be made.
 os.environ["TANDEM_MODELS_DIR"] = f"{os.devnull}/models"
 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -26,7 +26,7 @@ def main() -> int:
     wanted = f".[{sys.argv[1]}]"
     if uv := shutil.which("uv"):
         _say("installing with uv")
-        # Without a GPU the build of torch for CPUs: a twentieth of the download.
+        # Asks for torch's build for CPUs on a machine without a GPU.
         command = [uv, "pip", "install", "--python", sys.executable, "--torch-backend", "auto", "--editable", wanted]
         if subprocess.run(command, check=False).returncode == 0:
             return 0

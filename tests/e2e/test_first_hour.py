@@ -16,7 +16,7 @@ from pathlib import Path
 from tandem.cluster import bundled
 from tandem.cluster.named_models import SMOLLM2
 from tests.e2e.pages import commands
-from tests.e2e.talking import fetched
+from tests.integration.engine.real_model import fetched
 from tools.running_cluster import START_TIMEOUT_S, STOP_TIMEOUT_S
 from tools.waiting import wait_for
 

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.cluster.bundled import bundled_model
 from tandem.engine.memory_plan import free_host_bytes
-from tests.e2e.talking import smollm2
+from tests.integration.engine.real_model import smollm2
 from tools.running_cluster import started, stop
 
 FREE_BYTES = 2 << 30

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tandem.rpc.v1 import inference_pb2 as i
-from tests.e2e.talking import smollm2
+from tests.integration.engine.real_model import smollm2
 from tests.integration.router.grpc_answers import Whole, responses
 from tools.running_cluster import Cluster, running
 

@@ -84,7 +84,7 @@ def _named_root(variables: Mapping[str, str]) -> Path:
 
 
 def _models_root(variables: Mapping[str, str]) -> Path | None:
-    """Nowhere, if nobody has a home: most commands want none of these models."""
+    """None where the user has no home: most commands want none of these models."""
     try:
         if given := variables.get(MODELS_DIR):
             root = Path(given).expanduser().absolute()

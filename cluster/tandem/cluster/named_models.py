@@ -87,7 +87,7 @@ def with_default(config: ClusterConfig, root: Path | None, *, fetches: bool = Fa
     (`fetches`), else the bundled one. The simulated engine and workers of other machines get the bundled one always.
 
     Workers of DEFAULT get DEFAULT_KV_BYTES of KV unless a size is given: it is there to try things out, and an
-    automatic size is a share of all free memory, whose first touch takes long.
+    automatic size is half of all free memory.
     """
     if config.model.path:
         return config

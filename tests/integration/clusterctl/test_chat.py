@@ -258,8 +258,8 @@ def test_an_answer_that_breaks_off(run: Run, endpoint: Endpoint, pieces: list[by
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "there is no question"),
-        (("",), "there is no question"),
+        ((), "no question was given"),
+        (("",), "no question was given"),
         (("Hi", "--timeout", "0"), "--timeout is 0"),
         (("Hi", "--url", "h:80"), "'h:80' is no URL of an API"),
         (("\udcff", "--url", "http://127.0.0.1:1", "--model", "m"), "cannot send what was given: it is no UTF-8 text"),

@@ -13,7 +13,7 @@ from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.weights import open_checkpoint
 from tandem.router.text.tokenizer import Tokenizer
-from tests.e2e.talking import smollm2
+from tests.integration.engine.real_model import smollm2
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 ANSWER = "The capital of France is Paris, which lies on the Seine and has about two million people."

@@ -82,7 +82,7 @@ def chat(
 
 
 def _question(prompt: str, output: Output) -> str | None:
-    """What is asked once, None = somebody types on a terminal. Raises ConfigError where there is nothing to ask."""
+    """The question of a single answer; None = a conversation on a terminal. Raises ConfigError without either."""
     has_terminal = sys.stdin is not None and sys.stdin.isatty()
     if prompt == "-" or (not prompt and not has_terminal):
         try:
@@ -93,7 +93,7 @@ def _question(prompt: str, output: Output) -> str | None:
         return None
     if not prompt.strip():
         raise ConfigError(
-            "there is no question",
+            "no question was given",
             why="a conversation takes a terminal as standard input and output, and no -o json",
             todo="Give one as an argument or on the standard input",
         )

@@ -28,7 +28,7 @@ Ctrl-C stops an answer; what was said until then is kept."""
 
 @dataclass(slots=True)
 class Talk:
-    """Questions and answers until somebody leaves."""
+    """Questions and answers until the user leaves."""
 
     asker: Asker
     conversation: Conversation
@@ -110,7 +110,7 @@ class Talk:
 
 
 def _read_lines() -> str:
-    """What somebody types; EOFError and KeyboardInterrupt for Ctrl-D and Ctrl-C."""
+    """One input of the user, of one line or more; EOFError and KeyboardInterrupt for Ctrl-D and Ctrl-C."""
     lines = [input(PROMPT)]
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
