@@ -54,13 +54,17 @@ class RunningWorker:
     def rank_pid(self) -> int:
         return int(self.ready["rank_pids"][0])
 
-    async def open(self, secret: ClusterSecret, tasks: asyncio.TaskGroup) -> None:
+    def another_router(self) -> RunningWorker:
+        """The same process, for the stream of a second router."""
+        return RunningWorker(self.name, self.process, self.ready, self.progress)
+
+    async def open(self, secret: ClusterSecret, tasks: asyncio.TaskGroup, router: str = "test") -> None:
         channel: Any = grpc.aio.insecure_channel(self.ready["address"])
         stub: Any = worker_pb2_grpc.WorkerStub(channel)
         self._call = stub.Stream(
             metadata=CallProof.of(secret, STREAM, stream_target(self.name, int(self.ready["incarnation"]))).metadata
         )
-        await self._call.write(router_wire.hello("test", 1, int(self.ready["incarnation"])))
+        await self._call.write(router_wire.hello(router, 1, int(self.ready["incarnation"])))
         reader = tasks.create_task(self._read())
         pinger = tasks.create_task(self._ping())
         self._tasks = (reader, pinger, channel)

@@ -223,11 +223,15 @@ def test_a_worker_drains_and_comes_back(folder: Path) -> None:
 def test_a_router_that_connects_hears_of_the_state_in_the_hello(folder: Path) -> None:
     async def run() -> None:
         async with scene(folder) as s:
-            await s.ask("r1", w.LEG_FULL, 1000)  # so that it is not drained at once
-            await s.until(lambda: bool(s.tokens["r1"]))
+            other = s.at.another_router()
+            await other.open(s.secret, s.tasks, "other")
+            running = submit("r1", w.LEG_FULL, s.at, PROMPT, max_tokens=1000, ignore_eos=True)
+            await other.send(submit=running)  # so that it is not drained at once
+            await s.until_look(lambda look: look.in_flight)
             await s.control.drain(s)
             await s.at.close()
             assert (await s.meet()).state == "draining"
+            await other.close()
             await s.until_look(lambda look: look.is_drained)
             await s.at.close()
             assert (await s.meet()).state == "drained"
