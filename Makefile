@@ -88,7 +88,7 @@ check: $(STAMP) ## formatting, lint, types, import layers, generated stubs, fold
 	@echo "==> protobuf stubs"
 	@$(PY) tools/genproto.py --check
 	@echo "==> layout"
-	@$(PY) -m pytest -q tests/unit/house
+	@$(PY) -m pytest -q tests/unit/repo_layout
 
 checkov: $(STAMP) ## hold the Helm chart against checkov, in an environment of its own in build/
 	@test -x build/checkov/bin/checkov || { $(PY) -m venv build/checkov \

@@ -1,6 +1,6 @@
 """Loads for a whole cluster: greedy completions of token ids, sent open-loop. Not a benchmark itself.
 
-How they are sent and timed is `clusterctl bench`'s: tandem.clusterctl.load.sending.
+How they are sent and timed is `clusterctl bench`'s: tandem.clusterctl.loadgen.client.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tandem.clusterctl.load.sending import Answer, Due, Target, send_all
-from tandem.clusterctl.load.sending import complete as _complete
+from tandem.clusterctl.loadgen.client import Answer, Due, Target, send_all
+from tandem.clusterctl.loadgen.client import complete as _complete
 
 __all__ = ["Answer", "Due", "ask", "body_of", "check_served", "complete", "offer"]
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import grpc
 
-from tandem.core.callproof import PROOF_KEY, STREAM, ProofChecker, Refused, value_of
+from tandem.core.call_proof import PROOF_KEY, STREAM, ProofChecker, Refused, value_of
 from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.kv_compatibility import PROTOCOL
 from tandem.core.lifecycle import RoleName
-from tandem.core.pairing import PROTOCOL
+from tandem.core.protocol_version import STREAM_VERSION
 from tandem.core.secret import ClusterSecret
-from tandem.core.streamversion import STREAM_VERSION
-from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.records import WorkerRecord
 
 EOS = 1
 

@@ -1,4 +1,4 @@
-"""Write docs/metrics.md: every metric of `core/tandem/core/metricnames.py`, with what has to be said of all of them.
+"""Write docs/metrics.md: every metric of `core/tandem/core/metric_names.py`, with what has to be said of all of them.
 
 python -m tools.metrics_page [--check]
 """
@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tandem.core.boundedlabel import MAX_VALUES
-from tandem.core.metricnames import CATALOGUE, Metric, Source
+from tandem.core.label_limiter import MAX_VALUES
+from tandem.core.metric_names import CATALOGUE, Metric, Source
 
 FILE: Final = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
 HEAD: Final = """\
 # Metrics
 
-`tools/metrics_page.py` makes this page from `core/tandem/core/metricnames.py`; a test holds it against that module, and
-against a scrape of a running cluster.
+`tools/metrics_page.py` makes this page from `core/tandem/core/metric_names.py`; a test holds it against that module,
+and against a scrape of a running cluster.
 
 Routers answer `GET /metrics` in the text format of Prometheus: on the API's port with a key of the scope `metrics`
 ([keys](tenants.md#what-a-key-allows)), on the admin port, which listens on loopback, without one. Workers have no port

@@ -12,9 +12,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.named_models import SMOLLM2, root_of
-from tandem.cluster.pulling import pull
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.model_download import pull
+from tandem.controlplane.named_models import SMOLLM2, root_of
 from tools.browser import Browser, browsing
 from tools.running_cluster import Cluster, running
 

@@ -97,7 +97,7 @@ def _start(part: Part, output: int | None) -> subprocess.Popen[bytes]:
 def main() -> int:
     if len(sys.argv) > 1:
         return _start(pytest("named", *sys.argv[1:]), None).wait()
-    from tandem.kernels.cpu_code import prepare
+    from tandem.kernels.warmup import prepare
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `run`, which ends what it started
 

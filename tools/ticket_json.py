@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 
 

@@ -22,9 +22,9 @@ from bench.engine.steps import blocks_needed, longest, measure, one_thread, shap
 from bench.kvtransfer import pools
 from bench.kvtransfer.transports import pair
 from bench.report import Row, machine, publish
-from tandem.cluster.simulator import calibration
-from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.measured import DECODE, PREFILL, Moves
+from tandem.controlplane.simulator import calibration
+from tandem.controlplane.simulator.calibration import Calibration
+from tandem.controlplane.simulator.fit_measurements import DECODE, PREFILL, Moves
 from tandem.core.config import SIM_KV_BYTES, WorkerSection
 from tandem.engine.runner import ModelRunner
 from tandem.worker.model_loading import LAYER_GROUPS
@@ -39,7 +39,7 @@ def measured(
     model: Path, *, dtype: str = "auto", device: str = "cpu", tokens: Sequence[int] = TOKENS,
     contexts: Sequence[int] = CONTEXTS, batches: Sequence[int] = BATCHES, transport: str = "shm",
 ) -> dict[str, Any]:  # fmt: skip
-    """What `tandem.cluster.simulator.calibration.from_record` takes: rows, and how a worker of this model is set."""
+    """Rows and worker settings of this model, as `tandem.controlplane.simulator.calibration.from_record` takes them."""
     one_thread()
     worker, every = WorkerSection(), list(shapes(tokens, contexts, batches))
     runner = ModelRunner(

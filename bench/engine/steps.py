@@ -15,7 +15,7 @@ import torch
 from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampled import SampleRow
+from tandem.engine.sampling_types import SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 _TOKEN = 5
@@ -41,7 +41,7 @@ class Shape:
         return "prefill_steps" if self.tokens else "decode_steps"
 
     def row(self, seconds: float) -> dict[str, Any]:
-        """As `tandem.cluster.simulator.measured` takes it."""
+        """As `tandem.controlplane.simulator.fit_measurements` takes it."""
         chunk = {"tokens": self.tokens, "context": self.context} if self.tokens else {}
         if not self.batch:
             return {**chunk, "s": seconds}

@@ -20,7 +20,7 @@ from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
 from tandem.engine.runner_protocol import Begun
-from tandem.engine.sampled import SampleRow
+from tandem.engine.sampling_types import SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.kernels import backend
 from tools.random_model import ARCHITECTURES, RandomModel, make_random_model

@@ -17,7 +17,7 @@ from tandem.kernels.extend_attention import extend_attention
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
 from tandem.kernels.rms_norm import rms_norm
-from tandem.kernels.rotate import rotate
+from tandem.kernels.rope import rotate
 from tandem.kernels.silu_mul import silu_mul
 
 BLOCK_TOKENS = 16

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bench.gpu.machine import seconds
 from bench.gpu.report import Report
-from tandem.kernels.choose_token import choose_token
 from tandem.kernels.rms_norm import rms_norm
-from tandem.kernels.rotate import rotate
+from tandem.kernels.rope import rotate
+from tandem.kernels.sample import choose_token
 from tandem.kernels.silu_mul import silu_mul
 
 Case = tuple[str, Callable[[Report], None]]

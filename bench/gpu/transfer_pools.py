@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.worker.device_pool import DevicePool

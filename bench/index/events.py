@@ -13,16 +13,16 @@ import time
 from pathlib import Path
 
 from bench.report import Row
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.ids import WorkerId, new_incarnation
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.events import BlockChange, BlockEvent
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.publisher import BlockEventPublisher
-from tandem.prefixindex.records import WorkerRecord
-from tandem.prefixindex.registry import WorkerLease
-from tandem.prefixindex.replica import IndexReplica
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.index.events import BlockChange, BlockEvent
+from tandem.statestore.index.publisher import BlockEventPublisher
+from tandem.statestore.index.registry import WorkerLease
+from tandem.statestore.index.replica import IndexReplica
+from tandem.statestore.keys import Keys
+from tandem.statestore.records import WorkerRecord
 from tools.waiting import wait_for_async
 
 PATIENCE_S = 600.0

@@ -16,11 +16,11 @@ from collections import deque
 from collections.abc import Callable
 
 from bench.report import Row, quantile
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.prefixindex.blocktable import BlockTable
-from tandem.prefixindex.speculation import Speculation
+from tandem.statestore.index.block_table import BlockTable
+from tandem.statestore.index.speculation import Speculation
 
 
 def fill(table: BlockTable, workers: int, blocks: int) -> list[int]:

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from bench.report import Row
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.ids import WorkerId
-from tandem.prefixindex.blocktable import BlockTable
+from tandem.statestore.index.block_table import BlockTable
 
 ENTRY_BLOCKS = 512
 """Blocks that one entry of a worker's stream may store."""

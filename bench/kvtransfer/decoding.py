@@ -16,12 +16,12 @@ from typing import Any
 
 from bench.kvtransfer.children import serve
 from bench.kvtransfer.ends import ReceiverEnd
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import SimSection
-from tandem.core.garbage import keep_loaded
+from tandem.core.gc_freeze import keep_loaded
 from tandem.core.ids import GroupId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.request import EngineRequest

@@ -20,7 +20,7 @@ from bench.kvtransfer import bare, pools
 from bench.kvtransfer.children import Handler, serve
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId, Rank, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.kvtransfer.events import Failed, Sent, Verified
 from tandem.kvtransfer.pool import HostPool

@@ -18,7 +18,7 @@ from bench import pages
 from bench.report import ROOT, Row
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
-from tandem.kernels import kv_wire
+from tandem.kernels import kv_codec
 
 BUNDLED = ROOT / "models" / "tandem-tiny"
 PROMPT, SCORED = 384, 64
@@ -83,9 +83,9 @@ def _score(runner: ModelRunner, passage: list[int], lossy: Lossy | None) -> Tens
 
 def _through(codec: str) -> Lossy:
     def change(numbers: memoryview, row_size: int) -> None:
-        wire = memoryview(bytearray(kv_wire.encoded_bytes(numbers.nbytes // 4 // row_size, row_size)))
-        kv_wire.encode(codec, numbers, "float32", wire, row_size=row_size)
-        kv_wire.decode(codec, wire, numbers, "float32", row_size=row_size)
+        wire = memoryview(bytearray(kv_codec.encoded_bytes(numbers.nbytes // 4 // row_size, row_size)))
+        kv_codec.encode(codec, numbers, "float32", wire, row_size=row_size)
+        kv_codec.decode(codec, wire, numbers, "float32", row_size=row_size)
 
     return change
 
@@ -93,8 +93,8 @@ def _through(codec: str) -> Lossy:
 def _as(dtype: str) -> Lossy:
     def change(numbers: memoryview, _: int) -> None:
         narrow = memoryview(bytearray(numbers.nbytes // 2))
-        kv_wire.convert(numbers, "float32", narrow, dtype)
-        kv_wire.convert(narrow, dtype, numbers, "float32")
+        kv_codec.convert(numbers, "float32", narrow, dtype)
+        kv_codec.convert(narrow, dtype, numbers, "float32")
 
     return change
 

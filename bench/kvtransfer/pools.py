@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 

@@ -18,15 +18,15 @@ from typing import Any
 
 from bench.policy.policies import BASE, DEFAULT_CASES, POLICIES, QUEUES
 from bench.report import Row, kept, show, write
-from tandem.cluster.simulator import calibration as calibrations
-from tandem.cluster.simulator import traces
-from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.capacity import MAX_WAITING, highest_factor
-from tandem.cluster.simulator.figures import Figures, figures
-from tandem.cluster.simulator.laboratory import Laboratory
-from tandem.cluster.simulator.setup import Setup
-from tandem.cluster.simulator.traces import Trace
-from tandem.cluster.simulator.workloads import Conversations, conversations, shared_prompt
+from tandem.controlplane.simulator import calibration as calibrations
+from tandem.controlplane.simulator import traces
+from tandem.controlplane.simulator.calibration import Calibration
+from tandem.controlplane.simulator.capacity import MAX_WAITING, highest_factor
+from tandem.controlplane.simulator.setup import Setup
+from tandem.controlplane.simulator.simulator import Laboratory
+from tandem.controlplane.simulator.summary import Figures, figures
+from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.workloads import Conversations, conversations, shared_prompt
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import ConfigError
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from tandem.core.config import Disaggregation, PolicyName
 from tandem.core.prefill_queue import FIRST_COME, QueueRules
-from tandem.router.planning.plan import Policy
-from tandem.router.planning.policies import create_policy
+from tandem.router.routing.plan import Policy
+from tandem.router.routing.policies import create_policy
 
 POLICIES: Mapping[str, Policy] = {name.value: create_policy(name, Disaggregation.AUTO) for name in PolicyName}
 QUEUES: Mapping[str, QueueRules] = {"srf": QueueRules(), "fifo": FIRST_COME}

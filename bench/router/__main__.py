@@ -21,7 +21,7 @@ from bench.router.client import Answer, Due, Load, request
 from bench.router.house import MODEL, House, running
 from bench.router.overload import Make, capacity, overload, serve, steady
 from bench.router.peer import peer_running
-from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.tokenization.tokenizer import Tokenizer
 
 STEP_MS = 20.0
 LONG_STEP_MS = 10.0

@@ -20,7 +20,7 @@ from bench.report import ROOT
 from tandem.core import config_loader
 from tandem.core.config import Disaggregation, RouterConfig, RouterSection, ServedModel
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 
 MODEL = ROOT / "models" / "tandem-tiny"
 CONTEXT_TOKENS = 32_768

@@ -26,17 +26,17 @@ import grpc.aio
 import uvloop
 
 from tandem.core.ids import WorkerId, new_incarnation
+from tandem.core.lease_timing import BEAT_S, PROOF_OF_LIFE
 from tandem.core.lifecycle import RoleName
-from tandem.core.liveness import BEAT_S, PROOF_OF_LIFE
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import WorkerLease
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.passing import handlers, joined
-from tandem.workerhost.wire import each
+from tandem.statestore.connection import connect
+from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.keys import Keys
+from tandem.workercore.proto_convert import each
+from tandem.workerhost.relay import handlers, joined
+from tandem.workerhost.send_queue import OutQueue
 from tools.made_up_worker import MadeUpWorker, let_in
 
 LOAD_S = 0.1

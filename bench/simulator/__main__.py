@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.report import Row, publish
-from tandem.cluster.simulator import traces
-from tandem.cluster.simulator.figures import figures
-from tandem.cluster.simulator.laboratory import Laboratory
-from tandem.cluster.simulator.setup import Setup
-from tandem.cluster.simulator.traces import Trace
-from tandem.cluster.simulator.workloads import Conversations, conversations
+from tandem.controlplane.simulator import traces
+from tandem.controlplane.simulator.setup import Setup
+from tandem.controlplane.simulator.simulator import Laboratory
+from tandem.controlplane.simulator.summary import figures
+from tandem.controlplane.simulator.traces import Trace
+from tandem.controlplane.simulator.workloads import Conversations, conversations
 from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.errors import ConfigError
 from tandem.core.prefill_queue import QueueRules
-from tandem.router.planning.policies import create_policy
+from tandem.router.routing.policies import create_policy
 
 AIM_S = 300.0
 """For an hour of the Azure conversation trace on a thousand workers."""

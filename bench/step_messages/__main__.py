@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.report import Row, publish, quantile
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.worker.commands import Command, Step, Stop, decode, encode
-from tandem.workerhost.ring import RingPair, RingReader, RingWriter
+from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 
 _STAMP = struct.Struct("<d")
 TIMEOUT_S = 10.0

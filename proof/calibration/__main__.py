@@ -19,8 +19,8 @@ from proof.calibration.engines import ENGINES, Engine, EngineKind
 from proof.calibration.figures import JUDGED, errors, worst
 from proof.calibration.runs import RUNS, Run, trace
 from proof.record import Record, arguments_of
-from tandem.cluster.simulator import calibration
-from tandem.cluster.simulator.calibration import Calibration
+from tandem.controlplane.simulator import calibration
+from tandem.controlplane.simulator.calibration import Calibration
 
 
 def main() -> int:

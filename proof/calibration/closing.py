@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from proof.calibration.figures import Served, figures
 from proof.calibration.runs import LEAD, Run, setup
-from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.laboratory import Laboratory
-from tandem.cluster.simulator.traces import Trace
+from tandem.controlplane.simulator.calibration import Calibration
+from tandem.controlplane.simulator.simulator import Laboratory
+from tandem.controlplane.simulator.traces import Trace
 
 _STRIDES = (0.16, 0.08, 0.04, 0.02, 0.01)
 """Of the search, in logarithms of the factors."""

@@ -13,7 +13,7 @@ from bench import model_135m
 from bench.engine.__main__ import measured, moves
 from bench.load import body_of
 from bench.report import ROOT
-from tandem.cluster.simulator.calibration import of_sim_engine
+from tandem.controlplane.simulator.calibration import of_sim_engine
 from tandem.core.config import SimSection, WorkerSection
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout

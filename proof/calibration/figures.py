@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tandem.cluster.simulator.figures import quantile
+from tandem.controlplane.simulator.summary import quantile
 
 JUDGED = ("ttft_p50_s", "ttft_p90_s", "tokens_per_s")
 """What a prediction is held to."""

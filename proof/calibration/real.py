@@ -12,7 +12,7 @@ from bench.load import Answer, Due, check_served, offer
 from proof.calibration.engines import Engine
 from proof.calibration.figures import Served, figures
 from proof.calibration.runs import LEAD, Run
-from tandem.cluster.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import Trace
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
 

@@ -8,14 +8,14 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tandem.cluster.planner.records import Split
-from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.setup import Setup
-from tandem.cluster.simulator.traces import Trace, TraceRequest
-from tandem.cluster.simulator.workloads import varied
+from tandem.controlplane.planner.records import Split
+from tandem.controlplane.simulator.calibration import Calibration
+from tandem.controlplane.simulator.setup import Setup
+from tandem.controlplane.simulator.traces import Trace, TraceRequest
+from tandem.controlplane.simulator.workloads import varied
 from tandem.core.config import AdmissionSection, Disaggregation, PolicyName
 from tandem.core.prefill_queue import QueueRules
-from tandem.router.planning.policies import create_policy
+from tandem.router.routing.policies import create_policy
 
 LEAD = 4
 """Requests before the counted ones: they open streams and measure links. Both sides get them; neither counts them."""

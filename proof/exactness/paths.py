@@ -10,14 +10,14 @@ from pathlib import Path
 from proof.exactness.answers import Answer
 from proof.exactness.ranks import answer_over_ranks
 from proof.exactness.reference import Reference
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.host_copies import PoolCopies
-from tandem.engine.pace import SchedulerConfig
+from tandem.engine.kv_offload import PoolCopies
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
+from tandem.engine.step_budget import SchedulerConfig
 from tandem.engine.swapping import Swap
 from tests.integration.worker.loopback import Loopback
 

@@ -18,7 +18,7 @@ from tandem.core.gguf.file import GgufFile
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import tokenizer_digest
 from tandem.engine.models.decoder import Decoder
-from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.tokenization.tokenizer import Tokenizer
 
 POSITIONS = 64
 _KIB = 1 << 10

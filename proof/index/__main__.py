@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from proof.record import Record, arguments_of, said_how_to_repeat
-from tandem.core.liveness import LEASE_S
+from tandem.core.lease_timing import LEASE_S
 from tests.chaos.index_scene import TROUBLES, IndexScene, index_scene
 from tests.chaos.router_scene import ROUTERS, router_scene
 

@@ -17,8 +17,8 @@ from proof.laboratory import real, virtual
 from proof.laboratory.figures import errors, figures
 from proof.laboratory.runs import RUNS, SHIFT_S, Run, part, shifted
 from proof.record import Record, arguments_of
-from tandem.cluster.simulator import traces
-from tandem.cluster.simulator.traces import Trace
+from tandem.controlplane.simulator import traces
+from tandem.controlplane.simulator.traces import Trace
 from tandem.core.errors import ConfigError
 
 TRACE = "TANDEM_TRACE"

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.cluster.simulator.figures import quantile
+from tandem.controlplane.simulator.summary import quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from bench.load import Answer, complete
 from proof.laboratory.figures import Served
 from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run, idle_prompts, prompts
-from tandem.cluster.simulator.traces import Trace
+from tandem.controlplane.simulator.traces import Trace
 from tools.running_cluster import Cluster, running
 
 TIMEOUT_S = 300.0

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tandem.cluster.simulator.traces import Trace, TraceRequest
+from tandem.controlplane.simulator.traces import Trace, TraceRequest
 from tandem.core.config import PolicyName, SimSection, WorkerSection
 from tandem.core.prefill_queue import QueueRules
 

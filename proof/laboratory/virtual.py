@@ -7,12 +7,12 @@ import dataclasses
 from proof.laboratory.figures import Served
 from proof.laboratory.real import Idle
 from proof.laboratory.runs import DECODE, LONG, PREFILL, SHORT, Run
-from tandem.cluster.simulator.calibration import Calibration, of_sim_engine
-from tandem.cluster.simulator.laboratory import Laboratory
-from tandem.cluster.simulator.setup import Setup
-from tandem.cluster.simulator.traces import Trace
+from tandem.controlplane.simulator.calibration import Calibration, of_sim_engine
+from tandem.controlplane.simulator.setup import Setup
+from tandem.controlplane.simulator.simulator import Laboratory
+from tandem.controlplane.simulator.traces import Trace
 from tandem.core.config import SIM_KV_BYTES, AdmissionSection, Disaggregation
-from tandem.router.planning.policies import create_policy
+from tandem.router.routing.policies import create_policy
 
 LINK_BYTES_PER_S = 1e9
 """Of loopback, about; a prompt's KV of 2 MB takes a thousandth of the time that the prompt is computed in."""

@@ -14,8 +14,8 @@ import time
 from collections import Counter
 
 from proof.record import CUT, Record, arguments_of
-from tests.unit.protocol.frame_walk import frame_walk
-from tests.unit.protocol.walk import Walk
+from tests.unit.simulation.frame_walk import frame_walk
+from tests.unit.simulation.walk import Walk
 
 PARTS = ("cluster", "frames")
 EVENTS = {"cluster": 2000, "frames": 300}

@@ -15,9 +15,9 @@ from typing import Any
 
 from proof.map.points import AXES, PROMISE, broken, label, play, point_of
 from proof.record import Record, arguments_of
-from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.pictures import of_map
-from tandem.cluster.simulator.sweep import places
+from tandem.controlplane.simulator.calibration import Calibration
+from tandem.controlplane.simulator.plots import of_map
+from tandem.controlplane.simulator.sweep import places
 from tandem.core.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.sweep import Axes, Place, Point, point_at
+from tandem.controlplane.simulator.calibration import Calibration
+from tandem.controlplane.simulator.sweep import Axes, Place, Point, point_at
 from tandem.core.config import SloSection
 
 AXES = Axes()

@@ -39,8 +39,8 @@ _PLANNING = "router/tandem/router/planning"
 
 TARGETS: Mapping[str, Target] = {
     "blockhash": Target(
-        files=("core/tandem/core/blockhash.py", "core/tandem/core/tokenids.py"),
-        tests=("tests/unit/core/test_blockhash.py", "tests/unit/core/test_tokenids.py"),
+        files=("core/tandem/core/block_hash.py", "core/tandem/core/token_ids.py"),
+        tests=("tests/unit/core/test_block_hash.py", "tests/unit/core/test_token_ids.py"),
         left_out={},
     ),
     "ledger": Target(
@@ -50,10 +50,11 @@ TARGETS: Mapping[str, Target] = {
     ),
     "scheduler": Target(
         files=(
-            "engine/tandem/engine/scheduler.py", "engine/tandem/engine/pace.py", "core/tandem/core/prefill_queue.py",
+            "engine/tandem/engine/scheduler.py", "engine/tandem/engine/step_budget.py",
+            "core/tandem/core/prefill_queue.py",
         ),
         tests=(
-            "tests/unit/core/test_prefill_queue.py", "tests/unit/engine/test_pace.py",
+            "tests/unit/core/test_prefill_queue.py", "tests/unit/engine/test_step_budget.py",
             "tests/unit/engine/test_scheduler.py", "tests/unit/engine/test_begun_steps.py",
             "tests/unit/engine/test_ended_choices.py", "tests/unit/engine/test_engine.py",
             "tests/unit/engine/test_hand_over.py", "tests/unit/engine/test_prompt_logprobs.py",
@@ -67,21 +68,21 @@ TARGETS: Mapping[str, Target] = {
             f"{_PLANNING}/sources.py",
         ),
         tests=(
-            "tests/unit/router/planning/test_plan.py", "tests/unit/router/planning/test_sources.py",
-            "tests/unit/router/planning/policies", "tests/unit/docs/test_routing.py",
+            "tests/unit/router/routing/test_plan.py", "tests/unit/router/routing/test_fetch_sources.py",
+            "tests/unit/router/routing/policies", "tests/unit/docs/test_routing.py",
         ),
         left_out={},
     ),
     "replica": Target(
         files=(
-            "prefixindex/tandem/prefixindex/replica.py", "prefixindex/tandem/prefixindex/blocktable.py",
-            "prefixindex/tandem/prefixindex/shards.py", "prefixindex/tandem/prefixindex/speculation.py",
+            "statestore/tandem/statestore/index/replica.py", "statestore/tandem/statestore/index/block_table.py",
+            "statestore/tandem/statestore/index/shards.py", "statestore/tandem/statestore/index/speculation.py",
         ),
         tests=(
-            "tests/unit/prefixindex/test_block_table.py", "tests/unit/prefixindex/test_speculation.py",
-            "tests/unit/prefixindex/test_shared_speculation.py", "tests/unit/prefixindex/test_replica_checks.py",
-            "tests/unit/docs/test_index.py", "tests/integration/prefixindex/test_reading.py",
-            "tests/integration/prefixindex/test_publish_and_follow.py",
+            "tests/unit/statestore/test_block_table.py", "tests/unit/statestore/index/test_speculation.py",
+            "tests/unit/statestore/test_shared_speculation.py", "tests/unit/statestore/index/test_replica_checks.py",
+            "tests/unit/docs/test_index.py", "tests/integration/statestore/test_reading.py",
+            "tests/integration/statestore/test_publish_and_follow.py",
         ),
         left_out={},
         nearest={
@@ -93,8 +94,8 @@ TARGETS: Mapping[str, Target] = {
             ),
             "*/replica.py": (
                 f"{_INDEX}/test_replica_checks.py", "tests/unit/docs/test_index.py",
-                "tests/integration/prefixindex/test_reading.py",
-                "tests/integration/prefixindex/test_publish_and_follow.py",
+                "tests/integration/statestore/test_reading.py",
+                "tests/integration/statestore/test_publish_and_follow.py",
             ),
         },
     ),

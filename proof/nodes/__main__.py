@@ -43,7 +43,7 @@ from tools.running_cluster import Cluster, is_alive
 from tools.waiting import wait_for
 
 ADDRESSES = ("10.203.78.1", "10.203.78.2", "10.203.78.3")
-HEAD_PROCESSES = ("gcs_server", "ray.scripts.scripts start", "tandem.cluster.ray.node")
+HEAD_PROCESSES = ("gcs_server", "ray.scripts.scripts start", "tandem.controlplane.ray.node")
 """Ray's head, what started it, and our keeper of both."""
 ANSWERS = 5
 """Requests that are answered after each step before the next one."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from tandem.core.files import write_private
-from tandem.core.parentdeath import tied
+from tandem.core.parent_death_signal import tied
 from tandem.engine.sim.arithmetic import expected_tokens
-from tandem.prefixindex.private_redis import find_server
+from tandem.statestore.embedded_redis import find_server
 from tests.e2e.under_load import clusterctl, roles
 from tools.namespaces import Machine
 from tools.running_cluster import Cluster, is_alive, started

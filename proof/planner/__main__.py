@@ -19,8 +19,8 @@ from bench.report import ROOT
 from proof.planner.real import Scale, play_live
 from proof.planner.runs import NAMES, PLANNER, Load, broken, play, workers
 from proof.record import Record, arguments_of
-from tandem.cluster.simulator import calibration as calibrations
-from tandem.cluster.simulator import traces
+from tandem.controlplane.simulator import calibration as calibrations
+from tandem.controlplane.simulator import traces
 from tandem.core.config import Disaggregation, SloSection
 from tandem.core.errors import ConfigError
 

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from proof.planner.runs import FIXED, PLANNER, START, WORKERS, Load
-from tandem.cluster.bundled import bundled_model
-from tandem.cluster.simulator.traces import Trace
-from tandem.clusterctl.load.requests import Form, plan_of
-from tandem.clusterctl.load.results import Slo
-from tandem.clusterctl.load.sending import Answer, Target, send_all
+from tandem.clusterctl.loadgen.client import Answer, Target, send_all
+from tandem.clusterctl.loadgen.requests import Form, plan_of
+from tandem.clusterctl.loadgen.results import Slo
+from tandem.controlplane.bundled import bundled_model
+from tandem.controlplane.simulator.traces import Trace
 from tandem.core.config import SloSection
 from tandem.core.events import EventKind
 from tools.running_cluster import Cluster, running

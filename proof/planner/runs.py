@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tandem.cluster.planner import hardware
-from tandem.cluster.planner.records import Rules, Split
-from tandem.cluster.simulator.calibration import Calibration
-from tandem.cluster.simulator.figures import attained
-from tandem.cluster.simulator.laboratory import Laboratory, Outcome
-from tandem.cluster.simulator.rates import calibration_of
-from tandem.cluster.simulator.setup import Setup
-from tandem.cluster.simulator.traces import Trace
+from tandem.controlplane.planner import hardware
+from tandem.controlplane.planner.records import Rules, Split
+from tandem.controlplane.simulator.calibration import Calibration
+from tandem.controlplane.simulator.rates import calibration_of
+from tandem.controlplane.simulator.setup import Setup
+from tandem.controlplane.simulator.simulator import Laboratory, Outcome
+from tandem.controlplane.simulator.summary import attained
+from tandem.controlplane.simulator.traces import Trace
 from tandem.core.config import AdmissionSection, Disaggregation, PlannerMode, PolicyName, SloSection
 from tandem.core.prefill_queue import QueueRules
-from tandem.router.planning.policies import create_policy
+from tandem.router.routing.policies import create_policy
 
 WORKERS = 8
 START = Split(6, 2)

@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc.aio
 
-from tandem.core.callproof import STREAM, CallProof, stream_target
+from tandem.core.call_proof import STREAM, CallProof, stream_target
 from tandem.core.secret import ClusterSecret
-from tandem.router.workers import wire as router_wire
+from tandem.router.workers import proto_convert as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tests.integration.worker.pair import END, RunningWorker

@@ -13,7 +13,7 @@ from typing import Any
 from proof.transfer.partner import Partner
 from proof.transfer.strike_run import Outcome, StrikeRun
 from proof.transfer.strikes import GROUP, House, Strike, draw_strike
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 
 Result = dict[str, Any]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandem.core.ids import GroupId
-from tandem.core.kvlayout import DTYPE_BYTES, KVGroupSpec
+from tandem.core.kv_layout import DTYPE_BYTES, KVGroupSpec
 
 Bytes = NDArray[np.uint8]
 NUM_BLOCKS = 48

@@ -15,7 +15,7 @@ from tandem.core.ids import Attempt, Incarnation, TransferId
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind, encode
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports import dialling
+from tandem.kvtransfer.transports import dialer
 from tandem.kvtransfer.transports.base import Link, Peer
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 from tests.integration.kvtransfer.faults import FaultyLink, Sending
@@ -49,7 +49,7 @@ class Tampering:
                 return FaultyLink(link, functools.partial(self._pass, link))
 
             tampered[name] = replace(transport, dial=dial)
-        dialling.TRANSPORTS = tampered  # type: ignore[attr-defined]
+        dialer.TRANSPORTS = tampered  # type: ignore[attr-defined]
 
     def plan(self, transfer: TransferId, fault: Fault) -> None:
         with self._lock:

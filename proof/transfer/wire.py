@@ -25,7 +25,7 @@ from proof.transfer.sending import SendingProcess
 from proof.transfer.shapes import NUM_BLOCKS
 from tandem.core.errors import TransferError
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, TransferId
-from tandem.core.kvlayout import DTYPE_BYTES
+from tandem.core.kv_layout import DTYPE_BYTES
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tests.integration.kvtransfer.faults import Proxy

@@ -18,15 +18,15 @@ from typing import Any
 import redis
 from tokenizers import Tokenizer
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.ids import GroupId, Incarnation, WorkerId
-from tandem.core.liveness import LEASE_S
+from tandem.core.lease_timing import LEASE_S
 from tandem.engine.sim.arithmetic import expected_tokens
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.events import BlockChange, BlockEvent
-from tandem.prefixindex.keys import Keys, Member
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.publisher import BlockEventPublisher
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.index.events import BlockChange, BlockEvent
+from tandem.statestore.index.publisher import BlockEventPublisher
+from tandem.statestore.keys import Keys, Member
 from tests.chaos.store_dumps import Dump, dump, restore
 from tests.chaos.survivors import STREAM, Client, wait_whole
 from tests.integration.worker.pair import MODEL

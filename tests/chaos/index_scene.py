@@ -20,8 +20,8 @@ from typing import Any
 
 import redis
 
-from tandem.core.liveness import LEASE_S
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.core.lease_timing import LEASE_S
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.chaos.lossy_redis import LossyRedis
 from tests.chaos.shared_prompts import NO_ANSWER, SharedPrompts
 from tests.chaos.store_dumps import Dump, dump, put, restore

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.core.liveness import LEASE_S
+from tandem.core.lease_timing import LEASE_S
 from tests.chaos.survivors import HEAR_OF_IT_S, Client, is_serving, long_answer
 from tools.running_cluster import Cluster, is_alive, is_free, running
 from tools.waiting import wait_for

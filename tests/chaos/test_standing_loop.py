@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import redis
 
-from tandem.core.liveness import LEASE_S, STAND_S
-from tandem.prefixindex.keys import Keys, Member
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.core.lease_timing import LEASE_S, STAND_S
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys, Member
 from tests.chaos import survivors
 from tests.chaos.standing_hook.sitecustomize import STANDS, STANDS_LOCKED
 from tests.chaos.survivors import Client, wait_whole

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tandem.core.metricnames import CATALOGUE, Kind, Metric
+from tandem.core.metric_names import CATALOGUE, Kind, Metric
 
 CHART = Path(__file__).resolve().parents[2] / "deploy" / "helm" / "tandem"
 ALERTS = CHART / "files" / "alerts.yaml"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from tandem.cluster.worker_control import WorkerControl, WorkerLook
+from tandem.controlplane.worker_control import WorkerControl, WorkerLook
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret

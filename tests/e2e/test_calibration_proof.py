@@ -11,7 +11,7 @@ from proof.calibration import closing, real
 from proof.calibration.engines import ENGINES, EngineKind
 from proof.calibration.figures import JUDGED
 from proof.calibration.runs import LEAD, MEDIUM, Run, Way, trace
-from tandem.cluster.simulator import calibration
+from tandem.controlplane.simulator import calibration
 from tandem.core.config import SimSection
 
 FAST = SimSection(prefill_tokens_per_s=8000.0, decode_step_s=0.004, decode_sequence_s=0.0002)

@@ -15,7 +15,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from tandem.clusterctl.documents.schemas import KINDS, schema
+from tandem.clusterctl.schemas.kinds import KINDS, schema
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.engine.sim.arithmetic import expected_tokens
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running

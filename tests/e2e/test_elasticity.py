@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.lifecycle import RoleName
 from tests.e2e.steering import Operator
 from tests.e2e.streams import Client, load, prompt, wait_for_answers

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cluster import bundled
-from tandem.cluster.named_models import SMOLLM2
+from tandem.controlplane import bundled
+from tandem.controlplane.named_models import SMOLLM2
 from tests.e2e.pages import commands
 from tests.integration.engine.real_model import fetched
 from tools.running_cluster import START_TIMEOUT_S, STOP_TIMEOUT_S

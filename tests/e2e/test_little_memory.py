@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.bundled import bundled_model
+from tandem.controlplane.bundled import bundled_model
 from tandem.engine.memory_plan import free_host_bytes
 from tests.integration.engine.real_model import smollm2
 from tools.running_cluster import started, stop

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client.core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.core import metricnames as names
-from tandem.core.metricnames import CATALOGUE, Kind
+from tandem.core import metric_names as names
+from tandem.core.metric_names import CATALOGUE, Kind
 from tests.e2e.queries import expressions, metrics_in
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster, running

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.bundled import bundled_model
-from tandem.core.parentdeath import tied
+from tandem.controlplane.bundled import bundled_model
+from tandem.core.parent_death_signal import tied
 from tools.running_cluster import Cluster, running
 from tools.waiting import wait_for
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from tandem.cluster import bundled
-from tandem.cluster.named_models import SMOLLM2
+from tandem.controlplane import bundled
+from tandem.controlplane.named_models import SMOLLM2
 from tools.browser import browsing, missing
 from tools.running_cluster import START_TIMEOUT_S, STOP_TIMEOUT_S, Cluster
 from tools.waiting import wait_for

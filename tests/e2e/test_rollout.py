@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tandem.clusterctl.documents.schemas import schema
+from tandem.clusterctl.schemas.kinds import schema
 from tests.chaos.survivors import asks
 from tests.e2e.under_load import SETTINGS, ConstantLoad, changed, clusterctl, roles, wait_balanced, wait_ended
 from tests.integration.worker.pair import MODEL

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc
-from tandem.workerhost.steploop import REPORT_EVERY_S
+from tandem.workercore.step_loop import REPORT_EVERY_S
 from tests.integration.worker.pair import MODEL
 from tools.running_cluster import Cluster
 from tools.waiting import wait_for

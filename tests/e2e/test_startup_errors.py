@@ -23,7 +23,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tandem.engine.families import FAMILIES
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tools.gguf_model import write_gguf
 from tools.random_model import RandomModel, make_random_model
 from tools.running_cluster import is_alive

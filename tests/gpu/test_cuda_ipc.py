@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    from tandem.kvtransfer.transports.cudamemory import CudaMemory
+    from tandem.kvtransfer.transports.cuda_memory import CudaMemory
 
     torch.zeros(1, device="cuda")  # the process uses this device: a link asks which one
     monkeypatch.setattr(CudaMemory, "least_window_bytes", WINDOW_BYTES)  # the suite counts on the usual window

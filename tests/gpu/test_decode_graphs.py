@@ -11,7 +11,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampled import SampleRow
+from tandem.engine.sampling_types import SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 BUNDLED = Path(__file__).resolve().parents[2] / "models" / "tandem-tiny"

@@ -9,8 +9,8 @@ import torch
 
 from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
-from tandem.engine.sampled import SampleRow
 from tandem.engine.sampler import sample
+from tandem.engine.sampling_types import SampleRow
 
 
 def test_cuda_draws_what_the_cpu_draws() -> None:

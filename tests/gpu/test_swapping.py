@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.core.clock import MonotonicClock
-from tandem.engine.host_copies import PoolCopies
+from tandem.engine.kv_offload import PoolCopies
 from tandem.engine.kv_pool import KVPools
 from tandem.engine.model_config import read_model_config
 from tandem.engine.pool_plan import kv_layout

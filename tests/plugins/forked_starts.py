@@ -39,13 +39,13 @@ FREE = (
 )  # fmt: skip
 """Exceptions: what is read later, and what changes nothing but speed."""
 FORKED = (
-    "tandem.", "bench.gpu", "proof.transfer.sender_process", "tests.integration.cluster.",
+    "tandem.", "bench.gpu", "proof.transfer.sender_process", "tests.integration.controlplane.",
     "tests.integration.engine.sim_program", "tests.integration.engine.tp_program", "tests.integration.kvtransfer.",
     "tests.integration.plugins.",
 )  # fmt: skip
 """Modules that forks run, by their beginnings: the product, and test programs that do not measure their own memory."""
 STARTERS = (
-    "tandem.worker", "tandem.clusterctl", "tandem.cluster.ray.driver", "tests.integration.cluster.up_program",
+    "tandem.worker", "tandem.clusterctl", "tandem.controlplane.ray.driver", "tests.integration.controlplane.up_program",
     "tests.integration.plugins.owner_program",
 )  # fmt: skip
 """Modules that start processes."""
@@ -53,7 +53,7 @@ LIMITS = (
     resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_CPU, resource.RLIMIT_DATA,
     resource.RLIMIT_FSIZE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_NPROC, resource.RLIMIT_STACK,
 )  # fmt: skip
-_TIED = ["-ISE", str(ROOT / "core/tandem/core/parentdeath.py")]
+_TIED = ["-ISE", str(ROOT / "core/tandem/core/parent_death_signal.py")]
 _fork_exec: Any = vars(subprocess)["_fork_exec"]
 reasons: collections.Counter[str] = collections.Counter()
 """How processes were started, and why not by a fork."""

@@ -28,14 +28,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tandem.core.parentdeath import die_with_parent
+from tandem.core.parent_death_signal import die_with_parent
 from tests.plugins import forked_starts
 from tests.plugins.template_start import LENGTH, Start, receive
 
 WARM = (
     "torch", "numpy", "safetensors.torch", "tandem.worker.rank", "tandem.worker.model_loading",
-    "tandem.worker.sim_loading", "tandem.workerhost.host", "tandem.router.process.main", "tandem.clusterctl.main",
-    "tandem.clusterctl.running.up",
+    "tandem.worker.sim_loading", "tandem.workerhost.host", "tandem.router.server.main", "tandem.clusterctl.main",
+    "tandem.clusterctl.lifecycle.up",
 )  # fmt: skip
 _HIGH_FD = 1000
 """Descriptors of a start are moved above this one before they take their places; a template's own stays there."""

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx
 
-from tandem.clusterctl.places import find_state
+from tandem.clusterctl.paths import find_state
 from tandem.core.errors import AuthError, ConfigError, InternalError, UnavailableError, from_code
 from tandem.core.paths import written_out
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tandem.clusterctl.places import find_state
+from tandem.clusterctl.paths import find_state
 from tandem.core.config import DEFAULT_CLUSTER
 from tandem.core.errors import AuthError, ConfigError, UnavailableError
 from tandem.core.paths import written_out

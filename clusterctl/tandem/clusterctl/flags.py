@@ -28,7 +28,7 @@ class Where:
 
     def can_run(self) -> bool:
         """False where no `up` of that name runs on this machine; elsewhere nobody knows before asking."""
-        from tandem.clusterctl.places import find_state
+        from tandem.clusterctl.paths import find_state
 
         return bool(self.endpoint) or find_state(self.name, self.state_dir).is_held()
 

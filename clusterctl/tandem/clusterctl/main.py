@@ -10,7 +10,7 @@ import typer
 import typer.main
 
 from tandem.clusterctl.commands import COMPLETE_VAR, Program, examples
-from tandem.clusterctl.exits import Exit, code_of
+from tandem.clusterctl.exit_codes import Exit, code_of
 from tandem.clusterctl.output import note
 from tandem.clusterctl.suggestions import usage_line
 from tandem.core.errors import TandemError

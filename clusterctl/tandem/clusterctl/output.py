@@ -54,7 +54,7 @@ class Output:
         elif self.format is Format.YAML:
             print(as_yaml(document(kind, found)), end="")
         else:
-            from tandem.clusterctl.page import console
+            from tandem.clusterctl.rich_output import console
 
             chosen = wide if wide is not None and self.format is Format.WIDE else view
             chosen(found, console())

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.ids import BlockId, GroupId
 

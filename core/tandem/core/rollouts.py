@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from tandem.core.desired import MAX_WORKERS, DesiredState, Member, Pool, Revision, Rollout, RolloutPhase
+from tandem.core.desired_changes import check_still, model_of, with_members
 from tandem.core.errors import ConfigError, ConflictError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
-from tandem.core.wishes import check_still, model_of, with_members
 
 _FEWER = "use --max-surge 0 --max-unavailable 1 where there are two of each role, or have fewer workers"
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.blockhash import chain
+from tandem.core.block_hash import chain
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, Incarnation, TransferId, WorkerId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.engine.engine import Engine
 from tandem.kvtransfer.events import Verified
 from tandem.kvtransfer.ticket import Ticket
-from tandem.workerhost.requests import Tracked
-from tandem.workerhost.room import Room
-from tandem.workerhost.room import reserve as room_for
+from tandem.workercore.block_reservation import Room
+from tandem.workercore.block_reservation import reserve as room_for
+from tandem.workercore.requests import Tracked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

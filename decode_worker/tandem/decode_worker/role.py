@@ -11,18 +11,18 @@ from tandem.core.handoff import ChoiceState, HandoffTiming
 from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
 from tandem.core.lifecycle import FinishReason, Phase, RoleName
 from tandem.core.logs import event
-from tandem.decode_worker.granting import Granting
 from tandem.decode_worker.reservation import Completed, Reservation, Reservations
+from tandem.decode_worker.ticket_grants import Granting
 from tandem.decode_worker.tickets import TicketQueue
 from tandem.engine.request import LayerHook, StepResult
 from tandem.kvtransfer.events import Failed, Verified
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.claims import Claim
-from tandem.workerhost.leases import FORGOTTEN, PeerLeases
-from tandem.workerhost.requests import Tracked, request_key
-from tandem.workerhost.role import Shell
-from tandem.workerhost.whole_requests import WholeRequests
-from tandem.workerhost.wire import choices_from_wire
+from tandem.workercore.leases import FORGOTTEN, PeerLeases
+from tandem.workercore.local_requests import WholeRequests
+from tandem.workercore.proto_convert import choices_from_wire
+from tandem.workercore.requests import Tracked, request_key
+from tandem.workercore.role import Shell
+from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
 

@@ -6,15 +6,15 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tandem.core import pairing
+from tandem.core import kv_compatibility
 from tandem.core.errors import TandemError, TransferError, from_code
 from tandem.core.ids import Attempt, Incarnation, RequestId, WorkerId
-from tandem.core.pairing import WireForm
-from tandem.core.patience import patient
+from tandem.core.kv_compatibility import WireForm
+from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.wire import profile_from_wire
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.requests import Tracked, request_key
-from tandem.workerhost.role import Shell
+from tandem.workercore.requests import Tracked, request_key
+from tandem.workercore.role import Shell
 
 ANNOUNCEMENT_WAIT_S = patient(5.0)
 """How long a ticket request may be ahead of its announcement."""
@@ -129,7 +129,9 @@ class TicketQueue:
             raise TransferError("this decode worker restarted", why="its incarnation is a new one", todo="try again")
         if self._shell.requests.is_buried(RequestId(asked.request), Attempt(asked.attempt)):
             raise from_code("cancelled", "this attempt is over")
-        return pairing.agree(profile_from_wire(asked.profile), self._shell.profile, offered=tuple(asked.codecs))
+        return kv_compatibility.agree(
+            profile_from_wire(asked.profile), self._shell.profile, offered=tuple(asked.codecs)
+        )
 
     def _refuse(self, peer: WorkerId, message: w.TicketRequest, error: TandemError) -> None:
         refused = w.TicketRefused(

@@ -14,18 +14,17 @@ from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from itertools import islice
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import Clock
 from tandem.core.errors import InternalError, TandemError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.prefill_queue import PrefillSpeed, QueueRules
-from tandem.engine.begun_step import BegunStep, is_stale
-from tandem.engine.blockspace import BlockSpace, Reserved
+from tandem.engine.block_manager import BlockSpace, Reserved
+from tandem.engine.inflight_step import BegunStep, is_stale
 from tandem.engine.limits import check_request, finish_reason
 from tandem.engine.memory_plan import SCORED_LOGITS
-from tandem.engine.pace import SchedulerConfig, StepPace
 from tandem.engine.prefix_hits import longest_hit
 from tandem.engine.request import (
     BlockEvent,
@@ -39,11 +38,12 @@ from tandem.engine.request import (
     TokenOutput,
 )
 from tandem.engine.runner_protocol import Runner
-from tandem.engine.sampled import Sampled
+from tandem.engine.sampling_types import Sampled
 from tandem.engine.scheduler import Scheduler, StepItem, StepPlan
 from tandem.engine.sequence import Place, RequestState, Sequence
 from tandem.engine.step_assembly import assemble, is_chunk, prefill_slices, prompt_logprobs, scoring
 from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.step_budget import SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
 _log = logging.getLogger(__name__)

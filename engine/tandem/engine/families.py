@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.engine.biased_experts_config import GPT_OSS_DEFAULTS, MXFP4, gpt_oss_experts
 from tandem.engine.config_fields import Fields
 from tandem.engine.deepseek_experts import V2_DEFAULTS, V3_DEFAULTS, deepseek_v2_experts, deepseek_v3_experts
 from tandem.engine.experts_config import ExpertsConfig, mixtral_experts, qwen3_experts
+from tandem.engine.gpt_oss_config import GPT_OSS_DEFAULTS, MXFP4, gpt_oss_experts
 from tandem.engine.latent_config import DEFAULTS as LATENT_DEFAULTS
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tandem.core.errors import StartupError
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.engine.pool_plan import human_size
 from tandem.kernels.cpu_memory import map_zeroed
 from tandem.kernels.dtypes import TORCH_DTYPES

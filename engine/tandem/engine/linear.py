@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.engine.quantising import Quantizer
+from tandem.engine.quantizing import Quantizer
 from tandem.kernels.packed_linear import PackedLinear, packs
 
 Linear = Callable[[Tensor], Tensor]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tandem.engine.sampled import SampleRow
+from tandem.engine.sampling_types import SampleRow
 
 
 def apply_masks(scores: Tensor, rows: Sequence[SampleRow]) -> None:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tandem.core.errors import StartupError
-from tandem.core.kvlayout import DTYPE_BYTES, KVLayout
+from tandem.core.kv_layout import DTYPE_BYTES, KVLayout
 from tandem.engine.model_config import ModelConfig
 from tandem.engine.pool_plan import human_size
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.core.gguf.model_files import is_gguf
-from tandem.core.kvlayout import DTYPE_BYTES
+from tandem.core.kv_layout import DTYPE_BYTES
 from tandem.engine.config_fields import Fields, read_fields
 from tandem.engine.deepseek_experts import unused_layers
 from tandem.engine.experts_config import ExpertsConfig

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.kvlayout import DTYPE_BYTES, KVLayout
+from tandem.core.kv_layout import DTYPE_BYTES, KVLayout
 from tandem.engine.model_config import WEIGHT_BYTES, ModelConfig
 from tandem.engine.request import StepResult
 

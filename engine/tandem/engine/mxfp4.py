@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tandem.engine.biased_experts_config import MXFP4_GROUP
+from tandem.engine.gpt_oss_config import MXFP4_GROUP
 
 GROUP = MXFP4_GROUP
 GROUP_BYTES = GROUP // 2

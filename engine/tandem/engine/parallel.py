@@ -30,7 +30,7 @@ import torch.distributed
 from torch import Tensor
 
 from tandem.core.errors import ConfigError, StartupError, WorkerLostError
-from tandem.core.patience import patient
+from tandem.core.timeout_scale import patient
 
 START_TIMEOUT_S = patient(120.0)
 """How long a rank waits for the others to start or to load their weights; a death shows at once even then."""

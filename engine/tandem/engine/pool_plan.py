@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from tandem.core.errors import ConfigError, ModelError, StartupError
 from tandem.core.ids import GroupId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.engine.model_config import ModelConfig
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.core.blockhash import BlockHash
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.block_hash import BlockHash
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.core.ledger import BlockLedger
 
 

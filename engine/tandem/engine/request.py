@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.handoff import ChoiceState, TokenLogprob
 from tandem.core.ids import ChoiceIndex, GroupId
 from tandem.core.lifecycle import FinishReason

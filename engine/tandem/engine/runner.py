@@ -18,28 +18,28 @@ from torch import Tensor
 from tandem.core.errors import ConfigError
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
+from tandem.engine.async_copy import upload
 from tandem.engine.decode_graphs import DecodeGraphs, graph_bytes, graph_sizes
-from tandem.engine.device_values import upload
 from tandem.engine.kv_pool import KVPools
 from tandem.engine.memory_plan import AutomaticKV, MemoryPlan, StepBounds, free_host_bytes, plan_memory
 from tandem.engine.model_config import ModelConfig, read_model_config
 from tandem.engine.models.decoder import Decoder
 from tandem.engine.parallel import START_TIMEOUT_S, SingleRank, TensorGroup
 from tandem.engine.pool_plan import block_counts, context_length, kv_layout
-from tandem.engine.quantising import quantizer_for
+from tandem.engine.quantizing import quantizer_for
 from tandem.engine.runner_protocol import Ahead, Begun, LayersStored
-from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sampler import Choosing, choose, sample
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.step_batch import StepBatch
 from tandem.engine.step_tensors import SequenceTensors, StepTensors, build_step
-from tandem.engine.tp_fit import check_tp
-from tandem.kernels import cpu_code
+from tandem.engine.tp_checks import check_tp
+from tandem.kernels import warmup
 from tandem.kernels.backend import REFERENCE, uses_triton
 from tandem.kernels.cpu_memory import keep_freed_memory
-from tandem.kernels.dense_row import PagedRows
 from tandem.kernels.deterministic_attention import KEY_TILE, paged_attention_deterministic
 from tandem.kernels.dtypes import TORCH_DTYPES
 from tandem.kernels.extend_attention import extend_attention
+from tandem.kernels.fused_layer import PagedRows
 from tandem.kernels.kv_blocks import copy_blocks
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.latent_decode import latent_decode
@@ -111,7 +111,7 @@ class ModelRunner:
         self._check_memory()
         if self.device.type == "cpu":
             enter(StartPhase.KERNELS)
-            cpu_code.prepare()
+            warmup.prepare()
             enter(StartPhase.WEIGHTS)
         self._decoder.load(model_dir, device=device, on_read=lambda: enter(StartPhase.PACKING))
         enter(StartPhase.POOL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tandem.core.kvlayout import KVLayout
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.core.kv_layout import KVLayout
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.step_batch import StepBatch
 
 LayersStored = Callable[[int, int], None]

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from tandem.core.handoff import TokenLogprob
-from tandem.engine.device_values import Download, upload
-from tandem.engine.filters import choose_filtered, choose_unfiltered
+from tandem.engine.async_copy import Download, upload
 from tandem.engine.masks import apply_masks
 from tandem.engine.penalties import apply_bias, apply_penalties
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampling_filters import choose_filtered, choose_unfiltered
+from tandem.engine.sampling_types import Sampled, SampleRow
 
 _CPU_PIECE = 65_536
 """Logits drawn from at once on a CPU: larger temporaries leave the cache and cost page faults (9 times as long)."""

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 from tandem.core.ledger import LedgerError
 from tandem.core.prefill_queue import QueuedWork, attended
-from tandem.engine.blockspace import BlockCopy, BlockSpace
-from tandem.engine.pace import SchedulerConfig, StepPace
+from tandem.engine.block_manager import BlockCopy, BlockSpace
 from tandem.engine.request import EngineLoad
 from tandem.engine.sequence import Age, Place, RequestState, Sequence
+from tandem.engine.step_budget import SchedulerConfig, StepPace
 from tandem.engine.swapping import Swap
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as AbstractSequence
 from enum import Enum, auto
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, ChoiceIndex
 from tandem.core.ledger import Holder, HoldKind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem.engine.request import PrefillSlice, PromptLogprobs
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.scheduler import StepItem
 from tandem.engine.step_batch import SeqSlice, StepBatch
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tandem.core.clock import Clock
-from tandem.core.kvlayout import KVLayout
+from tandem.core.kv_layout import KVLayout
 from tandem.core.prefill_queue import PrefillSpeed, attended
 from tandem.engine.sequence import RequestState
 

@@ -1,4 +1,4 @@
-"""The dtypes in which KV may be stored (`tandem.core.kvlayout`), as torch names them, and which it multiplies."""
+"""The dtypes in which KV may be stored (`tandem.core.kv_layout`), as torch names them, and which it multiplies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from tandem.core.kvlayout import DTYPE_BYTES
+from tandem.core.kv_layout import DTYPE_BYTES
 
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_BYTES}
 

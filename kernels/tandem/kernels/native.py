@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tandem.core.cpu_level import named_level
 from tandem.core.logs import event
-from tandem.kernels.compiling import WATCH, draft_of, one_maker, remove_stale_drafts
+from tandem.kernels.build_lock import WATCH, draft_of, one_maker, remove_stale_drafts
 
 ENVIRONMENT_VARIABLE = "TANDEM_NATIVE"
 CACHE_VARIABLE = "TANDEM_NATIVE_CACHE"

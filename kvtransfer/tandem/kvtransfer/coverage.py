@@ -13,7 +13,7 @@ from tandem.core.ids import BlockId, GroupId
 from tandem.kvtransfer.frame import Frame, MalformedFrameError
 from tandem.kvtransfer.pool import PoolAccess, is_within
 from tandem.kvtransfer.ticket import Ticket
-from tandem.kvtransfer.wirecodec import PayloadForm, codec_named
+from tandem.kvtransfer.wire_codec import PayloadForm, codec_named
 
 _MOST_PARTS = 256
 

@@ -6,7 +6,7 @@
     └───────────────────────────────────────────────────────────────┘└──────────┘└──────────────────────────────┘
 
 The head crc covers header and blocks, so that a flipped bit cannot send a good payload to a wrong place. Both are
-CRC-32 as `zlib.crc32`; the payload's is taken in the pass that copies it (`tandem.kernels.kv_wire`). A link between
+CRC-32 as `zlib.crc32`; the payload's is taken in the pass that copies it (`tandem.kernels.kv_codec`). A link between
 devices may name another checksum, in the upper half of the codec's byte. Blocks, heads and layers are the receiver's,
 and so are block size and dtype, unless a codec is named. Sizes are bounded before anything is allocated.
 """
@@ -21,7 +21,7 @@ from enum import IntEnum
 from typing import cast
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
-from tandem.core.pairing import Codec
+from tandem.core.kv_compatibility import Codec
 
 MAGIC = b"TKVF"
 PROTOCOL_VERSION = 2

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, GroupId, Rank, TransferId
-from tandem.kvtransfer.devicepayload import DeviceLink, DeviceRoom
+from tandem.kvtransfer.device_payload import DeviceLink, DeviceRoom
 from tandem.kvtransfer.frame import Checksum, FrameKind
 from tandem.kvtransfer.layout import FrameSlice, HeadRoute, slices
-from tandem.kvtransfer.outgoing import Outgoing
+from tandem.kvtransfer.outgoing_transfer import Outgoing
 from tandem.kvtransfer.payload_reader import PayloadReader
 from tandem.kvtransfer.pool import PoolAccess, TokenRun
 from tandem.kvtransfer.transports.base import Link, LinkClosedError

@@ -14,10 +14,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tandem.core.ids import BlockId, Rank
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS
 from tandem.kvtransfer.pool import TokenRun
-from tandem.kvtransfer.wirecodec import PayloadForm
+from tandem.kvtransfer.wire_codec import PayloadForm
 
 
 @dataclass(frozen=True, slots=True)

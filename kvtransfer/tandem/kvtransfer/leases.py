@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tandem.core.ids import Incarnation, TransferId, WorkerId
-from tandem.core.liveness import LEASE_S
+from tandem.core.lease_timing import LEASE_S
 
 SAY_EVERY_S = 1.0
 

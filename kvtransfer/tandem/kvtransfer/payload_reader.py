@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tandem.kvtransfer.layout import FrameSlice
 from tandem.kvtransfer.pool import PoolAccess, payload_bytes
-from tandem.kvtransfer.wirecodec import PayloadForm
+from tandem.kvtransfer.wire_codec import PayloadForm
 
 
 class PayloadReader:

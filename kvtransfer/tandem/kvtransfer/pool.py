@@ -1,6 +1,6 @@
 """One KV group's pool on one rank, seen as bytes: gather slices of blocks out of it, scatter them back into it.
 
-Knows the layout of `tandem.core.kvlayout` and nothing of transfers. Blocks, layers and heads are indices local to the
+Knows the layout of `tandem.core.kv_layout` and nothing of transfers. Blocks, layers and heads are indices local to the
 pool: layer 0 is the group's first layer, head 0 the first head that this rank holds.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from tandem.core.ids import BlockId
-from tandem.core.kvlayout import KVGroupSpec
-from tandem.kernels import kv_wire
-from tandem.kernels.kv_wire import is_within
+from tandem.core.kv_layout import KVGroupSpec
+from tandem.kernels import kv_codec
+from tandem.kernels.kv_codec import is_within
 
 __all__ = ["DeviceAccess", "HostPool", "PoolAccess", "TokenRun", "is_within", "payload_bytes"]
 
@@ -118,7 +118,7 @@ class HostPool:
         if len(self._data) % block_bytes:
             raise ValueError(f"{len(self._data)} bytes are no whole number of {block_bytes}-byte blocks")
         self.num_blocks = len(self._data) // block_bytes
-        self._shape = kv_wire.PoolShape(
+        self._shape = kv_codec.PoolShape(
             num_blocks=self.num_blocks,
             layers=len(spec.layers),
             planes=spec.planes,
@@ -126,7 +126,7 @@ class HostPool:
             block_tokens=spec.block_tokens,
             row_bytes=spec.head_bytes() // spec.block_tokens,
         )
-        kv_wire.prepare()
+        kv_codec.prepare()
 
     @property
     def spec(self) -> KVGroupSpec:
@@ -138,7 +138,7 @@ class HostPool:
 
     def read_into(self, blocks: Sequence[BlockId], layers: range, heads: range, out: memoryview) -> int:
         """Gather into `out`."""
-        return kv_wire.gather(self._data, self._shape, blocks, layers, heads, out)
+        return kv_codec.gather(self._data, self._shape, blocks, layers, heads, out)
 
     def read_tokens_into(
         self, source: TokenRun, layers: range, heads: range, out: memoryview, *, target_tokens: int
@@ -146,14 +146,14 @@ class HostPool:
         """Gather into `out`, re-blocked."""
         if source.block_tokens != self._spec.block_tokens:
             raise ValueError(f"blocks of {source.block_tokens} tokens in a pool of {self._spec.block_tokens}")
-        return kv_wire.reblock(
+        return kv_codec.reblock(
             self._data, self._shape, source.blocks, layers, heads, out,
             offset_tokens=source.offset_tokens, target_tokens=target_tokens,
         )  # fmt: skip
 
     def write_from(self, blocks: Sequence[BlockId], layers: range, heads: range, payload: memoryview) -> int:
         """Scatter `payload`."""
-        return kv_wire.scatter(self._data, self._shape, blocks, layers, heads, payload)
+        return kv_codec.scatter(self._data, self._shape, blocks, layers, heads, payload)
 
 
 def payload_bytes(spec: KVGroupSpec, blocks: int, layers: range, heads: range) -> int:

@@ -13,13 +13,13 @@ from tandem.core.ids import GroupId, Incarnation, Rank, TransferId
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import ReceiverEvent
-from tandem.kvtransfer.intake import Intake
 from tandem.kvtransfer.pool import PoolAccess
+from tandem.kvtransfer.receiver_core import Intake
 from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.kvtransfer.ticket import Endpoint, Ticket
 from tandem.kvtransfer.transports.base import Listener, UnavailableTransportError
+from tandem.kvtransfer.transports.payload_ring import RING_BYTES
 from tandem.kvtransfer.transports.registry import TRANSPORTS, Site, find
-from tandem.kvtransfer.transports.ring import RING_BYTES
 
 _log = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 
 from tandem.core.clock import Clock
-from tandem.core.linkspeed import LinkSpeed, rate
+from tandem.core.link_speed import LinkSpeed, rate
 from tandem.core.logs import event
-from tandem.kvtransfer.line import Line
-from tandem.kvtransfer.linkmeter import LinkMeter
-from tandem.kvtransfer.linkspeeds import LinkSpeeds
-from tandem.kvtransfer.survey import Chosen, Survey
+from tandem.kvtransfer.link_meter import LinkMeter
+from tandem.kvtransfer.link_speeds import LinkSpeeds
+from tandem.kvtransfer.probed_connection import Line
+from tandem.kvtransfer.transport_selection import Chosen, Survey
 from tandem.kvtransfer.transports.base import LinkClosedError
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 600.0

@@ -13,16 +13,16 @@ from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import SenderEvent
 from tandem.kvtransfer.frame import FrameKind, Reply, ReplyKind
-from tandem.kvtransfer.hostid import host_id
+from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.jobs import Control, Push
-from tandem.kvtransfer.linkspeeds import LinkSpeeds
-from tandem.kvtransfer.outgoing import Outgoing
-from tandem.kvtransfer.peerlink import LinkInfo, LinkKey, PeerLink
+from tandem.kvtransfer.link_speeds import LinkSpeeds
+from tandem.kvtransfer.outgoing_transfer import Outgoing
+from tandem.kvtransfer.peer_link import LinkInfo, LinkKey, PeerLink
 from tandem.kvtransfer.pool import PoolAccess, TokenRun, is_within
 from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports.base import Peer
-from tandem.kvtransfer.transports.dialling import candidates
+from tandem.kvtransfer.transports.dialer import candidates
 from tandem.kvtransfer.transports.registry import AUTO, Preference
 
 _log = logging.getLogger(__name__)

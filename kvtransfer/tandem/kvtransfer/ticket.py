@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVLayout
+from tandem.core.kv_layout import KVLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,4 +45,4 @@ class Ticket:
     layout: KVLayout
     """The receiver's KV groups (block size, dtype) and TP."""
     codec: str = ""
-    """The wire codec that both ends agreed on (tandem.core.pairing); "" = bytes in the receiver's dtype."""
+    """The wire codec that both ends agreed on (tandem.core.kv_compatibility); "" = bytes in the receiver's dtype."""

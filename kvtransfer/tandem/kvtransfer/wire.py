@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tandem.core.ids import GroupId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
-from tandem.core.pairing import KVProfile
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.rpc.v1 import worker_pb2 as w
 
 

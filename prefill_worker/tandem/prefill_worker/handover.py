@@ -9,16 +9,16 @@ from enum import Enum, auto
 from tandem.core.errors import TransferError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, TransferId
-from tandem.core.kvlayout import KVLayout
+from tandem.core.kv_compatibility import KVProfile, agree
+from tandem.core.kv_layout import KVLayout
 from tandem.core.ledger import Holder, HoldKind
 from tandem.core.lifecycle import FinishReason
-from tandem.core.pairing import KVProfile, agree
 from tandem.engine.engine import Engine
 from tandem.engine.request import TokenOutput
 from tandem.kvtransfer.ticket import Ticket
 from tandem.prefill_worker.push_plan import PushPlan
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.requests import Tracked
+from tandem.workercore.requests import Tracked
 
 
 class Stage(Enum):

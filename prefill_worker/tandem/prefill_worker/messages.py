@@ -6,8 +6,8 @@ from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.prefill_worker.handover import Handover
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.role import Shell
-from tandem.workerhost.wire import choice_to_wire
+from tandem.workercore.proto_convert import choice_to_wire
+from tandem.workercore.role import Shell
 
 
 def ticket_request(shell: Shell, handover: Handover) -> w.PeerMessage:

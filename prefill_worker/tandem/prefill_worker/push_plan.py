@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 
 
 @dataclass(frozen=True, slots=True)

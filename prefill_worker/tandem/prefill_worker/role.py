@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection
 
 from tandem.core.errors import InternalError, InvalidRequestError, TandemError, TransferError, from_code
-from tandem.core.holders import subject_of
+from tandem.core.holder_keys import subject_of
 from tandem.core.ids import Incarnation, TransferId, WorkerId
 from tandem.core.ledger import Holder
 from tandem.core.lifecycle import Phase, RoleName
@@ -18,12 +18,12 @@ from tandem.kvtransfer.wire import profile_from_wire
 from tandem.prefill_worker.handover import Handover, Stage, pusher
 from tandem.prefill_worker.messages import complete, given_up, ticket_request, unwanted
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.claims import Claim
-from tandem.workerhost.leases import FORGOTTEN, PeerLeases
-from tandem.workerhost.requests import Tracked, request_key
-from tandem.workerhost.role import Shell
-from tandem.workerhost.whole_requests import WholeRequests
-from tandem.workerhost.wire import ticket_from_wire
+from tandem.workercore.leases import FORGOTTEN, PeerLeases
+from tandem.workercore.local_requests import WholeRequests
+from tandem.workercore.proto_convert import ticket_from_wire
+from tandem.workercore.requests import Tracked, request_key
+from tandem.workercore.role import Shell
+from tandem.workercore.transfer_claims import Claim
 
 _log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from tandem.router.process.main import main
+from tandem.router.server.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandem.core.release import release
+from tandem.core.version import release
 
 
 def version() -> str:

@@ -9,9 +9,9 @@ import pytest
 
 from bench.engine.__main__ import main
 from bench.report import ROOT
-from tandem.cluster.simulator import calibration
 from tandem.clusterctl import main as program
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
+from tandem.controlplane.simulator import calibration
 
 SMALL = ["--model", str(ROOT / "models" / "tandem-tiny"), "--tokens", "8", "32", "64", "--contexts", "16", "128",
          "--batches", "1", "4"]  # fmt: skip

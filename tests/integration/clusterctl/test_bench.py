@@ -15,12 +15,12 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tandem.cluster.simulator.traces import Trace, TraceRequest
 from tandem.clusterctl import main as program
-from tandem.clusterctl.documents.schemas import schema
-from tandem.clusterctl.load.requests import Form, plan_of, poisson
-from tandem.clusterctl.load.results import Slo, report
-from tandem.clusterctl.load.sending import CHAT, Answer, Due, Target, send_all
+from tandem.clusterctl.loadgen.client import CHAT, Answer, Due, Target, send_all
+from tandem.clusterctl.loadgen.requests import Form, plan_of, poisson
+from tandem.clusterctl.loadgen.results import Slo, report
+from tandem.clusterctl.schemas.kinds import schema
+from tandem.controlplane.simulator.traces import Trace, TraceRequest
 from tests.integration.router.house import House, builder
 
 TLS = Path(__file__).parents[1] / "router" / "tls"

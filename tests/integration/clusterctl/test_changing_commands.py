@@ -16,17 +16,17 @@ import pytest
 
 from tandem.clusterctl import main as program
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.exits import Exit
-from tandem.core.apikeys import KeyWish, draw
+from tandem.clusterctl.exit_codes import Exit
+from tandem.core.api_keys import KeyWish, draw
 from tandem.core.config import SloSection
 from tandem.core.desired import DesiredState, Pool
+from tandem.core.desired_changes import cordoned
 from tandem.core.lifecycle import RoleName
 from tandem.core.rollouts import paused, started
-from tandem.core.wishes import cordoned
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.desired import DesiredStateStore
 from tests.integration.router.house import ADMIN_KEY, House, builder
 from tests.unit.clusterctl.command_tree import ALL, flags_of
 from tests.unit.clusterctl.document_check import checked
@@ -261,7 +261,7 @@ def test_it_is_done_once(scene: Scene, words: tuple[str, ...], is_asked: bool) -
 
 
 def test_a_standard_input_that_is_closed_is_no_terminal() -> None:
-    code = "import sys; sys.stdin = None; from tandem.clusterctl.consent import Consent; Consent().check()"
+    code = "import sys; sys.stdin = None; from tandem.clusterctl.confirm import Consent; Consent().check()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "ConfigError: this changes the cluster and nobody can be asked" in done.stderr
 

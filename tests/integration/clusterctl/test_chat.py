@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.chat.asking import Answer
-from tandem.clusterctl.chat.figures import line_of
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.chat.client import Answer
+from tandem.clusterctl.chat.statistics import line_of
+from tandem.clusterctl.exit_codes import Exit
 from tandem.core.config import Anonymous
 from tests.integration.clusterctl.terminal import CTRL_C, CTRL_D, Terminal
 from tests.integration.router.house import ADMIN_KEY, Build, House, builder

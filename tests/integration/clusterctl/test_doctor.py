@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl.doctor.cluster_checks import contested
+from tandem.controlplane.state_dir import StateDir
 from tandem.core.cpu_level import CpuLevel
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId, new_incarnation
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys, Member
-from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.records import WorkerRecord
-from tandem.prefixindex.stores.events import ClusterEventStore
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.keys import Keys, Member
+from tandem.statestore.records import WorkerRecord
+from tandem.statestore.stores.events import ClusterEventStore
 from tests.integration.router.house import ADMIN_KEY, Build, House, builder
 from tests.integration.router.scripted_worker import Script
 from tests.plugins import forked_starts

@@ -12,13 +12,13 @@ import jsonschema_rs
 import pytest
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.documents.schemas import schema
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.planning.live_plan import next_action
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.planning import PlanningStore
+from tandem.clusterctl.schemas.kinds import schema
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.planning import PlanningStore
 from tests.integration.router.house import ADMIN_KEY, House, builder
 
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
 from tandem.core.desired import DesiredState, Pool, RolloutPhase
 from tandem.core.lifecycle import RoleName
 from tandem.core.rollouts import started
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.desired import DesiredStateStore
 from tests.integration.router.house import ADMIN_KEY, House, builder
 
 START = DesiredState(version=1, pools=(

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from tandem.cluster.ray import node
-from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl import main as program
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
+from tandem.controlplane.ray import node
+from tandem.controlplane.state_dir import StateDir
 from tandem.engine import model_source
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.unit.clusterctl.document_check import checked
 
 MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
@@ -155,7 +155,7 @@ def test_a_port_or_a_name_that_is_taken(capsys: pytest.CaptureFixture[str], stat
 def test_only_a_dry_run_prints_a_document(
     capsys: pytest.CaptureFixture[str], state: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("tandem.clusterctl.running.join._check", lambda *_: None)
+    monkeypatch.setattr("tandem.clusterctl.lifecycle.join._check", lambda *_: None)
     code, out, error = run(capsys, *command, "-o", "json")
     assert (code, out) == (Exit.USAGE, "")
     assert "only --dry-run prints a document" in error

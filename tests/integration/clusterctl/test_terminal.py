@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.lifecycle import RoleName
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.desired import DesiredStateStore
 from tests.integration.clusterctl.terminal import CTRL_C, CTRL_D, Terminal
 from tests.integration.router.house import ADMIN_KEY, Build, House, builder
 from tests.unit.clusterctl.document_check import checked

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.environment import Environment
+from tandem.controlplane.environment import Environment
 from tandem.core import breakpoints
 from tools.waiting import PATIENCE_S, wait_for
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.deploy import emulated
 from tests.integration.deploy.release_pods import PASSWORD, Cluster, Pod
 from tests.integration.deploy.rendering import Release

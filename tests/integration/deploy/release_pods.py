@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tandem.core.metricnames import REATTEMPTS
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.core.metric_names import REATTEMPTS
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.deploy.mounting import Mounted, mounted
 from tests.integration.deploy.rendering import Container, Release
 from tools.waiting import wait_for

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tandem.core.metricnames import CATALOGUE
+from tandem.core.metric_names import CATALOGUE
 from tests.e2e import queries
 from tests.integration.deploy.rendering import Helm
 from tools import dashboards

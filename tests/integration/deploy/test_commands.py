@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub import constants
 from ray.scripts import scripts as rays
 
-from tandem.cluster.pod.__main__ import main, parser
-from tandem.cluster.pod.records import WORKER_PORT
-from tandem.cluster.resolve import check
+from tandem.controlplane.entrypoints.__main__ import main, parser
+from tandem.controlplane.entrypoints.records import WORKER_PORT
+from tandem.controlplane.resolve import check
 from tandem.core.config import Anonymous, ClusterConfig
 from tandem.core.config_loader import load
 from tests.integration.deploy.mounting import Mounted, mounted
@@ -66,7 +66,7 @@ def test_traces_are_the_router_s_alone(helm: Helm, tmp_path: Path) -> None:
 
 def test_every_flag_is_taken(release: Release) -> None:
     for each in ours(release):
-        assert each.command[:3] == ["python", "-m", "tandem.cluster.pod"]
+        assert each.command[:3] == ["python", "-m", "tandem.controlplane.entrypoints"]
         words = [Mounted(Path("/")).here(word) for word in each.command[3:]]
         wanted = parser().parse_args(words)
         assert wanted.part == each.name

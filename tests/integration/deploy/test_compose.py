@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from jsonschema_rs import validator_for
 
-from tandem.cluster.pod import probing
-from tandem.cluster.pod.__main__ import parser
-from tandem.cluster.pod.draining import HAND_BACK_S
-from tandem.cluster.pod.records import WORKER_PORT
-from tandem.cluster.resolve import check
+from tandem.controlplane.entrypoints import readiness_probe
+from tandem.controlplane.entrypoints.__main__ import parser
+from tandem.controlplane.entrypoints.prestop import HAND_BACK_S
+from tandem.controlplane.entrypoints.records import WORKER_PORT
+from tandem.controlplane.resolve import check
 from tandem.core.config import Anonymous, ClusterConfig, RouterSection
 from tandem.core.config_loader import load
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.transports.acceptor import MAX_STRANGERS
 from tandem.kvtransfer.transports.tcp_listener import MAX_CONNECTIONS
-from tandem.router.process.stopping import AFTER_DRAIN_S
+from tandem.router.server.shutdown import AFTER_DRAIN_S
 from tandem.workerhost.host import SERVER_GRACE_S, STOP_TIMEOUT_S
 from tandem.workerhost.membership import LEAVE_TIMEOUT_S
 from tests.integration.deploy.composing import COMPOSE, CONFIG, FILE, OURS, SERVICES, Service, placed, seconds, service
@@ -39,7 +39,7 @@ def test_it_is_a_router_and_one_worker_of_each_role_beside_redis() -> None:
 @each_of_ours
 def test_every_flag_is_taken_and_every_file_is_mounted(each: Service) -> None:
     wanted = parser().parse_args(each.command[3:])
-    assert each.command[:3] == ["python", "-m", "tandem.cluster.pod"]
+    assert each.command[:3] == ["python", "-m", "tandem.controlplane.entrypoints"]
     for path in (wanted.config, wanted.cluster_secret, wanted.redis_password, getattr(wanted, "admin_key", None)):
         assert path is None or str(path) in each.files()
     folders = {mount.split(":")[0] for mount in each.spec["tmpfs"]}
@@ -79,9 +79,9 @@ def test_the_configuration_says_what_the_services_are() -> None:
 @each_of_ours
 def test_its_health_is_asked_of_its_own_ports(each: Service) -> None:
     words = each.spec["healthcheck"]["test"]
-    assert words[:4] == ["CMD", "python", "-m", "tandem.cluster.pod.probing"]
+    assert words[:4] == ["CMD", "python", "-m", "tandem.controlplane.entrypoints.readiness_probe"]
     assert words[4:] == ["--folder", str(parser().parse_args(each.command[3:]).folder)]
-    assert seconds(each.spec["healthcheck"]["timeout"]) > probing.TIMEOUT_S
+    assert seconds(each.spec["healthcheck"]["timeout"]) > readiness_probe.TIMEOUT_S
 
 
 @each_of_ours

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.deploy.composing import Placed, Service, placed, seconds, service, variables
 from tests.integration.deploy.installed import environment
 from tools.image_requirements import IMAGES as EXTRAS

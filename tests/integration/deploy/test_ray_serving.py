@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tandem.cluster.kuberay.raycluster import CLUSTER, GROUP, NODE_TYPE
-from tandem.cluster.ray.head import usable_port
-from tandem.cluster.ray.node import NodeConfig
+from tandem.controlplane.kuberay.raycluster import CLUSTER, GROUP, NODE_TYPE
+from tandem.controlplane.ray.head import usable_port
+from tandem.controlplane.ray.node import NodeConfig
 from tandem.core import config_loader
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.deploy import emulated
 from tests.integration.deploy.mounting import Mounted, mounted
 from tests.integration.deploy.rendering import CHART, Container, Helm, Release
@@ -47,7 +47,7 @@ def head(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     said = tmp_path / "node.out"
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tandem.cluster.ray.node", "--config", str(path)], stdout=output, stderr=output
+            [sys.executable, "-m", "tandem.controlplane.ray.node", "--config", str(path)], stdout=output, stderr=output
         )
     try:
         wait_for(lambda: "started" in said.read_text() or process.poll() is not None, 90, "the head starts, or ends")

@@ -14,7 +14,7 @@ import pytest
 import redis
 import yaml
 
-from tandem.prefixindex.private_redis import find_server
+from tandem.statestore.embedded_redis import find_server
 from tests.integration.deploy.rendering import CHART, Helm, Release
 from tools.waiting import wait_for
 

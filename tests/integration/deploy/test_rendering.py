@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 from kubernetes_validate import utils
 
-from tandem.cluster.ray.orders import HARDWARE_LABEL
+from tandem.controlplane.ray.messages import HARDWARE_LABEL
 from tests.integration.deploy.mounting import secrets_of
 from tests.integration.deploy.rendering import CHART, GOOD, NAMESPACE, Helm, Object, Release
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tandem.cluster.pod.draining import HAND_BACK_S
-from tandem.router.process.stopping import AFTER_DRAIN_S
+from tandem.controlplane.entrypoints.prestop import HAND_BACK_S
+from tandem.router.server.shutdown import AFTER_DRAIN_S
 from tandem.workerhost.host import SERVER_GRACE_S, STOP_TIMEOUT_S
 from tandem.workerhost.membership import LEAVE_TIMEOUT_S
 from tests.integration.deploy.rendering import CHART, Container, Helm, Object, Release

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.deploy.release_pods import (
     ANSWER_TOKENS,
     PASSWORD,

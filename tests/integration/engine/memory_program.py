@@ -12,7 +12,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.memory_plan import StepBounds
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 BOUNDS = StepBounds(tokens=512, sequences=64)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.named_models import SMOLLM2
-from tandem.cluster.pulling import pull
+from tandem.controlplane.model_download import pull
+from tandem.controlplane.named_models import SMOLLM2
 from tandem.core.errors import UnavailableError
 
 

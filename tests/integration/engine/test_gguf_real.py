@@ -12,7 +12,7 @@ from tandem.core.ids import BlockId
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.engine.weights import open_checkpoint
-from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.tokenization.tokenizer import Tokenizer
 from tests.integration.engine.real_model import smollm2
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -21,7 +21,7 @@ from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.parallel import TensorGroup, open_group
 from tandem.engine.runner import ModelRunner
-from tandem.engine.sampled import SampleRow
+from tandem.engine.sampling_types import SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from tandem.kvtransfer.frame import Frame, Reply
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Link
-from tandem.kvtransfer.transports.tcpsocket import join_address, split_address
+from tandem.kvtransfer.transports.tcp_socket import join_address, split_address
 
 Sending = tuple[Frame, bytes | None]
 Faults = Callable[[Frame, bytes | None], list[Sending]]

@@ -8,7 +8,7 @@ import threading
 
 from tandem.kvtransfer.transports.base import LinkClosedError
 from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, SENDER_RANK, GlooCommunicator, Transfer
-from tandem.kvtransfer.transports.controlsocket import ControlSocket
+from tandem.kvtransfer.transports.control_socket import ControlSocket
 
 SIZE = 4 << 20
 

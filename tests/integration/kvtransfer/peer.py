@@ -13,7 +13,7 @@ from typing import Any
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.pool import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver

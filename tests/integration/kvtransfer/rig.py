@@ -22,18 +22,18 @@ import pytest
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind
 from tandem.kvtransfer.pool import HostPool
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
-from tandem.kvtransfer.transports import dialling
+from tandem.kvtransfer.transports import dialer
 from tandem.kvtransfer.transports import grpc as over_grpc
 from tandem.kvtransfer.transports.base import WINDOW_BYTES, Peer
+from tandem.kvtransfer.transports.payload_ring import RING_BYTES
 from tandem.kvtransfer.transports.registry import find
-from tandem.kvtransfer.transports.ring import RING_BYTES
 from tests.integration.kvtransfer.faults import Faults, FaultyLink, Proxy
 from tests.integration.kvtransfer.raw import Raw, dial_raw
 
@@ -211,7 +211,7 @@ class Rig:
         def dial(*arguments: Any) -> FaultyLink:
             return FaultyLink(usual.dial(*arguments), faults)
 
-        monkeypatch.setattr(dialling, "TRANSPORTS", {self.transport: replace(usual, dial=dial)})
+        monkeypatch.setattr(dialer, "TRANSPORTS", {self.transport: replace(usual, dial=dial)})
 
     def sum_wrongly(self, monkeypatch: pytest.MonkeyPatch, pool: Any) -> None:
         """What is read out of `pool` to be sent gets a checksum that is one bit off."""

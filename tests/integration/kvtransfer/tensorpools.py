@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from tandem.core.ids import BlockId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.kvtransfer.pool import TokenRun
-from tandem.kvtransfer.transports.devicememory import bytes_of
+from tandem.kvtransfer.transports.device_memory import bytes_of
 from tandem.worker.device_pool import DevicePool
 
 

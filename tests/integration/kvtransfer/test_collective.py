@@ -19,14 +19,14 @@ from tandem.core.clock import MonotonicClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Rank, TransferId, WorkerId
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind, ReplyKind, encode
-from tandem.kvtransfer.intake import Intake
+from tandem.kvtransfer.receiver_core import Intake
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.transports import collective, collective_listener, communicator
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.collective import CollectiveLink
 from tandem.kvtransfer.transports.collective_listener import _Connection
 from tandem.kvtransfer.transports.communicator import GlooCommunicator, Transfer
-from tandem.kvtransfer.transports.controlsocket import ControlSocket
+from tandem.kvtransfer.transports.control_socket import ControlSocket
 from tests.integration.kvtransfer.gloo_pair import Pair
 
 SIZE = 4 << 20

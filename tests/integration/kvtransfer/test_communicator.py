@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import HashStore
 from tandem.kvtransfer.transports import communicator
 from tandem.kvtransfer.transports.base import LinkClosedError
 from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, GlooCommunicator
-from tandem.kvtransfer.transports.controlsocket import ControlSocket
+from tandem.kvtransfer.transports.control_socket import ControlSocket
 from tests.integration.kvtransfer.gloo_pair import SIZE, Pair, connected, outcome_of
 from tools.waiting import wait_for
 

@@ -15,14 +15,14 @@ import torch
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId, Rank, WorkerId
-from tandem.core.kvlayout import KVLayout
+from tandem.core.kv_layout import KVLayout
 from tandem.kernels.payload_checksum import payload_checksum
-from tandem.kvtransfer import guards
+from tandem.kvtransfer import frame_checks
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import Checksum, encode
-from tandem.kvtransfer.line import PINGS, Line
+from tandem.kvtransfer.probed_connection import PINGS, Line
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
-from tandem.kvtransfer.transports.devicememory import HostMemory
+from tandem.kvtransfer.transports.device_memory import HostMemory
 from tandem.kvtransfer.transports.ipc import MAX_IPC_PAYLOAD_BYTES, PRELUDE, IpcLink
 from tandem.kvtransfer.transports.ipc_listener import _Landing
 from tests.integration.kvtransfer.raw import make_frame
@@ -94,7 +94,7 @@ def test_what_the_sender_gave_up_while_it_was_read_does_not_count(
 ) -> None:
     """All bytes are here and right, but the source belongs to others since the fence. Unchecked it would count."""
     if not is_checked:
-        monkeypatch.setattr(guards, "is_current", lambda payload: True)
+        monkeypatch.setattr(frame_checks, "is_current", lambda payload: True)
     source, target, sender, receiver, ticket = begin(rig)
     target.pools[G0].write_gate.clear()
     sender.push(ticket.transfer, G0, ids(range(8)), ids(range(8)), range(4))
@@ -130,7 +130,7 @@ def test_a_place_that_is_given_to_another_frame_while_it_is_read_is_noticed(
     rig: Rig, is_checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_checked:
-        monkeypatch.setattr(guards, "is_current", lambda payload: True)
+        monkeypatch.setattr(frame_checks, "is_current", lambda payload: True)
     target = rig.side()
     receiver = rig.receiver(target)
     ticket = rig.ticket(receiver.endpoints(), {0: (0,)})

@@ -13,12 +13,12 @@ import pytest
 
 from tandem.core.clock import MonotonicClock
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank
-from tandem.core.linkspeed import LinkSpeed
+from tandem.core.link_speed import LinkSpeed
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import Sent, Verified
-from tandem.kvtransfer.hostid import host_id
-from tandem.kvtransfer.intake import Intake
-from tandem.kvtransfer.linkspeeds import LinkSpeeds
+from tandem.kvtransfer.host_id import host_id
+from tandem.kvtransfer.link_speeds import LinkSpeeds
+from tandem.kvtransfer.receiver_core import Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.shm_listener import ShmListener
 from tests.integration.kvtransfer.faults import Proxy

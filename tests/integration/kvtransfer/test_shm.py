@@ -14,7 +14,7 @@ import pytest
 
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId, WorkerId
 from tandem.kvtransfer.frame import Frame, FrameKind, encode
-from tandem.kvtransfer.transports import unixsocket
+from tandem.kvtransfer.transports import unix_socket
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tests.integration.kvtransfer.rig import Rig
 
@@ -53,7 +53,7 @@ def test_at_an_abstract_name_this_user_alone_is_let_in(
         assert endpoint.address.startswith("@")
         assert list(folder.iterdir()) == []
         assert rig.dial(endpoint).told() == []
-        monkeypatch.setattr(unixsocket, "_user_of", lambda _: os.geteuid() + 1)
+        monkeypatch.setattr(unix_socket, "_user_of", lambda _: os.geteuid() + 1)
         with pytest.raises(LinkClosedError, match="no challenge"):
             rig.dial(endpoint)
     finally:

@@ -17,10 +17,10 @@ from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, Transf
 from tandem.core.secret import NONCE_BYTES
 from tandem.kvtransfer.events import Failed, SendFailed, Sent
 from tandem.kvtransfer.frame import Frame, FrameKind, encode
-from tandem.kvtransfer.transports import tcp_listener, tcpsocket
+from tandem.kvtransfer.transports import tcp_listener, tcp_socket
 from tandem.kvtransfer.transports.base import Peer
 from tandem.kvtransfer.transports.tcp import MAGIC, PRELUDE, TcpLink, sockets_for
-from tandem.kvtransfer.transports.tcpsocket import split_address
+from tandem.kvtransfer.transports.tcp_socket import split_address
 from tests.integration.kvtransfer.raw import Raw
 from tests.integration.kvtransfer.rig import Rig
 
@@ -58,7 +58,7 @@ def test_ipv6(tcp_rig: Rig) -> None:
 
 @pytest.mark.parametrize("words", [b"", b"\x01", b"\xff\xff" + bytes(100), b"\x50\x00" + b"x" * 80])
 def test_a_stranger_is_shown_out_in_time(tcp_rig: Rig, words: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcpsocket, "DIAL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(tcp_socket, "DIAL_TIMEOUT_S", 0.2)
     source, target = tcp_rig.side(seed=1), tcp_rig.side()
     receiver, sender = tcp_rig.receiver(target), tcp_rig.sender(source)
     with socket.create_connection(split_address(receiver.endpoints()[0].address), tcp_rig.patience_s) as stranger:

@@ -32,8 +32,8 @@ def add(a: int | None, b: int, *, kind: type = int) -> int | None:
     never = 2 * 3  # pragma: no cover
     return a + b
 """
-HASHES = "core/tandem/core/blockhash.py"
-TESTS = ("tests/unit/core/test_blockhash.py",)
+HASHES = "core/tandem/core/block_hash.py"
+TESTS = ("tests/unit/core/test_block_hash.py",)
 
 
 def test_only_what_can_change_behaviour_is_changed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core.parentdeath import tied
+from tandem.core.parent_death_signal import tied
 from tests.plugins import forked_starts
 from tests.plugins.forked_starts import Template
 from tools.running_cluster import is_alive

@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.ray.head import usable_port
-from tandem.cluster.ray.node import NodeConfig
-from tandem.cluster.state_dir import HeldState, StateDir
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.ray.head import usable_port
+from tandem.controlplane.ray.node import NodeConfig
+from tandem.controlplane.state_dir import HeldState, StateDir
 from tandem.core import config_loader
 from tandem.core.files import write_private
 from tools.fake_gpus import FakeGpus
@@ -28,7 +28,7 @@ from tools.waiting import wait_for
 
 @dataclass(slots=True)
 class Keeper:
-    """`python -m tandem.cluster.ray.node` in a process of its own, and every process that was ever seen below it."""
+    """A `python -m tandem.controlplane.ray.node` process, and every process that was ever seen below it."""
 
     process: subprocess.Popen[str]
     said: list[dict[str, Any]] = field(default_factory=list)
@@ -64,7 +64,7 @@ def start_keeper(config: NodeConfig, folder: Path, gpus: FakeGpus) -> Keeper:
     """A keeper whose Ray runs; it says so, or why not."""
     path = folder / f"node-{config.port}.json"
     path.write_bytes(config_loader.dump(config))
-    command = [sys.executable, "-m", "tandem.cluster.ray.node", "--config", str(path)]
+    command = [sys.executable, "-m", "tandem.controlplane.ray.node", "--config", str(path)]
     with (folder / "node.log").open("ab") as log:
         variables = {**os.environ, "PATH": gpus.path}
         keeper = Keeper(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=variables))

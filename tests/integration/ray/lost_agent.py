@@ -14,8 +14,8 @@ from pathlib import Path
 
 import ray
 
-from tandem.cluster.ray import placement
-from tandem.cluster.ray.orders import Order
+from tandem.controlplane.ray import placement
+from tandem.controlplane.ray.messages import Order
 from tandem.core import config_loader
 
 PREFIX = "tandem:test:lost:"

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from tandem.core.parentdeath import tied
+from tandem.core.parent_death_signal import tied
 
 
 def main() -> int:

@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tandem.cluster.ray.orders import Charge, from_json
-from tandem.cluster.ray.runner import Runner
+from tandem.controlplane.ray.messages import Charge, from_json
+from tandem.controlplane.ray.runner import Runner
 from tools.waiting import wait_for
 
 IP = "10.0.0.2"

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.ray import launcher
-from tandem.cluster.ray.launcher import RayLauncher
-from tandem.cluster.ray.orders import Order, to_json
-from tandem.cluster.state_dir import HeldState
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.ray import launcher
+from tandem.controlplane.ray.launcher import RayLauncher
+from tandem.controlplane.ray.messages import Order, to_json
+from tandem.controlplane.state_dir import HeldState
 from tools.waiting import wait_for_async
 
 from .test_ray_launcher import D, P, spec

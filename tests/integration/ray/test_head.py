@@ -6,11 +6,11 @@ import asyncio
 
 import psutil
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.launcher import WorkerExited, WorkerReady
-from tandem.cluster.ray.head import RayHead
-from tandem.cluster.ray.launcher import RayLauncher
-from tandem.cluster.state_dir import HeldState
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.launcher import WorkerExited, WorkerReady
+from tandem.controlplane.ray.head import RayHead
+from tandem.controlplane.ray.launcher import RayLauncher
+from tandem.controlplane.state_dir import HeldState
 from tandem.core.config import RaySection
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for, wait_for_async

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem.cluster.launcher import WorkerExited, WorkerProgress, WorkerReady
+from tandem.controlplane.launcher import WorkerExited, WorkerProgress, WorkerReady
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for, wait_for_async
 

@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.launcher import WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
-from tandem.cluster.ray.launcher import RayLauncher
-from tandem.cluster.ray.orders import Order
-from tandem.cluster.ray.variables import ray_variables
-from tandem.cluster.state_dir import HeldState
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.launcher import WorkerExited, WorkerProgress, WorkerReady, WorkerReport, WorkerSpec
+from tandem.controlplane.ray.launcher import RayLauncher
+from tandem.controlplane.ray.messages import Order
+from tandem.controlplane.ray.ray_env import ray_variables
+from tandem.controlplane.state_dir import HeldState
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
@@ -254,7 +254,7 @@ def test_workers_outlive_the_driver_and_are_found_again(scene: Scene) -> None:
         async with scene.launcher() as launcher:
             details = await _ready(launcher)
             driver = next(
-                child for child in psutil.Process().children() if "tandem.cluster.ray.driver" in child.cmdline()
+                child for child in psutil.Process().children() if "tandem.controlplane.ray.driver" in child.cmdline()
             )
             driver.kill()
             await launcher.start_worker(spec(D))  # while nobody listens

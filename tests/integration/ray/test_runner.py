@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tandem.cluster.bundled import NAME, bundled_model
-from tandem.cluster.ray.orders import Charge, Order, to_json
-from tandem.cluster.ray.placement import ORPHAN_S
-from tests.unit.cluster.ray.orders_rig import ORDER
+from tandem.controlplane.bundled import NAME, bundled_model
+from tandem.controlplane.ray.messages import Charge, Order, to_json
+from tandem.controlplane.ray.placement import ORPHAN_S
+from tests.unit.controlplane.ray.orders_rig import ORDER
 from tools.fake_gpus import FakeGpus
 from tools.running_cluster import is_alive
 from tools.waiting import wait_for

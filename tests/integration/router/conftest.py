@@ -9,10 +9,10 @@ from typing import Final
 
 import pytest
 
-from tandem.core.apikeys import ApiKey, Scope
+from tandem.core.api_keys import ApiKey, Scope
 from tandem.core.config import Anonymous, RouterConfig, RouterSection, ServedModel, StoreSection
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import ADMIN_KEY, MODEL, Build, House, builder
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for

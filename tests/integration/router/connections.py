@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 
-from tandem.router.doors.servers import HttpServer, bind, port_of
+from tandem.router.api.servers import HttpServer, bind, port_of
 
 PATIENCE_S = 60.0
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tandem.core.apikeys import ApiKey
+from tandem.core.api_keys import ApiKey
 from tandem.core.config import (
     AdmissionSection,
     BudgetSection,
@@ -27,14 +27,14 @@ from tandem.core.config import (
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.stores.budgets import BudgetStore
-from tandem.prefixindex.stores.desired import DesiredStateStore
-from tandem.prefixindex.stores.events import ClusterEventStore
-from tandem.prefixindex.stores.planning import PlanningStore
-from tandem.router.process.main import Router, Surroundings
-from tandem.router.process.storage import open_storage
+from tandem.router.server.main import Router, Surroundings
+from tandem.router.server.storage import open_storage
+from tandem.statestore.connection import connect
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.budgets import BudgetStore
+from tandem.statestore.stores.desired import DesiredStateStore
+from tandem.statestore.stores.events import ClusterEventStore
+from tandem.statestore.stores.planning import PlanningStore
 from tests.integration.router.scripted_worker import Fabric, Script, ScriptedWorker
 from tools.waiting import PATIENCE_S, wait_for_async
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from tandem.core.config import RouterConfig
-from tandem.prefixindex.lease import WorkerLease
+from tandem.statestore.index.lease import WorkerLease
 from tests.integration.router.scripted_worker import ScriptedWorker
 from tools.running_cluster import is_alive
 

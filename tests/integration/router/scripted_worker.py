@@ -17,18 +17,18 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tandem.core.blockhash import HashRoot, chain
+from tandem.core.block_hash import HashRoot, chain
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
+from tandem.core.lease_timing import PROOF_OF_LIFE
 from tandem.core.lifecycle import RoleName
-from tandem.core.liveness import PROOF_OF_LIFE
-from tandem.core.release import release
+from tandem.core.protocol_version import STREAM_VERSION
 from tandem.core.secret import ClusterSecret
-from tandem.core.streamversion import STREAM_VERSION
+from tandem.core.version import release
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc as w_grpc
-from tandem.workerhost.wire import each
+from tandem.workercore.proto_convert import each
 from tools.made_up_worker import EOS, MadeUpWorker, let_in
 
 Answerer = Callable[[w.Submit, int], list[int]]

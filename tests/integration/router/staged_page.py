@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tandem.core.clock import MonotonicClock
-from tandem.router.doors.servers import HttpServer, bind, port_of
-from tandem.router.operating.admin import DESIRED_PATH, LIVE_PATH, TRACE_PATH
-from tandem.router.operating.page.chat import CHAT_PATH
-from tandem.router.operating.page.live import LiveDesk
-from tandem.router.operating.page.site import site_routes
+from tandem.router.admin.app import DESIRED_PATH, LIVE_PATH, TRACE_PATH
+from tandem.router.admin.page.chat import CHAT_PATH
+from tandem.router.admin.page.live_events import LiveDesk
+from tandem.router.admin.page.static_files import site_routes
+from tandem.router.api.servers import HttpServer, bind, port_of
 
 STATES = ("ready", "draining", "flipping", "unreachable", "gone")
 SPANS = (("wait", 0.0, 0.1), ("queue", 0.1, 0.3), ("prefill", 0.3, 0.9), ("transfer", 0.9, 1.0), ("decode", 1.0, 2.5))

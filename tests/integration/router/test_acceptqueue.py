@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.responses import PlainTextResponse
 
-from tandem.router.doors import servers
-from tandem.router.doors.acceptqueue import let_nobody_in, queued
-from tandem.router.doors.servers import HttpServer, bind, port_of, reserve
+from tandem.router.api import servers
+from tandem.router.api.listen_backlog import let_nobody_in, queued
+from tandem.router.api.servers import HttpServer, bind, port_of, reserve
 
 ASKS = b"GET / HTTP/1.1\r\nhost: tandem\r\nconnection: close\r\n\r\n"
 PATIENCE_S = 20.0

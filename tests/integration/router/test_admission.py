@@ -16,9 +16,9 @@ import openai
 import pytest
 from typer.testing import CliRunner
 
-from tandem.clusterctl.api import slo
+from tandem.clusterctl.gateway import slo
 from tandem.core.config import AdmissionSection, SloSection
-from tandem.router.text.tokenizer import LONG_TEXT_CHARS
+from tandem.router.tokenization.tokenizer import LONG_TEXT_CHARS
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, Build, House

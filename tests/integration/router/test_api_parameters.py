@@ -10,7 +10,7 @@ import grpc
 import httpx
 import pytest
 
-from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.tokenization.tokenizer import Tokenizer
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import MODEL, TINY, Build, House

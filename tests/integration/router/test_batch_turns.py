@@ -11,13 +11,13 @@ import openai
 import pytest
 
 from tandem.core.batch import BatchRecord, BatchStatus
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.stores.batches import BatchStore, Saved
-from tandem.router.kept.batches import runner, turns
-from tandem.router.kept.batches.folder import FilesFolder
-from tandem.router.kept.batches.runner import AT_ONCE
-from tandem.router.kept.files import new_id
+from tandem.router.storage.batches import runner, turns
+from tandem.router.storage.batches.file_store import FilesFolder
+from tandem.router.storage.batches.runner import AT_ONCE
+from tandem.router.storage.files import new_id
+from tandem.statestore.connection import connect
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.batches import BatchStore, Saved
 from tests.integration.router.batching import finish, lines, request, start, upload
 from tests.integration.router.conftest import OTHERS
 from tests.integration.router.house import House
@@ -48,7 +48,7 @@ def poisoned(house: House, count: int, tenant: str) -> None:
 
 
 def test_poisoned_batches_delay_nobody_elses(slow: House, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "tandem.router.kept.batches.runner")
+    caplog.set_level(logging.ERROR, "tandem.router.storage.batches.runner")
     poisoned(slow, AT_ONCE, "other")
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         wait_for(lambda: "batch failed" in [record.message for record in caplog.records])
@@ -86,7 +86,7 @@ def loaded(house: House, name: str) -> BatchRecord:
 
 def test_a_tenant_without_a_key_gets_nothing_computed(slow: House, caplog: pytest.LogCaptureFixture) -> None:
     """Its batch rests, once its last key is revoked, and goes on with a new one."""
-    caplog.set_level(logging.WARNING, "tandem.router.kept.batches.runner")
+    caplog.set_level(logging.WARNING, "tandem.router.storage.batches.runner")
     with openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none", max_retries=0) as client:
         file = upload(client, *(request(str(n), prompt="a", max_tokens=10) for n in range(40)))
     other_batch(slow, "batch_0", file.id)

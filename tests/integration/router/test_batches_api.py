@@ -15,10 +15,10 @@ import pytest
 from openai.types import Batch, FileObject
 
 from tandem.core.config import StoreSection
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys
 from tests.integration.router.batching import Request, finish, lines, request, start, upload
 from tests.integration.router.house import Build, House
 from tests.integration.router.scripted_worker import Script
@@ -325,7 +325,7 @@ def test_a_lost_lease_stops_everything_until_it_is_free(
     slow: House, redis: PrivateRedis, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Somebody else owns the directory for a while: nothing runs here meanwhile, then everything ends as usual."""
-    caplog.set_level(logging.INFO, "tandem.router.kept.batches.runner")
+    caplog.set_level(logging.INFO, "tandem.router.storage.batches.runner")
     owner = Keys(slow.config.cluster).batch_owner
 
     async def hand_over(to: str | None) -> None:

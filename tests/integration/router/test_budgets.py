@@ -11,9 +11,9 @@ import openai
 import pytest
 
 from tandem.core.config import BudgetSection
-from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import Build, House, builder
 
 FIVE = {"anonymous": BudgetSection(requests_per_minute=30)}

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router.doors.http.entries import FREE, MAX_CONTAINERS, MAX_STRINGS
-from tandem.router.doors.http.operations import OPERATIONS, Operation
-from tandem.router.doors.http.reading import LONG_BODY_BYTES
+from tandem.router.api.http.body_parser import LONG_BODY_BYTES
+from tandem.router.api.http.entries import FREE, MAX_CONTAINERS, MAX_STRINGS
+from tandem.router.api.http.operations import OPERATIONS, Operation
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.plugins.costs import Cost
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,10 +11,10 @@ import httpx
 from tandem.core.config import AdmissionSection, SloSection
 from tandem.core.demand import Demand, Heard
 from tandem.core.ids import RouterId
-from tandem.core.linkspeed import LinkSpeed
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.stores.planning import PlanningStore
+from tandem.core.link_speed import LinkSpeed
+from tandem.statestore.connection import connect
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.planning import PlanningStore
 from tests.integration.router.house import ADMIN_KEY, Build, House, ask
 from tests.integration.router.scripted_worker import KV_TOKEN_BYTES
 from tools.waiting import wait_for_async

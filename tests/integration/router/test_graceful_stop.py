@@ -23,11 +23,11 @@ from tandem.core.config import RouterConfig, StoreSection
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys, Member
-from tandem.prefixindex.lease import NO_INCARNATION, WorkerLease
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tandem.statestore.connection import connect
+from tandem.statestore.index.lease import NO_INCARNATION, WorkerLease
+from tandem.statestore.keys import Keys, Member
 from tests.integration.router.house import ADMIN_KEY
 from tests.integration.router.knocking import knocking
 from tests.integration.router.router_process import PATIENCE_S, is_gone, register_and_beat, start

@@ -13,9 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tandem.core.errors import STATUS
-from tandem.router.asking.answers import Answer, AnswerDesk
-from tandem.router.doors import grpc_api
-from tandem.router.doors.grpc_api import SERVICE
+from tandem.router.api import grpc_service
+from tandem.router.api.grpc_service import SERVICE
+from tandem.router.serving.response_stream import Answer, AnswerDesk
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import Build, House
@@ -165,7 +165,7 @@ def test_a_bug_is_logged_with_the_requests_id(
     if where == "opened":
         monkeypatch.setattr(AnswerDesk, "open", opened)
     else:
-        monkeypatch.setattr(grpc_api, "_responses", answered)
+        monkeypatch.setattr(grpc_service, "_responses", answered)
     with pytest.raises(grpc.RpcError) as caught:
         generate(shared, i.GenerateRequest(model="tiny", text="Hello"))
     error: Any = caught.value

@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tandem.core.config import Anonymous
-from tandem.router.asking.asks import MAX_MESSAGES
-from tandem.router.doors import grpc_api, grpc_guard
-from tandem.router.doors.grpc_api import SERVICE
+from tandem.router.api import grpc_auth, grpc_service
+from tandem.router.api.grpc_service import SERVICE
+from tandem.router.serving.request_parser import MAX_MESSAGES
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
 from tests.integration.router.house import ADMIN_KEY, Build, House
@@ -84,7 +84,7 @@ def test_a_message_up_to_each_bound_costs_little(shared: House, method: str, val
 def test_a_call_without_a_key_is_refused_unread(build: Build, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     house = build(anonymous=Anonymous.NEVER)
     read: list[int] = []
-    monkeypatch.setattr(grpc_guard, "check_wire", lambda raw, *_: read.append(len(raw)))
+    monkeypatch.setattr(grpc_auth, "check_wire", lambda raw, *_: read.append(len(raw)))
     raw = HOSTILE["messages of a chat"]
     with measured(house.loop) as cost:
         codes = [call(house, method, raw) for _ in range(5)]
@@ -104,7 +104,7 @@ def test_what_a_refusal_says(shared: House) -> None:
             (i.GenerateRequest(model="tiny", chat=i.ChatMessages(messages=[i.ChatMessage()] * (MAX_MESSAGES + 1))),
              "messages", f"at most {MAX_MESSAGES}"),
             (i.GenerateRequest(model="tiny", chat=i.ChatMessages(messages=[i.ChatMessage()] * 50_000)), None,
-             f"at most {grpc_guard.MAX_FIELDS}"),
+             f"at most {grpc_auth.MAX_FIELDS}"),
             (i.GenerateRequest(model="tiny", chat=i.ChatMessages(
                 messages=[i.ChatMessage(role="user")], chat_template_kwargs='{"a":"' + "b" * 20_000 + '"}')),
              "chat_template_kwargs", "at most 16384"),
@@ -118,7 +118,7 @@ def test_what_a_refusal_says(shared: House) -> None:
 
 
 def test_few_calls_without_a_key_are_open_at_a_time(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_guard, "MAX_OPEN_STREAMS", 3)
+    monkeypatch.setattr(grpc_auth, "MAX_OPEN_STREAMS", 3)
     house = build(anonymous=Anonymous.NEVER)
 
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:
@@ -145,7 +145,7 @@ def open_again(stub: Any) -> Iterator[Any]:
 
 
 def test_calls_at_a_time_are_bounded(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_api, "MAX_CALLS", 2)
+    monkeypatch.setattr(grpc_service, "MAX_CALLS", 2)
     house = build()
     house.wait_ready()
     with grpc.insecure_channel(f"127.0.0.1:{house.ports['grpc']}") as channel:

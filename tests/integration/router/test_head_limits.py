@@ -8,7 +8,7 @@ import contextlib
 import orjson
 import pytest
 
-from tandem.router.doors.http import protocol
+from tandem.router.api.http import protocol
 from tests.integration.router.connections import App, answer, serving
 
 ASKS = b"POST / HTTP/1.1\r\nhost: tandem\r\n"

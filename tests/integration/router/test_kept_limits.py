@@ -12,17 +12,17 @@ import httpx
 import openai
 import pytest
 
-from tandem.core.apikeys import KeyWish, Scope, draw
+from tandem.core.api_keys import KeyWish, Scope, draw
 from tandem.core.config import StoreSection
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.errors import UnavailableError
 from tandem.core.lifecycle import RoleName
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.stores.api_keys import ApiKeyStore
-from tandem.prefixindex.stores.desired import DesiredStateStore
-from tandem.prefixindex.stores.responses import ResponseStore, StoredResponse
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.api_keys import ApiKeyStore
+from tandem.statestore.stores.desired import DesiredStateStore
+from tandem.statestore.stores.responses import ResponseStore, StoredResponse
 from tests.integration.router.house import ADMIN_KEY, Build, House, ask
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for

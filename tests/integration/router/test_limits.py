@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.router.asking.asks import MAX_ANSWER_SCORES, MAX_MESSAGES, Ask
-from tandem.router.doors.http import app, reading
-from tandem.router.doors.http.openapi import document
-from tandem.router.flights import readiness
-from tandem.router.text.tokenizer import LONG_TOKENS
+from tandem.router.api.http import app, body_parser
+from tandem.router.api.http.openapi import document
+from tandem.router.dispatch import readiness
+from tandem.router.serving.request_parser import MAX_ANSWER_SCORES, MAX_MESSAGES, Ask
+from tandem.router.tokenization.tokenizer import LONG_TOKENS
 from tests.integration.router.house import ADMIN_KEY, Build, House
 from tests.integration.router.scripted_worker import Script
 
@@ -81,7 +81,7 @@ def test_long_bodies_are_read_and_many_tokens_written_beside_the_event_loop(
     shared: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, written = Places(), Places()
-    monkeypatch.setattr(reading, "_parsed", read.around(reading._parsed))
+    monkeypatch.setattr(body_parser, "_parsed", read.around(body_parser._parsed))
     tokenizer = shared.router.door.models.find("tiny").tokenizer
     few, many = [5] * 10, [5, 6, 7, 300] * 40_000
     texts = []

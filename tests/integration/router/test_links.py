@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from tandem.core.ids import WorkerId, new_incarnation
-from tandem.core.streamversion import STREAM_VERSION
-from tandem.router.workers.links import WorkerLink
-from tandem.router.workers.wire import TokenChunk
+from tandem.core.protocol_version import STREAM_VERSION
+from tandem.router.workers.connection import WorkerLink
+from tandem.router.workers.proto_convert import TokenChunk
 from tests.integration.router.house import Build, House, ask
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for
@@ -128,7 +128,7 @@ def test_worker_that_left_finishes_its_requests_and_gets_no_new_ones(build: Buil
 
 
 def test_load_reports_reach_status_and_metrics(build: Build) -> None:
-    from tandem.core.metricnames import counter_key
+    from tandem.core.metric_names import counter_key
     from tandem.rpc.v1 import worker_pb2 as w
 
     house = build()

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.tokenization.tokenizer import Tokenizer
 from tests.integration.router.house import MODEL, House
 
 MESSAGES: Any = [{"role": "user", "content": "Say something."}]

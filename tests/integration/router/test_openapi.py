@@ -8,7 +8,7 @@ import httpx
 
 from proof.api.schemathesis_run import run
 from tandem.core.config import StoreSection
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import House, builder
 
 

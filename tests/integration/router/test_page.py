@@ -11,7 +11,7 @@ import httpx
 import orjson
 import pytest
 
-from tandem.router.operating.page.site import HEADERS, STATIC
+from tandem.router.admin.page.static_files import HEADERS, STATIC
 from tests.integration.router.house import ADMIN_KEY, Build, House
 from tools.waiting import wait_for
 

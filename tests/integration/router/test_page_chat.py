@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tandem.core.config import Anonymous
-from tandem.router.operating.page.chat import API_KEY_HEADER, CHAT_PATH, MAX_CHAT_BYTES
+from tandem.router.admin.page.chat import API_KEY_HEADER, CHAT_PATH, MAX_CHAT_BYTES
 from tests.integration.router.house import ADMIN_KEY, Build, House
 from tests.integration.router.scripted_worker import Script
 from tools.waiting import wait_for

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from tandem.router.doors.http.protocol import MAX_PIPELINED, PIPELINED_BYTES
+from tandem.router.api.http.protocol import MAX_PIPELINED, PIPELINED_BYTES
 from tests.integration.router.connections import PATIENCE_S, App, answer, serving
 from tests.plugins.costs import measured
 

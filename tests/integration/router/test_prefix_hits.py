@@ -8,7 +8,7 @@ import json
 import httpx
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tests.integration.router.house import Build, House
 from tests.integration.router.scripted_worker import Script
 

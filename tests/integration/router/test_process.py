@@ -21,10 +21,10 @@ from tandem.core.desired import DesiredState, Pool
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.stores.desired import DesiredStateStore
+from tandem.statestore.connection import connect
+from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.desired import DesiredStateStore
 from tests.integration.router.house import ADMIN_KEY
 from tests.integration.router.router_process import register_and_beat, start
 from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
@@ -115,6 +115,6 @@ def test_cannot_start(config: RouterConfig, redis_url: str, tmp_path: Path) -> N
 
 def test_no_torch_in_the_router() -> None:
     heavy = ("torch", "transformers", "numpy")
-    code = f"import sys, tandem.router.process.main; print([m for m in sys.modules if m.split('.')[0] in {heavy}])"
+    code = f"import sys, tandem.router.server.main; print([m for m in sys.modules if m.split('.')[0] in {heavy}])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, check=True)
     assert answer.stdout.strip() == "[]"

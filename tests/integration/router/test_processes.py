@@ -26,14 +26,14 @@ from tandem.core.errors import StartupError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router.operating.orders import Orders
-from tandem.router.process import processes
+from tandem.router.admin.replicated_settings import Orders
+from tandem.router.server import multiprocess
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.keys import Keys
 from tests.integration.router.house import ADMIN_KEY, MODEL
 from tests.integration.router.router_process import is_gone, register_and_beat, start
 from tests.integration.router.scripted_worker import Fabric, ScriptedWorker
@@ -82,15 +82,15 @@ async def worker(config: RouterConfig) -> AsyncIterator[ScriptedWorker]:
 def test_a_process_that_does_not_get_to_listen_is_ended_so_that_it_can_be_started_again(
     config: RouterConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "READY_S", 0.05)  # no interpreter starts in that
+    monkeypatch.setattr(multiprocess, "READY_S", 0.05)  # no interpreter starts in that
 
     async def run() -> None:
-        late = processes.Process(config, 0, Orders(), MonotonicClock())
+        late = multiprocess.Process(config, 0, Orders(), MonotonicClock())
         with pytest.raises(StartupError, match="did not listen"):
             await late.start()
         async with asyncio.timeout(PATIENCE_S):
             assert await late.ended() == -signal.SIGKILL
-        monkeypatch.setattr(processes, "READY_S", PATIENCE_S)
+        monkeypatch.setattr(multiprocess, "READY_S", PATIENCE_S)
         await late.start()
         assert late.part is not None
         await late.stop()

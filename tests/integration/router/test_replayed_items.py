@@ -23,9 +23,9 @@ from openai.types.responses.response_output_text import AnnotationURLCitation, L
 from openai.types.responses.response_reasoning_item import Content, Summary
 from pydantic import BaseModel, TypeAdapter
 
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router.doors.http.documented_kept import InputItemList
-from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.api.http.response_models_storage import InputItemList
+from tandem.router.tokenization.tokenizer import Tokenizer
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import MODEL, TINY, House, builder
 
 TEMPLATE = (

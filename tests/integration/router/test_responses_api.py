@@ -11,10 +11,10 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router.text.tokenizer import Tokenizer
+from tandem.router.tokenization.tokenizer import Tokenizer
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.keys import Keys
 from tests.integration.router.house import MODEL, Build, House
 from tests.integration.router.scripted_worker import Script
 from tools.made_up_worker import EOS

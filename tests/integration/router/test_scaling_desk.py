@@ -12,10 +12,10 @@ import pytest
 from tandem.core.desired import DesiredState, Pool
 from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.lifecycle import RoleName
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.stores.desired import DesiredStateStore
-from tandem.prefixindex.stores.events import ClusterEventStore
+from tandem.statestore.connection import connect
+from tandem.statestore.keys import Keys
+from tandem.statestore.stores.desired import DesiredStateStore
+from tandem.statestore.stores.events import ClusterEventStore
 from tests.integration.router.house import ADMIN_KEY, Build, House
 
 START = DesiredState(version=1, max_ranks=6, pools=(

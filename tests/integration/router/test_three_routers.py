@@ -10,24 +10,24 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.config import Disaggregation
 from tandem.core.ids import Incarnation, WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.events import BlockChange, BlockEvent
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.publisher import BlockEventPublisher
-from tandem.prefixindex.records import WorkerRecord
-from tandem.prefixindex.registry import WorkerLease
-from tandem.prefixindex.replica import IndexReplica
-from tandem.prefixindex.sharedspeculation import SharedSpeculation
-from tandem.prefixindex.speculation import PENDING_S
-from tandem.router.planning.plan import Candidate, Job
-from tandem.router.planning.policies.cost import CostPolicy
-from tandem.router.workers.prefix import PrefixFinder
+from tandem.router.routing.plan import Candidate, Job
+from tandem.router.routing.policies.cost import CostPolicy
+from tandem.router.workers.prefix_lookup import PrefixFinder
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.index.events import BlockChange, BlockEvent
+from tandem.statestore.index.publisher import BlockEventPublisher
+from tandem.statestore.index.registry import WorkerLease
+from tandem.statestore.index.replica import IndexReplica
+from tandem.statestore.index.shared_speculation import SharedSpeculation
+from tandem.statestore.index.speculation import PENDING_S
+from tandem.statestore.keys import Keys
+from tandem.statestore.records import WorkerRecord
 from tests.unit.router.facts import facts
 from tools.waiting import wait_for_async
 

@@ -18,9 +18,9 @@ import pytest
 
 from tandem.core import logs
 from tandem.core.config import Disaggregation, StoreSection, TracingSection
-from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import inference_pb2 as i
 from tandem.rpc.v1 import inference_pb2_grpc as i_grpc
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.router.house import Build, House, ask, builder
 from tests.integration.router.leaving import ask as begin_asking
 from tests.integration.router.scripted_worker import Script

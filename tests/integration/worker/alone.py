@@ -11,7 +11,7 @@ from typing import Any
 
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.pair import RunningWorker, start_worker
 
 ENDS_WITHIN_S = 20.0

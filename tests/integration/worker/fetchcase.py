@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.ids import GroupId
-from tandem.core.liveness import LEASE_S
+from tandem.core.lease_timing import LEASE_S
 from tandem.kvtransfer.jobs import Control, FrameWriter, Push
 from tandem.kvtransfer.leases import SAY_EVERY_S
 from tandem.kvtransfer.transports.base import Link

@@ -11,25 +11,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.core import pairing
+from tandem.core import kv_compatibility
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.ids import WorkerId, new_incarnation
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.hostid import host_id
+from tandem.kvtransfer.host_id import host_id
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.worker.loading import kv_profile, load_engine, open_transfer_ends
 from tandem.worker.rank import create_role
-from tandem.workerhost.inbox import Inbox
-from tandem.workerhost.outbox import Outbox
-from tandem.workerhost.pulse import Pulse
-from tandem.workerhost.requests import RequestTable
-from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
-from tandem.workerhost.role import Shell
-from tandem.workerhost.steploop import StepLoop
+from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.inbox import Inbox
+from tandem.workercore.message_ring import RingHandle, RingReader, RingWriter
+from tandem.workercore.outbox import Outbox
+from tandem.workercore.requests import RequestTable
+from tandem.workercore.role import Shell
+from tandem.workercore.step_loop import StepLoop
 
 
 class Rank:
@@ -41,7 +41,7 @@ class Rank:
         role: RoleName,
         folder: Path,
         model: Path,
-        protocol: tuple[int, int] = pairing.PROTOCOL,
+        protocol: tuple[int, int] = kv_compatibility.PROTOCOL,
         **settings: Any,
     ) -> None:
         config = WorkerConfig(

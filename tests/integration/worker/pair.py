@@ -13,18 +13,18 @@ from typing import Any
 
 import grpc.aio
 
-from tandem.core.callproof import STREAM, CallProof, stream_target
+from tandem.core.call_proof import STREAM, CallProof, stream_target
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
 from tandem.core.lifecycle import RoleName
-from tandem.core.parentdeath import tied
+from tandem.core.parent_death_signal import tied
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.router.workers import wire as router_wire
+from tandem.router.workers import proto_convert as router_wire
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.statestore.embedded_redis import PrivateRedis
 
 MODEL = Path(__file__).parents[3] / "models" / "tandem-tiny"
 START_TIMEOUT_S = 120.0

@@ -15,14 +15,14 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.core.liveness import PROOF_OF_LIFE
+from tandem.core.lease_timing import PROOF_OF_LIFE
+from tandem.core.protocol_version import STREAM_VERSION
 from tandem.core.secret import ClusterSecret
-from tandem.core.streamversion import STREAM_VERSION
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.workerhost.auth import SecretInterceptor
-from tandem.workerhost.passing import ForRank
+from tandem.workerhost.relay import ForRank
 from tandem.workerhost.server import WorkerService
 from tests.integration.worker.loopback import Loopback, Rank
 from tools.waiting import PATIENCE_S, words_of

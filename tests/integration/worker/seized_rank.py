@@ -6,7 +6,7 @@ import ctypes
 import sys
 
 from tandem.worker import rank
-from tandem.workerhost.steploop import StepLoop
+from tandem.workercore.step_loop import StepLoop
 
 
 def seize(self: StepLoop) -> None:

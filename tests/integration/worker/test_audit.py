@@ -150,7 +150,7 @@ def test_a_hold_that_changes_hands_between_the_looks_is_no_leak(setting: Setting
         ledger.allocate(LEAK, 3)
 
     from tandem.clusterctl.admin_client import AdminClient
-    from tandem.clusterctl.transfer import kv
+    from tandem.clusterctl.kv import kv
 
     with AdminClient(setting.house.admin_url, setting.key_file) as admin:
         findings = kv.run(admin, 0.1, sleep=lambda _: setting.pair.call(renew))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tandem.core.lease_timing import LEASE_S
 from tandem.core.ledger import Holder, HoldKind
-from tandem.core.liveness import LEASE_S
-from tandem.decode_worker import granting
+from tandem.decode_worker import ticket_grants
 from tandem.kvtransfer.leases import SAY_EVERY_S
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
@@ -42,7 +42,7 @@ def reserved(pair: Crowd) -> dict[str, list[int]]:
 
 
 def let_tickets_age(pair: Crowd) -> None:
-    pair.clock.skip(granting.UNUSED_S + 0.1)
+    pair.clock.skip(ticket_grants.UNUSED_S + 0.1)
 
 
 def test_one_peer_gets_a_quarter_while_others_wait(folder: Path) -> None:

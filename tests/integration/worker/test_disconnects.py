@@ -19,7 +19,7 @@ from tandem.decode_worker.reservation import Reservation
 from tandem.decode_worker.role import DecodeRole
 from tandem.prefill_worker.handover import Handover, Stage
 from tandem.prefill_worker.role import PrefillRole
-from tandem.router.text.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from tandem.router.tokenization.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from tests.integration.router import leaving
 from tests.integration.router.house import ADMIN_KEY, House, builder
 from tests.integration.router.leaving import WAYS

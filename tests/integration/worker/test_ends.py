@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.errors import InternalError
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind

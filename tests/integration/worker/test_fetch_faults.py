@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.ids import GroupId, new_incarnation
 from tandem.core.ledger import Holder, HoldKind
 from tandem.kvtransfer.state import TransferPhase
-from tandem.router.operating.audit_books import Auditor, Judged, Verdict
-from tandem.router.operating.audit_wire import books_from_wire
+from tandem.router.admin.audit_join import Auditor, Judged, Verdict
+from tandem.router.admin.audit_wire import books_from_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost import audit
-from tandem.workerhost.fetching import CEILING_S
+from tandem.workercore import audit
+from tandem.workercore.prefix_client import CEILING_S
 from tests.integration.worker.fetchcase import HELD, PROMPT, FrameGate, ends_well, fetch, lease_passes, reasons
 from tests.integration.worker.loopback import Rank
 from tests.integration.worker.trio import Trio

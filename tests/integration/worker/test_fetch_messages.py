@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.fetching import CEILING_S
+from tandem.workercore.prefix_client import CEILING_S
 from tests.integration.worker.fetchcase import HELD, PROMPT, ends_well, fetch, lease_passes, reasons
 from tests.integration.worker.loopback import Rank
 from tests.integration.worker.trio import Trio
@@ -45,8 +45,8 @@ def test_both_ends_forget_each_other(trio: Trio) -> None:
 
 def test_a_requester_that_is_forgotten_computes(trio: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """The holder gave up, and its word was lost."""
-    monkeypatch.setattr("tandem.workerhost.fetching.FLOOR_S", 1000.0)
-    monkeypatch.setattr("tandem.workerhost.fetching.CEILING_S", 1000.0)
+    monkeypatch.setattr("tandem.workercore.prefix_client.FLOOR_S", 1000.0)
+    monkeypatch.setattr("tandem.workercore.prefix_client.CEILING_S", 1000.0)
     trio.fate = lambda rank, message: int(message.WhichOneof("kind") != "ticket")
     fetch(trio)
     trio.run_until(lambda: trio.has_said("d1", "ticket"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.pair import MODEL, RunningWorker, pair, submit, tokens_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.ids import BlockId, GroupId
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.rpc.v1 import generation_pb2 as g

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import GroupId, Incarnation, TransferId
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.worker.commands import (
     AFTER_STEP,
@@ -27,8 +27,8 @@ from tandem.worker.commands import (
 from tandem.worker.follower import Follower, Reporter
 from tandem.worker.followers import Followers
 from tandem.worker.leader_runner import LeaderRunner
-from tandem.workerhost.pulse import Pulse
-from tandem.workerhost.ring import RingPair, RingReader, RingWriter
+from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 
 T, OTHER = TransferId(7), TransferId(8)
 BATCH = StepBatch([5], [0], [SeqSlice(1, 1, ((3,),))], [0])

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.core.blockhash import HashRoot, chain
+from tandem.core.block_hash import HashRoot, chain
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.pairing import ALWAYS_BYTES_PER_S, PROTOCOL
+from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S, PROTOCOL
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.integration.worker.loopback import Loopback, Rank, forward, prompt_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.metricnames import KV_LINK_BYTES, KV_LINK_SECONDS, KV_LINK_TRANSFERS, counter_key
+from tandem.core.metric_names import KV_LINK_BYTES, KV_LINK_SECONDS, KV_LINK_TRANSFERS, counter_key
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w

@@ -9,14 +9,14 @@ from typing import Any
 import grpc.aio
 
 from tandem.core.errors import from_code
+from tandem.core.kv_compatibility import PROTOCOL
+from tandem.core.lease_timing import PROOF_OF_LIFE
 from tandem.core.lifecycle import RoleName
-from tandem.core.liveness import PROOF_OF_LIFE
-from tandem.core.pairing import PROTOCOL
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import generation_pb2 as g
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.pair import start_worker
 from tests.integration.workerhost.service import Stranger
 

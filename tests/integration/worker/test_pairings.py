@@ -17,7 +17,7 @@ import pytest
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
 from tandem.engine.sim.arithmetic import expected_tokens
-from tandem.prefixindex.private_redis import PrivateRedis
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.loopback import prompt_of
 from tests.integration.worker.pair import MODEL, RunningWorker, handed_over, start_worker, stop
 

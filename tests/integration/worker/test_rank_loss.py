@@ -14,8 +14,8 @@ import pytest
 
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.embedded_redis import PrivateRedis
 from tests.integration.worker.alone import ENDS_WITHIN_S, last_words, worker_of
 from tests.integration.worker.pair import start_worker, submit
 from tools.running_cluster import is_alive

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tandem.rpc.v1 import engine_pb2 as e
-from tandem.workerhost.outbox import Outbox
-from tandem.workerhost.ring import MessageTooLargeError
+from tandem.workercore.message_ring import MessageTooLargeError
+from tandem.workercore.outbox import Outbox
 from tests.integration.worker.loopback import Loopback, Rank, prompt_of
 
 FEW_BYTES = 1000

@@ -12,14 +12,14 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.config import SimSection, WorkerConfig, WorkerSection
 from tandem.core.config_loader import dump
 from tandem.core.errors import WorkerLostError
 from tandem.core.lifecycle import RoleName, WorkerState
 from tandem.core.secret import ClusterSecret
-from tandem.prefixindex.private_redis import PrivateRedis
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.embedded_redis import PrivateRedis
 from tandem.workerhost import rank_group
 from tandem.workerhost.host import LIVE, READY, WorkerHost
 from tests.integration.worker import seized_rank

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tandem.core import metricnames as names
-from tandem.core.blockhash import BlockHash, HashRoot, chain
+from tandem.core import metric_names as names
+from tandem.core.block_hash import BlockHash, HashRoot, chain
 from tandem.core.ids import GroupId
 from tests.integration.worker.loopback import Loopback, Rank
 from tests.integration.worker.pair import alone, handed_over, pair

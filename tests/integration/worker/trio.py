@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tandem.core.holders import subject_of
+from tandem.core.holder_keys import subject_of
 from tandem.core.ledger import HoldKind
 from tandem.core.lifecycle import RoleName
 from tandem.core.secret import ClusterSecret

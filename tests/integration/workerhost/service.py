@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tandem.core.callproof import PEER, STREAM, CallProof, stream_target
-from tandem.core.liveness import PROOF_OF_LIFE
+from tandem.core.call_proof import PEER, STREAM, CallProof, stream_target
+from tandem.core.lease_timing import PROOF_OF_LIFE
 from tandem.core.secret import ClusterSecret
 from tandem.rpc.v1 import control_pb2 as c
 from tandem.rpc.v1 import engine_pb2 as e
@@ -19,7 +19,7 @@ from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import SecretInterceptor
-from tandem.workerhost.passing import ForRank
+from tandem.workerhost.relay import ForRank
 from tandem.workerhost.server import WorkerService
 from tools.made_up_worker import let_in
 

@@ -11,15 +11,15 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tandem.core.callproof import ANSWER_KEY, PEER, PROOF_KEY
-from tandem.core.liveness import PROOF_OF_LIFE
+from tandem.core.call_proof import ANSWER_KEY, PEER, PROOF_KEY
+from tandem.core.lease_timing import PROOF_OF_LIFE
 from tandem.core.secret import ClusterSecret
-from tandem.router.workers import wire as router_wire
+from tandem.router.workers import proto_convert as router_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
 from tandem.workerhost.auth import MAX_CHECKS, SecretInterceptor
-from tandem.workerhost.passing import SERVICE
-from tandem.workerhost.peers import PeerChannels
+from tandem.workerhost.peer_channels import PeerChannels
+from tandem.workerhost.relay import SERVICE
 from tests.integration.workerhost.service import SECRET, Backend, for_peer, proof, serving
 
 OTHER = ClusterSecret(b"another secret of 32 bytes ......")

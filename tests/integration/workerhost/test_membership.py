@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import GroupId, Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName, WorkerState
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.events import BlockChange, BlockEvent
-from tandem.prefixindex.keys import Keys, Member
-from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.private_redis import PrivateRedis
-from tandem.prefixindex.publisher import BlockEventPublisher
-from tandem.prefixindex.records import WorkerRecord
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.connection import connect
+from tandem.statestore.embedded_redis import PrivateRedis
+from tandem.statestore.index.events import BlockChange, BlockEvent
+from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.publisher import BlockEventPublisher
+from tandem.statestore.keys import Keys, Member
+from tandem.statestore.records import WorkerRecord
 from tandem.workerhost.membership import Membership
 from tools.waiting import wait_for_async
 

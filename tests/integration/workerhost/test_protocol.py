@@ -9,13 +9,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from tandem.core.callproof import PEER
-from tandem.core.liveness import PROOF_OF_LIFE
-from tandem.core.pairing import PROTOCOL
+from tandem.core.call_proof import PEER
+from tandem.core.kv_compatibility import PROTOCOL
+from tandem.core.lease_timing import PROOF_OF_LIFE
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tandem.workerhost.peers import PeerChannels
+from tandem.workerhost.peer_channels import PeerChannels
 from tests.integration.workerhost.service import NOVELTY, SECRET, Backend, Stranger, for_peer, hello, proof, serving
 
 MAJOR = PROTOCOL[0]

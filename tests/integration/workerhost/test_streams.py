@@ -11,19 +11,19 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from tandem.core.callproof import PEER
+from tandem.core.call_proof import PEER
 from tandem.core.errors import RequestTooLargeError
-from tandem.core.liveness import PROOF_OF_LIFE
-from tandem.core.pairing import PROTOCOL
-from tandem.router.workers import wire as router_wire
+from tandem.core.kv_compatibility import PROTOCOL
+from tandem.core.lease_timing import PROOF_OF_LIFE
+from tandem.router.workers import proto_convert as router_wire
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
 from tandem.rpc.v1 import worker_pb2_grpc
-from tandem.workerhost import peers, rank_process, streams
-from tandem.workerhost.passing import ForRank
-from tandem.workerhost.peers import PeerChannels
+from tandem.workercore.message_ring import RingReader
+from tandem.workerhost import peer_channels, rank_process, streams
+from tandem.workerhost.peer_channels import PeerChannels
 from tandem.workerhost.rank_process import RankProcess
-from tandem.workerhost.ring import RingReader
+from tandem.workerhost.relay import ForRank
 from tandem.workerhost.server import WorkerService
 from tests.integration.workerhost.service import SECRET, Backend, for_peer, proof, serving
 from tools.made_up_worker import let_in
@@ -81,7 +81,7 @@ def test_a_peer_that_comes_back_has_lost_its_transfers() -> None:
 
 
 def test_a_peer_that_never_answers_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "HELLO_TIMEOUT_S", 600.0)
+    monkeypatch.setattr(peer_channels, "HELLO_TIMEOUT_S", 600.0)
 
     async def run() -> None:
         writers: list[asyncio.StreamWriter] = []

@@ -12,7 +12,7 @@ from bench.load import Answer
 from bench.profile.__main__ import LIMIT, rate_of, shares
 from bench.profile.sampling import LIBRARIES, MODEL, own_time, watched
 
-OURS = "StepLoop.turn (/srv/x/workerhost/tandem/workerhost/steploop.py:63)"
+OURS = "StepLoop.turn (/srv/x/workercore/tandem/workercore/step_loop.py:63)"
 RAW = f"""<module> (/srv/x/worker/tandem/worker/rank.py:1);{OURS} 7
 <module> (/srv/x/worker/tandem/worker/rank.py:1);{OURS};Decoder.forward (/srv/x/engine/tandem/engine/models/decoder.py:102);linear (/usr/lib/torch/nn.py:3) 80
 {OURS};sample (/srv/x/engine/tandem/engine/sampler.py:9) 2
@@ -23,7 +23,7 @@ RAW = f"""<module> (/srv/x/worker/tandem/worker/rank.py:1);{OURS} 7
 
 def test_time_belongs_to_the_innermost_function_but_for_the_models_forward() -> None:
     assert own_time(RAW) == {
-        "tandem.workerhost.steploop:StepLoop.turn": 7, MODEL: 80, "tandem.engine.sampler:sample": 2, LIBRARIES: 11,
+        "tandem.workercore.step_loop:StepLoop.turn": 7, MODEL: 80, "tandem.engine.sampler:sample": 2, LIBRARIES: 11,
     }  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_shares_are_of_all_looks_at_all_processes() -> None:
     rows = {row.metric: row for row in shares("case", {"rank": one, "router": other})}
     assert rows["busy in rank"].value == rows["busy in router"].value == 50.0
     assert (rows[MODEL].value, rows[LIBRARIES].value) == (40.0, 55.5)
-    turn = rows["tandem.workerhost.steploop:StepLoop.turn"]
+    turn = rows["tandem.workercore.step_loop:StepLoop.turn"]
     assert (turn.value, turn.limit) == (3.5, LIMIT)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from tandem.clusterctl.documents.schemas import schema
+from tandem.clusterctl.schemas.kinds import schema
 
 
 def checked(text: str, kind: str) -> dict[str, Any]:

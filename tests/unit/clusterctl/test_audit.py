@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.exits import Exit
-from tandem.clusterctl.transfer import audit_view, kv
-from tandem.clusterctl.transfer.audit import Findings, find_unexplained
+from tandem.clusterctl.exit_codes import Exit
+from tandem.clusterctl.kv import audit_view, kv
+from tandem.clusterctl.kv.audit import Findings, find_unexplained
 
 HOLD: dict[str, Any] = {
     "worker": "d0", "incarnation": "22", "group": 0, "kind": "reserved", "key": "r#1/7", "since_s": 5.0, "age_s": 9.0,

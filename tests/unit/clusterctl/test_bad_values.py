@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tandem.clusterctl import main as program
-from tandem.clusterctl.exits import Exit
-from tandem.clusterctl.load.sending import Target
+from tandem.clusterctl.exit_codes import Exit
+from tandem.clusterctl.loadgen.client import Target
 
 LOAD = ("--rate", "3", "--isl", "1500", "--osl", "100")
 TABLE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"

@@ -15,16 +15,16 @@ import httpx
 import pytest
 from rich.console import Console
 
-from tandem.cluster.flag_names import FLAGS
 from tandem.clusterctl import main as program
 from tandem.clusterctl.admin_client import AdminClient
-from tandem.clusterctl.looking import status_view
-from tandem.clusterctl.looking.histograms import Scrape
-from tandem.clusterctl.looking.overview import overview
-from tandem.clusterctl.running.up_flags import UpFlags
+from tandem.clusterctl.inspect import status_view
+from tandem.clusterctl.inspect.health import overview
+from tandem.clusterctl.inspect.histograms import Scrape
+from tandem.clusterctl.lifecycle.up_flags import UpFlags
+from tandem.controlplane.flag_map import FLAGS
 from tandem.core.config import ClusterConfig, Disaggregation
 from tandem.core.errors import ConfigError, PermissionDeniedError
-from tandem.core.pairing import ALWAYS_BYTES_PER_S
+from tandem.core.kv_compatibility import ALWAYS_BYTES_PER_S
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 

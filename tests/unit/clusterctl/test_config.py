@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl import main as program
-from tandem.clusterctl.program.settings import every_setting, values
+from tandem.clusterctl.meta.settings import every_setting, values
+from tandem.controlplane.state_dir import StateDir
 from tandem.core.config import ClusterConfig, RedisSection, RouterSection, SloSection
 
 

@@ -13,9 +13,9 @@ import pytest
 import typer.main
 import yaml
 
-from tandem.clusterctl import commands, exits, output
+from tandem.clusterctl import commands, exit_codes, output
 from tandem.clusterctl import main as program
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
 from tandem.core import errors
 from tests.unit.clusterctl.command_tree import ALL, flags_of
 
@@ -183,7 +183,7 @@ def test_no_command_at_all_is_the_help(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )  # fmt: skip
 def test_which_error_ends_with_which_code(error: type[errors.TandemError], code: int) -> None:
-    assert exits.code_of(error("x")) == code
+    assert exit_codes.code_of(error("x")) == code
 
 
 def test_a_conflict_crosses_the_wire() -> None:
@@ -198,7 +198,7 @@ def test_the_codes_are_documented() -> None:
 
 
 def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandem.clusterctl.program import version
+    from tandem.clusterctl.meta import version
 
     def interrupted() -> None:
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from tandem.clusterctl.looking.histograms import Scrape
+from tandem.clusterctl.inspect.histograms import Scrape
 
 BOUNDS = (0.1, 0.2, 0.5, 1.0)
 

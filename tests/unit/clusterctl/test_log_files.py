@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.state_dir import Context, StateDir
 from tandem.clusterctl import main as program
-from tandem.clusterctl.looking import log_files
-from tandem.clusterctl.looking.log_files import LogRecord, Tail, Wanted, members, records
-from tandem.clusterctl.looking.logs import moment
+from tandem.clusterctl.inspect import log_files
+from tandem.clusterctl.inspect.log_files import LogRecord, Tail, Wanted, members, records
+from tandem.clusterctl.inspect.logs import moment
+from tandem.controlplane.state_dir import Context, StateDir
 from tandem.core.errors import ConfigError
 
 FIRST = """2026-11-20T10:00:00.000Z INFO    worker stream opened router=router-0

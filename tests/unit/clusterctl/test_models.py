@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster import bundled, pulling
-from tandem.cluster.named_models import SMOLLM2
 from tandem.clusterctl import main as program
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
+from tandem.controlplane import bundled, model_download
+from tandem.controlplane.named_models import SMOLLM2
 from tandem.core.errors import UnavailableError
 from tests.unit.clusterctl.document_check import checked
 
@@ -62,7 +62,7 @@ def test_a_pull_that_fails_is_a_line_and_an_exit_code(
     def fail(*_: object) -> None:
         raise UnavailableError("smollm2 cannot be fetched", why="nobody answers")
 
-    monkeypatch.setattr(pulling, "_fetch", fail)
+    monkeypatch.setattr(model_download, "_fetch", fail)
     code, out, error = run(capsys, "pull", "smollm2")
     assert (code, out) == (Exit.FAILED, "")
     assert error.splitlines() == [

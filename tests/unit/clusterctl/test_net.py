@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tandem.clusterctl.transfer import net_view
+from tandem.clusterctl.kv import net_view
 
 A = "1c9f-boot.4026531834:4026531836.node-a"
 B = "77aa-boot.4026531834:4026531836.node-b.example"

@@ -9,11 +9,11 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tandem.cluster.planner.records import Seen
 from tandem.clusterctl import main as program
-from tandem.clusterctl.documents.schemas import schema
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.planning.plan import heaviest
+from tandem.clusterctl.schemas.kinds import schema
+from tandem.controlplane.planner.records import Seen
 
 SMALL = ("--rate", "3", "--isl", "1500", "--osl", "100", "--slo-ttft", "2", "--slo-itl", "0.05")
 

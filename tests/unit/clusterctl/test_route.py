@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tandem.clusterctl.api import route, route_view
-from tandem.clusterctl.documents.api import RoutingCost
+from tandem.clusterctl.gateway import route, route_view
+from tandem.clusterctl.schemas.gateway import RoutingCost
 from tandem.core.errors import ConfigError
 from tandem.core.ids import WorkerId
-from tandem.router.planning.decision import decision
-from tandem.router.planning.plan import Cost, Option, Plan
+from tandem.router.routing.decision import decision
+from tandem.router.routing.plan import Cost, Option, Plan
 from tests.unit.router.candidates import d
 
 COST = {"queue_s": 0.5, "compute_s": 0.25, "move_s": 0.005, "room_s": 0.0, "decode_s": 0.001, "others_s": 0.0,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.clusterctl.changing.settling import is_same_wish, restarting, state_of, unsettled
+from tandem.clusterctl.operate.wait import is_same_wish, restarting, state_of, unsettled
 
 
 def member(name: str, role: str, **more: Any) -> dict[str, Any]:

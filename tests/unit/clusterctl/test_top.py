@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.clusterctl.looking import top
+from tandem.clusterctl.inspect import top
 from tandem.clusterctl.output import Format, Output
 from tandem.core.errors import UnavailableError
 
@@ -17,7 +17,7 @@ class Scripted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: int | None) -> None:
         self._looks, self._now_s = list(looks), 0.0
-        monkeypatch.setattr("tandem.clusterctl.looking.top.time.monotonic", lambda: self._now_s)
+        monkeypatch.setattr("tandem.clusterctl.inspect.top.time.monotonic", lambda: self._now_s)
 
     def look(self) -> dict[str, Any]:
         self._now_s += 1.0

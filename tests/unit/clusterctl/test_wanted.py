@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.console import Console
 
-from tandem.clusterctl.looking import status_view
-from tandem.clusterctl.looking.overview import pool_of
-from tandem.clusterctl.looking.status import with_wanted
+from tandem.clusterctl.inspect import status_view
+from tandem.clusterctl.inspect.health import pool_of
+from tandem.clusterctl.inspect.status import with_wanted
 
 WORKER = {"is_connected": True, "is_registered": True, "model": "m", "role": "decode"}
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tandem.clusterctl.changing import wishing
-from tandem.clusterctl.changing.wishing import Manner, carry_out, lines_of
+from tandem.clusterctl.operate import apply
+from tandem.clusterctl.operate.apply import Manner, carry_out, lines_of
 from tandem.clusterctl.output import Output
 from tandem.core.desired import DesiredState, Pool
+from tandem.core.desired_changes import changes, cordoned, scaled
 from tandem.core.errors import ConflictError, DeadlineError, UnavailableError
 from tandem.core.lifecycle import RoleName
-from tandem.core.wishes import changes, cordoned, scaled
 
 STATE = DesiredState(version=1, pools=(Pool(name="mixed", model="m", role=RoleName.MIXED, count=2),)).filled()
 
@@ -84,7 +84,7 @@ def test_an_admin_port_that_is_away_for_a_while_is_waited_for(capsys: pytest.Cap
 
 
 def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(wishing, "_QUIET_S", 0.0)
+    monkeypatch.setattr(apply, "_QUIET_S", 0.0)
     with pytest.raises(UnavailableError, match="no cluster answers"):
         change(Admin((2, 2), None))
     assert capsys.readouterr().out == "", "nobody knows what became of it"
@@ -107,7 +107,7 @@ def test_the_time_to_wait_is_bounded() -> None:
 def test_a_worker_without_a_place_says_at_once_what_it_waits_for_and_how_long(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(wishing, "_LOOK_AT_EVENTS_S", 0.0)
+    monkeypatch.setattr(apply, "_LOOK_AT_EVENTS_S", 0.0)
     missing = "for a place: needs 2 CPU on one node: 10.0.0.2 has 1 of 2 CPU free"
     admin = Admin((2, 2))
     admin.happened = [

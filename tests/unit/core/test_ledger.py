@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import BlockLedger, Holder, HoldKind, LedgerError

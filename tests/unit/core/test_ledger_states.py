@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.ids import BlockId, GroupId
 from tandem.core.ledger import BlockLedger, Holder, HoldKind

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.desired import INITIAL, DesiredState, Pool, RolloutPhase
+from tandem.core.desired_changes import cordoned, flipped, restarted, scaled
 from tandem.core.errors import ConflictError
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.rollouts import Standing, advanced, current_revision, named, paused, resumed, started, undone
-from tandem.core.wishes import cordoned, flipped, restarted, scaled
 
 P, D = RoleName.PREFILL, RoleName.DECODE
 

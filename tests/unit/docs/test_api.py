@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tandem.router.doors.http import schemas
-from tandem.router.doors.http.batches_api import BatchRequest
-from tandem.router.doors.http.operations import UPLOAD
-from tandem.router.doors.http.responses.schemas import ResponseRequest
+from tandem.router.api.http import schemas
+from tandem.router.api.http.batches_api import BatchRequest
+from tandem.router.api.http.operations import UPLOAD
+from tandem.router.api.http.responses.schemas import ResponseRequest
 from tandem.rpc.v1 import inference_pb2 as i
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.planner.hardware import HARDWARE, MODELS, rates
-from tandem.cluster.planner.records import Rates, Seen, Split
-from tandem.cluster.planner.replay import forecast
-from tandem.cluster.simulator.workloads import varied
+from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
+from tandem.controlplane.planner.records import Rates, Seen, Split
+from tandem.controlplane.planner.replay import forecast
+from tandem.controlplane.simulator.workloads import varied
 from tandem.core.config import SloSection, WorkerSection
 from tandem.core.prefill_queue import attended
 from tests.unit.docs.operating import table

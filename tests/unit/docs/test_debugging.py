@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.flag_names import FLAGS
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.flag_map import FLAGS
 from tandem.core.config import ClusterConfig, RouterSection, WorkerSection
 from tandem.core.cpu_level import CpuLevel
-from tandem.core.patience import PATIENCE, PATIENCE_VARIABLE
+from tandem.core.timeout_scale import PATIENCE, PATIENCE_VARIABLE
 from tandem.kernels import backend, native
-from tandem.workerhost.ticker import STACKS_SIGNAL
+from tandem.workercore.heartbeat_thread import STACKS_SIGNAL
 from tests.unit.docs.operating import table
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core import metricnames
+from tandem.core import metric_names
 from tandem.core.config import RouterSection
-from tandem.prefixindex import publisher, replica, speculation
+from tandem.statestore.index import publisher, replica, speculation
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXT = (ROOT / "docs" / "index.md").read_text()
@@ -17,7 +17,7 @@ TEXT = (ROOT / "docs" / "index.md").read_text()
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"`(tandem_\w+)`", TEXT))))
 def test_every_metric_exists(name: str) -> None:
-    assert name in vars(metricnames).values()
+    assert name in vars(metric_names).values()
 
 
 def test_bounds_are_those_of_the_code() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tandem.clusterctl.looking.log_files import records
+from tandem.clusterctl.inspect.log_files import records
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "operate" / "logs.md").read_text()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.metricnames import CATALOGUE
+from tandem.core.metric_names import CATALOGUE
 from tools import metrics_page
 
 PAGES = sorted((Path(__file__).resolve().parents[3] / "docs").rglob("*.md"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem.cluster.named_models import DEFAULT
+from tandem.controlplane.named_models import DEFAULT
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text()

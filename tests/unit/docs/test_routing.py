@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tandem.core.config import WorkerSection
 from tandem.core.prefill_queue import ASSUMED_TOKENS_PER_S, MAX_ROWS
-from tandem.engine.pace import TELLING_TOKENS
-from tandem.router.planning.estimates import (
+from tandem.engine.step_budget import TELLING_TOKENS
+from tandem.router.routing.cost_model import (
     ANSWER_TOKENS,
     ASSUMED_BYTES_PER_S,
     ASSUMED_SEQUENCES,
@@ -19,9 +19,9 @@ from tandem.router.planning.estimates import (
     LEAST_COMPUTING,
     MAX_SOURCES,
 )
-from tandem.router.planning.plan import MAX_OPTIONS
-from tandem.router.planning.policies import llm_d, sglang
-from tandem.router.planning.policies.cost import ALIKE_S, TOP
+from tandem.router.routing.plan import MAX_OPTIONS
+from tandem.router.routing.policies import llm_d, sglang
+from tandem.router.routing.policies.cost import ALIKE_S, TOP
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 WORDS = {"three": 3, "four": 4, "eight": 8, "half": 0.5}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tandem.cluster.planner.hardware import HARDWARE, MODELS, rates
+from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
 from tandem.core.config import RouterSection
 from tests.unit.docs.operating import table
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
-from tandem.core.pairing import Codec
-from tandem.kvtransfer import frame, line, linkmeter, linkspeeds, remeasure
+from tandem.core.kv_compatibility import Codec
+from tandem.kvtransfer import frame, link_meter, link_speeds, probed_connection, remeasure
 from tandem.kvtransfer.frame import Checksum, Frame, FrameKind, Reply, ReplyKind
-from tandem.kvtransfer.transports import base, collective, credit, grpc, ipc, ring, slotwords
+from tandem.kvtransfer.transports import base, collective, flow_control, grpc, ipc, payload_ring, slot_fences
 from tandem.kvtransfer.transports.registry import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,11 @@ def section(title: str) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """The cells of every table row, headings among them."""
-    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    lines = [
+        line
+        for line in text.splitlines()
+        if line.startswith("|") and not line.startswith("|---")
+    ]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -119,14 +123,14 @@ def test_every_kind_has_its_number(kinds: type[FrameKind] | type[ReplyKind]) -> 
 
 MIB = 1 << 20
 UNDER_WAY: dict[str, tuple[float, ...]] = {
-    "shm": (ring.RING_BYTES, ring.MAX_RING_PAYLOAD_BYTES),
-    "tcp": (base.WINDOW_BYTES, frame.MAX_PAYLOAD_BYTES, credit.REPORT_BYTES),
+    "shm": (payload_ring.RING_BYTES, payload_ring.MAX_RING_PAYLOAD_BYTES),
+    "tcp": (base.WINDOW_BYTES, frame.MAX_PAYLOAD_BYTES, flow_control.REPORT_BYTES),
     "grpc": (grpc.WINDOW_BYTES, grpc.MAX_PAYLOAD_BYTES, grpc.REPORT_BYTES),
     "gloo": (
-        ring.RING_BYTES, collective.MAX_FRAMES, collective.MAX_PAYLOAD_BYTES,
-        ring.RING_BYTES / collective.REPORT_EVERY, collective.MAX_FRAMES / collective.REPORT_EVERY,
+        payload_ring.RING_BYTES, collective.MAX_FRAMES, collective.MAX_PAYLOAD_BYTES,
+        payload_ring.RING_BYTES / collective.REPORT_EVERY, collective.MAX_FRAMES / collective.REPORT_EVERY,
     ),
-    "cpu_ipc": (ring.RING_BYTES, slotwords.MAX_FRAMES, ring.RING_BYTES / ipc.SHARE),
+    "cpu_ipc": (payload_ring.RING_BYTES, slot_fences.MAX_FRAMES, payload_ring.RING_BYTES / ipc.SHARE),
 }  # fmt: skip
 
 
@@ -152,27 +156,30 @@ def figures(pattern: str) -> list[float]:
 
 def test_how_links_are_measured() -> None:
     assert figures(r"(\w+) small round trips, then rounds of probes that double from (\d+) KiB") == [
-        line.PINGS,
-        line.FIRST_ROUND_BYTES / 1024,
+        probed_connection.PINGS,
+        probed_connection.FIRST_ROUND_BYTES / 1024,
     ]
-    assert figures(r"up to (\d+) MiB or (\d+) ms") == [line.MOST_BYTES / MIB, line.MOST_S * 1000]
-    assert figures(r"faster of the last (\w+) rounds") == [line.LAST_ROUNDS]
-    assert figures(r"others wait for it, (\d+) s at most") == [linkspeeds.TURN_S]
-    assert figures(r"within a factor of ([\d.]+) the order decides") == [linkspeeds.MARGIN]
+    assert figures(r"up to (\d+) MiB or (\d+) ms") == [
+        probed_connection.MOST_BYTES / MIB,
+        probed_connection.MOST_S * 1000,
+    ]
+    assert figures(r"faster of the last (\w+) rounds") == [probed_connection.LAST_ROUNDS]
+    assert figures(r"others wait for it, (\d+) s at most") == [link_speeds.TURN_S]
+    assert figures(r"within a factor of ([\d.]+) the order decides") == [link_speeds.MARGIN]
 
 
 def test_when_links_are_measured_again() -> None:
-    assert figures(r"not measured again\*\* for (\d+) minutes") == [linkspeeds.FRESH_S / 60]
+    assert figures(r"not measured again\*\* for (\d+) minutes") == [link_speeds.FRESH_S / 60]
     assert figures(r"idle, after (\d+) s, doubling to (\d+) min") == [
-        linkspeeds.FIRST_RETRY_S,
-        linkspeeds.LAST_RETRY_S / 60,
+        link_speeds.FIRST_RETRY_S,
+        link_speeds.LAST_RETRY_S / 60,
     ]
     assert figures(r"After (\d+) MiB or (\d+) transfers, and ([\d.]+) s") == [
-        linkmeter.ENOUGH_BYTES / MIB,
-        linkmeter.ENOUGH_TRANSFERS,
-        linkmeter.LEAST_BUSY_S,
+        link_meter.ENOUGH_BYTES / MIB,
+        link_meter.ENOUGH_TRANSFERS,
+        link_meter.LEAST_BUSY_S,
     ]
-    assert figures(r"was busy (\w+) times as long") == [linkmeter.FAR]
+    assert figures(r"was busy (\w+) times as long") == [link_meter.FAR]
     assert figures(r"when idle \(after (\d+) s in any case\)") == [remeasure.PATIENCE_S]
     assert figures(r"doubles from (\d+) s to (\d+) min") == [remeasure.FIRST_PAUSE_S, remeasure.LAST_PAUSE_S / 60]
-    assert figures(r"busy \(– under (\d+) MiB\)") == [linkmeter.TELLING_BYTES / MIB]
+    assert figures(r"busy \(– under (\d+) MiB\)") == [link_meter.TELLING_BYTES / MIB]

@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tandem.core.blockhash import BlockHash, chain
+from tandem.core.block_hash import BlockHash, chain
 from tandem.core.clock import ManualClock
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.engine import Engine
-from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest, RequestKind, StepResult
 from tandem.engine.runner_protocol import Ahead, Begun
-from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sampler import sample
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.step_budget import SchedulerConfig
 
 ROOT = BlockHash(b"r" * 16)
 VOCAB = 32

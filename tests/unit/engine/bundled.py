@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.sampling import SamplingParams
 from tandem.engine.request import EngineRequest, RequestKind
 

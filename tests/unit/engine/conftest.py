@@ -8,8 +8,8 @@ import pytest
 
 from tandem.core.clock import MonotonicClock
 from tandem.engine.engine import Engine
-from tandem.engine.pace import SchedulerConfig
 from tandem.engine.runner import ModelRunner
+from tandem.engine.step_budget import SchedulerConfig
 from tests.unit.engine.bundled import MODEL
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import ManualClock
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, GroupId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.engine import Engine
-from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
-from tandem.engine.sampled import SampleRow
+from tandem.engine.sampling_types import SampleRow
 from tandem.engine.sim.arithmetic import expected_tokens
 from tandem.engine.sim.runner import SimRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
+from tandem.engine.step_budget import SchedulerConfig
 
 ROOT = BlockHash(b"r" * 16)
 VOCAB = 1 << 31

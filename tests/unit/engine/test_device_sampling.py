@@ -13,9 +13,9 @@ import torch
 from tandem.core.sampling import SamplingParams
 from tandem.engine import sampler
 from tandem.engine.choice_sampling import ChoiceSampling
-from tandem.engine.filters import choose_filtered
-from tandem.engine.sampled import SampleRow
-from tandem.kernels.choose_token import choose_token
+from tandem.engine.sampling_filters import choose_filtered
+from tandem.engine.sampling_types import SampleRow
+from tandem.kernels.sample import choose_token
 
 FILTERS: list[dict[str, Any]] = [
     {"top_k": 1}, {"top_k": 40}, {"top_k": 100_000}, {"top_p": 0.05}, {"top_p": 0.9}, {"top_p": 0.9999},

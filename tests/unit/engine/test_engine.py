@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core.blockhash import chain
+from tandem.core.block_hash import chain
 from tandem.core.errors import ContextLengthError, InternalError, InvalidRequestError, WorkerLostError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex, GroupId

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tandem.core.blockhash import chain
+from tandem.core.block_hash import chain
 from tandem.core.errors import ContextLengthError
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex

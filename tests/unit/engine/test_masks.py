@@ -12,8 +12,8 @@ from transformers import MinNewTokensLengthLogitsProcessor, NoBadWordsLogitsProc
 from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
 from tandem.engine.masks import apply_masks
-from tandem.engine.sampled import SampleRow
 from tandem.engine.sampler import sample
+from tandem.engine.sampling_types import SampleRow
 
 VOCAB = 40
 EOS = (1, 2)

@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from tandem.core.sampling import SamplingParams
-from tandem.engine import filters
+from tandem.engine import sampling_filters
 from tandem.engine.choice_sampling import ChoiceSampling
-from tandem.engine.filters import choose_filtered, kept_probabilities
 from tandem.engine.penalties import apply_bias, apply_penalties
-from tandem.engine.sampled import Sampled, SampleRow
 from tandem.engine.sampler import sample, uniform
+from tandem.engine.sampling_filters import choose_filtered, kept_probabilities
+from tandem.engine.sampling_types import Sampled, SampleRow
 
 VOCAB = 400
 
@@ -109,9 +109,9 @@ def test_a_short_candidate_list_changes_nothing(
     )
     for draw in range(20):
         uniforms = torch.tensor([uniform(draw, 0, i) for i in range(8)], dtype=torch.float64)
-        monkeypatch.setattr(filters, "CANDIDATES", 2000)
+        monkeypatch.setattr(sampling_filters, "CANDIDATES", 2000)
         full = choose_filtered(logits, *args, uniforms)
-        monkeypatch.setattr(filters, "CANDIDATES", 16)
+        monkeypatch.setattr(sampling_filters, "CANDIDATES", 16)
         assert choose_filtered(logits, *args, uniforms).tolist() == full.tolist()
 
 
@@ -281,7 +281,7 @@ def test_the_largest_random_number_still_finds_a_token() -> None:
     logits[:, 4:9] = torch.rand(2, 5, generator=torch.Generator().manual_seed(1))
     off = torch.tensor([0.0, 0.0], dtype=torch.float64)
     for scores in (logits, logits - 50.0):
-        assert filters.choose_unfiltered(scores, largest).tolist() == [8, 4]
+        assert sampling_filters.choose_unfiltered(scores, largest).tolist() == [8, 4]
         last, first = choose_filtered(scores, torch.tensor([0, 0]), off + 1.0, off, largest).tolist()
         assert (last, first) == (int(logits[0, 4:9].argmin()) + 4, int(logits[1].argmax()))
 

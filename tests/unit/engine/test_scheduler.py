@@ -11,9 +11,9 @@ from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex
 from tandem.core.ledger import Holder, HoldKind, LedgerError
 from tandem.core.prefill_queue import FIRST_COME, QueueRules, attended
-from tandem.engine.pace import TELLING_TOKENS
 from tandem.engine.request import EngineRequest, RequestKind
 from tandem.engine.scheduler import Scheduler
+from tandem.engine.step_budget import TELLING_TOKENS
 from tests.unit.engine.arithmetic import BLOCK, Bench, expected, make_request, tokens
 
 

@@ -15,7 +15,7 @@ from tandem.core.config import SimSection
 from tandem.core.errors import ConfigError
 from tandem.core.sampling import SamplingParams
 from tandem.engine.choice_sampling import ChoiceSampling
-from tandem.engine.sampled import SampleRow
+from tandem.engine.sampling_types import SampleRow
 from tandem.engine.sim.arithmetic import choose, expected_tokens
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tests.unit.engine.simulation import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core.blockhash import BlockHash, chain
+from tandem.core.block_hash import BlockHash, chain
 from tandem.core.handoff import ChoiceState
 from tandem.core.ids import ChoiceIndex
 from tandem.core.ledger import BlockLedger, Holder, HoldKind

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tandem.core.cpu_level import CpuLevel
-from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
+from tandem.kernels.fused_layer import DenseRow, LayerParts, fuse
 from tandem.kernels.packed_linear import PackedLinear
 from tandem.kernels.quantized_linear import QuantizedLinear, QuantizedWeight, Unpacked
 from tests.unit.kernels.levels import require

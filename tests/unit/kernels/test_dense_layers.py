@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tandem.kernels.dense_row import DenseLayers, DenseRow, PagedRows, join
+from tandem.kernels.fused_layer import DenseLayers, DenseRow, PagedRows, join
 from tandem.kernels.kv_store import kv_store
 from tandem.kernels.paged_decode import paged_decode
 from tests.unit.kernels.dense_parts import HEAD_DIM, HEADS, INNER, KV_HEADS, WIDTH, fused, parts

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tandem.kernels import installing, native
-from tandem.kernels.compiling import WATCH
-from tandem.kernels.kv_wire.binding import SOURCE
+from tandem.kernels.build_lock import WATCH
+from tandem.kernels.kv_codec.binding import SOURCE
 
 pytestmark = pytest.mark.slow
 

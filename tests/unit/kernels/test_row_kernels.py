@@ -12,8 +12,8 @@ from tandem.core.cpu_level import CpuLevel
 from tandem.kernels.kv_store import binding as kv_store_binding
 from tandem.kernels.rms_norm import LIBRARY as RMS_NORM
 from tandem.kernels.rms_norm import rms_norm
-from tandem.kernels.rotate import LIBRARY as ROTATE
-from tandem.kernels.rotate import rotate
+from tandem.kernels.rope import LIBRARY as ROTATE
+from tandem.kernels.rope import rotate
 from tandem.kernels.silu_mul import LIBRARY as SILU_MUL
 from tandem.kernels.silu_mul import silu_mul
 from tests.unit.kernels.levels import paths_of

@@ -150,7 +150,7 @@ def test_memory_kernels_compile(compiled) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_row_kernels_compile(compiled, dtype) -> None:
     from tandem.kernels.rms_norm import rms_norm
-    from tandem.kernels.rotate import rotate
+    from tandem.kernels.rope import rotate
     from tandem.kernels.silu_mul import silu_mul
 
     x, weight = torch.zeros(2, 5120, dtype=dtype), torch.zeros(5120, dtype=dtype)
@@ -164,7 +164,7 @@ def test_row_kernels_compile(compiled, dtype) -> None:
 
 
 def test_choose_token_compiles(compiled) -> None:
-    from tandem.kernels.choose_token import choose_token
+    from tandem.kernels.sample import choose_token
 
     one = torch.ones(2, dtype=torch.float64)
     choose_token(torch.zeros(2, 151_936), torch.ones(2, dtype=torch.int64), one, one, one, backend="triton")

@@ -11,12 +11,12 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.kvtransfer.events import ReceiverEvent
 from tandem.kvtransfer.frame import Frame, FrameKind
-from tandem.kvtransfer.hostid import host_id
-from tandem.kvtransfer.intake import Intake
+from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.pool import HostPool, payload_bytes
+from tandem.kvtransfer.receiver_core import Intake
 from tandem.kvtransfer.ticket import GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
 

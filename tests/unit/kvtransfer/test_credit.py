@@ -11,8 +11,8 @@ import pytest
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
 from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, Reply, ReplyKind
 from tandem.kvtransfer.transports.base import WINDOW_BYTES, LinkClosedError
-from tandem.kvtransfer.transports.credit import REPORT_BYTES, ReceiverCredit, RingCredit, SenderWindow
-from tandem.kvtransfer.transports.ring import largest_payload
+from tandem.kvtransfer.transports.flow_control import REPORT_BYTES, ReceiverCredit, RingCredit, SenderWindow
+from tandem.kvtransfer.transports.payload_ring import largest_payload
 from tools.waiting import wait_for
 
 ACK = Reply(kind=ReplyKind.ACK)

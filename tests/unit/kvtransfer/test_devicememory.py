@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tandem.kvtransfer.transports.base import LinkClosedError, UnavailableTransportError
-from tandem.kvtransfer.transports.cudadriver import BorrowedTensor
-from tandem.kvtransfer.transports.devicememory import HostMemory, bytes_of
+from tandem.kvtransfer.transports.cuda_driver import BorrowedTensor
+from tandem.kvtransfer.transports.device_memory import HostMemory, bytes_of
 from tandem.kvtransfer.transports.ipc import memory_for
-from tandem.kvtransfer.transports.slotwords import MAX_FRAMES, SlotWords, SlotWordsView
+from tandem.kvtransfer.transports.slot_fences import MAX_FRAMES, SlotWords, SlotWordsView
 
 
 def test_a_frame_that_is_over_is_no_earlier_one_again() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.ids import Rank
-from tandem.kvtransfer.hostid import host_id, shares_clock
+from tandem.kvtransfer.host_id import host_id, shares_clock
 from tandem.kvtransfer.ticket import Endpoint
-from tandem.kvtransfer.transports.dialling import candidates
+from tandem.kvtransfer.transports.dialer import candidates
 from tandem.kvtransfer.transports.registry import Preference
 
 GRPC = Endpoint(rank=Rank(0), transport="grpc", host="a:1", address="127.0.0.1:1")

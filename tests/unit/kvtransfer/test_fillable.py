@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.kvtransfer.transports.fillable import Fillable
+from tandem.kvtransfer.transports.writable_bytes import Fillable
 
 
 @pytest.mark.parametrize("size", [2, 255, 1 << 20])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId
-from tandem.core.pairing import Codec
+from tandem.core.kv_compatibility import Codec
 from tandem.kvtransfer.frame import (
     HEADER_BYTES,
     MAX_FRAME_BLOCKS,

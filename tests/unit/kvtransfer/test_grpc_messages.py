@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tandem.core.ids import Attempt, BlockId, Incarnation, Rank, TransferId
 from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS, Frame, FrameKind, MalformedFrameError, encode
-from tandem.kvtransfer.transports.fillable import Fillable
 from tandem.kvtransfer.transports.grpc import (
     HEAD_ROOM_BYTES,
     MAX_MESSAGE_BYTES,
@@ -20,6 +19,7 @@ from tandem.kvtransfer.transports.grpc import (
     pack_messages,
     split_message,
 )
+from tandem.kvtransfer.transports.writable_bytes import Fillable
 
 CONTROL = (FrameKind.OPEN, FrameKind.FINISH, FrameKind.ABORT)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Rank, WorkerId
-from tandem.kvtransfer.peerlink import IDLE_S, REST_S, LinkKey, PeerLink
+from tandem.kvtransfer.peer_link import IDLE_S, REST_S, LinkKey, PeerLink
 
 
 class Jobs:

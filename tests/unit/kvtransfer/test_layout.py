@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import BlockId, GroupId, Rank
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.kvtransfer.frame import MAX_FRAME_BLOCKS
 from tandem.kvtransfer.layout import HeadRoute, feeders, head_routes, slices
 from tandem.kvtransfer.pool import TokenRun
-from tandem.kvtransfer.wirecodec import PayloadForm
+from tandem.kvtransfer.wire_codec import PayloadForm
 
 SPEC = KVGroupSpec(group=GroupId(0), layers=(0, 1, 2), planes=2, heads=4, width=2, block_tokens=2, dtype="float16")
 PAIRS = [*product((1, 2, 4, 8), (1, 2, 4, 8), (4,)), *product((1, 2, 3, 4), (1, 2, 3, 4), (12,))]

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import Incarnation, TransferId, WorkerId
-from tandem.core.liveness import BEAT_S, LEASE_S
+from tandem.core.lease_timing import BEAT_S, LEASE_S
 from tandem.kvtransfer.leases import SAY_EVERY_S, TransferLeases
-from tandem.kvtransfer.transports.tcpsocket import LOST_AFTER_S
+from tandem.kvtransfer.transports.tcp_socket import LOST_AFTER_S
 
 P, Q = WorkerId("p0"), WorkerId("p1")
 ONE, TWO = Incarnation(1), Incarnation(2)

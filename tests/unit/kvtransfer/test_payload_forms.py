@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
-from tandem.core.pairing import Codec
+from tandem.core.kv_compatibility import Codec
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.kernels import native
 from tandem.kernels.dtypes import TORCH_DTYPES
-from tandem.kernels.kv_wire.reference import convert_reference, decode_reference, encode_reference
-from tandem.kvtransfer import guards
+from tandem.kernels.kv_codec.reference import convert_reference, decode_reference, encode_reference
+from tandem.kvtransfer import frame_checks
 from tandem.kvtransfer.events import Verified
 from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, ReplyKind
-from tandem.kvtransfer.intake import Intake
 from tandem.kvtransfer.layout import slices
-from tandem.kvtransfer.outgoing import Outgoing
+from tandem.kvtransfer.outgoing_transfer import Outgoing
 from tandem.kvtransfer.payload_reader import PayloadReader
 from tandem.kvtransfer.pool import HostPool, TokenRun
+from tandem.kvtransfer.receiver_core import Intake
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.kvtransfer.transports.base import Peer
-from tandem.kvtransfer.wirecodec import PayloadForm
+from tandem.kvtransfer.wire_codec import PayloadForm
 
 SENDER, RECEIVER = Incarnation(11), Incarnation(22)
 G0 = GroupId(0)
@@ -290,7 +290,7 @@ def test_what_is_decoded_is_what_was_summed(codec: str, monkeypatch: pytest.Monk
         payload[:] = bytes(len(payload))
         return frame.payload_crc == crc
 
-    monkeypatch.setattr(guards, "is_intact", and_then_it_is_written)
+    monkeypatch.setattr(frame_checks, "is_intact", and_then_it_is_written)
     intake, link, events = intake_of(target, ticket)
     assert intake.accept(frame, memoryview(payload), link).kind is ReplyKind.ACK
     assert [type(e) for e in events] == [Verified]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.kvtransfer.pool import HostPool, payload_bytes
 
 SPEC = KVGroupSpec(group=GroupId(0), layers=(0, 1, 2), planes=2, heads=4, width=3, block_tokens=2, dtype="float16")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tandem.core.ids import Attempt, Incarnation, Rank, TransferId
 from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES, Frame, FrameKind, MalformedFrameError, Reply, ReplyKind
 from tandem.kvtransfer.transports.base import LinkClosedError
-from tandem.kvtransfer.transports.credit import RingCredit
-from tandem.kvtransfer.transports.ring import MAX_RING_BYTES, ReceiverRing, SenderRing, largest_payload
-from tandem.kvtransfer.transports.ringaccount import RingAccount
-from tandem.kvtransfer.transports.sealedmemory import make_sealed
+from tandem.kvtransfer.transports.flow_control import RingCredit
+from tandem.kvtransfer.transports.payload_ring import MAX_RING_BYTES, ReceiverRing, SenderRing, largest_payload
+from tandem.kvtransfer.transports.ring_allocator import RingAccount
+from tandem.kvtransfer.transports.sealed_memfd import make_sealed
 
 SIZE = mmap.PAGESIZE
 

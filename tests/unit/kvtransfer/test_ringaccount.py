@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tandem.kvtransfer.frame import MalformedFrameError
 from tandem.kvtransfer.transports.base import LinkClosedError
-from tandem.kvtransfer.transports.ringaccount import RingAccount, SendWindow
+from tandem.kvtransfer.transports.ring_allocator import RingAccount, SendWindow
 
 SIZE, REPORT_EVERY, MAX_FRAMES = 64, 4, 16
 

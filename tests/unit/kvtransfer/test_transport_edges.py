@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, TransferId, WorkerId
-from tandem.core.pairing import Codec
+from tandem.core.kv_compatibility import Codec
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import (
     MAX_REASON_BYTES,
@@ -27,7 +27,7 @@ from tandem.kvtransfer.transports import tcp
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.collective import MAX_FRAMES
 from tandem.kvtransfer.transports.collective_listener import _Connection
-from tandem.kvtransfer.transports.sealedmemory import check_sealed, make_sealed
+from tandem.kvtransfer.transports.sealed_memfd import check_sealed, make_sealed
 from tandem.kvtransfer.transports.shm import ShmLink
 
 FINISH = Frame(

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.errors import TransferError
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, RequestId, RouterId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
-from tandem.core.pairing import KVProfile
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.sampling import SamplingParams
 from tandem.engine.request import EngineRequest
 from tandem.kvtransfer.ticket import GroupBlocks, Ticket
 from tandem.prefill_worker.handover import Handover
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.requests import Tracked
+from tandem.workercore.requests import Tracked
 
 PROMPT_TOKENS = 40
 

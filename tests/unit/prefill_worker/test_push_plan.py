@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.kvtransfer.pool import TokenRun
 from tandem.prefill_worker.push_plan import PushPlan
 

@@ -11,7 +11,7 @@ from proof.calibration.closing import Knobs
 from proof.calibration.engines import ENGINES, EngineKind
 from proof.calibration.figures import Served, errors, figures, worst
 from proof.calibration.runs import BURST, BURST_S, LEAD, LONG, RUNS, SHORT, Run, Way, most_per_s, trace
-from tandem.cluster.simulator.calibration import Calibration, of_sim_engine
+from tandem.controlplane.simulator.calibration import Calibration, of_sim_engine
 
 BASE = of_sim_engine(ENGINES[EngineKind.SIM].worker, kv_token_bytes=2048, link_bytes_per_s=1e9, rpc_s=0.001)
 ALIKE = dataclasses.replace(BASE, prefill_step_s=0.01, decode_context_s=1e-6, shared_step_s=0.015)

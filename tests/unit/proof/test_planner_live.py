@@ -17,8 +17,8 @@ from proof.planner.real import (
     write_model,
 )  # fmt: skip
 from proof.planner.runs import PLANNER, Load
-from tandem.cluster.simulator.calibration import Calibration, of_sim_engine
-from tandem.cluster.simulator.workloads import varied
+from tandem.controlplane.simulator.calibration import Calibration, of_sim_engine
+from tandem.controlplane.simulator.workloads import varied
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig, Disaggregation, PlannerMode, SloSection
 from tandem.engine.model_config import read_model_config

@@ -16,8 +16,8 @@ from proof.calibration.closing import Knobs
 from proof.calibration.runs import RUNS
 from proof.frozen import __main__ as frozen
 from proof.record import UNKNOWN
-from tandem.cluster.simulator import calibration as measurements
-from tandem.cluster.simulator.calibration import Calibration
+from tandem.controlplane.simulator import calibration as measurements
+from tandem.controlplane.simulator.calibration import Calibration
 from tests.chaos.frozen import CELLS
 
 STOPPED = {"out_s": 2.0, "back_s": 0.1}

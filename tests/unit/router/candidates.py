@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.ids import GroupId, Incarnation, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
-from tandem.core.pairing import KVProfile
 from tandem.core.prefill_queue import PrefillSpeed
-from tandem.router.planning.plan import Candidate
+from tandem.router.routing.plan import Candidate
 
 
 def at(tokens_per_s: float, context_s: float = 0.0) -> PrefillSpeed:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.ids import GroupId, Incarnation, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.core.lifecycle import RoleName
-from tandem.core.pairing import KVProfile
 from tandem.kvtransfer.wire import profile_from_wire
-from tandem.router.workers.wire import WorkerFacts
+from tandem.router.workers.proto_convert import WorkerFacts
 from tandem.rpc.v1 import worker_pb2 as w
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 from tandem.core.ids import RequestId
 from tandem.core.sampling import SamplingParams
-from tandem.router.flights.flight import Flight, Inbox, Work
-from tandem.router.workers.wire import TokenChunk
+from tandem.router.dispatch.inflight_request import Flight, Inbox, Work
+from tandem.router.workers.proto_convert import TokenChunk
 
 
 def chunk(index: int, tokens: list[int], **more: object) -> TokenChunk:

@@ -15,17 +15,17 @@ from tandem.core.ids import Incarnation, RouterId, WorkerId
 from tandem.core.lifecycle import Phase, RoleName
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
-from tandem.router.admission.terms import Terms
-from tandem.router.flights.dispatch import Dispatcher
-from tandem.router.flights.flight import Work
-from tandem.router.flights.readiness import Readiness
-from tandem.router.flights.survival import Survival
-from tandem.router.planning.plan import Plan
-from tandem.router.planning.policies import create_policy
-from tandem.router.workers.links import Identity, WorkerAddress, WorkerLink
-from tandem.router.workers.prefix import PrefixFinder
+from tandem.router.admission.slo import Terms
+from tandem.router.dispatch.dispatcher import Dispatcher
+from tandem.router.dispatch.inflight_request import Work
+from tandem.router.dispatch.readiness import Readiness
+from tandem.router.dispatch.retry_policy import Survival
+from tandem.router.routing.plan import Plan
+from tandem.router.routing.policies import create_policy
+from tandem.router.workers.connection import Identity, WorkerAddress, WorkerLink
+from tandem.router.workers.prefix_lookup import PrefixFinder
+from tandem.router.workers.proto_convert import TokenChunk
 from tandem.router.workers.table import WorkerTable
-from tandem.router.workers.wire import TokenChunk
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.facts import worker_facts
 

@@ -10,8 +10,8 @@ from tools.affected_tests import affected, changed_files, module_of
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("router/tandem/router/planning/lengths.py", "tandem.router.planning.lengths"),
-        ("kernels/tandem/kernels/kv_wire/__init__.py", "tandem.kernels.kv_wire"),
+        ("router/tandem/router/routing/output_lengths.py", "tandem.router.routing.output_lengths"),
+        ("kernels/tandem/kernels/kv_codec/__init__.py", "tandem.kernels.kv_codec"),
         ("tests/unit/kernels/dense_parts.py", "tests.unit.kernels.dense_parts"),
         ("tools/waiting.py", "tools.waiting"),
     ],
@@ -21,9 +21,9 @@ def test_a_file_is_a_module(path: str, name: str) -> None:
 
 
 def test_tests_of_importers_run_and_others_do_not() -> None:
-    found = affected(["router/tandem/router/planning/lengths.py"])
-    assert "tests/unit/router/planning/test_lengths.py" in found
-    assert "tests/unit/cluster/simulator/test_laboratory.py" in found
+    found = affected(["router/tandem/router/routing/output_lengths.py"])
+    assert "tests/unit/router/routing/test_output_lengths.py" in found
+    assert "tests/unit/controlplane/simulator/test_simulator.py" in found
     assert not [name for name in found if name.startswith(("tests/unit/kernels/", "tests/unit/kvtransfer/"))]
 
 
@@ -38,7 +38,7 @@ def test_a_page_is_held_by_the_tests_that_name_it() -> None:
 
 
 def test_a_rig_and_a_conftest_are_those_who_use_them() -> None:
-    assert "tests/unit/kernels/test_dense_row.py" in affected(["tests/unit/kernels/dense_parts.py"])
+    assert "tests/unit/kernels/test_fused_layer.py" in affected(["tests/unit/kernels/dense_parts.py"])
     found = affected(["tests/e2e/conftest.py"])
     assert {"tests/e2e/test_serving.py", "tests/e2e/test_burst.py"} <= set(found)
     assert affected(["tests/unit/core/test_ledger_states.py"]) == ["tests/unit/core/test_ledger_states.py"]

@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.core.ids import Attempt, BlockId, GroupId, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
-from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.ticket import Endpoint, GroupBlocks, Ticket
 from tandem.worker import commands, reports
 from tandem.worker.commands import decode, encode
-from tandem.workerhost.ring import REPORT_BYTES
+from tandem.workercore.message_ring import REPORT_BYTES
 
 I31 = st.integers(0, 2**31 - 1)
 U32 = st.integers(0, 2**32 - 1)

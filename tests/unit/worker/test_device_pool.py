@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.core.ids import BlockId, GroupId
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.kvtransfer.pool import HostPool, TokenRun
 from tandem.worker.device_pool import DevicePool
 

@@ -10,7 +10,7 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Attempt, Incarnation, Rank, RequestId, TransferId, WorkerId
-from tandem.core.kvlayout import KVLayout
+from tandem.core.kv_layout import KVLayout
 from tandem.kvtransfer.events import Failed, SendFailed
 from tandem.kvtransfer.ticket import Ticket
 from tandem.worker import followers as followers_module
@@ -20,7 +20,7 @@ from tandem.worker.followers import Followers
 from tandem.worker.group_receiver import GroupReceiver
 from tandem.worker.group_sender import GroupSender
 from tandem.worker.reports import Counters, Expected
-from tandem.workerhost.ring import RingHandle, RingPair, RingReader, RingWriter
+from tandem.workercore.message_ring import RingHandle, RingPair, RingReader, RingWriter
 from tools.waiting import wait_for
 
 NUMBER = TransferId(7)

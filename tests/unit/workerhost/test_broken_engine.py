@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import WorkerLostError
-from tests.unit.protocol.crowd import Crowd
+from tests.unit.simulation.crowd import Crowd
 
 
 def test_a_step_that_fails_without_any_fault_of_its_requests_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:

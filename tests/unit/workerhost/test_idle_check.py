@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.protocol.crowd import Crowd
+from tests.unit.simulation.crowd import Crowd
 
 
 def test_blocks_are_checked_once_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,17 +9,17 @@ import pytest
 
 from tandem.core.clock import ManualClock
 from tandem.core.ids import Incarnation, Rank, WorkerId
-from tandem.core.kvlayout import KVLayout
-from tandem.core.linkspeed import LinkSpeed
-from tandem.core.pairing import KVProfile
-from tandem.kvtransfer.linkspeeds import LinkSpeeds
-from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.kv_layout import KVLayout
+from tandem.core.link_speed import LinkSpeed
+from tandem.kvtransfer.link_speeds import LinkSpeeds
+from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.rpc.v1 import engine_pb2 as e
-from tandem.workerhost.link_news import LOOK_EVERY_S, LinkNews
-from tandem.workerhost.link_wire import link_from_wire, link_to_wire, speed_from_wire, speed_to_wire
-from tandem.workerhost.outbox import Outbox
-from tandem.workerhost.requests import RequestTable
-from tandem.workerhost.role import Shell
+from tandem.workercore.link_reports import LOOK_EVERY_S, LinkNews
+from tandem.workercore.link_wire import link_from_wire, link_to_wire, speed_from_wire, speed_to_wire
+from tandem.workercore.outbox import Outbox
+from tandem.workercore.requests import RequestTable
+from tandem.workercore.role import Shell
 
 D0 = WorkerId("d0")
 TCP = LinkSpeed(from_host="a", to_host="b", transport="tcp", peer="d0", bytes_per_s=1e9, latency_s=1e-4)

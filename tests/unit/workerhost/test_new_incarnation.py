@@ -9,7 +9,7 @@ import pytest
 from tandem.decode_worker.tickets import ANNOUNCEMENT_WAIT_S
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tests.unit.protocol.crowd import Crowd
+from tests.unit.simulation.crowd import Crowd
 
 
 def said(crowd: Crowd) -> list[w.WorkerMessage]:

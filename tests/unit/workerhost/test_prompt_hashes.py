@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.core.blockhash import chain
+from tandem.core.block_hash import chain
 from tests.unit.engine.simulation import prompt_of
-from tests.unit.protocol.crowd import Crowd
+from tests.unit.simulation.crowd import Crowd
 
 
 def test_a_request_brings_its_hashes_along() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.errors import InvalidRequestError
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.wire import prompt_from_wire
+from tandem.workercore.proto_convert import prompt_from_wire
 
 
 def test_a_prompt_is_read_in_either_form() -> None:

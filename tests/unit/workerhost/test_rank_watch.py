@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem.workerhost.pulse import Pulse
+from tandem.workercore.heartbeat_page import Pulse
 from tandem.workerhost.rank_watch import SILENT_LOOKS, WATCH_EVERY_S, RankWatch
 
 

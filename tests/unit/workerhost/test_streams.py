@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.send_queue import OutQueue
 from tandem.workerhost.streams import CLOSED, run_stream
 
 

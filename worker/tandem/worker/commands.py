@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tandem.core.ids import BlockId, GroupId, Incarnation, TransferId, WorkerId
-from tandem.core.pairing import KVProfile
+from tandem.core.kv_compatibility import KVProfile
 from tandem.engine.step_batch import SeqSlice, StepBatch
 from tandem.kvtransfer.ticket import Ticket
 from tandem.kvtransfer.wire import profile_to_wire
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.wire import ticket_from_wire, ticket_to_wire
+from tandem.workercore.proto_convert import ticket_from_wire, ticket_to_wire
 
 _HEAD = struct.Struct("<BBH")
 _STEP = struct.Struct("<IIII")

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tandem.core.ids import BlockId
-from tandem.core.kvlayout import KVGroupSpec
-from tandem.kernels import kv_wire
+from tandem.core.kv_layout import KVGroupSpec
+from tandem.kernels import kv_codec
 from tandem.kernels.kv_blocks import gather_blocks, scatter_blocks
 from tandem.kvtransfer.pool import TokenRun, is_within, payload_bytes
 
@@ -91,7 +91,7 @@ class DevicePool:
             return 0
         shape = (len(blocks), len(layers), self._spec.planes, len(heads), *self._pool.shape[-2:])
         pinned, view = self._staging(len(payload))
-        crc = kv_wire.copy(payload, view)
+        crc = kv_codec.copy(payload, view)
         with torch.cuda.stream(self._stream):
             numbers = pinned.view(self._pool.dtype).view(shape)
             staging = numbers.to(self._pool.device, non_blocking=True)
@@ -117,7 +117,7 @@ class DevicePool:
             pinned.copy_(gathered.view(-1).view(torch.uint8), non_blocking=True)
         if self._stream is not None:
             self._stream.synchronize()
-        return kv_wire.copy(view, out)
+        return kv_codec.copy(view, out)
 
     def _staging(self, size: int) -> tuple[Tensor, memoryview]:
         """This thread's pinned memory, of `size` bytes, as a tensor and as a buffer."""

@@ -11,11 +11,11 @@ from tandem.core.clock import Clock
 from tandem.core.errors import TransferError
 from tandem.core.ids import Incarnation, TransferId
 from tandem.core.logs import event
-from tandem.core.patience import patient
+from tandem.core.timeout_scale import patient
 from tandem.engine.runner_protocol import Runner
 from tandem.engine.step_batch import StepBatch
 from tandem.kvtransfer.events import Failed, ReceiverEvent, SenderEvent, SendFailed
-from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.worker import reports
@@ -36,8 +36,8 @@ from tandem.worker.commands import (
     Stop,
     decode,
 )
-from tandem.workerhost.pulse import Pulse
-from tandem.workerhost.ring import RingReader, RingWriter
+from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.message_ring import RingReader, RingWriter
 
 _log = logging.getLogger(__name__)
 WAIT_S = 0.1

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 from tandem.core.errors import StartupError, WorkerLostError
 from tandem.core.ids import Rank
-from tandem.core.patience import patient
-from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.core.timeout_scale import patient
+from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.worker.commands import AFTER_STEP, Command, Stop, encode, split
 from tandem.worker.reports import Counters, Hello, Links, Report, decode
-from tandem.workerhost.ring import RingPair, RingReader, RingWriter
+from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
 
 COMMAND_TIMEOUT_S = patient(10.0)
 """A follower that leaves a full ring alone for this long is lost; its host has noticed long before."""

@@ -12,8 +12,8 @@ from tandem.kvtransfer.snapshot import OpenTransfer
 from tandem.kvtransfer.ticket import Endpoint, Ticket
 from tandem.worker.commands import Admit, CancelReceiving, Expect, Revoke, SetIncarnation
 from tandem.worker.followers import COMMAND_TIMEOUT_S, Followers
+from tandem.worker.outcome_aggregation import ReceiveTally
 from tandem.worker.reports import Expected, Report
-from tandem.worker.tallies import ReceiveTally
 
 HERE = Rank(0)
 

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from tandem.core.clock import Clock
 from tandem.core.ids import BlockId, GroupId, Incarnation, Rank, TransferId
 from tandem.kvtransfer.events import Quiesced, SenderEvent, SendFailed, Sent
-from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.snapshot import OpenTransfer, snapshot_of
 from tandem.kvtransfer.state import TransferPhase
 from tandem.kvtransfer.ticket import Ticket
 from tandem.worker.commands import CancelSending, Finish, Open, Push
 from tandem.worker.followers import Followers
+from tandem.worker.outcome_aggregation import SendTally
 from tandem.worker.reports import Report
-from tandem.worker.tallies import SendTally
 
 HERE = Rank(0)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from tandem.core.errors import WorkerLostError
 from tandem.engine.runner_protocol import Ahead, Runner
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.step_batch import StepBatch
 from tandem.worker.commands import AFTER_STEP, CopyBlocks, Step
 from tandem.worker.followers import Followers

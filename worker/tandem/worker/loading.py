@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandem.core.blockhash import HashRoot
+from tandem.core.block_hash import HashRoot
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import ENGINES, WorkerConfig, WorkerSection
 from tandem.core.errors import ConfigError, StartupError
 from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId, Incarnation, Rank, WorkerId
-from tandem.core.kvlayout import KVGroupSpec
-from tandem.core.pairing import KVProfile
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.core.prefill_queue import QueueRules
 from tandem.core.sampling import SamplingParams
 from tandem.core.secret import ClusterSecret
@@ -25,18 +25,18 @@ from tandem.core.start_times import StartPhase
 from tandem.engine.engine import Engine
 from tandem.engine.memory_plan import MemoryPlan
 from tandem.engine.model_work import ModelWork, model_work
-from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner_protocol import Runner
+from tandem.engine.step_budget import SchedulerConfig
 from tandem.engine.swapping import Swap
 from tandem.kvtransfer.events import ReceiverEvent, SenderEvent
 from tandem.kvtransfer.frame import MAX_PAYLOAD_BYTES
-from tandem.kvtransfer.linkspeeds import LinkSpeeds
+from tandem.kvtransfer.link_speeds import LinkSpeeds
 from tandem.kvtransfer.pool import HostPool, PoolAccess
 from tandem.kvtransfer.receiver import TransferReceiver
 from tandem.kvtransfer.sender import TransferSender
 from tandem.kvtransfer.transports.registry import check_preference
-from tandem.workerhost.transfer_ends import ReceivingEnd
+from tandem.workercore.transfer_interfaces import ReceivingEnd
 
 if TYPE_CHECKING:
     from tandem.engine.parallel import TensorGroup

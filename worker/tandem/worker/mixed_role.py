@@ -9,10 +9,10 @@ from tandem.core.ids import Incarnation, WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.engine.request import LayerHook, StepResult
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.claims import Claim
-from tandem.workerhost.requests import Tracked
-from tandem.workerhost.role import Shell
-from tandem.workerhost.whole_requests import WholeRequests
+from tandem.workercore.local_requests import WholeRequests
+from tandem.workercore.requests import Tracked
+from tandem.workercore.role import Shell
+from tandem.workercore.transfer_claims import Claim
 
 
 class MixedRole:

@@ -16,7 +16,7 @@ from tandem.core.fingerprint import Fingerprint
 from tandem.core.ids import GroupId
 from tandem.core.logs import event
 from tandem.core.start_times import StartPhase
-from tandem.engine.host_copies import PoolCopies
+from tandem.engine.kv_offload import PoolCopies
 from tandem.engine.memory_plan import AutomaticKV, StepBounds
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint

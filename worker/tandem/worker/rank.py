@@ -11,23 +11,23 @@ from pathlib import Path
 from tandem.core.config import WorkerConfig
 from tandem.core.config_loader import load
 from tandem.core.errors import InternalError, TandemError
-from tandem.core.garbage import keep_loaded, load_without_pauses
+from tandem.core.gc_freeze import keep_loaded, load_without_pauses
 from tandem.core.ids import Rank
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import JSON, setup
-from tandem.core.parentdeath import die_with_parent
-from tandem.core.patience import patient
+from tandem.core.parent_death_signal import die_with_parent
+from tandem.core.timeout_scale import patient
 from tandem.kernels.cpu_memory import keep_freed_memory
 from tandem.rpc.v1 import engine_pb2 as e
-from tandem.worker.assembly import Seat, assemble_follower, assemble_leader
-from tandem.workerhost.inbox import Inbox
-from tandem.workerhost.outbox import Outbox
-from tandem.workerhost.pulse import Pulse
-from tandem.workerhost.ring import RingHandle, RingPair, RingReader, RingWriter
-from tandem.workerhost.role import Role, Shell
-from tandem.workerhost.steploop import StepLoop
-from tandem.workerhost.ticker import Ticker
-from tandem.workerhost.wire import endpoint_to_wire
+from tandem.worker.builder import Seat, assemble_follower, assemble_leader
+from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.heartbeat_thread import Ticker
+from tandem.workercore.inbox import Inbox
+from tandem.workercore.message_ring import RingHandle, RingPair, RingReader, RingWriter
+from tandem.workercore.outbox import Outbox
+from tandem.workercore.proto_convert import endpoint_to_wire
+from tandem.workercore.role import Role, Shell
+from tandem.workercore.step_loop import StepLoop
 
 _log = logging.getLogger(__name__)
 HOST_TIMEOUT_S = patient(10.0)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from tandem.core.ids import TransferId
 from tandem.kvtransfer.events import Failed, Quiesced, ReceiverEvent, SenderEvent, SendFailed, Sent, Verified
-from tandem.kvtransfer.peerlink import LinkInfo
+from tandem.kvtransfer.peer_link import LinkInfo
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.link_wire import link_from_wire, link_to_wire
-from tandem.workerhost.wire import endpoint_from_wire, endpoint_to_wire
+from tandem.workercore.link_wire import link_from_wire, link_to_wire
+from tandem.workercore.proto_convert import endpoint_from_wire, endpoint_to_wire
 
 _KIND = struct.Struct("<B")
 _TRANSFER = struct.Struct("<BQ")

@@ -16,7 +16,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from tandem.core.callproof import CONTROL, PROOF_KEY, ProofChecker, Refused, stream_target, value_of
+from tandem.core.call_proof import CONTROL, PROOF_KEY, ProofChecker, Refused, stream_target, value_of
 from tandem.core.secret import ClusterSecret
 
 _CHECK, _WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"

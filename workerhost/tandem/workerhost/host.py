@@ -11,30 +11,30 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import StartupError, WorkerLostError
 from tandem.core.ids import GroupId
+from tandem.core.lease_timing import PROOF_OF_LIFE
 from tandem.core.lifecycle import RoleName, WorkerState
-from tandem.core.liveness import PROOF_OF_LIFE
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.core.start_times import StartPhase, StartTimes
-from tandem.kvtransfer.hostid import host_id
-from tandem.prefixindex.stores.linkspeeds import LinkSpeedStore
+from tandem.kvtransfer.host_id import host_id
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.stores.link_speeds import LinkSpeedStore
 from tandem.workerhost.auth import MAX_CALLS, SecretInterceptor
-from tandem.workerhost.link_share import LinkShare
+from tandem.workerhost.lifecycle import Steering
+from tandem.workerhost.link_speed_sync import LinkShare
 from tandem.workerhost.membership import Membership
-from tandem.workerhost.passing import ForRank
-from tandem.workerhost.peers import PeerChannels
+from tandem.workerhost.peer_channels import PeerChannels
 from tandem.workerhost.rank_group import START_AGAIN, RankGroup
 from tandem.workerhost.rank_watch import LOADING_LOOKS, WATCH_EVERY_S
+from tandem.workerhost.relay import ForRank
 from tandem.workerhost.server import WorkerService
-from tandem.workerhost.steering import Steering
 from tandem.workerhost.watchdog import Watchdog
 
 _log = logging.getLogger(__name__)

@@ -15,23 +15,23 @@ from dataclasses import asdict
 
 from redis.asyncio import Redis
 
-from tandem.core.besides import LoopWatch, run_beside
-from tandem.core.blockhash import BlockHash
+from tandem.core.background_loop import LoopWatch, run_beside
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import UnavailableError
 from tandem.core.ids import GroupId, Incarnation, WorkerId, new_incarnation
+from tandem.core.lease_timing import BEAT_S, LEASE_S
 from tandem.core.lifecycle import RoleName, WorkerState
-from tandem.core.liveness import BEAT_S, LEASE_S
 from tandem.core.logs import event
-from tandem.core.metricnames import INDEX_PUBLISHING, REGISTRY_REFUSED, REJOINS, counter_key
-from tandem.prefixindex.connection import connect, open_client
-from tandem.prefixindex.events import BlockChange, BlockEvent
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.lease import WorkerLease
-from tandem.prefixindex.publisher import BlockEventPublisher
-from tandem.prefixindex.records import WorkerRecord
+from tandem.core.metric_names import INDEX_PUBLISHING, REGISTRY_REFUSED, REJOINS, counter_key
 from tandem.rpc.v1 import worker_pb2 as w
+from tandem.statestore.connection import connect, open_client
+from tandem.statestore.index.events import BlockChange, BlockEvent
+from tandem.statestore.index.lease import WorkerLease
+from tandem.statestore.index.publisher import BlockEventPublisher
+from tandem.statestore.keys import Keys
+from tandem.statestore.records import WorkerRecord
 
 _log = logging.getLogger(__name__)
 LEAVE_TIMEOUT_S = 1.0

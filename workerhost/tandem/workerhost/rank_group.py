@@ -17,10 +17,10 @@ from tandem.core.config import WorkerConfig
 from tandem.core.errors import WorkerLostError
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import passing_pb2 as p
-from tandem.workerhost.passing import ForRank
+from tandem.workercore.message_ring import RingPair
 from tandem.workerhost.rank_process import RankProcess
 from tandem.workerhost.rank_watch import SILENT_LOOKS, RankWatch
-from tandem.workerhost.ring import RingPair
+from tandem.workerhost.relay import ForRank
 
 MODULE = "tandem.worker.rank"
 SETTLE_S = 0.3

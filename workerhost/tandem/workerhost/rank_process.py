@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tandem.core.errors import RequestTooLargeError
 from tandem.rpc.v1 import passing_pb2 as p
-from tandem.workerhost.passing import ForRank
-from tandem.workerhost.pulse import Pulse
-from tandem.workerhost.ring import RingHandle, RingReader, RingWriter
-from tandem.workerhost.ticker import STACKS_SIGNAL
+from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.heartbeat_thread import STACKS_SIGNAL
+from tandem.workercore.message_ring import RingHandle, RingReader, RingWriter
+from tandem.workerhost.relay import ForRank
 
 RETRY_WRITE_S = 0.002
 MAX_BACKLOG, MAX_BACKLOG_BYTES = 10_000, 64 << 20

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.core.patience import patient
-from tandem.workerhost.pulse import Pulse
+from tandem.core.timeout_scale import patient
+from tandem.workercore.heartbeat_page import Pulse
 
 WATCH_EVERY_S = 0.25
 SILENT_LOOKS = int(patient(10))

@@ -13,12 +13,12 @@ import grpc.aio
 
 from tandem.core.errors import RequestTooLargeError, TandemError
 from tandem.core.logs import event
-from tandem.core.release import release
-from tandem.core.streamversion import stream_refusal
+from tandem.core.protocol_version import stream_refusal
+from tandem.core.version import release
 from tandem.rpc.v1 import engine_pb2 as e
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.out_queue import OutQueue
-from tandem.workerhost.passing import ForRank, Heard, from_peer, from_router, handlers, joined
+from tandem.workerhost.relay import ForRank, Heard, from_peer, from_router, handlers, joined
+from tandem.workerhost.send_queue import OutQueue
 from tandem.workerhost.streams import CLOSED, HELLO_TIMEOUT_S, hello_refusal, peer_hello, run_stream
 
 _log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ from typing import Any
 
 import grpc.aio
 
-from tandem.core import pairing
+from tandem.core import kv_compatibility
 from tandem.core.errors import RequestTooLargeError
-from tandem.core.liveness import STAND_S
-from tandem.core.patience import patient
+from tandem.core.lease_timing import STAND_S
+from tandem.core.timeout_scale import patient
 from tandem.rpc.v1 import worker_pb2 as w
-from tandem.workerhost.out_queue import OutQueue
+from tandem.workerhost.send_queue import OutQueue
 
 HELLO_TIMEOUT_S = patient(5.0)
 IDLE_TIMEOUT_S = STAND_S
@@ -28,14 +28,14 @@ def peer_hello(info: w.WorkerInfo, peer_incarnation: int) -> w.PeerHello:
         worker=info.worker,
         incarnation=info.incarnation,
         peer_incarnation=peer_incarnation,
-        protocol=pairing.PROTOCOL[0],
-        protocol_minor=pairing.PROTOCOL[1],
+        protocol=kv_compatibility.PROTOCOL[0],
+        protocol_minor=kv_compatibility.PROTOCOL[1],
     )
 
 
 def hello_refusal(hello: w.PeerHello) -> str:
     """Why a peer that says this cannot be spoken to; "" if it can, in the smaller of both minor versions."""
-    return pairing.protocol_refusal((hello.protocol, hello.protocol_minor), pairing.PROTOCOL)
+    return kv_compatibility.protocol_refusal((hello.protocol, hello.protocol_minor), kv_compatibility.PROTOCOL)
 
 
 async def run_stream(

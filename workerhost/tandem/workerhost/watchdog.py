@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.config import WorkerSection
 from tandem.core.errors import WorkerLostError
 from tandem.core.logs import event

@@ -46,11 +46,11 @@ def chat(
 ) -> None:
     """Talk to a model in this terminal, or get one answer: to PROMPT, or to what the standard input holds where it is
     no terminal."""
-    from tandem.clusterctl.chat.asking import Answer, Asker, Wish
+    from tandem.clusterctl.chat.client import Answer, Asker, Wish
     from tandem.clusterctl.chat.conversation import Conversation
-    from tandem.clusterctl.chat.saying import say_answer, say_figures
-    from tandem.clusterctl.chat.talking import Talk
-    from tandem.clusterctl.load.sending import CHAT, Target
+    from tandem.clusterctl.chat.printer import say_answer, say_figures
+    from tandem.clusterctl.chat.session import Talk
+    from tandem.clusterctl.loadgen.client import CHAT, Target
 
     if not flags.timeout > 0:
         raise ConfigError(f"--timeout is {flags.timeout:g}", todo="Use more than 0 seconds")

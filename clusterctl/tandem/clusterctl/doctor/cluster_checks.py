@@ -9,7 +9,7 @@ from ipaddress import ip_address
 from typing import Any
 
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped, warning
-from tandem.clusterctl.looking.overview import revisions_apart
+from tandem.clusterctl.inspect.health import revisions_apart
 from tandem.core.events import EventKind
 from tandem.router.version import version
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from tandem.cluster.environment import Environment
-from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl.commands import command_app, examples
 from tandem.clusterctl.doctor import findings
 from tandem.clusterctl.doctor.cluster_checks import ClusterChecks
@@ -20,11 +18,13 @@ from tandem.clusterctl.doctor.findings import Finding, Verdict
 from tandem.clusterctl.doctor.gpus import Gpus
 from tandem.clusterctl.doctor.installation import Installation
 from tandem.clusterctl.doctor.machine import Machine
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record, note
-from tandem.clusterctl.page import say
-from tandem.clusterctl.places import find_state
+from tandem.clusterctl.paths import find_state
+from tandem.clusterctl.rich_output import say
+from tandem.controlplane.environment import Environment
+from tandem.controlplane.state_dir import StateDir
 from tandem.core import config_loader
 from tandem.core.config import RouterConfig
 from tandem.core.errors import ConfigError, TandemError

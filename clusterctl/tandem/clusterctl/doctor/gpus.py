@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cluster.gpumemory import PROCESSES, GpuUser, users
-from tandem.cluster.worker_settings import effective
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
+from tandem.controlplane.gpu_memory import PROCESSES, GpuUser, users
+from tandem.controlplane.worker_settings import effective
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import ConfigError
 from tandem.core.lifecycle import RoleName

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tandem.cluster.resolve import check, check_ports
-from tandem.cluster.state_dir import StateDir
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, skipped
+from tandem.controlplane.resolve import check, check_ports
+from tandem.controlplane.state_dir import StateDir
 from tandem.core import config_loader
 from tandem.core.config import ClusterConfig
 from tandem.core.errors import StartupError

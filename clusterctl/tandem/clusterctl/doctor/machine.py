@@ -103,7 +103,7 @@ class Machine:
             yield ok("compiler", found)
 
     def redis_server(self) -> Iterator[Finding]:
-        from tandem.prefixindex.private_redis import find_server
+        from tandem.statestore.embedded_redis import find_server
 
         yield ok("redis-server", str(find_server()))
 

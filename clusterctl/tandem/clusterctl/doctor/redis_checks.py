@@ -15,10 +15,10 @@ from redis.exceptions import RedisError
 from tandem.clusterctl.doctor.findings import Check, Finding, error, ok, size, skipped, warning
 from tandem.core.errors import StartupError
 from tandem.core.urls import redacted
-from tandem.prefixindex.connection import connect
-from tandem.prefixindex.keys import Keys, Member
-from tandem.prefixindex.memory import memory_of
-from tandem.prefixindex.records import WorkerRecord
+from tandem.statestore.connection import connect
+from tandem.statestore.keys import Keys, Member
+from tandem.statestore.memory import memory_of
+from tandem.statestore.records import WorkerRecord
 
 _SKEW_S = 2.0
 _KNOCK_S = 1.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tandem.clusterctl.flags import Where
 from tandem.clusterctl.output import Output, Record
-from tandem.core.linkspeed import rate
+from tandem.core.link_speed import rate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,11 +40,11 @@ def next_action(plan: Record) -> str:
 
 
 def _show(found: Record, console: Console) -> None:
-    from tandem.clusterctl import page
+    from tandem.clusterctl import rich_output
 
     plan = found["plan"]
     if plan is None:
-        page.say(console, _SILENT.get(found["mode"], _SILENT["advise"]))
+        rich_output.say(console, _SILENT.get(found["mode"], _SILENT["advise"]))
         return
     age_s = max(0.0, time.time() - plan["at_s"])
     lines = {
@@ -60,11 +60,11 @@ def _show(found: Record, console: Console) -> None:
         "last denial": _deed(plan["last_denial"]),
     }
     for name, value in lines.items():
-        page.say(console, f"{name:<15} {value}")
+        rich_output.say(console, f"{name:<15} {value}")
     rows = {one["split"]: one for one in (plan["now"], plan["then"]) if one is not None}
     if rows:
         columns = ("SPLIT", "KEPT", "GOODPUT/S", "TTFT P90", "ITL P90", "PREFILL BUSY")
-        table = page.table(*columns, right=columns[1:], fixed=columns[:1])
+        table = rich_output.table(*columns, right=columns[1:], fixed=columns[:1])
         for one in rows.values():
             table.add_row(
                 one["split"], f"{one['attained']:.1%}", f"{one['goodput_per_s']:.2f}", f"{one['ttft_p90_s']:.2f} s",

@@ -13,8 +13,8 @@ from tandem.core.config import SloSection
 from tandem.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tandem.cluster.simulator.calibration import Calibration
-    from tandem.cluster.simulator.traces import Trace
+    from tandem.controlplane.simulator.calibration import Calibration
+    from tandem.controlplane.simulator.traces import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ class LoadFlags:
 
     def requests(self, count: int) -> Trace:
         """The trace, or `count` made-up requests. ConfigError if neither is said, or both are."""
-        from tandem.cluster.simulator import traces
-        from tandem.cluster.simulator.workloads import varied
+        from tandem.controlplane.simulator import traces
+        from tandem.controlplane.simulator.workloads import varied
 
         asked = (self.rate, self.isl, self.osl)
         if self.trace is not None:
@@ -68,7 +68,7 @@ class LoadFlags:
 
 def calibration(path: Path | None) -> Calibration:
     """Of a file that `make bench` or people wrote, or the default: an H100 by arithmetic."""
-    from tandem.cluster.simulator import calibration as calibrations
+    from tandem.controlplane.simulator import calibration as calibrations
 
     return calibrations.read(path) if path is not None else calibrations.Calibration()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tandem.clusterctl.commands import command_app, examples
-from tandem.clusterctl.exits import Exit
+from tandem.clusterctl.exit_codes import Exit
 from tandem.clusterctl.flags import Where, flagged
 from tandem.clusterctl.output import Output, Record, note
 from tandem.clusterctl.planning import live_plan
@@ -20,14 +20,14 @@ from tandem.clusterctl.planning.load_flags import LoadFlags, calibration
 from tandem.clusterctl.progress import progress_bar
 from tandem.clusterctl.suggestions import did_you_mean
 from tandem.core.errors import ConfigError
-from tandem.core.linkspeed import rate
+from tandem.core.link_speed import rate
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tandem.cluster.planner.offline import Kind, Offer
-    from tandem.cluster.planner.records import Rates, Seen
-    from tandem.cluster.simulator.traces import Trace
+    from tandem.controlplane.planner.offline import Kind, Offer
+    from tandem.controlplane.planner.records import Rates, Seen
+    from tandem.controlplane.simulator.traces import Trace
 
 _MADE_UP, _MOST = 1000, 1500
 """Requests: as many are made up, and so many of a trace are looked at."""
@@ -90,7 +90,7 @@ def plan(
     if live:
         live_plan.show(where, output)
         return
-    from tandem.cluster.planner.offline import Search, Wanted
+    from tandem.controlplane.planner.offline import Search, Wanted
 
     for flag, value in (("--target", target), ("--hit-rate", hit_rate)):
         if not 0 <= value <= 1:
@@ -157,7 +157,7 @@ def _work(one: Seen) -> float:
 
 
 def _seen(trace: Trace, hit_rate: float) -> list[Seen]:
-    from tandem.cluster.planner.records import Seen
+    from tandem.controlplane.planner.records import Seen
 
     return [
         Seen(
@@ -172,9 +172,9 @@ def _kinds(machines: Machines) -> list[Kind]:
     """Every kind of worker that may be bought; ConfigError if there is none."""
     import dataclasses
 
-    from tandem.cluster.planner.hardware import HARDWARE, MODELS, rates
-    from tandem.cluster.planner.offline import Kind
-    from tandem.engine.tp_fit import SPOKEN_SIZES, TP_SIZES
+    from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
+    from tandem.controlplane.planner.offline import Kind
+    from tandem.engine.tp_checks import SPOKEN_SIZES, TP_SIZES
 
     if machines.calibration is not None:
         if machines.hardware or machines.tp:
@@ -250,7 +250,7 @@ def _price(machines: Machines) -> float:
 
 
 def _measured(path: Path) -> Rates:
-    from tandem.cluster.simulator.rates import calibrated
+    from tandem.controlplane.simulator.rates import calibrated
     from tandem.core.prefill_queue import QueueRules
 
     return calibrated(calibration(path), QueueRules())
@@ -284,17 +284,17 @@ def _offer(offer: Offer) -> dict[str, Any]:
 
 
 def _show(found: Record, console: Console) -> None:
-    from tandem.clusterctl import page
+    from tandem.clusterctl import rich_output
 
     planned, promised = found["planned_for"], found["promised"]
-    page.say(
+    rich_output.say(
         console,
         f"{found['requests']}: planned for {planned['requests']} requests, {planned['rate']:.2f} a second; "
         f"first token in {promised['ttft_s']:g} s, {1000 * promised['itl_s']:g} ms for each after it, kept for "
         f"{promised['target']:.0%} at {promised['headroom']:g} times the rate",
     )
     columns = ("", "FLEET", "LINK", "ACC", "PRICE/H", "IN/M", "OUT/M", "KEPT", "TTFT P90", "ITL P90")
-    made = page.table(*columns, right=columns[2:], fixed=columns[:2])
+    made = rich_output.table(*columns, right=columns[2:], fixed=columns[:2])
     rows = [("best", found["best"])]
     rows += [("beside", one) for one in found["neighbours"]]
     rows += [("else", one) for one in _others(found["best"], found["others"])]

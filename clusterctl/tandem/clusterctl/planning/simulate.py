@@ -21,7 +21,7 @@ from tandem.core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tandem.cluster.simulator.sweep import Point
+    from tandem.controlplane.simulator.sweep import Point
 
 _MADE_UP = 500
 
@@ -47,7 +47,7 @@ def splits(
     picture: Picture = None,
 ) -> None:
     """Show the goodput of every split of the workers, and of all of them mixed, under one load."""
-    from tandem.cluster.simulator.sweep import over_splits
+    from tandem.controlplane.simulator.sweep import over_splits
 
     _check(workers, picture)
     kind, trace = calibration(calibration_file), load.requests(_MADE_UP)
@@ -64,7 +64,7 @@ def splits(
     }
     output.show("SplitSweep", found, _show_splits)
     if picture is not None:
-        from tandem.cluster.simulator.pictures import of_splits
+        from tandem.controlplane.simulator.plots import of_splits
 
         of_splits(rows, f"{trace.name}, {trace.rate:.1f}/s on {workers} workers", picture)
         note(f"clusterctl: the picture is in {picture}.")
@@ -95,7 +95,7 @@ def map_(
 
     At every point the best split of the workers plays against all of them mixed; and pairs always, never, and by cost.
     """
-    from tandem.cluster.simulator.sweep import Axes, when_to_disaggregate
+    from tandem.controlplane.simulator.sweep import Axes, when_to_disaggregate
 
     _check(workers, picture)
     usual = Axes()
@@ -119,7 +119,7 @@ def map_(
     }
     output.show("DisaggregationMap", found, _show_map)
     if picture is not None:
-        from tandem.cluster.simulator.pictures import of_map
+        from tandem.controlplane.simulator.plots import of_map
 
         of_map(points, f"{workers} workers", picture)
         note(f"clusterctl: the picture is in {picture}.")
@@ -137,11 +137,11 @@ def _point(point: Point) -> dict[str, Any]:
 
 
 def _show_splits(found: Record, console: Console) -> None:
-    from tandem.clusterctl import page
+    from tandem.clusterctl import rich_output
 
-    page.say(console, f"{found['requests']}, {found['rate']:.2f} a second; {found['calibration']}")
+    rich_output.say(console, f"{found['requests']}, {found['rate']:.2f} a second; {found['calibration']}")
     columns = ("SPLIT", "GOODPUT", "KEPT", "TTFT P90", "TPOT P90", "")
-    made = page.table(*columns, right=columns[1:5], fixed=columns[:1])
+    made = rich_output.table(*columns, right=columns[1:5], fixed=columns[:1])
     for row in found["splits"]:
         made.add_row(
             row["split"], f"{row['goodput_per_s']:.2f}/s", f"{row['attained']:.1%}", f"{row['ttft_p90_s']:.2f} s",
@@ -151,11 +151,11 @@ def _show_splits(found: Record, console: Console) -> None:
 
 
 def _show_map(found: Record, console: Console) -> None:
-    from tandem.clusterctl import page
+    from tandem.clusterctl import rich_output
 
-    page.say(console, f"{found['workers']} workers; {found['calibration']}")
+    rich_output.say(console, f"{found['workers']} workers; {found['calibration']}")
     columns = ("PROMPT", "ANSWER", "LOAD", "LINK", "AUTO", "ALWAYS", "NEVER", "MIXED", "NEAR", "GAIN", "SPLIT")
-    made = page.table(*columns, right=columns[:10])
+    made = rich_output.table(*columns, right=columns[:10])
     for point in found["points"]:
         ways = [f"{point['by_way'][way]:.0%}" for way in ("auto", "always", "never", "mixed")]
         made.add_row(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tandem.engine.biased_experts_config import BiasedExpertsConfig
 from tandem.engine.experts_config import ExpertsConfig
+from tandem.engine.gpt_oss_config import BiasedExpertsConfig
 from tandem.engine.linear import Linear
 from tandem.engine.models.experts import ExpertParameters
 from tandem.engine.models.routing import Router

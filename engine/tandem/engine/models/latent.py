@@ -26,7 +26,7 @@ from tandem.engine.model_config import ModelConfig
 from tandem.engine.weights import Parameter, Split
 from tandem.kernels.deterministic_linear import deterministic_linear
 from tandem.kernels.dtypes import product_dtype
-from tandem.kernels.rotate import rotate
+from tandem.kernels.rope import rotate
 from tandem.kernels.widened_linear import widened_linear
 
 HeadProduct = Callable[[Tensor], Tensor]

@@ -8,7 +8,7 @@ Encoding is affine over GF(2): `encode(a ^ b) == encode(a) ^ linear(b)`, and so 
 from __future__ import annotations
 
 from tandem.core.errors import ConfigError
-from tandem.core.kvlayout import DTYPE_BYTES
+from tandem.core.kv_layout import DTYPE_BYTES
 
 ELEMENTS = 8
 """Elements that hold one number."""

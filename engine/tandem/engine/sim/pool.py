@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Sequence
 from zlib import crc32
 
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.engine.sim.arithmetic import BASE, PRIME, START, fold, mix
 from tandem.engine.sim.content import Encoding
 

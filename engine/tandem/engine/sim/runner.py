@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from tandem.core.clock import Clock, MonotonicClock
 from tandem.core.config import SimSection
-from tandem.core.kvlayout import KVLayout
+from tandem.core.kv_layout import KVLayout
 from tandem.core.prefill_queue import attended
 from tandem.engine.runner_protocol import Ahead, LayersStored
-from tandem.engine.sampled import Sampled, SampleRow
+from tandem.engine.sampling_types import Sampled, SampleRow
 from tandem.engine.sim.arithmetic import chain, choose, combine, prompt_logprob, report_logprob
 from tandem.engine.sim.exchange import gather
 from tandem.engine.sim.pool import SimPool

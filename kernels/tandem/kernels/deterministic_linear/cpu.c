@@ -8,7 +8,7 @@
 #include "../instructions.h"
 #include "../packed_linear/amx.h"
 #include "../packed_linear/product.h"
-#include "../region.h"
+#include "../parallel.h"
 
 static int uses_amx;
 

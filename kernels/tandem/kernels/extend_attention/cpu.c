@@ -7,7 +7,7 @@
 
 #include "../instructions.h"
 #include "../matrix_unit.h"
-#include "../region.h"
+#include "../parallel.h"
 #include "products.h"
 
 #if defined(__x86_64__)

@@ -8,7 +8,7 @@
    rows meet tiles of the weights. Sums are float32, the result is rounded once. Checks nothing: the caller has. One
    parallel region a call; thread-safe. */
 
-#include "../region.h"
+#include "../parallel.h"
 #include "amx.h"
 #include "product.h"
 

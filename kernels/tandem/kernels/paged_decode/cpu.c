@@ -9,9 +9,9 @@
    and types are the caller's to check, blocks and lengths are checked here. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"
-#include "../region.h"
+#include "../parallel.h"
 #include "decode.h"
-#include "shares.h"
+#include "work_split.h"
 
 #if defined(__x86_64__)
 #define ISA 512

@@ -10,8 +10,8 @@
    blocks of 64 columns, each one stream of bytes. Checks nothing: the caller has. One parallel region a call; thread-safe. */
 
 #include "../instructions.h"
-#include "../region.h"
-#include "gated.h"
+#include "../parallel.h"
+#include "fused_silu.h"
 #include "product.h"
 
 #define LEAST_WEIGHT 1e-30f /* columns of smaller numbers are zeros */

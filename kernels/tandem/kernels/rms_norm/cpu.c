@@ -2,8 +2,8 @@
    parallel region only for many rows. */
 
 #include "../instructions.h"
-#include "../region.h"
-#include "norm.h"
+#include "../parallel.h"
+#include "norm_args.h"
 
 #include <math.h>
 #include <stdint.h>

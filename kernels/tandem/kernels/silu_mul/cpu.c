@@ -1,8 +1,8 @@
 /* silu(gate) · up of rows on the CPU. Checks nothing: the caller has. Thread-safe; a parallel region only for many rows. */
 
 #include "../instructions.h"
-#include "../region.h"
-#include "gates.h"
+#include "../parallel.h"
+#include "silu_args.h"
 
 #include <stdint.h>
 

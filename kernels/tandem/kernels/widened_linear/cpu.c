@@ -3,7 +3,7 @@
    thread-safe. */
 
 #include "../instructions.h"
-#include "../region.h"
+#include "../parallel.h"
 
 #include <stdint.h>
 

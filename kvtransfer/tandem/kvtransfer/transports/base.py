@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Protocol
 
 from tandem.core.ids import Incarnation, Rank, WorkerId
-from tandem.core.patience import patient
+from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.frame import Frame, MalformedFrameError, Reply, ReplyKind, decode_reply
 from tandem.kvtransfer.ticket import Endpoint
 

@@ -20,8 +20,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from tandem.core.patience import patient
 from tandem.core.secret import ClusterSecret
+from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.frame import (
     MAX_REPLY_BYTES,
     Frame,
@@ -31,10 +31,10 @@ from tandem.kvtransfer.frame import (
 )
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, patience, replies_of
 from tandem.kvtransfer.transports.communicator import SENDER_RANK, Communicator, GlooCommunicator, Transfer
-from tandem.kvtransfer.transports.controlsocket import ControlSocket
+from tandem.kvtransfer.transports.control_socket import ControlSocket
 from tandem.kvtransfer.transports.handshake import Introduction
-from tandem.kvtransfer.transports.ringaccount import SendWindow
-from tandem.kvtransfer.transports.tcpsocket import dial
+from tandem.kvtransfer.transports.ring_allocator import SendWindow
+from tandem.kvtransfer.transports.tcp_socket import dial
 
 MAX_FRAMES = 256
 """Frames that may wait for their reply, with and without payload. Their headers fit into the receiver's queue."""

@@ -21,8 +21,8 @@ from tandem.kvtransfer.frame import (
     decode,
     encode_reply,
 )
-from tandem.kvtransfer.hostid import host_id
-from tandem.kvtransfer.intake import InboundLink, Intake
+from tandem.kvtransfer.host_id import host_id
+from tandem.kvtransfer.receiver_core import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, patience
 from tandem.kvtransfer.transports.collective import (
@@ -35,11 +35,11 @@ from tandem.kvtransfer.transports.collective import (
     purpose,
 )
 from tandem.kvtransfer.transports.communicator import RECEIVER_RANK, Communicator, Transfer
-from tandem.kvtransfer.transports.controlsocket import ControlSocket
+from tandem.kvtransfer.transports.control_socket import ControlSocket
 from tandem.kvtransfer.transports.handshake import Admission
 from tandem.kvtransfer.transports.registry import Site
-from tandem.kvtransfer.transports.ringaccount import RingAccount
-from tandem.kvtransfer.transports.tcpsocket import TcpPort, meet, welcome
+from tandem.kvtransfer.transports.ring_allocator import RingAccount
+from tandem.kvtransfer.transports.tcp_socket import TcpPort, meet, welcome
 
 MAX_LINKS = 256
 WAKE_S = 0.25

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroupGloo, Store
 
-from tandem.core.patience import patient
+from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.frame import MalformedFrameError
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError
-from tandem.kvtransfer.transports.controlsocket import ControlSocket
+from tandem.kvtransfer.transports.control_socket import ControlSocket
 
 SENDER_RANK, RECEIVER_RANK = 0, 1
 PAYLOAD_TIMEOUT_S = patient(10.0)

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from tandem.core.callproof import CallProof
-from tandem.core.patience import patient
+from tandem.core.call_proof import CallProof
 from tandem.core.secret import ClusterSecret
+from tandem.core.timeout_scale import patient
 from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
     Frame,
@@ -33,8 +33,8 @@ from tandem.kvtransfer.frame import (
     encode,
 )
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
-from tandem.kvtransfer.transports.credit import SenderWindow
-from tandem.kvtransfer.transports.fillable import Fillable
+from tandem.kvtransfer.transports.flow_control import SenderWindow
+from tandem.kvtransfer.transports.writable_bytes import Fillable
 
 SERVICE = "tandem.rpc.v1.KvTransfer"
 METHOD = "Push"

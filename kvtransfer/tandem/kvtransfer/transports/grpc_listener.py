@@ -10,17 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from tandem.core.callproof import PROOF_KEY, ProofChecker, Refused, value_of
+from tandem.core.call_proof import PROOF_KEY, ProofChecker, Refused, value_of
 from tandem.core.errors import StartupError
 from tandem.core.ids import Rank, new_incarnation
 from tandem.core.logs import event
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.frame import Frame, FrameKind, MalformedFrameError, Reply, ReplyKind, encode_reply
-from tandem.kvtransfer.hostid import host_id
-from tandem.kvtransfer.intake import InboundLink, Intake
+from tandem.kvtransfer.host_id import host_id
+from tandem.kvtransfer.receiver_core import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Peer
-from tandem.kvtransfer.transports.credit import ReceiverCredit
+from tandem.kvtransfer.transports.flow_control import ReceiverCredit
 from tandem.kvtransfer.transports.grpc import (
     COMMON_OPTIONS,
     KEEPALIVE_MS,
@@ -32,7 +32,7 @@ from tandem.kvtransfer.transports.grpc import (
     SERVICE,
     split_message,
 )
-from tandem.kvtransfer.transports.tcpsocket import join_address
+from tandem.kvtransfer.transports.tcp_socket import join_address
 
 MAX_LINKS = 256
 _PATIENT = frozenset(FrameKind) - {FrameKind.PROBE}

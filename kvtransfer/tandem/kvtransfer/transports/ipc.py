@@ -29,7 +29,7 @@ from torch import Tensor
 from tandem.core.ids import Attempt, TransferId
 from tandem.core.secret import ANSWER_BYTES, NONCE_BYTES, ClusterSecret
 from tandem.kernels.payload_checksum import payload_checksum
-from tandem.kvtransfer.devicepayload import DeviceLink, DeviceRoom
+from tandem.kvtransfer.device_payload import DeviceLink, DeviceRoom
 from tandem.kvtransfer.frame import (
     MAX_REPLY_BYTES,
     Checksum,
@@ -46,11 +46,11 @@ from tandem.kvtransfer.transports.base import (
     UnavailableTransportError,
     replies_of,
 )
-from tandem.kvtransfer.transports.devicememory import DeviceMemory, HostMemory, Staging, bytes_of
+from tandem.kvtransfer.transports.device_memory import DeviceMemory, HostMemory, Staging, bytes_of
 from tandem.kvtransfer.transports.handshake import Introduction
-from tandem.kvtransfer.transports.ringaccount import SendWindow
-from tandem.kvtransfer.transports.slotwords import MAX_FRAMES, SlotWords
-from tandem.kvtransfer.transports.unixsocket import socket_name
+from tandem.kvtransfer.transports.ring_allocator import SendWindow
+from tandem.kvtransfer.transports.slot_fences import MAX_FRAMES, SlotWords
+from tandem.kvtransfer.transports.unix_socket import socket_name
 
 ALIGNMENT = 256
 MAX_IPC_PAYLOAD_BYTES = 16 << 20
@@ -75,7 +75,7 @@ def memory_for(transport: str) -> DeviceMemory:
         return HostMemory()
     if transport != "cuda_ipc":
         raise UnavailableTransportError(f"no device memory for {transport}")
-    from tandem.kvtransfer.transports.cudamemory import CudaMemory
+    from tandem.kvtransfer.transports.cuda_memory import CudaMemory
 
     return CudaMemory()
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from tandem.core.ids import BlockId
-from tandem.kernels import kv_wire
+from tandem.kernels import kv_codec
 from tandem.kernels.payload_checksum import payload_checksum
-from tandem.kvtransfer.devicepayload import DevicePayload
+from tandem.kvtransfer.device_payload import DevicePayload
 from tandem.kvtransfer.frame import (
     MAX_HEAD_BYTES,
     Checksum,
@@ -25,12 +25,12 @@ from tandem.kvtransfer.frame import (
     decode,
     encode_reply,
 )
-from tandem.kvtransfer.hostid import host_id
-from tandem.kvtransfer.intake import InboundLink
+from tandem.kvtransfer.host_id import host_id
 from tandem.kvtransfer.pool import DeviceAccess, PoolAccess
+from tandem.kvtransfer.receiver_core import InboundLink
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError
-from tandem.kvtransfer.transports.devicememory import DeviceMemory, Mapping, bytes_of
+from tandem.kvtransfer.transports.device_memory import DeviceMemory, Mapping, bytes_of
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission
 from tandem.kvtransfer.transports.ipc import (
     ALIGNMENT,
@@ -48,8 +48,8 @@ from tandem.kvtransfer.transports.ipc import (
     purpose,
 )
 from tandem.kvtransfer.transports.registry import Site
-from tandem.kvtransfer.transports.slotwords import SlotWordsView
-from tandem.kvtransfer.transports.unixsocket import UnixPort
+from tandem.kvtransfer.transports.slot_fences import SlotWordsView
+from tandem.kvtransfer.transports.unix_socket import UnixPort
 
 MAX_LINKS = 256
 
@@ -198,7 +198,7 @@ class _IpcPayload(DevicePayload):
 
     def checksum(self, kind: Checksum) -> int:
         if kind is Checksum.CRC32:
-            return kv_wire.crc32(self.to_host())
+            return kv_codec.crc32(self.to_host())
         with self._landing.memory.stream():
             return payload_checksum(self._land())
 

@@ -21,8 +21,8 @@ from torch import distributed
 from tandem.kvtransfer.transports import communicator
 from tandem.kvtransfer.transports.base import LinkClosedError, UnavailableTransportError
 from tandem.kvtransfer.transports.communicator import ControlStore, Transfer, first_line
-from tandem.kvtransfer.transports.controlsocket import ControlSocket
-from tandem.kvtransfer.transports.cudadriver import used_device
+from tandem.kvtransfer.transports.control_socket import ControlSocket
+from tandem.kvtransfer.transports.cuda_driver import used_device
 
 MAX_CTAS = 2
 """NCCL's channels, and with them its memory and the processors it takes from the model, for each link."""

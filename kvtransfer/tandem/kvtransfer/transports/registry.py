@@ -15,7 +15,7 @@ from types import MappingProxyType
 from tandem.core.errors import ConfigError
 from tandem.core.ids import Rank
 from tandem.core.secret import ClusterSecret
-from tandem.kvtransfer.intake import Intake
+from tandem.kvtransfer.receiver_core import Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import Link, Listener, Peer
 

@@ -22,8 +22,8 @@ from tandem.kvtransfer.frame import MAX_REPLY_BYTES, Frame, Reply, encode
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer, replies_of
 from tandem.kvtransfer.transports.handshake import MAX_HELLO_BYTES, Admission, Introduction
-from tandem.kvtransfer.transports.ring import SenderRing, largest_payload
-from tandem.kvtransfer.transports.unixsocket import socket_name
+from tandem.kvtransfer.transports.payload_ring import SenderRing, largest_payload
+from tandem.kvtransfer.transports.unix_socket import socket_name
 
 POSITION = struct.Struct("<Q")
 PURPOSE = b"shm/2"

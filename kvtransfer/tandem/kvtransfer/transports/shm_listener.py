@@ -17,14 +17,14 @@ from tandem.kvtransfer.frame import (
     decode,
     encode_reply,
 )
-from tandem.kvtransfer.hostid import host_id
-from tandem.kvtransfer.intake import InboundLink, Intake
+from tandem.kvtransfer.host_id import host_id
+from tandem.kvtransfer.receiver_core import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S
-from tandem.kvtransfer.transports.credit import RingCredit
-from tandem.kvtransfer.transports.ring import MAX_RING_PAYLOAD_BYTES, RING_BYTES, ReceiverRing
+from tandem.kvtransfer.transports.flow_control import RingCredit
+from tandem.kvtransfer.transports.payload_ring import MAX_RING_PAYLOAD_BYTES, RING_BYTES, ReceiverRing
 from tandem.kvtransfer.transports.shm import POSITION, introduced
-from tandem.kvtransfer.transports.unixsocket import UnixPort
+from tandem.kvtransfer.transports.unix_socket import UnixPort
 
 MAX_LINKS = 512
 _MAX_POSITION = 1 << 63

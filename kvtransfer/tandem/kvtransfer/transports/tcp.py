@@ -38,10 +38,10 @@ from tandem.kvtransfer.frame import (
 )
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import DIAL_TIMEOUT_S, LinkClosedError, Peer
-from tandem.kvtransfer.transports.credit import SenderWindow
+from tandem.kvtransfer.transports.flow_control import SenderWindow
 from tandem.kvtransfer.transports.handshake import Introduction
-from tandem.kvtransfer.transports.lane import Lane
-from tandem.kvtransfer.transports.tcpsocket import dial
+from tandem.kvtransfer.transports.send_thread import Lane
+from tandem.kvtransfer.transports.tcp_socket import dial
 
 PURPOSE = b"tcp"
 MAX_SOCKETS = 16

@@ -22,13 +22,13 @@ from tandem.kvtransfer.frame import (
     ReplyKind,
     decode,
 )
-from tandem.kvtransfer.hostid import host_id
-from tandem.kvtransfer.intake import InboundLink, Intake
+from tandem.kvtransfer.host_id import host_id
+from tandem.kvtransfer.receiver_core import InboundLink, Intake
 from tandem.kvtransfer.ticket import Endpoint
 from tandem.kvtransfer.transports.acceptor import hang_up
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
-from tandem.kvtransfer.transports.controlsocket import LAST_WORD_S
-from tandem.kvtransfer.transports.credit import ReceiverCredit
+from tandem.kvtransfer.transports.control_socket import LAST_WORD_S
+from tandem.kvtransfer.transports.flow_control import ReceiverCredit
 from tandem.kvtransfer.transports.handshake import Admission
 from tandem.kvtransfer.transports.tcp import (
     JOIN,
@@ -39,7 +39,7 @@ from tandem.kvtransfer.transports.tcp import (
     receive_exactly,
     reply_message,
 )
-from tandem.kvtransfer.transports.tcpsocket import TcpPort, meet, welcome
+from tandem.kvtransfer.transports.tcp_socket import TcpPort, meet, welcome
 
 MAX_CONNECTIONS = 1024
 _MAX_UNFINISHED = 4096

@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class KvProfile(_message.Message):
-    """What a worker's KV is; see tandem.core.pairing for what must be equal and what may differ."""
+    """What a worker's KV is; see tandem.core.kv_compatibility for what must be equal and what may differ."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.clock import Clock
 from tandem.core.config import PriceSection
 from tandem.core.desired import DesiredState
@@ -22,9 +22,9 @@ from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
-from tandem.core.metricnames import Metric
+from tandem.core.metric_names import Metric
 from tandem.router.metrics.cost import CostMeter, WorkerCounts
-from tandem.router.workers.links import WorkerLink
+from tandem.router.workers.connection import WorkerLink
 
 _log = logging.getLogger(__name__)
 EVERY_S: Final = 5.0

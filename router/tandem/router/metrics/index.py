@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tandem.core import metricnames as names
-from tandem.prefixindex.replica import IndexReplica
+from tandem.core import metric_names as names
+from tandem.statestore.index.replica import IndexReplica
 
 
 class IndexCollector(Collector):

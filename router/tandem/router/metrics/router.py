@@ -13,15 +13,15 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from tandem.core import metricnames as names
-from tandem.core.metricnames import Kind, Metric
-from tandem.prefixindex.memory import RedisMemory
-from tandem.router.flights.moves import CAUSE as MOVED
-from tandem.router.flights.survival import Cause, Survival
+from tandem.core import metric_names as names
+from tandem.core.metric_names import Kind, Metric
+from tandem.router.dispatch.migration import CAUSE as MOVED
+from tandem.router.dispatch.retry_policy import Cause, Survival
 from tandem.router.metrics.vllm import VllmCollector
 from tandem.router.metrics.workers import WorkerCollector
-from tandem.router.planning.plan import Plan
-from tandem.router.workers.links import WorkerLink
+from tandem.router.routing.plan import Plan
+from tandem.router.workers.connection import WorkerLink
+from tandem.statestore.memory import RedisMemory
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCY_S = (

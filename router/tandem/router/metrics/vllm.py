@@ -10,10 +10,10 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from tandem.core import metricnames as names
-from tandem.core.metricnames import Metric
-from tandem.router.workers.links import WorkerLink
-from tandem.router.workers.wire import Load, WorkerFacts
+from tandem.core import metric_names as names
+from tandem.core.metric_names import Metric
+from tandem.router.workers.connection import WorkerLink
+from tandem.router.workers.proto_convert import Load, WorkerFacts
 
 _OF_REQUESTS: Final[Mapping[Metric, Metric]] = {
     names.VLLM_TTFT: names.TTFT,

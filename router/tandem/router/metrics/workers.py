@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tandem.core import metricnames as names
-from tandem.core.boundedlabel import BoundedLabel
+from tandem.core import metric_names as names
+from tandem.core.label_limiter import BoundedLabel
 from tandem.core.lifecycle import WorkerState
-from tandem.core.metricnames import Kind, Metric
-from tandem.router.workers.links import WorkerLink
-from tandem.router.workers.wire import Load, WorkerFacts
+from tandem.core.metric_names import Kind, Metric
+from tandem.router.workers.connection import WorkerLink
+from tandem.router.workers.proto_convert import Load, WorkerFacts
 
 Family = CounterMetricFamily | GaugeMetricFamily
 _BLOCK_STATES = ("free", "cached", "request", "pushing", "reserved")

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from tandem.core.errors import TandemError
 from tandem.core.ids import RequestId
-from tandem.router.flights.flight import Work
-from tandem.router.flights.traces import Trace
+from tandem.router.dispatch.inflight_request import Work
+from tandem.router.dispatch.traces import Trace
 
 RESPONSE_HEADER = "traceresponse"
 """Under which name a client is told the trace of its call."""

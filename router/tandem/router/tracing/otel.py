@@ -22,7 +22,7 @@ from tandem.core.logs import event
 from tandem.core.urls import redacted
 from tandem.router.tracing.calls import RESPONSE_HEADER, AnswerEnd, Call, Context
 from tandem.router.tracing.settings import TracingSettings
-from tandem.router.tracing.tree import Branch, branches, call_attributes, error_attributes, is_fault
+from tandem.router.tracing.span_tree import Branch, branches, call_attributes, error_attributes, is_fault
 
 _log = logging.getLogger(__name__)
 CLOSE_S = 2.0

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from redis.asyncio import Redis
 
 from tandem.core.ids import Incarnation, WorkerId
-from tandem.prefixindex.keys import Keys
-from tandem.prefixindex.records import WorkerRecord
-from tandem.prefixindex.registry import RegistryWatcher
-from tandem.prefixindex.replica import IndexReplica
 from tandem.router.workers import table
+from tandem.statestore.index.registry import RegistryWatcher
+from tandem.statestore.index.replica import IndexReplica
+from tandem.statestore.keys import Keys
+from tandem.statestore.records import WorkerRecord
 
 
 class RedisDirectory:

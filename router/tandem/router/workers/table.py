@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tandem.core.ids import Incarnation, WorkerId
+from tandem.core.kv_compatibility import KVProfile
 from tandem.core.lifecycle import RoleName
 from tandem.core.logs import event
-from tandem.core.pairing import KVProfile
-from tandem.router.planning.affinity import leaning
-from tandem.router.planning.outstanding import prompts
-from tandem.router.planning.plan import Candidate, form, pairs, refusal
-from tandem.router.workers.kvspeeds import LinkSpeedView
-from tandem.router.workers.links import LinkFactory, WorkerAddress, WorkerLink
-from tandem.router.workers.prefix import PrefixView, SpeedOf
-from tandem.router.workers.wire import Load, WorkerFacts
+from tandem.router.routing.affinity import leaning
+from tandem.router.routing.inflight_load import prompts
+from tandem.router.routing.plan import Candidate, form, pairs, refusal
+from tandem.router.workers.connection import LinkFactory, WorkerAddress, WorkerLink
+from tandem.router.workers.link_speeds import LinkSpeedView
+from tandem.router.workers.prefix_lookup import PrefixView, SpeedOf
+from tandem.router.workers.proto_convert import Load, WorkerFacts
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0

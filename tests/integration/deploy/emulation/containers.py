@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tandem.prefixindex.private_redis import find_server
+from tandem.statestore.embedded_redis import find_server
 from tests.integration.deploy.emulation import access
 from tests.integration.deploy.emulation.resources import CONFIG_MAPS, SECRETS, Object
 from tests.integration.deploy.emulation.store import Store

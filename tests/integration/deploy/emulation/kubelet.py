@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem.core.parentdeath import tied
+from tandem.core.parent_death_signal import tied
 from tests.integration.deploy.emulation.containers import Container, Machine
 from tests.integration.deploy.emulation.probes import Probes
 from tests.integration.deploy.emulation.resources import PODS, Object, RefusedError

@@ -14,7 +14,7 @@ import pytest
 
 from tandem.core.errors import TransferError
 from tandem.core.ids import BlockId, GroupId, Incarnation
-from tandem.core.kvlayout import KVGroupSpec
+from tandem.core.kv_layout import KVGroupSpec
 from tandem.core.secret import ClusterSecret
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 

@@ -27,7 +27,7 @@ from tandem.kvtransfer.frame import (
 )
 from tandem.kvtransfer.transports.base import LinkClosedError, Peer
 from tandem.kvtransfer.transports.grpc import MAX_MESSAGE_BYTES
-from tandem.kvtransfer.transports.ring import ReceiverRing
+from tandem.kvtransfer.transports.payload_ring import ReceiverRing
 from tests.integration.kvtransfer.raw import make_frame
 
 G0 = GroupId(0)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.core.ids import Attempt, BlockId, GroupId
-from tandem.core.metricnames import KV_CHECKSUM_FAILURES
+from tandem.core.metric_names import KV_CHECKSUM_FAILURES
 from tandem.kvtransfer.events import Failed, Quiesced, SendFailed, Sent, Verified
 from tandem.kvtransfer.frame import Frame, FrameKind
 

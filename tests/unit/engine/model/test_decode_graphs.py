@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
 from tandem.engine.decode_graphs import graph_bytes, graph_sizes

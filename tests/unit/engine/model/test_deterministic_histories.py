@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
-from tandem.engine.host_copies import PoolCopies
-from tandem.engine.pace import SchedulerConfig
+from tandem.engine.kv_offload import PoolCopies
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
+from tandem.engine.step_budget import SchedulerConfig
 from tandem.engine.swapping import Swap
 from tandem.kernels.deterministic_attention import reference
 

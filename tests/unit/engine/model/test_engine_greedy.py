@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from proof.exactness.router_gap import CLEAR, RouterGap
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
 from tandem.engine.engine import Engine
 from tandem.engine.model_config import read_model_config
-from tandem.engine.pace import SchedulerConfig
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
+from tandem.engine.step_budget import SchedulerConfig
 
 MODELS = (
     "bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss",

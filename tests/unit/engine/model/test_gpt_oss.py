@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tandem.core.errors import ModelError
-from tandem.engine.biased_experts_config import BiasedExpertsConfig
+from tandem.engine.gpt_oss_config import BiasedExpertsConfig
 from tandem.engine.model_config import read_model_config
 from tandem.engine.model_work import model_work
 from tandem.engine.models.decoder import Decoder

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tandem.engine.biased_experts_config import BiasedExpertsConfig
 from tandem.engine.experts_config import ExpertsConfig
+from tandem.engine.gpt_oss_config import BiasedExpertsConfig
 from tandem.engine.models.activations import ACTIVATE
-from tandem.engine.models.biased_experts import clamped_gate
 from tandem.engine.models.experts import ExpertParameters, Experts, pack_experts
+from tandem.engine.models.gpt_oss_experts import clamped_gate
 from tandem.engine.models.grouped_experts import grouped_experts
 from tandem.engine.models.routing import SoftmaxRouter
 from tandem.engine.weights import Parameter

@@ -15,7 +15,7 @@ from tandem.engine.linear import make_linear
 from tandem.engine.model_config import read_model_config
 from tandem.engine.models import decoder
 from tandem.engine.models.decoder import Decoder
-from tandem.kernels.dense_row import DenseRow, LayerParts, PagedRows, fuse
+from tandem.kernels.fused_layer import DenseRow, LayerParts, PagedRows, fuse
 
 BLOCK_TOKENS = 16
 

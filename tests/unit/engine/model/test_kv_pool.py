@@ -10,7 +10,7 @@ import torch
 
 from tandem.core.errors import StartupError
 from tandem.core.ids import GroupId
-from tandem.core.kvlayout import KVGroupSpec, KVLayout
+from tandem.core.kv_layout import KVGroupSpec, KVLayout
 from tandem.engine.kv_pool import KVPools
 from tandem.engine.pool_plan import plan_blocks
 

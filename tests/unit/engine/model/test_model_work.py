@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from tandem.cluster.planner.hardware import MODELS
+from tandem.controlplane.planner.hardware import MODELS
 from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.latent_config import LatentShape
 from tandem.engine.model_config import ModelConfig, read_model_config

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tandem.core.errors import ConfigError
-from tandem.engine import quantising
+from tandem.engine import quantizing
 from tandem.engine.model_config import WEIGHT_BYTES, read_model_config
 from tandem.engine.model_source import ModelSource, fingerprint
 from tandem.engine.model_work import model_work
-from tandem.engine.quantising import quantizer_for
+from tandem.engine.quantizing import quantizer_for
 from tandem.engine.runner import ModelRunner
 from tandem.engine.weights import Parameter
 
@@ -132,7 +132,7 @@ def test_wrong_settings_are_refused_with_what_to_do(
 def test_families_that_it_is_not_known_for_are_refused_by_name(
     model_folder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantising, "FAMILIES", frozenset({"QwenForCausalLM"}))
+    monkeypatch.setattr(quantizing, "FAMILIES", frozenset({"QwenForCausalLM"}))
     with pytest.raises(ConfigError, match=r"(?i)with LlamaForCausalLM.*known for Qwen.*leave --quantize out") as said:
         ModelRunner(model_dir=model_folder("bundled"), num_blocks=4, max_model_len=64, quantize="int8")
     assert "int8" in str(said.value)

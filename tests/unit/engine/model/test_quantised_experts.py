@@ -18,9 +18,9 @@ from tandem.engine.experts_config import ExpertsConfig
 from tandem.engine.model_config import WEIGHT_BYTES, read_model_config
 from tandem.engine.model_work import model_work
 from tandem.engine.models.experts import ExpertParameters, Experts
-from tandem.engine.models.quantised_weights import QuantisedWeights
+from tandem.engine.models.quantized_weights import QuantisedWeights
 from tandem.engine.models.routing import SoftmaxRouter
-from tandem.engine.quantising import Quantizer
+from tandem.engine.quantizing import Quantizer
 from tandem.engine.runner import ModelRunner
 from tandem.engine.weights import Parameter
 from tandem.kernels.quantized_linear import BITS, packed_bytes

@@ -13,7 +13,7 @@ from tandem.core.errors import ModelError
 from tandem.engine.models import decoder
 from tandem.engine.runner import ModelRunner
 from tandem.engine.step_batch import SeqSlice, StepBatch
-from tandem.kernels.dense_row import DenseRow, LayerParts, fuse
+from tandem.kernels.fused_layer import DenseRow, LayerParts, fuse
 
 MODELS = ("bundled", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "mixtral", "qwen3_moe", "gpt_oss")
 WINDOWED = ("mistral", "gemma2", "gemma3", "gpt_oss")

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tandem.core.blockhash import BlockHash
+from tandem.core.block_hash import BlockHash
 from tandem.core.clock import MonotonicClock
 from tandem.core.sampling import SamplingParams
-from tandem.engine import host_copies
+from tandem.engine import kv_offload
 from tandem.engine.engine import Engine
-from tandem.engine.host_copies import PoolCopies
-from tandem.engine.pace import SchedulerConfig
+from tandem.engine.kv_offload import PoolCopies
 from tandem.engine.request import EngineRequest
 from tandem.engine.runner import ModelRunner
+from tandem.engine.step_budget import SchedulerConfig
 from tandem.engine.swapping import Swap
 
 ROOT = BlockHash(b"r" * 16)
@@ -66,7 +66,7 @@ def test_copies_bring_blocks_back_to_other_places(
     """However many blocks are gathered at a time."""
     runner = ModelRunner(model_dir=model_folder("llama"), num_blocks=20, max_model_len=64)
     copies, pool = PoolCopies(runner.pools), runner.pools.tensors[0]
-    monkeypatch.setattr(host_copies, "PIECE_BYTES", pieces * pool[0].nbytes)
+    monkeypatch.setattr(kv_offload, "PIECE_BYTES", pieces * pool[0].nbytes)
     pool.normal_()
     before = pool.clone()
     saved = copies.save(0, [3, 5, 7])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tandem.kernels.rms_norm import rms_norm
-from tandem.kernels.rotate import rotate
+from tandem.kernels.rope import rotate
 from tandem.kernels.silu_mul import silu_mul
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

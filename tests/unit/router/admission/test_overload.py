@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from tandem.core.clock import ManualClock
 from tandem.core.config import AdmissionSection
 from tandem.core.errors import TandemError
-from tandem.router.admission.desk import POLL_S, Admission, Arrived
-from tandem.router.admission.room import Need
-from tandem.router.admission.terms import Terms
+from tandem.router.admission.admission_controller import POLL_S, Admission, Arrived
+from tandem.router.admission.capacity import Need
+from tandem.router.admission.slo import Terms
 
 SERVICE_S, TTFT_S = 0.05, 1.0
 CAPACITY = 1 / SERVICE_S

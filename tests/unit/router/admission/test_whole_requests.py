@@ -9,10 +9,10 @@ import pytest
 from tandem.core.config import AdmissionSection, Disaggregation
 from tandem.core.ids import RequestId, WorkerId
 from tandem.core.sampling import SamplingParams
-from tandem.router.admission.desk import Admission, Arrived
-from tandem.router.admission.room import Need, Room
-from tandem.router.admission.terms import Terms
-from tandem.router.flights.flight import Inbox, Work
+from tandem.router.admission.admission_controller import Admission, Arrived
+from tandem.router.admission.capacity import Need, Room
+from tandem.router.admission.slo import Terms
+from tandem.router.dispatch.inflight_request import Inbox, Work
 from tandem.router.metrics.router import Metrics
 from tests.unit.router.stage import Stage, in_loop
 

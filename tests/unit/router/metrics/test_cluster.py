@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandem.core import metricnames as names
+from tandem.core import metric_names as names
 from tandem.core.clock import ManualClock
 from tandem.core.config import PriceSection
 from tandem.core.desired import DesiredState, Pool
@@ -17,7 +17,7 @@ from tandem.core.events import ClusterEvent, EventKind
 from tandem.core.lifecycle import RoleName
 from tandem.router.metrics import cluster
 from tandem.router.metrics.cluster import ClusterWatch, split_of
-from tandem.router.workers.wire import Load
+from tandem.router.workers.proto_convert import Load
 from tests.unit.router.stage import Stage, in_loop
 
 

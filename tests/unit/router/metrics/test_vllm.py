@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.core import metricnames as names
-from tandem.core.metricnames import Source
+from tandem.core import metric_names as names
+from tandem.core.metric_names import Source
 from tandem.router.metrics.router import Metrics
 from tandem.router.metrics.vllm import kv_usage
-from tandem.router.workers.wire import GroupBlocks, Load
+from tandem.router.workers.proto_convert import GroupBlocks, Load
 from tests.unit.router.stage import Stage, in_loop
 
 WORKER = {"model_name": "m", "worker": "d1", "role": "decode"}

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandem.core import metricnames as names
-from tandem.core.boundedlabel import MAX_VALUES, OTHER
+from tandem.core import metric_names as names
 from tandem.core.ids import WorkerId
+from tandem.core.label_limiter import MAX_VALUES, OTHER
 from tandem.core.lifecycle import WorkerState
 from tandem.router.metrics.router import Metrics
-from tandem.router.workers.wire import GroupBlocks, Load, UsedLink
+from tandem.router.workers.proto_convert import GroupBlocks, Load, UsedLink
 from tests.unit.router.stage import Stage, in_loop
 
 Samples = dict[tuple[str, ...], float]

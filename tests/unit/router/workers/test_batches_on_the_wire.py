@@ -11,42 +11,42 @@ import pytest
 from tandem.core.ids import RequestId
 from tandem.core.lifecycle import Phase
 from tandem.core.sampling import SamplingParams
-from tandem.router.flights.flight import Inbox, Work
-from tandem.router.workers import wire
+from tandem.router.dispatch.inflight_request import Inbox, Work
+from tandem.router.workers import proto_convert
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.stage import Stage
 
 
 def pings(count: int) -> deque[w.RouterMessage]:
-    return deque(wire.ping(sequence) for sequence in range(1, 1 + count))
+    return deque(proto_convert.ping(sequence) for sequence in range(1, 1 + count))
 
 
 def test_one_message_is_sent_as_it_is() -> None:
     unsent = pings(1)
-    assert wire.next_of(unsent) == wire.ping(1)
+    assert proto_convert.next_of(unsent) == proto_convert.ping(1)
     assert not unsent
 
 
 def test_what_waits_goes_in_one_message_in_order() -> None:
     unsent = pings(3)
-    assert list(wire.next_of(unsent).batch.messages) == list(pings(3))
+    assert list(proto_convert.next_of(unsent).batch.messages) == list(pings(3))
     assert not unsent
 
 
 def test_what_does_not_fit_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "BATCH_BYTES", 2 * wire.ping(1).ByteSize())
+    monkeypatch.setattr(proto_convert, "BATCH_BYTES", 2 * proto_convert.ping(1).ByteSize())
     unsent = pings(5)
     sent = []
     while unsent:
-        sent.append(wire.next_of(unsent))
+        sent.append(proto_convert.next_of(unsent))
     assert [len(message.batch.messages) for message in sent] == [2, 2, 0]
     assert [one for message in sent for one in (message.batch.messages or [message])] == list(pings(5))
 
 
 def test_a_message_that_is_too_large_for_a_batch_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "BATCH_BYTES", 1)
+    monkeypatch.setattr(proto_convert, "BATCH_BYTES", 1)
     unsent = pings(2)
-    assert [wire.next_of(unsent), wire.next_of(unsent)] == list(pings(2))
+    assert [proto_convert.next_of(unsent), proto_convert.next_of(unsent)] == list(pings(2))
 
 
 def test_legs_carry_the_prompt_packed_and_batches_are_heard_in_order() -> None:
@@ -66,7 +66,7 @@ def test_legs_carry_the_prompt_packed_and_batches_are_heard_in_order() -> None:
                 w.WorkerMessage(phase=w.RequestPhase(request="r", attempt=1, phase="transfer")),
                 w.WorkerMessage(tokens=w.StepTokens(chunks=[chunk])),
             ]
-            for one in wire.each(w.WorkerMessage(batch=w.WorkerBatch(messages=said))):
+            for one in proto_convert.each(w.WorkerMessage(batch=w.WorkerBatch(messages=said))):
                 link._hear(one)
             assert flight.phase is Phase.TRANSFER
             assert [list(arrival.tokens) for arrival in await inbox.take()] == [[7]]

@@ -10,11 +10,11 @@ from typing import Any
 from tandem.core.ids import WorkerId
 from tandem.core.lifecycle import RoleName
 from tandem.core.prefill_queue import FIRST_COME, PrefillSpeed, QueuedWork, QueueRules
-from tandem.router.planning.computing import ComputingShare
-from tandem.router.planning.outstanding import STALE_S, Outstanding, Sent
-from tandem.router.planning.plan import Candidate
+from tandem.router.routing.inflight_load import STALE_S, Outstanding, Sent
+from tandem.router.routing.plan import Candidate
+from tandem.router.routing.prefill_utilization import ComputingShare
+from tandem.router.workers.proto_convert import GroupBlocks, Load, load_from_wire
 from tandem.router.workers.table import WorkerTable
-from tandem.router.workers.wire import GroupBlocks, Load, load_from_wire
 from tandem.rpc.v1 import worker_pb2 as w
 from tests.unit.router.facts import facts
 from tests.unit.router.stage import Stage

@@ -1,0 +1,56 @@
+"""What a command does beside the desired state, deed by deed: shown before it is agreed to, printed when it is done."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from tandem.clusterctl.output import Output, Record
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SIGNS: Final = {"create": "+", "set": "~", "stop": "-", "revoke": "-", "release": "-"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deed:
+    """One thing that is done; `subject` is what to: a worker, a key, a class."""
+
+    deed: Literal["create", "set", "stop", "revoke", "release"]
+    subject: str
+    detail: str = ""
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{_SIGNS[self.deed]} {self.subject}: {self.deed}" + (f" ({self.detail})" if self.detail else "")
+
+
+def lines_of(deeds: Sequence[Deed]) -> list[str]:
+    """The difference, one deed a line."""
+    return [deed.line for deed in deeds]
+
+
+def show_done(deeds: Sequence[Deed], output: Output, text: str) -> None:
+    """What was done; `text` says it for people. No deeds: it was so already."""
+    _show(deeds, output, [text], is_dry_run=False)
+
+
+def show_would(deeds: Sequence[Deed], output: Output, nothing: str = "nothing to change") -> None:
+    """What would be done; `nothing` is for people where that is none."""
+    lines = [*lines_of(deeds), "nothing was changed (--dry-run)"] if deeds else [nothing]
+    _show(deeds, output, lines, is_dry_run=True)
+
+
+def _show(deeds: Sequence[Deed], output: Output, lines: Sequence[str], *, is_dry_run: bool) -> None:
+    def view(found: Record, console: Console) -> None:
+        from tandem.clusterctl.rich_output import say
+
+        for line in lines:
+            say(console, line)
+
+    rows = [dataclasses.asdict(deed) for deed in deeds]
+    output.show("Effect", {"is_dry_run": is_dry_run, "is_changed": bool(rows), "changes": rows}, view)

@@ -1,0 +1,254 @@
+"""One streamed answer of an OpenAI endpoint: its text as it comes, its figures, and every failure as a TandemError.
+
+A Tandem cluster tells in a comment of the stream, which `X-Tandem-Timing` asks for, which workers computed the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from tandem.clusterctl.chat.conversation import Message
+from tandem.clusterctl.endpoint import KEY_TODO, path_of
+from tandem.clusterctl.loadgen.client import CHAT, Target
+from tandem.core.errors import (
+    STATUS,
+    AuthError,
+    ConfigError,
+    ContextLengthError,
+    DeadlineError,
+    InvalidRequestError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    TandemError,
+    UnavailableError,
+    UnknownModelError,
+    from_code,
+)
+
+_TIMING = ": tandem-timing "
+_CONNECT_S = 10.0
+_BY_STATUS: Mapping[int, type[TandemError]] = {
+    401: AuthError, 403: PermissionDeniedError, 404: NotFoundError, 429: RateLimitError,
+}  # fmt: skip
+_TODO: Mapping[type[TandemError], str] = {
+    AuthError: KEY_TODO,
+    PermissionDeniedError: KEY_TODO,
+    UnknownModelError: "Name another one with --model",
+    NotFoundError: "Check --url and --model",
+}
+"""Beside what the server says, which knows no flags."""
+OnText = Callable[[str, bool], object]
+"""Called with each piece of text as it comes, and whether the model thinks aloud in it."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come of an answer so far; moments are monotonic seconds, 0.0 = not yet."""
+
+    id: str = ""
+    model: str = ""
+    text: str = ""
+    reasoning: str = ""
+    finish_reason: str = ""
+    usage: Mapping[str, Any] | None = None
+    timing: Mapping[str, Any] | None = None
+    """What a Tandem cluster says of it."""
+    sent_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    is_whole: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """The document `Chat`, but for the endpoint; what is not known is None."""
+        usage, timing, took_s = self.usage, self.timing, self._took_s()
+        output = int(usage.get("completion_tokens") or 0) if usage else 0
+        return {
+            "id": self.id,
+            "model": self.model,
+            "text": self.text,
+            "reasoning": self.reasoning,
+            "finish_reason": self.finish_reason,
+            "usage": {
+                "prompt_tokens": int(usage.get("prompt_tokens") or 0),
+                "completion_tokens": output,
+                "cached_tokens": (usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+            } if usage else None,
+            "timings": {
+                "ttft_s": round(self.first_s - self.sent_s, 6) if self.first_s else None,
+                "total_s": round(max(self.last_s - self.sent_s, 0.0), 6),
+                "tokens_per_s": round((output - 1) / took_s, 3) if output > 1 and took_s > 0 else None,
+            },
+            "workers": {
+                "prefill": timing.get("prefill") or timing.get("decode"),
+                "decode": timing.get("decode"),
+            } if timing else None,
+            "handoff": timing.get("handoff") if timing else None,
+        }  # fmt: skip
+
+    def _took_s(self) -> float:
+        """From the first token to the last: by the server's clock if it says so, for here they may be read at once."""
+        first_s, done_s = (self.timing or {}).get("first_token_s"), (self.timing or {}).get("done_s")
+        return self.last_s - self.first_s if first_s is None or done_s is None else done_s - first_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What is asked for with every question; None = as the server likes. `timeout_s` bounds each silence."""
+
+    model: str
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    timeout_s: float = 600.0
+
+    def body(self, messages: Sequence[Message]) -> dict[str, Any]:
+        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": self.seed}
+        return {
+            "model": self.model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **{name: value for name, value in sampling.items() if value is not None},
+        }
+
+
+@dataclass(slots=True)
+class Asker:
+    """Asks one endpoint. A connection a question: one that rested may be closed at the other end."""
+
+    url: str
+    wish: Wish
+    headers: Mapping[str, str]
+    target: Target
+    _http: httpx.Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._http = httpx.Client(
+            headers={**self.headers, "X-Tandem-Timing": "1"},
+            timeout=httpx.Timeout(self.wish.timeout_s, connect=_CONNECT_S),
+            limits=httpx.Limits(max_keepalive_connections=0),
+            trust_env=False,
+            verify=self.target.tls or True,
+        )
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def ask(self, answer: Answer, messages: Sequence[Message], on_text: OnText) -> None:
+        """Write the whole answer into `answer`, or what came of it until a TandemError. Whatever is raised in between,
+        KeyboardInterrupt included, closes the connection, which ends the request."""
+        has_begun = False
+        answer.sent_s = time.monotonic()
+        try:
+            with self._http.stream("POST", path_of(self.url, CHAT), json=self.wish.body(messages)) as response:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                    raise _refusal(response)
+                has_begun = True
+                _read(_lines(response.iter_bytes()), answer, on_text)
+        except httpx.ReadTimeout as error:
+            what = f"{self.url} has said nothing for {self.wish.timeout_s:g} s"
+            raise DeadlineError(what, todo="Ask again, or wait longer with --timeout") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            why = str(error) or type(error).__name__
+            raise (_lost(self.url, why) if has_begun else _no_endpoint(self.url, why)) from error
+        except UnicodeEncodeError as error:  # the command line was not, or a line that was typed
+            raise ConfigError("cannot send what was given", why="it is no UTF-8 text") from error
+        if not answer.is_whole and not answer.finish_reason:
+            raise _lost(self.url, "the stream has no end")
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[str]:
+    """Whole lines. Not those of httpx: it ends lines at characters that a model may write, such as U+2028."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace").rstrip("\r")
+
+
+def _read(lines: Iterable[str], answer: Answer, on_text: OnText) -> None:
+    """Server-sent events, until the last one. Raises the error that a server sends, UnavailableError for no events."""
+    for line in lines:
+        if line.startswith(_TIMING):
+            answer.timing = _json(line.removeprefix(_TIMING))
+        elif line.startswith("data:"):
+            data = line.removeprefix("data:").strip()
+            if data == "[DONE]":
+                answer.is_whole = True
+                return
+            _take(_json(data), answer, on_text)
+
+
+def _take(event: Mapping[str, Any], answer: Answer, on_text: OnText) -> None:
+    if isinstance(error := event.get("error"), dict):
+        raise _error(str(error.get("code") or ""), 0, str(error.get("message") or "the answer failed"))
+    answer.id, answer.model = str(event.get("id") or answer.id), str(event.get("model") or answer.model)
+    answer.usage = event.get("usage") or answer.usage
+    for choice in event.get("choices") or ():
+        delta = choice.get("delta") or {}
+        thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        text = delta.get("content") or ""
+        if thought or text:
+            answer.last_s = time.monotonic()
+            answer.first_s = answer.first_s or answer.last_s
+        if thought:
+            answer.reasoning += thought
+            on_text(thought, True)
+        if text:
+            answer.text += text
+            on_text(text, False)
+        answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+
+
+def _json(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UnavailableError("what answers is no OpenAI endpoint", why=f"it sent {text[:60]!r}", todo="Check --url")
+    return found
+
+
+def _refusal(response: httpx.Response) -> TandemError:
+    """The error of a status, in the server's own words where it has some."""
+    status = response.status_code
+    try:
+        error = response.json()["error"]
+        return _error(str(error.get("code") or ""), status, str(error["message"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return _error("", status, f"{response.url} answers {status} {response.reason_phrase}".rstrip())
+
+
+def _error(code: str, status: int, message: str) -> TandemError:
+    """By the code where it is one of ours, else by the status."""
+    message = " ".join(message.split())
+    if code in STATUS:
+        kind = type(from_code(code, ""))
+    elif "context length" in message:
+        kind = ContextLengthError
+    else:
+        kind = _BY_STATUS.get(status, InvalidRequestError if 400 <= status < 500 else UnavailableError)
+    return kind(message, todo=_TODO.get(kind, ""))
+
+
+def _lost(url: str, why: str) -> TandemError:
+    return UnavailableError(f"the connection to {url} was lost in the middle of the answer", why=why, todo="Ask again")
+
+
+def _no_endpoint(url: str, why: str) -> TandemError:
+    return UnavailableError(f"no OpenAI endpoint answers at {url}", why=why, todo="Check --url")

@@ -1,0 +1,64 @@
+"""Shows an answer while it comes, and the line under it."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from tandem.clusterctl.chat.client import Answer, Asker
+from tandem.clusterctl.chat.conversation import Message
+from tandem.clusterctl.chat.statistics import line_of
+
+_UNSHOWN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Characters that a terminal obeys: a model may write any."""
+
+
+def say_answer(asker: Asker, answer: Answer, messages: list[Message]) -> None:
+    """Print the text as it comes, thoughts on a terminal alone, where they are dim. Ends the last line, whatever is
+    raised."""
+    teller = _Teller()
+    try:
+        asker.ask(answer, messages, teller.tell)
+    finally:
+        teller.end()
+
+
+def say_figures(answer: Answer) -> None:
+    """Print the line on the standard error, dim on a terminal."""
+    if line := line_of(answer.record()):
+        sys.stdout.flush()
+        Console(stderr=True).print(Text(line, style="dim"), soft_wrap=True)
+
+
+class _Teller:
+    """Writes pieces of text to the standard output."""
+
+    def __init__(self) -> None:
+        self._console = Console() if sys.stdout.isatty() else None
+        self._is_thinking = False
+        self._last = "\n"
+
+    def tell(self, text: str, is_thought: bool) -> None:
+        if self._console is None:
+            self._write("" if is_thought else text)
+            return
+        if self._is_thinking and not is_thought:
+            self._write("\n\n")
+        self._is_thinking = is_thought
+        text = text.translate(_UNSHOWN)
+        if is_thought:
+            self._console.print(Text(text, style="dim"), end="", soft_wrap=True)
+            self._last = text[-1:]
+        else:
+            self._write(text)
+
+    def end(self) -> None:
+        if self._last != "\n":
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        self._last = text[-1:] or self._last
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -1,0 +1,118 @@
+"""A conversation on a terminal: lines that are typed, commands among them, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tandem.clusterctl.chat.client import Answer, Asker
+from tandem.clusterctl.chat.conversation import Conversation
+from tandem.clusterctl.chat.printer import say_answer, say_figures
+from tandem.clusterctl.exit_codes import Exit
+from tandem.clusterctl.output import note
+from tandem.clusterctl.suggestions import did_you_mean
+from tandem.core.errors import ConfigError, ContextLengthError, TandemError
+from tandem.core.paths import written_out
+
+PROMPT, MORE = "> ", ". "
+HELP = """\
+/system TEXT  use this system prompt from now on; without TEXT, none
+/clear        forget what was said, but for the system prompt
+/save FILE    write what was said into a new file, as JSON if its name ends in .json
+/help         show this
+/quit         leave, as Ctrl-D and Ctrl-C twice do
+A line that ends with \\ goes on with the next one. What begins with // is sent with one slash.
+Ctrl-C stops an answer; what was said until then is kept."""
+
+
+@dataclass(slots=True)
+class Talk:
+    """Questions and answers until the user leaves."""
+
+    asker: Asker
+    conversation: Conversation
+    is_quiet: bool = False
+
+    def run(self) -> Exit:
+        """OK, or INTERRUPTED where Ctrl-C ended it."""
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - `input` edits lines and remembers them from then on
+        note(f"{self.asker.wish.model} at {self.asker.url}. /help shows the commands, Ctrl-D leaves.")
+        was_interrupted = False
+        while True:
+            try:
+                line = _read_lines()
+            except EOFError:
+                note("")
+                return Exit.OK
+            except KeyboardInterrupt:
+                note("")
+                if was_interrupted:
+                    return Exit.INTERRUPTED
+                was_interrupted = True
+                note("Ctrl-C again, or Ctrl-D, leaves")
+                continue
+            was_interrupted = False
+            if line.split() == ["/quit"]:
+                return Exit.OK
+            try:
+                self._follow(line)
+            except KeyboardInterrupt:
+                note("")
+            except TandemError as error:
+                hint = " /clear begins anew." if isinstance(error, ContextLengthError) else ""
+                note(f"{error.message}{hint}")
+            except OSError as error:
+                note(f"cannot use {error.filename or 'that'}: {error.strerror or error}.")
+
+    def _follow(self, line: str) -> None:
+        """A command, or a question."""
+        if not line.strip():
+            return
+        if not line.startswith("/") or line.startswith("//"):
+            self._answer(line.removeprefix("/") if line.startswith("//") else line)
+            return
+        word, _, rest = line.partition(" ")
+        commands: dict[str, Callable[[str], None]] = {
+            "/system": self._set_system, "/clear": self._clear, "/save": self._save, "/help": lambda _: note(HELP),
+        }  # fmt: skip
+        if word not in commands:
+            near = did_you_mean(word, [*commands, "/quit"])
+            raise ConfigError(f"there is no command {word[:40]!r}", todo=near or "/help shows those there are")
+        commands[word](rest.strip())
+
+    def _answer(self, question: str) -> None:
+        answer = Answer()
+        try:
+            say_answer(self.asker, answer, self.conversation.messages(question))
+        except KeyboardInterrupt:
+            answer.finish_reason = "Ctrl-C"
+        if answer.text or answer.finish_reason != "Ctrl-C":
+            self.conversation.add(question, answer.text)
+        if not self.is_quiet:
+            say_figures(answer)
+
+    def _set_system(self, text: str) -> None:
+        self.conversation.system = text
+        note("the system prompt is set" if text else "there is no system prompt")
+
+    def _clear(self, _: str) -> None:
+        self.conversation.turns.clear()
+        note("what was said is forgotten")
+
+    def _save(self, file: str) -> None:
+        if not file:
+            raise ConfigError("/save wants a file", todo="Write /save FILE")
+        path = written_out(file)
+        self.conversation.save(path)
+        note(f"written: {path}")
+
+
+def _read_lines() -> str:
+    """One input of the user, of one line or more; EOFError and KeyboardInterrupt for Ctrl-D and Ctrl-C."""
+    lines = [input(PROMPT)]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input(MORE))
+    return "\n".join(lines)

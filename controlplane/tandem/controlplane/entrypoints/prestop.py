@@ -1,0 +1,55 @@
+"""What a worker's pod does before it is stopped: have the worker drained, and wait until it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.controlplane.worker_control import WorkerControl
+from tandem.core.clock import Clock
+from tandem.core.config import WorkerConfig
+from tandem.core.config_loader import load
+from tandem.core.errors import StartupError, TandemError
+from tandem.core.ids import WorkerId
+from tandem.core.logs import event
+from tandem.core.secret import ClusterSecret
+
+log = logging.getLogger(__name__)
+
+HAND_BACK_S = 10.0
+"""After its deadline a worker hands back what still runs; as long as this it is waited for."""
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    worker: WorkerId
+    address: str
+
+
+async def drain(config_file: Path, deadline_s: float, clock: Clock) -> bool:
+    """Have the worker that was started with that file take no new work; whether it was drained in the end.
+
+    Returns after `deadline_s` + 10 s at most, for then the pod ends anyway. False also for a worker that does not
+    answer: it has not started yet, or has ended.
+    """
+    try:
+        config = load(config_file, WorkerConfig)
+        control = WorkerControl(ClusterSecret.load(Path(config.secret_file)))
+    except StartupError as error:
+        event(log, "nothing to drain", why=error.message)
+        return False
+    own = _Own(WorkerId(config.worker_id), f"{config.host}:{config.port}")
+    ends_s = clock.now_s() + deadline_s + HAND_BACK_S
+    try:
+        look = await control.drain(own, deadline_s)
+        while not look.is_drained and clock.now_s() < ends_s:
+            await asyncio.sleep(_LOOK_S)
+            look = await control.look(own)
+    except TandemError as error:
+        event(log, "not drained", logging.WARNING, why=error.message)
+        return False
+    event(log, "drained" if look.is_drained else "cut off", in_flight=look.in_flight, leases=look.leases)
+    return look.is_drained

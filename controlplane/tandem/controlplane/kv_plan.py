@@ -1,0 +1,98 @@
+"""How much KV the workers of a pool are going to have, as far as it can be told before any of them runs.
+
+Sizes that are given are exact. An automatic one is what the worker finds out when it starts; here it is computed from
+what is free now and from the size of the files, by the same arithmetic (`AutomaticKV`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.controlplane import gpu_memory
+from tandem.core.config import SIM_KV_BYTES, WorkerSection
+from tandem.core.errors import StartupError
+from tandem.core.gguf.model_files import GgufModel, is_gguf
+from tandem.core.kv_layout import DTYPE_BYTES
+from tandem.engine.memory_plan import AutomaticKV, StepBounds, plan_memory
+from tandem.engine.model_config import ModelConfig, read_model_config
+from tandem.engine.model_source import weight_files
+from tandem.engine.pool_plan import context_length, human_size, kv_layout, kv_tokens, plan_blocks
+from tandem.engine.tp_checks import tp_refusal
+
+_QUANTISED_BYTES = {"int8": 1.0, "int4": 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVPlan:
+    """Of one worker. `memory_bytes`: of each rank. None: it is found out where the worker starts."""
+
+    is_automatic: bool
+    memory_bytes: int | None = None
+    tokens: int | None = None
+    max_model_len: int = 0
+
+    @property
+    def contexts(self) -> float | None:
+        """Sequences of the longest context that it holds."""
+        return None if self.tokens is None or not self.max_model_len else self.tokens / self.max_model_len
+
+    def words(self) -> str:
+        """Such as "about 512MiB of KV, 209,712 tokens, 51.2 full contexts"."""
+        if self.memory_bytes is None or self.tokens is None or self.contexts is None:
+            return "KV as there is room" if self.memory_bytes is None else f"{human_size(self.memory_bytes)} of KV"
+        about = "about " if self.is_automatic else ""
+        size = human_size(self.memory_bytes)
+        return f"{about}{size} of KV, {self.tokens:,} tokens, {self.contexts:.1f} full contexts"
+
+
+def kv_plan(model_dir: Path, settings: WorkerSection, *, dtype: str, quantize: str, max_model_len: int) -> KVPlan:
+    """Of workers of that model with these settings; what does not fit is for them to say. Raises ModelError."""
+    model, is_sim = read_model_config(model_dir), settings.engine == "sim"
+    longest = context_length(max_model_len, model)
+    if tp_refusal(model, settings.tp):
+        return KVPlan(is_automatic=not settings.kv_memory_bytes)
+    computed = model.dtype if dtype == "auto" else dtype
+    stored = computed if settings.kv_dtype == "auto" else settings.kv_dtype
+    layout = kv_layout(
+        model, dtype=stored, block_tokens=settings.block_tokens, tp=settings.tp, has_windows=not is_sim
+    )  # fmt: skip
+    one = tuple(group.blocks_for(longest) for group in layout.groups)
+    size: int | None = settings.kv_memory_bytes
+    try:
+        if not size and is_sim:
+            size = max(SIM_KV_BYTES, sum(n * g.block_bytes(layout.tp) for n, g in zip(one, layout.groups, strict=True)))
+        elif not size and settings.memory_bytes and not _may_have_gpu(settings):
+            bounds = StepBounds(tokens=settings.max_step_tokens, sequences=settings.max_sequences)
+            weights = _weight_bytes(model_dir, model, computed, quantize) // settings.tp
+            plan = plan_memory(
+                model.for_context(longest), layout, one, dtype=computed, weight_bytes=weights, max_positions=longest,
+                bounds=bounds, is_cpu=True, is_deterministic=settings.is_deterministic,
+            )  # fmt: skip
+            size = AutomaticKV(share=settings.automatic_kv_share).kv_bytes(
+                plan, settings.memory_bytes, ranks=settings.tp, sequences=bounds.sequences, max_positions=longest
+            )  # fmt: skip
+        if not size:
+            return KVPlan(is_automatic=True, max_model_len=longest)
+        tokens = kv_tokens(layout, plan_blocks(layout, size, longest))
+    except StartupError:
+        return KVPlan(is_automatic=not settings.kv_memory_bytes, memory_bytes=size or None, max_model_len=longest)
+    return KVPlan(
+        is_automatic=not settings.kv_memory_bytes, memory_bytes=size, tokens=tokens, max_model_len=longest
+    )  # fmt: skip
+
+
+def _may_have_gpu(settings: WorkerSection) -> bool:
+    return settings.device == "cuda" or (settings.device == "auto" and gpu_memory.can_tell())
+
+
+def _weight_bytes(model_dir: Path, model: ModelConfig, dtype: str, quantize: str) -> int:
+    """Compute the bytes that loaded weights take: from the sizes of safetensors files, which hold the model's dtype, or
+    from the shapes of a GGUF model's tensors."""
+    each = _QUANTISED_BYTES.get(quantize, DTYPE_BYTES[dtype])
+    if is_gguf(model_dir):
+        gguf = GgufModel(model_dir)
+        return int(sum(math.prod(gguf.tensor(name).shape) for name in gguf.file_of) * each)
+    stored = sum((model_dir / name).stat().st_size for name in weight_files(model_dir))
+    return int(stored * each / DTYPE_BYTES[model.dtype])

@@ -1,0 +1,61 @@
+"""The actor that runs one worker: a `Runner` that Ray can call, with plain text and bytes and no objects of ours."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import ray
+import ray.util
+
+from tandem.controlplane.ray.messages import Charge, from_json, to_json
+from tandem.controlplane.ray.runner import Runner
+
+
+class Agent:
+    """One worker's agent: no restarts, detached, in the first bundle of its placement group."""
+
+    def __init__(self, orphan_s: float) -> None:
+        self.ip: str = ray.util.get_node_ip_address()
+        self._runner = Runner(ip=self.ip, orphan_s=orphan_s)
+        threading.Thread(target=self._leave, args=(orphan_s,), name="leaving", daemon=True).start()
+
+    def place(self) -> list[str]:
+        """This node's address, then the GPUs of this bundle."""
+        return [self.ip, *(str(gpu) for gpu in ray.get_gpu_ids())]
+
+    def begin(self, charge: str, secret: bytes) -> None:
+        """Start the worker; see `Runner.begin`."""
+        self._runner.begin(from_json(charge, Charge), secret)
+
+    def digest(self) -> str:
+        """Of the order it runs; "" when it runs none, or no more."""
+        order = self._runner.order
+        return order.digest if order is not None else ""
+
+    def order(self) -> str:
+        """The order it runs, as JSON; "" when it runs none, or no more."""
+        order = self._runner.order
+        return to_json(order) if order is not None else ""
+
+    def listen(self, after: int, wait_s: float) -> list[str]:
+        """See `Runner.listen`. One such call is always under way: it fails when this actor dies."""
+        return self._runner.listen(after, wait_s)
+
+    def stop(self, grace_s: float) -> None:
+        """See `Runner.stop`."""
+        self._runner.stop(grace_s)
+
+    def _leave(self, orphan_s: float) -> None:
+        """Give the place back when the worker has ended and nobody comes to take us down."""
+        self._runner.wait()
+        self._runner.await_silence(orphan_s)
+        group = ray.util.get_current_placement_group()
+        if group is not None:
+            ray.util.remove_placement_group(group)
+        os._exit(0)
+
+
+def own_gpus() -> list[str]:
+    """The GPUs of the bundle that this task runs in."""
+    return [str(gpu) for gpu in ray.get_gpu_ids()]

@@ -1,0 +1,91 @@
+"""From measured steps and moves to the calibration's coefficients. Pure: rows in, figures out.
+
+A row is an object of numbers. Seconds of all four kinds are `s`:
+
+    prefill_steps   tokens, context               a chunk of `tokens` behind `context` others, alone in its step
+    decode_steps    batch, context                one token for each of `batch` sequences, `context` tokens long each
+    mixed_steps     tokens, context, batch, batch_context     both in one step
+    kv_moves        bytes                         from opening a transfer to the news that it is verified
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.controlplane.simulator.fit import NotEnoughRowsError, fit
+from tandem.core.errors import ConfigError
+
+PREFILL = ("prefill_step_s", "prefill_token_s", "prefill_context_s")
+DECODE = ("decode_step_s", "decode_sequence_s", "decode_context_s")
+Row = Mapping[str, Any]
+
+
+def fitted(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` with the coefficients in place of the rows that they are fitted to, by least squares of relative errors.
+
+    `usual` are the coefficients that neither values nor rows say. Raises ConfigError if rows do not determine their
+    coefficients, KeyError for a row that lacks a key, TypeError or ValueError for what is no number.
+    """
+    found = dict(values)
+    for key, names, terms in (("prefill_steps", PREFILL, _chunk), ("decode_steps", DECODE, _decodes)):
+        rows = found.pop(key, None)
+        if rows is not None:
+            found |= dict(zip(names, _solved(key, [(*terms(row), float(row["s"])) for row in rows]), strict=True))
+    mixed, moves = found.pop("mixed_steps", None), found.pop("kv_moves", None)
+    if mixed is not None:
+        found["shared_step_s"] = _shared(mixed, [float(found.get(name, usual[name])) for name in (*PREFILL, *DECODE)])
+    if moves is not None:
+        found["link_bytes_per_s"] = Moves.fitted(moves).bytes_per_s
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """A move of n bytes takes `move_s` + n / `bytes_per_s`."""
+
+    move_s: float
+    bytes_per_s: float
+
+    @classmethod
+    def fitted(cls, rows: Sequence[Row]) -> Moves:
+        """Of `kv_moves`. Raises as `measured.fitted` does."""
+        move_s, byte_s, _ = _solved("kv_moves", [(1.0, float(row["bytes"]), 0.0, float(row["s"])) for row in rows])
+        if not byte_s:
+            raise ConfigError("kv_moves cannot be fitted", why="longer ones take no more time", todo="move more bytes")
+        return cls(move_s, 1 / byte_s)
+
+    def takes_s(self, size_bytes: float) -> float:
+        return self.move_s + size_bytes / self.bytes_per_s
+
+
+def _chunk(row: Row) -> tuple[float, float, float]:
+    tokens = float(row["tokens"])
+    return 1.0, tokens, tokens * (row["context"] + tokens / 2)
+
+
+def _decodes(row: Row) -> tuple[float, float, float]:
+    return 1.0, float(row["batch"]), float(row["batch"]) * row["context"]
+
+
+def _shared(rows: Sequence[Row], coefficients: Sequence[float]) -> float:
+    """What steps that do both take less than the sum, by least squares of relative errors; 0 to both fixed parts."""
+    weights = gains = 0.0
+    for row in rows:
+        took_s = float(row["s"])
+        if not took_s > 0:
+            raise ConfigError("mixed_steps cannot be fitted", why=f"a step took {took_s} s", todo="measure it again")
+        terms = (*_chunk(row), *_decodes({"batch": row["batch"], "context": row["batch_context"]}))
+        apart_s = sum(a * x for a, x in zip(coefficients, terms, strict=True))
+        weights += 1 / took_s**2
+        gains += (apart_s - took_s) / took_s**2
+    most = coefficients[0] + coefficients[len(PREFILL)]
+    return min(most, max(0.0, gains / weights)) if weights else 0.0
+
+
+def _solved(what: str, rows: Sequence[tuple[float, float, float, float]]) -> tuple[float, float, float]:
+    try:
+        return fit(rows)
+    except NotEnoughRowsError as error:
+        raise ConfigError(f"{what} cannot be fitted", why=str(error), todo="measure more shapes") from error

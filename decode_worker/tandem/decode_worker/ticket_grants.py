@@ -1,0 +1,157 @@
+"""Who gets a ticket, and what is done for the head of the queue when blocks are short (docs/adr/0005).
+
+no room ──▶ tickets that nobody pushes to are revoked ──▶ the youngest running requests are preempted ──▶ wait
+no turn among the choices that run at once ──▶ tickets that nobody pushes to are revoked ──▶ wait
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tandem.core.ids import Incarnation, TransferId, new_transfer_id
+from tandem.core.kv_compatibility import WireForm
+from tandem.decode_worker.reservation import Reservation, Reservations, needs, reserve
+from tandem.decode_worker.tickets import Asked, TicketQueue
+from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.wire import profile_to_wire
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workercore import fetch_quota
+from tandem.workercore.block_reservation import Room
+from tandem.workercore.leases import PeerLeases
+from tandem.workercore.proto_convert import ticket_to_wire
+from tandem.workercore.requests import Tracked
+from tandem.workercore.role import Shell
+
+UNUSED_S = 1.0
+"""A ticket that nobody has pushed to for so long may be revoked: pushing starts within a step and a dial."""
+
+
+class Granting:
+    """Turns waiting tickets into reservations. Belongs to the step loop's thread."""
+
+    def __init__(self, shell: Shell, tickets: TicketQueue, reservations: Reservations, leases: PeerLeases) -> None:
+        self._shell, self._tickets, self._reservations, self._leases = shell, tickets, reservations, leases
+        self._profile = profile_to_wire(shell.profile)
+        self._short: tuple[str, int] | None = None  # who found too few blocks, and how many there were at most since
+
+    def grant_due(self) -> None:
+        """Grant in the order of asking. Freed blocks collect for the oldest that is within its peer's quota: nobody
+        overtakes it, nor does it overtake an older request that was preempted here and waits for its blocks."""
+        if self._shell.engine.is_short_of_blocks:
+            self._revoke_unused()  # one a turn, also if no ticket waits
+        due = list(self._tickets.due())
+        waiting = Counter(asked.peer for _, asked, _ in due)
+        for key, asked, tracked in due:
+            if waiting.total() > waiting[asked.peer] and self._is_over_quota(asked, tracked):
+                continue  # it has its share already, and others wait
+            transfer = new_transfer_id()
+            self._root(tracked, asked.form)
+            room = self._find_room(tracked, transfer)
+            if room is None:
+                break
+            waiting[asked.peer] -= 1
+            self._tickets.granted(key)
+            self._grant(asked, tracked, transfer, room)
+        self._shell.engine.reserve_choices(self._reservations.choices)
+        self._tickets.tell_waiting()
+
+    def _is_over_quota(self, asked: Asked, tracked: Tracked) -> bool:
+        engine = self._shell.engine
+        held = self._reservations.blocks_of(asked.peer, len(engine.ledgers))
+        return fetch_quota.is_over(held, needs(engine, tracked), [ledger.num_blocks for ledger in engine.ledgers])
+
+    def _find_room(self, tracked: Tracked, transfer: TransferId) -> Room | None:
+        engine = self._shell.engine
+        arrival_s = tracked.engine_request.arrival_s
+        preempted_s = engine.oldest_preempted_s
+        if engine.is_starved or (preempted_s is not None and preempted_s <= arrival_s):
+            return None  # what comes free is theirs first
+        if not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, 0):
+            return None  # nor would it have one if all that is reserved were taken back
+        while not engine.has_turn_for(tracked.engine_request.sampling.n, arrival_s, self._reservations.choices):
+            if not self._revoke_unused():
+                return None  # once admitted it would get no token until somebody else has ended
+        room = self._reserve(tracked, transfer)
+        while room is None and self._revoke_unused():
+            room = self._reserve(tracked, transfer)
+        if room is None and (victims := engine.make_way(arrival_s, needs(engine, tracked))):
+            self._shell.count("preemptions", len(victims))
+            self._shell.count("preempted_for_tickets", len(victims))
+            room = self._reserve(tracked, transfer)
+        return room
+
+    def _reserve(self, tracked: Tracked, transfer: TransferId) -> Room | None:
+        """Room for the prompt, looked for only if blocks came back since this request found too few: its prompt would
+        be hashed for nothing."""
+        engine = self._shell.engine
+        available = min(ledger.available for ledger in engine.ledgers) - engine.growth_blocks
+        if self._short is not None and self._short[0] == tracked.key:
+            least = self._short[1]
+            self._short = (tracked.key, min(available, least))
+            if available <= least:
+                return None
+        room = reserve(engine, tracked, transfer)
+        self._short = (tracked.key, available) if room is None else None
+        return room
+
+    def _revoke_unused(self) -> bool:
+        """Take the ticket back that has been without a byte for longest, if there is one past the bound."""
+        oldest_s = self._shell.clock.now_s() - UNUSED_S
+        for reservation in self._reservations.all():
+            if reservation.granted_s > oldest_s:
+                return False  # and so are all that follow
+            if self._shell.receiver.revoke(reservation.ticket.transfer):
+                self._take_back(reservation)
+                return True
+        return False
+
+    def _take_back(self, reservation: Reservation) -> None:
+        """The transfer is fenced: its blocks go back, and the request waits for its peer to ask again."""
+        ticket = reservation.ticket
+        self._reservations.remove(reservation)
+        self._leases.close(ticket.transfer)
+        self._shell.engine.let_go(reservation.holder)
+        self._tickets.announce(reservation.tracked)
+        revoked = w.TicketRevoked(
+            request=ticket.request,
+            attempt=ticket.attempt,
+            transfer=ticket.transfer,
+            reason=f"nothing was pushed for {UNUSED_S:g} s, and blocks or turns are short",
+        )
+        message = w.PeerMessage(revoked=revoked)
+        self._shell.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)
+        self._shell.count("tickets_revoked")
+
+    def _root(self, tracked: Tracked, form: WireForm) -> None:
+        """From now on the request finds and leaves blocks under the root of the form in which its prompt comes: what a
+        codec or a conversion changed is never taken for what was computed."""
+        root = self._shell.hash_root(tracked.salt, lossy=form.lossy)
+        tracked.engine_request = tracked.engine_request.under(root)
+
+    def _grant(self, asked: Asked, tracked: Tracked, transfer: TransferId, room: Room) -> None:
+        ticket = Ticket(
+            transfer=transfer,
+            request=tracked.request,
+            attempt=tracked.attempt,
+            sender=asked.peer,
+            sender_incarnation=Incarnation(asked.message.sender_incarnation),
+            receiver=self._shell.worker,
+            receiver_incarnation=self._shell.incarnation,
+            groups=room.groups,
+            endpoints=self._shell.receiver.endpoints(),
+            layout=self._shell.profile.layout,
+            codec=asked.form.codec,
+        )
+        reservation = Reservation(
+            tracked=tracked,
+            ticket=ticket,
+            tables=room.tables,
+            lefts=room.lefts,
+            holder=room.holder,
+            granted_s=self._shell.clock.now_s(),
+        )
+        self._reservations.add(reservation)
+        self._leases.open(transfer, reservation.peer, reservation.peer_incarnation)
+        self._shell.receiver.expect(ticket)
+        message = w.PeerMessage(ticket=ticket_to_wire(ticket, self._profile))
+        self._shell.outbox.to_peer(reservation.peer, reservation.peer_incarnation, message)

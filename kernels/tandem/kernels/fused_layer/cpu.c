@@ -1,0 +1,256 @@
+/* What a dense decoder layer does to few rows before and behind its attention, each in one parallel region: a row alone takes
+   a layer some hundred microseconds, of which a dozen calls would be a third.
+
+       before   norm ▸ qkv ▸ rotate                                    threads meet at the end
+       behind   o ▸ add, norm ▸ gate, up ▸ silu · up ▸ down ▸ add      they meet behind o, behind gate and up, at the end
+       step     both and what lies between them, of all layers         see step.h, also for several rows
+
+   What is short is done by every thread for itself, so that none waits; of several rows each takes some, and they meet
+   between all parts. Any number of rows passes weights of 8 bits so. Checks nothing: the caller has. */
+
+#include "../instructions.h"
+#include "../packed_linear/product.h"
+#include "../paged_decode/decode.h"
+#include "../paged_decode/work_split.h"
+#include "../quantized_linear/product.h"
+#include "../parallel.h"
+#include "../rms_norm/norm_args.h"
+#include "../rope/rope_args.h"
+#include "../silu_mul/silu_args.h"
+
+#include <math.h>
+
+#if defined(__x86_64__)
+#define ISA 512
+#include "../vectors.h"
+#include "../rms_norm/rows.h"
+#include "../rotate/rows.h"
+#include "../silu_mul/rows.h"
+#include "../quantized_linear/rows.h"
+#include "../quantized_linear/columns.h"
+#include "../quantized_linear/fused_silu.h"
+#include "../paged_decode/attend.h"
+#undef ISA
+#endif
+
+/* A product with a plain weight (kind 0) or a quantised one (1). */
+struct linear { int64_t kind; union { struct product plain; struct quantized quantized; }; };
+_Static_assert(sizeof(struct linear) == 20 * 8, "_PRODUCT_FIELDS in row.py");
+
+/* Fields that the code fills in itself: x and out of the norm, x of all products, room for quantised rows, all of gates but its
+   width. */
+struct before { struct norm norm; struct linear qkv; struct turn turn; int64_t threads; };
+struct behind {
+    const uint16_t *mixed;
+    int64_t mixed_width;
+    struct linear o;
+    struct norm norm;
+    struct linear gate_up;
+    struct gates gates;
+    struct linear down;
+    int64_t threads;
+};
+
+struct call { const struct before *before; const struct behind *behind; float eps; int64_t threads; };
+
+/* For tests and at the start: the instructions by name, "" = the best; 0 if this CPU has not got them. */
+int tandem_choose_path(const char *name) {
+#if defined(__x86_64__)
+    quantize_rows = quantize_rows_avx512, quantized_columns = quantized_columns_vnni, quantized_lanes = 16;
+    attend = attend_avx512, finish = finish_avx512, gate_rows = gate_rows_avx512;
+#endif
+    return choose_product(name);
+}
+
+#if defined(__x86_64__)
+
+/* This thread's share of a product with few rows, the first at x; every thread quantises them for itself. */
+static void rows_share(
+    const struct linear *given, const uint16_t *x, char *out, int64_t rows, int64_t x_stride, int64_t which, int64_t count) {
+    if (given->kind == 0) {
+        struct product p = given->plain;
+        p.x = x, p.out = (uint16_t *)out, p.rows = rows, p.x_stride = x_stride;
+        product_share(&p, which, count);
+        return;
+    }
+    struct quantized p = given->quantized;
+    uint8_t numbers[rows * p.stride] __attribute__((aligned(64)));
+    int32_t sums[rows * p.stride / GROUP];
+    float scales[rows];
+    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = x_stride;
+    p.numbers = numbers, p.group_sums = sums, p.row_scales = scales;
+    quantize_rows(&p, 0, rows);
+    quantized_share(&p, which, count);
+}
+
+static char *linear_out(const struct linear *given) {
+    return given->kind == 0 ? (char *)given->plain.out : given->quantized.out;
+}
+
+static void linear_share(const struct linear *given, const uint16_t *x, int64_t which, int64_t count) {
+    rows_share(given, x, linear_out(given), 1, 0, which, count);
+}
+
+static void run_before(void *data) {
+    const struct call *c = data;
+    const struct norm *given = &c->before->norm;
+    uint16_t normed[given->rows * given->width] __attribute__((aligned(64)));
+    struct norm norm = *given;
+    norm.out = (char *)normed;
+    norm_rows_avx512(&norm, c->eps, 0, norm.rows);
+    linear_share(&c->before->qkv, normed, thread(c->threads), threads(c->threads));
+}
+
+static void run_behind(void *data) {
+    const struct call *c = data;
+    const struct behind *b = c->behind;
+    const int64_t which = thread(c->threads), count = threads(c->threads), numbers = b->norm.rows * b->norm.width;
+    uint16_t x[numbers] __attribute__((aligned(64))), normed[numbers] __attribute__((aligned(64)));
+    uint16_t gated[b->norm.rows * b->gates.width] __attribute__((aligned(64)));
+    struct norm norm = b->norm;
+    struct gates gates = b->gates;
+    linear_share(&b->o, b->mixed, which, count);
+    memcpy(x, norm.x, sizeof x);
+    meet(count);
+    norm.x = (char *)x, norm.added = linear_out(&b->o), norm.out = (char *)normed;
+    norm_rows_avx512(&norm, c->eps, 0, norm.rows);
+    linear_share(&b->gate_up, normed, which, count);
+    meet(count);
+    gates.x = linear_out(&b->gate_up), gates.out = (char *)gated, gates.rows = norm.rows, gates.is_bf16 = 1;
+    gate_rows_avx512(&gates, 0, gates.rows);
+    linear_share(&b->down, gated, which, count);
+}
+
+/* x + first, rounded, + second, rounded. */
+ENTRY void add_two(char *x, const void *first, const void *second, int64_t numbers) {
+    for (int64_t i = 0; i < numbers; i += 16) {
+        const __m512 sum = as_bf16_avx512(add_avx512(load_avx512(x, i, 1), load_avx512(first, i, 1)));
+        store_avx512(x, i, 1, add_avx512(sum, load_avx512(second, i, 1)));
+    }
+}
+
+#include "step.h"
+
+/* Of several rows a thread takes its own where nothing is summed over columns; the room between two parts is shared. */
+static void run_rows_before(void *data) {
+    const struct call *c = data;
+    const struct norm *norm = &c->before->norm;
+    const int64_t which = thread(c->threads), count = threads(c->threads);
+    const int64_t first = norm->rows * which / count, last = norm->rows * (which + 1) / count;
+    norm_rows_avx512(norm, c->eps, first, last);
+    meet(count);
+    const struct linear *qkv = &c->before->qkv;
+    rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), norm->rows, norm->width, which, count);
+    meet(count);
+    turn_rows_avx512(&c->before->turn, first, last);
+}
+
+static void run_rows_behind(void *data) {
+    const struct call *c = data;
+    const struct behind *b = c->behind;
+    const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count, inner = b->gates.width;
+    struct norm norm = b->norm;
+    rows_share(&b->o, b->mixed, linear_out(&b->o), rows, b->mixed_width, which, count);
+    meet(count);
+    norm.added = linear_out(&b->o), norm.out = linear_out(&b->o); /* a row is added before it is written over */
+    norm_rows_avx512(&norm, c->eps, first, last);
+    meet(count);
+    rows_share(&b->gate_up, (const uint16_t *)norm.out, linear_out(&b->gate_up), rows, width, which, count);
+    meet(count);
+    struct gates gates = {.x = linear_out(&b->gate_up), .out = linear_out(&b->gate_up), .rows = rows, .width = inner,
+                          .out_stride = 2 * inner, .is_bf16 = 1};
+    gate_rows_avx512(&gates, first, last);
+    meet(count);
+    rows_share(&b->down, (const uint16_t *)gates.out, linear_out(&b->down), rows, 2 * inner, which, count);
+    meet(count);
+    uint16_t *x = (uint16_t *)norm.x + first * width;
+    add_row(x, x, linear_out(&b->down) + first * width * 2, (last - first) * width);
+}
+
+/* As `rows_share` of any number of rows and a weight of 8 bits: threads quantise their own rows into `room`, and meet. */
+static void many_rows_share(const struct linear *given, const uint16_t *x, char *out, int64_t rows, uint8_t *room, int is_gated,
+                            int64_t which, int64_t count) {
+    struct quantized p = given->quantized;
+    p.x = (const char *)x, p.out = out, p.rows = rows, p.x_stride = p.inner;
+    p.numbers = room, p.row_scales = (float *)(room + rows * p.stride);
+    quantize_rows(&p, rows * which / count, rows * (which + 1) / count);
+    meet(count);
+    if (is_gated) gated_share(&p, which, count);
+    else quantized_share(&p, which, count);
+    meet(count);
+}
+
+static void run_many_before(void *data) {
+    const struct call *c = data;
+    const struct norm *norm = &c->before->norm;
+    const struct linear *qkv = &c->before->qkv;
+    const int64_t which = thread(c->threads), count = threads(c->threads), rows = norm->rows;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count;
+    norm_rows_avx512(norm, c->eps, first, last);
+    many_rows_share(qkv, (const uint16_t *)norm->out, linear_out(qkv), rows, qkv->quantized.numbers, 0, which, count);
+    turn_rows_avx512(&c->before->turn, first, last);
+}
+
+static void run_many_behind(void *data) {
+    const struct call *c = data;
+    const struct behind *b = c->behind;
+    const int64_t which = thread(c->threads), count = threads(c->threads), rows = b->norm.rows, width = b->norm.width;
+    const int64_t first = rows * which / count, last = rows * (which + 1) / count;
+    uint8_t *room = b->o.quantized.numbers;
+    char *added = linear_out(&b->o), *gated = linear_out(&b->gate_up);
+    struct norm norm = b->norm;
+    many_rows_share(&b->o, b->mixed, added, rows, room, 0, which, count);
+    norm.added = added, norm.out = added; /* a row is added before it is written over */
+    norm_rows_avx512(&norm, c->eps, first, last);
+    many_rows_share(&b->gate_up, (const uint16_t *)added, gated, rows, room, 1, which, count);
+    many_rows_share(&b->down, (const uint16_t *)gated, added, rows, room, 0, which, count);
+    uint16_t *x = (uint16_t *)norm.x + first * width;
+    add_row(x, x, added + first * width * 2, (last - first) * width);
+}
+
+/* `given` are the threads, the scale of attention as bits of a float, the fields of `struct step` up to those of `decode`
+   that are the caller's, and a `struct layer` for each. Answers with an `enum answer`; slots are the caller's to check. */
+static int run_layers(const int64_t *given, float eps) {
+    struct step s;
+    memset(&s, 0, sizeof s);
+    const int64_t own = offsetof(struct step, decode) + offsetof(struct decode, scale);
+    memcpy(&s, given + 2, own);
+    s.layer = (const void *)(given + 2 + own / 8), s.eps = eps, s.threads = s.decode.threads = given[0];
+    const int32_t scale_bits = (int32_t)given[1];
+    memcpy(&s.decode.scale, &scale_bits, sizeof scale_bits);
+    const enum answer answer = open_decode(&s.decode);
+    if (answer != DONE) return answer;
+    run_region(s.decode.batch == 1 ? run_step : run_rows_step, &s, s.threads);
+    close_decode(&s.decode);
+    return DONE;
+}
+
+/* `given`: 0 and a `struct before`, 1 and a `struct behind`, or 2 and what `run_layers` takes; 3 and 4: as 0 and 1, of as many
+   rows as the norm has, with all of its room, tables and strides given; 5 and 6: as 3 and 4, of any number of rows. */
+int tandem_dense_row(const int64_t *given, float eps) {
+    struct call c = {.eps = eps};
+    if (*given == 2) return run_layers(given + 1, eps);
+    if (*given == 0 || *given == 3 || *given == 5) {
+        c.before = (const void *)(given + 1);
+        c.threads = c.before->threads;
+        if (*given == 3) return run_region(run_rows_before, &c, c.threads), 0;
+        if (*given == 5) return run_region(run_many_before, &c, c.threads), 0;
+        run_region(run_before, &c, c.threads);
+        turn_rows_avx512(&c.before->turn, 0, c.before->turn.rows);
+        return 0;
+    }
+    c.behind = (const void *)(given + 1);
+    c.threads = c.behind->threads;
+    if (*given == 4) return run_region(run_rows_behind, &c, c.threads), 0;
+    if (*given == 6) return run_region(run_many_behind, &c, c.threads), 0;
+    run_region(run_behind, &c, c.threads);
+    add_two(c.behind->norm.x, linear_out(&c.behind->o), linear_out(&c.behind->down), c.behind->norm.rows * c.behind->norm.width);
+    return 0;
+}
+
+#else
+
+int tandem_dense_row(const int64_t *given, float eps) { return (void)given, (void)eps, 1; }
+
+#endif

@@ -1,0 +1,71 @@
+"""Gather, scatter and re-blocking in Python and zlib: the specification of the C path, and what runs without it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+
+from tandem.kernels.kv_codec.shape import PoolShape
+
+
+def gather(
+    pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, out: memoryview
+) -> int:
+    """See `kv_wire.gather`."""
+    at = 0
+    for start, size in _runs(shape, blocks, layers, heads):
+        out[at : at + size] = pool[start : start + size]
+        at += size
+    return zlib.crc32(out)
+
+
+def scatter(
+    pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, payload: memoryview
+) -> int:
+    """See `kv_wire.scatter`. Summed is what was written: the payload may lie in memory that its sender still writes."""
+    at = crc = 0
+    for start, size in _runs(shape, blocks, layers, heads):
+        pool[start : start + size] = payload[at : at + size]
+        crc = zlib.crc32(pool[start : start + size], crc)
+        at += size
+    return crc
+
+
+def reblock(
+    pool: memoryview, shape: PoolShape, blocks: Sequence[int], layers: range, heads: range, out: memoryview,
+    *, offset_tokens: int, target_tokens: int, targets: int,
+) -> int:  # fmt: skip
+    """See `kv_wire.reblock`."""
+    at, row = 0, shape.row_bytes
+    for target in range(targets):
+        first = offset_tokens + target * target_tokens
+        for layer in layers:
+            for plane in range(shape.planes):
+                for head in heads:
+                    base = layer * shape.layer_bytes + plane * shape.plane_bytes + head * shape.head_bytes
+                    token, end = first, first + target_tokens
+                    while token < end:
+                        index, inside = divmod(token, shape.block_tokens)
+                        tokens = min(end - token, shape.block_tokens - inside)
+                        size = tokens * row
+                        if index < len(blocks):
+                            start = blocks[index] * shape.block_bytes + base + inside * row
+                            out[at : at + size] = pool[start : start + size]
+                        else:
+                            out[at : at + size] = bytes(size)
+                        token, at = token + tokens, at + size
+    return zlib.crc32(out)
+
+
+def _runs(shape: PoolShape, blocks: Sequence[int], layers: range, heads: range) -> Iterator[tuple[int, int]]:
+    """(offset, size) of the slice's contiguous runs in payload order."""
+    first = shape.first(layers, heads)
+    if len(heads) == shape.heads:
+        for block in blocks:
+            yield block * shape.block_bytes + first, len(layers) * shape.layer_bytes
+        return
+    size = len(heads) * shape.head_bytes
+    for block in blocks:
+        for layer in range(len(layers)):
+            for plane in range(shape.planes):
+                yield block * shape.block_bytes + first + layer * shape.layer_bytes + plane * shape.plane_bytes, size

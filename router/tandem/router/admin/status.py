@@ -1,0 +1,143 @@
+"""What the router knows about the cluster, as plain JSON values for operators. Never prompts or tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tandem.core.clock import Clock
+from tandem.core.config import RouterConfig
+from tandem.router.dispatch.circuit_breaker import Breakers
+from tandem.router.dispatch.dispatcher import Dispatcher
+from tandem.router.dispatch.inflight_request import Flight
+from tandem.router.dispatch.readiness import Readiness
+from tandem.router.version import version
+from tandem.router.workers.connection import WorkerLink
+from tandem.router.workers.table import WorkerTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusPage:
+    """Reads everything when asked; keeps nothing."""
+
+    config: RouterConfig
+    incarnation: int
+    table: WorkerTable
+    dispatcher: Dispatcher
+    breakers: Breakers
+    readiness: Readiness
+    clock: Clock
+    addresses: Callable[[], dict[str, Any]]
+    policy: Callable[[], str]
+    admission: Callable[[], dict[str, Any]]
+
+    def status(self) -> dict[str, Any]:
+        missing = self.readiness.missing()
+        return {
+            "cluster": self.config.cluster,
+            "model": self.config.models[0].name,
+            "served_names": list(self.config.models[0].served_names),
+            "models": [{"model": model.name, "served_names": list(model.served_names)} for model in self.config.models],
+            "version": version(),
+            "disaggregation": self.config.settings.disaggregation.value,
+            "policy": self.policy(),
+            "is_ready": self.readiness.is_ready,
+            "missing": missing,
+            "registry_trouble": self.table.trouble,
+            "router": {
+                "id": self.config.router_id,
+                "incarnation": str(self.incarnation),
+                "in_flight": len(self.dispatcher.flights),
+                **self.addresses(),
+            },
+            "admission": self.admission(),
+            "workers": [self._worker(link) for link in sorted(self.table.links, key=lambda link: link.worker)],
+            "pairs": [
+                {"prefill": prefill, "decode": decode, "form": how}
+                for prefill, decode, how in sorted(self.table.paired())
+            ],
+            "refused_pairs": [
+                {"prefill": prefill, "decode": decode, "why": why}
+                for prefill, decode, why in sorted(self.table.refused_pairs())
+            ],
+        }
+
+    def requests(self) -> dict[str, Any]:
+        now_s = self.clock.now_s()
+        flights = sorted(self.dispatcher.flights, key=lambda flight: flight.started_s)
+        return {"requests": [_request(flight, now_s) for flight in flights]}
+
+    def _worker(self, link: WorkerLink) -> dict[str, Any]:
+        breaker = self.breakers.state((link.worker, link.where.incarnation))
+        return {**_worker(link), "breaker": breaker.name.lower()}
+
+
+def absent_state(*, is_registered: bool) -> str:
+    """Of a worker that is not connected: nothing that it said is true any more."""
+    return "unreachable" if is_registered else "gone"
+
+
+def _worker(link: WorkerLink) -> dict[str, Any]:
+    facts, load = link.facts, link.load
+    body: dict[str, Any] = {
+        "worker": link.worker,
+        "address": link.where.address,
+        # 63-bit numbers do not survive every JSON reader.
+        "incarnation": str(link.where.incarnation),
+        "is_connected": link.is_up,
+        "is_registered": link.is_registered,
+        "state": link.state.value if link.is_up else absent_state(is_registered=link.is_registered),
+        "trouble": link.trouble,
+        "router_in_flight": len(link.requests),
+        "version": link.version,
+        "clock_skew_s": round(link.clock_skew_s, 3) if link.clock_skew_s is not None else None,
+    }
+    if facts is None:
+        return body
+    return body | {
+        "role": facts.role.value,
+        "model": facts.model,
+        "fingerprint": facts.fingerprint,
+        "revision": facts.profile.revision,
+        "tp": facts.tp,
+        "kv_dtype": facts.kv_dtype,
+        "block_tokens": facts.block_tokens,
+        "max_model_len": facts.max_model_len,
+        "num_blocks": list(facts.num_blocks),
+        "transports": list(facts.transports),
+        "protocol": ".".join(map(str, facts.profile.protocol)),
+        "codecs": list(facts.profile.codecs),
+        "wire_codec": ", ".join(facts.profile.offers),
+        "wire_codec_below_bytes_per_s": facts.profile.offers_below_bytes_per_s,
+        "pid": facts.pid,
+        "rank_pids": list(facts.rank_pids),
+        "in_flight": load.in_flight,
+        "queued_requests": load.queued_requests,
+        "running_requests": load.running_requests,
+        "queued_tokens": load.queued_tokens,
+        "prefill_tokens_per_s": load.prefill_speed.tokens_per_s,
+        "decode_step_s": load.decode_step_s,
+        "blocks": [asdict(blocks) for blocks in load.blocks],
+        "counters": load.counters,
+    }
+
+
+def _request(flight: Flight, now_s: float) -> dict[str, Any]:
+    return {
+        "request": flight.id,
+        "attempt": flight.attempt,
+        "last_failure": flight.history.error.message if flight.history.error is not None else "",
+        "phase": flight.phase.value,
+        "age_s": round(now_s - flight.started_s, 3),
+        "prefill": flight.plan.prefill,
+        "decode": flight.plan.decode,
+        "reason": flight.plan.reason,
+        "predicted_prefill_hit_tokens": flight.plan.prefill_hit_tokens,
+        "predicted_decode_hit_tokens": flight.plan.decode_hit_tokens,
+        "sources": [{"worker": source.worker, "tokens": source.tokens} for source in flight.plan.sources],
+        "cached_tokens": flight.cached_tokens,
+        "prompt_tokens": len(flight.work.prompt),
+        "output_tokens": flight.output_tokens,
+        "waits_for": sorted(flight.legs),
+    }

@@ -1,0 +1,58 @@
+"""Who a call comes from, and its trace, as the layers around the endpoints left it in the ASGI scope, where no client
+can write; and what it asks for itself.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from tandem.core.errors import InvalidRequestError
+from tandem.router.admission.slo import ANONYMOUS, Caller, Wish
+from tandem.router.api.http.headers import header
+from tandem.router.error_quoting import quoted
+from tandem.router.tenancy.asgi_scope import CALLER, TENANT
+from tandem.router.tracing.calls import Call
+
+SLO_HEADER = "X-SLO-Class"
+TIMEOUT_HEADER = "X-Request-Timeout"
+CALL = "tandem.call"
+"""Under which name the scope holds the call's trace."""
+ARRIVED = "tandem.arrived_s"
+"""And when the call arrived, on the router's clock."""
+
+
+def tenant_of(request: Request) -> str:
+    """The tenant whose responses, files and batches the call may see."""
+    return str(request.scope.get(TENANT, ANONYMOUS.tenant))
+
+
+def caller_of(request: Request) -> Caller:
+    """Whose request it is."""
+    caller: Caller | None = request.scope.get(CALLER)
+    return caller or Caller(tenant=tenant_of(request))
+
+
+def call_of(request: Request) -> Call | None:
+    """The call's trace; None = it has none."""
+    call: Call | None = request.scope.get(CALL)
+    return call
+
+
+def arrived_s_of(request: Request) -> float:
+    """When the call arrived, on the router's clock: before it waited to be read."""
+    arrived_s: float = request.scope[ARRIVED]
+    return arrived_s
+
+
+def wish_of(request: Request, priority: int | None = None, timeout_s: float | None = None) -> Wish:
+    """What the request asks for itself, in its headers and, as given, in its body, which wins."""
+    slo, given = header(request, SLO_HEADER.lower()), header(request, TIMEOUT_HEADER.lower())
+    if timeout_s is not None or given is None:
+        return Wish(slo=slo, priority=priority, timeout_s=timeout_s)
+    try:
+        timeout_s = float(given)
+    except ValueError:
+        raise InvalidRequestError(
+            f"{TIMEOUT_HEADER} is {quoted(given)}", why="it must be a number of seconds", param=TIMEOUT_HEADER
+        ) from None
+    return Wish(slo=slo, priority=priority, timeout_s=timeout_s, timeout_param=TIMEOUT_HEADER)

@@ -1,0 +1,256 @@
+"""How many entries a body may have: counted before it is parsed, and in each list and object before that is walked.
+
+The bounds of lists and maps are those of the schema (`Field(max_length=…)`), found once for each model. A field that
+takes several kinds of list is told by the first element. What this lets through costs pydantic at most one error a
+list (`FIRST_ERROR`) and a few an object, however large the body is. Bodies of the admin port, which come from
+operators, have lists without a bound of their own.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel
+
+from tandem.core.errors import InvalidRequestError
+from tandem.router.error_quoting import shortened
+
+USUAL_BYTES = 4 << 20
+"""Of a body at most; where more is allowed, so is more of what it is made of."""
+MAX_CONTAINERS = 24_576
+"""Lists and objects of a body: 8192 messages of one part each. In memory each takes up to 250 bytes."""
+LEAST_CONTAINER_BYTES = 18
+"""Of the body for each of them, but for the first FREE: a message with one part has as many."""
+FREE = 4096
+MAX_STRINGS = 1 << 17
+"""Texts of a body, names of fields among them. In memory each takes about 90 bytes."""
+LEAST_TEXT_BYTES = 6
+"""Of the body for each of them, but for the first FREE: a part of a message has 6.5 each."""
+LEAST_VALUE_BYTES = 16 / 3
+"""Of the largest body for each value in it, about 70 bytes of memory while it is parsed: token ids of that body fit."""
+MAX_FIELDS = 128
+"""Of an object: pydantic makes an error of every field that it does not know."""
+_SLICE_BYTES = 1 << 16
+_CONTAINERS = (b"{", b"[")
+
+Check = Callable[[Any], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Of a body: lists and objects, quotes of texts, commas between values."""
+
+    containers: int
+    quotes: int
+    commas: int
+
+    def beyond(self, found: _Counts) -> str:
+        """What there is more of in `found`, and how many there may be; "" = nothing."""
+        if found.containers > self.containers:
+            return f"lists and objects: at most {self.containers} are allowed"
+        if found.quotes > self.quotes:
+            return f"texts: at most {self.quotes // 2} are allowed"
+        return f"values: at most {self.commas} are allowed" if found.commas > self.commas else ""
+
+
+class _BeyondError(Exception):
+    """`place` has grown from the inside out when it arrives at the top."""
+
+    def __init__(self, count: int, most: int, what: str = "entries") -> None:
+        super().__init__()
+        self.count, self.most, self.what = count, most, what
+        self.place = ""
+
+    def at(self, step: str) -> _BeyondError:
+        self.place = f"{step}.{self.place}" if self.place and self.place[0] != "[" else f"{step}{self.place}"
+        return self
+
+
+def check_raw(raw: bytes, limit_bytes: int) -> None:
+    """Raise InvalidRequestError for JSON with too many lists, objects, texts or values for a body of at most
+    `limit_bytes`. What stands in texts is told from the rest only where all together are too many."""
+    times = max(1.0, limit_bytes / USUAL_BYTES)
+    containers = min(int(MAX_CONTAINERS * times), FREE + len(raw) // LEAST_CONTAINER_BYTES)
+    strings = min(int(MAX_STRINGS * times), FREE + len(raw) // LEAST_TEXT_BYTES)
+    most = _Counts(containers, 2 * strings, int(limit_bytes / LEAST_VALUE_BYTES))
+    if not most.beyond(_Counts(sum(map(raw.count, _CONTAINERS)), raw.count(b'"'), raw.count(b","))):
+        return
+    containers = quotes = commas = 0
+    for outside, passed in _outside_texts(raw):
+        containers, quotes = containers + sum(map(outside.count, _CONTAINERS)), quotes + passed
+        commas += outside.count(b",")
+        beyond = most.beyond(_Counts(containers, quotes, commas))
+        if beyond:
+            raise InvalidRequestError(f"the request body has too many {beyond}")
+
+
+def check(data: Any, model: type[BaseModel]) -> None:
+    """Raise InvalidRequestError that names the list, map or object of `data` that has more entries than `model` has
+    room for."""
+    try:
+        _of_model(model)(data)
+    except _BeyondError as error:
+        raise InvalidRequestError(
+            f"{error.place or 'the request body'} has {error.count} {error.what}",
+            why=f"at most {error.most} are allowed", param=error.place or None,
+        ) from None  # fmt: skip
+
+
+def unbounded(model: type[BaseModel]) -> list[str]:
+    """Fields of `model`, and of the models in it, with a list or map that has no bound of entries."""
+    return [
+        f"{model.__name__}.{name}"
+        for name, field in model.model_fields.items()
+        for kind in _kinds(field.annotation, field.metadata)
+        for found in _unbounded(kind)
+    ] + [place for inner in _models(model) for place in unbounded(inner)]
+
+
+def _outside_texts(raw: bytes) -> Iterator[tuple[bytes, int]]:
+    """What stands outside of texts, some of it at a time, with the number of quotes passed for it."""
+    is_inside, held = False, b""
+    for start in range(0, len(raw), _SLICE_BYTES):
+        part = held + raw[start : start + _SLICE_BYTES]
+        odd = (len(part) - len(part.rstrip(b"\\"))) % 2
+        part, held = (part[:-1], b"\\") if odd else (part, b"")
+        pieces = part.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        yield b"".join(pieces[is_inside::2]), len(pieces) - 1
+        is_inside ^= not len(pieces) % 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A list, map or object that a field may hold. `most` None = it has no bound. `first`: class of its elements;
+    `types`: what a field `type` of the object may be, which tells it from others."""
+
+    container: type
+    most: int | None
+    first: type | None = None
+    inner: tuple[_Kind, ...] = ()
+    model: type[BaseModel] | None = None
+    types: tuple[Any, ...] = ()
+
+
+def _kinds(kind: Any, metadata: typing.Sequence[Any] = ()) -> tuple[_Kind, ...]:
+    """The containers that the type of a field allows."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _kinds(arguments[0], (*metadata, *arguments[1:]))
+    if origin in (typing.Union, types.UnionType):
+        return tuple(found for one in arguments for found in _kinds(one))
+    if origin in (list, dict):
+        return (_Kind(origin, _most(metadata), _class_of(arguments[-1]), _kinds(arguments[-1])),)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return (_Kind(dict, MAX_FIELDS, model=kind, types=_types(kind)),)
+    return ()
+
+
+def _types(model: type[BaseModel]) -> tuple[Any, ...]:
+    """Of a field `type`, alone or with None."""
+    field = model.model_fields.get("type")
+    said = () if field is None else (field.annotation, *typing.get_args(field.annotation))
+    literals = [value for one in said if typing.get_origin(one) is Literal for value in typing.get_args(one)]
+    return (*literals, None) if type(None) in said else tuple(literals)
+
+
+def _most(metadata: typing.Iterable[Any]) -> int | None:
+    """The `max_length` in what is said of a type, by pydantic's `Field` or as pydantic keeps it."""
+    for one in metadata:
+        for said in (one, *getattr(one, "metadata", ())):
+            if isinstance(getattr(said, "max_length", None), int):
+                return int(said.max_length)
+    return None
+
+
+def _class_of(kind: Any) -> type | None:
+    """What an element is an instance of, as it comes out of JSON; None = anything."""
+    while typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    kind = typing.get_origin(kind) or kind
+    if not isinstance(kind, type):
+        return None
+    return dict if issubclass(kind, BaseModel) else kind
+
+
+@functools.cache
+def _of_model(model: type[BaseModel]) -> Check:
+    fields = {name: _check_of(_kinds(field.annotation, field.metadata)) for name, field in model.model_fields.items()}
+    nested = [(name, inner) for name, inner in fields.items() if inner is not None]
+
+    def run(value: Any) -> None:
+        if len(value) > MAX_FIELDS:
+            raise _BeyondError(len(value), MAX_FIELDS, "fields")
+        for name, inner in nested:
+            found = value.get(name)
+            if type(found) in (list, dict):
+                try:
+                    inner(found)
+                except _BeyondError as error:
+                    raise error.at(name) from None
+
+    return run
+
+
+def _check_of(kinds: tuple[_Kind, ...]) -> Check | None:
+    """Checks a list or an object against those of `kinds`; of another type it is left to pydantic, which does not walk
+    what it cannot take."""
+    if not kinds:
+        return None
+    checks = [(kind, _check_of_one(kind)) for kind in kinds]
+
+    def run(value: Any) -> None:
+        found = [(kind, inner) for kind, inner in checks if type(value) is kind.container]
+        if len(found) > 1 and type(value) is list and value:
+            first = type(value[0])
+            found = [one for one in found if one[0].first is first] or [min(found, key=lambda one: one[0].most or 0)]
+        elif len(found) > 1 and len(value) > MAX_FIELDS:
+            raise _BeyondError(len(value), MAX_FIELDS, "fields")
+        elif len(found) > 1:
+            found = [one for one in found if type(value) is dict and value.get("type") in one[0].types]
+        for _, inner in found[:1]:
+            inner(value)
+
+    return run
+
+
+def _check_of_one(kind: _Kind) -> Check:
+    if kind.model is not None:
+        return _of_model(kind.model)
+    most, inner = kind.most, _check_of(kind.inner)
+
+    def run(value: Any) -> None:
+        if most and len(value) > most:  # one that must be empty is refused by name, and pydantic does not walk it
+            raise _BeyondError(len(value), most)
+        if inner is None:
+            return
+        places = enumerate(value) if kind.container is list else value.items()
+        for place, one in places:
+            if type(one) in (list, dict):
+                try:
+                    inner(one)
+                except _BeyondError as error:
+                    raise error.at(f"[{place}]" if kind.container is list else shortened(str(place))) from None
+
+    return run
+
+
+def _unbounded(kind: _Kind) -> Iterator[_Kind]:
+    if kind.most is None:
+        yield kind
+    for one in kind.inner:
+        yield from _unbounded(one)
+
+
+def _models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """Those directly in `model`."""
+    waiting = [kind for field in model.model_fields.values() for kind in _kinds(field.annotation, field.metadata)]
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.inner
+        if kind.model is not None:
+            yield kind.model

@@ -1,0 +1,98 @@
+"""Errors as OpenAI clients expect them: one nested object, the same in responses and inside streams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from starlette.responses import Response
+
+from tandem.core.errors import STATUS, InvalidRequestError, TandemError
+from tandem.router.error_quoting import quoted, shortened
+
+RETRY_AFTER_S = 1
+_SHAPES = {
+    "input": "it must be a text or a list of items",
+    "prompt": "it must be a text, a list of texts, a list of token ids or a list of lists of token ids",
+    "stop": "it must be a text or a list of texts",
+}
+"""What fields that take several types may be; pydantic would speak of one of them."""
+_TYPES = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error",
+}  # fmt: skip
+_RETRIED = (408, 409, 429)
+"""What the OpenAI SDK tries again by itself, beside 500 and above."""
+
+
+def http_status(error: TandemError) -> int:
+    return STATUS[error.code][0]
+
+
+def error_object(error: TandemError, status: int | None = None) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    status = http_status(error) if status is None else status
+    kind = _TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "server_error")
+    if error.code in ("model_not_found", "unsupported_endpoint"):
+        kind = "invalid_request_error"
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def error_response(error: TandemError, status: int | None = None, headers: Mapping[str, str] | None = None) -> Response:
+    """The whole response, with Retry-After where waiting helps, and for the OpenAI SDK whether to try again at all."""
+    status = http_status(error) if status is None else status
+    extra = dict(headers or {}) | retry_headers(error, status)
+    if status == 401:
+        extra.setdefault("www-authenticate", "Bearer")
+    return Response(error_body(error, status), status_code=status, headers=extra, media_type="application/json")
+
+
+def error_body(error: TandemError, status: int) -> bytes:
+    return orjson.dumps(error_object(error, status))
+
+
+def retry_headers(error: TandemError, status: int) -> dict[str, str]:
+    """Retry-After and retry-after-ms, as computed where the error arose; `x-should-retry: false` where the SDK would
+    try again for nothing."""
+    if error.retryable:
+        after_s = RETRY_AFTER_S if error.retry_after_s is None else max(0.001, error.retry_after_s)
+        seconds, millis = math.ceil(after_s), math.ceil(1000 * after_s)
+        return {"retry-after": str(seconds), "retry-after-ms": str(millis), "x-should-retry": "true"}
+    return {"x-should-retry": "false"} if status >= 500 or status in _RETRIED else {}
+
+
+def error_event(error: TandemError) -> bytes:
+    """The last event of a stream that failed."""
+    return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
+
+
+def from_validation(error: ValidationError, data: Any) -> InvalidRequestError:
+    """The first field that pydantic complains about, by the path that the client wrote."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    kind, param = problems[0]["type"], _path(problems[0], data)
+    if kind == "extra_forbidden":
+        todo = "remove it or correct its name"
+        return InvalidRequestError(f"unknown parameter {quoted(param)}", todo=todo, param=param)
+    messages = dict.fromkeys(problem["msg"] for problem in problems if _path(problem, data) == param)
+    why = " or ".join(message[:1].lower() + message[1:] for message in list(messages)[:3])
+    if kind != "missing":
+        why = _SHAPES.get(param, why)
+    return InvalidRequestError(f"{param or 'the request body'} is wrong", why=why, param=param or None)
+
+
+def _path(problem: Any, data: Any) -> str:
+    """`("messages", 0, "user", "content")` as `messages[0].content`: names of union members are no part of a path."""
+    path = ""
+    location = problem["loc"]
+    for position, part in enumerate(location):
+        if isinstance(part, int):
+            if isinstance(data, list) and 0 <= part < len(data):
+                path, data = f"{path}[{part}]", data[part]
+            continue
+        is_missing = problem["type"] == "missing" and position == len(location) - 1
+        if isinstance(data, dict) and (part in data or is_missing):
+            name = shortened(part)
+            path, data = f"{path}.{name}" if path else name, data.get(part)
+    return path

@@ -1,0 +1,83 @@
+"""What clients may send to /v1/responses: strict types; what OpenAI knows and this server lacks is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tandem.core.errors import UnsupportedParameterError
+from tandem.router.api.http.responses.items import LIST, TEXT_OR_LIST, Item, Text, check_items
+from tandem.router.api.http.schemas import FIRST_ERROR, Int, Name, Short, StreamOptions, Strict
+from tandem.router.serving.request_parser import MAX_MESSAGES
+
+_NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
+
+# Values that ask for nothing; any other value is refused.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "access_programs": _NOTHING,
+    "background": _NOTHING,
+    "background_options": _NOTHING,
+    "context_management": _NOTHING,
+    "conversation": _NOTHING,
+    "image": _NOTHING,
+    "include": _NOTHING,
+    "max_tool_calls": (None,),
+    "moderation": _NOTHING,
+    "parallel_tool_calls": (None, True, False),
+    "prompt": _NOTHING,
+    "prompt_cache_options": _NOTHING,
+    "prompt_cache_retention": (None, "in_memory"),
+    "reasoning": (None, {}, {"effort": "none"}),
+    "text": (
+        None,
+        {},
+        {"format": {"type": "text"}},
+        {"verbosity": "medium"},
+        {"format": {"type": "text"}, "verbosity": "medium"},
+    ),
+    "tool_choice": (None, "none", "auto"),
+    "tools": _NOTHING,
+    "top_logprobs": (None, 0),
+    "truncation": (None, "disabled"),
+}
+
+MetadataKey = Annotated[str, Field(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
+
+
+class ResponseRequest(Strict):
+    model: Name
+    input: Annotated[
+        Text | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR, LIST], TEXT_OR_LIST
+    ]
+    instructions: str | None = None
+    previous_response_id: Name | None = None
+    max_output_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    prompt_cache_key: Name | None = None
+    # Told again in the response, and kept with it; the tiers are the same.
+    user: Name | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Short | None = None
+
+
+def without_neutral(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body without parameters that ask for nothing; UnsupportedParameterError for the others and for such items."""
+    kept = {}
+    for name, given in body.items():
+        # Objects of the answer come back with all their fields, those without a value as null.
+        value = {key: one for key, one in given.items() if one is not None} if isinstance(given, dict) else given
+        if name not in NEUTRAL:
+            kept[name] = given
+        elif not any(type(value) is type(one) and value == one for one in NEUTRAL[name]):
+            raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
+    check_items(body.get("input"))
+    return kept

@@ -1,0 +1,273 @@
+"""Routes of the Responses API: create (streamed or whole), read, list the input of, and delete a response."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Scope, Send
+
+from tandem.core.errors import InvalidRequestError, TandemError, UnsupportedParameterError
+from tandem.core.ids import RequestId
+from tandem.core.lifecycle import FinishReason
+from tandem.router.api.frontend import Door
+from tandem.router.api.http.auth_context import arrived_s_of, call_of, caller_of, tenant_of, wish_of
+from tandem.router.api.http.body_parser import read_json
+from tandem.router.api.http.disconnect import present
+from tandem.router.api.http.error_middleware import counted, guarded, json_response
+from tandem.router.api.http.headers import header
+from tandem.router.api.http.paging import Page, page_of
+from tandem.router.api.http.response_bodies import Frame
+from tandem.router.api.http.responses.conversation import (
+    Conversations,
+    Message,
+    Past,
+    for_template,
+    items_of,
+    messages_of,
+    new_id,
+)
+from tandem.router.api.http.responses.objects import Draft, EventWriter
+from tandem.router.api.http.responses.schemas import ResponseRequest, without_neutral
+from tandem.router.api.http.schemas import StreamOptions
+from tandem.router.api.http.sse import ROUTE_HEADER, TIMING_HEADER, AnswerReply
+from tandem.router.dispatch.inflight_request import Work
+from tandem.router.serving.choices import AnswerSettings, ChoiceUpdate
+from tandem.router.serving.request_parser import Ask
+from tandem.router.serving.response_stream import Answer, AnswerDesk
+from tandem.statestore.stores.responses import ResponseStore, StoredResponse
+
+Keep = Callable[[bytes, str], Awaitable[bool]]
+"""Store the finished object, given as JSON, with the text of its answer; False = not stored."""
+
+
+def add_responses(app: FastAPI, door: Door, store: ResponseStore, max_response_bytes: int) -> None:
+    """Put the Responses API into `app`."""
+    api = _Api(door, Conversations(store, max_response_bytes))
+    app.add_route("/v1/responses", counted(door, "responses", api.create), methods=["POST"])
+    app.add_route("/v1/responses/{response_id}", guarded(api.read), methods=["GET"])
+    app.add_route("/v1/responses/{response_id}", guarded(api.delete), methods=["DELETE"])
+    app.add_route("/v1/responses/{response_id}/input_items", guarded(api.input_items), methods=["GET"])
+    app.add_route("/v1/responses/{response_id}/cancel", guarded(api.cancel), methods=["POST"])
+
+
+class _Api:
+    def __init__(self, door: Door, conversations: Conversations) -> None:
+        self._door, self._conversations = door, conversations
+
+    async def create(self, request: Request) -> Response:
+        door = self._door
+        received_s = arrived_s_of(request)
+        body = await read_json(request, door.settings.max_body_bytes, ResponseRequest, without_neutral)
+        _check_streaming(body)
+        door.models.find(body.model)
+        tenant = tenant_of(request)
+        past = await self._conversations.past(tenant, body.previous_response_id)
+        items = items_of(body.input)
+        said = _said(items)
+        ask = _ask(body, past, said)
+        ask = replace(ask, caller=caller_of(request), wish=wish_of(request), call=call_of(request))
+        draft = Draft(id=new_id("resp"), message=new_id("msg"), created_s=int(door.wall_s()), request=body)
+        written = orjson.dumps(items) if body.store is not False else b""
+
+        def stored(finished: bytes, text: str) -> StoredResponse:
+            turn = orjson.dumps([*said, {"role": "assistant", "content": text}])
+            return StoredResponse(id=draft.id, tenant=tenant, body=finished, items=written, turn=turn, chain=past.chain)
+
+        async def keep(finished: bytes, text: str) -> bool:
+            return await self._conversations.keep(stored(finished, text))
+
+        if body.store is not False:
+            await self._conversations.check_room(stored(orjson.dumps(draft.begun()), ""))
+        with present(request):
+            works = await self._read(ask, received_s)
+
+        return _Reply(
+            door.desk,
+            works,
+            draft,
+            door.answer_settings(ask, received_s),
+            keep if body.store is not False else _keep_nothing,
+            is_stream=bool(body.stream),
+            wants_timing=header(request, TIMING_HEADER) == "1",
+            wants_route=header(request, ROUTE_HEADER) == "1" and ask.caller.sees_load,
+            wall_s=door.wall_s,
+        )
+
+    async def read(self, request: Request) -> Response:
+        _refuse_query(request, "stream", "include", "starting_after", "include_obfuscation")
+        stored = await self._conversations.load(tenant_of(request), request.path_params["response_id"])
+        return Response(stored.body, media_type="application/json")
+
+    async def delete(self, request: Request) -> Response:
+        response = request.path_params["response_id"]
+        await self._conversations.delete(tenant_of(request), response)
+        return json_response({"id": response, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request) -> Response:
+        _refuse_query(request, "include")
+        page = page_of(request, largest=100, default=20)
+        stored = await self._conversations.load(tenant_of(request), request.path_params["response_id"])
+        return json_response(_listed(orjson.loads(stored.items), page))
+
+    async def cancel(self, request: Request) -> Response:
+        response = request.path_params["response_id"]
+        await self._conversations.load(tenant_of(request), response)
+        raise InvalidRequestError(
+            "only responses in the background can be cancelled", why="this server has none", param="response_id"
+        )
+
+    async def _read(self, ask: Ask, received_s: float) -> list[Work]:
+        try:
+            return await self._door.read(ask, received_s)
+        except InvalidRequestError as error:
+            if error.param != "messages":
+                raise
+            raise type(error)(error.what, why=error.why, todo=error.todo, param="input") from None
+
+
+class _Reply(AnswerReply):
+    """Writes a response object, or its events. It is stored before the client hears that it is complete."""
+
+    def __init__(
+        self,
+        desk: AnswerDesk,
+        works: Sequence[Work],
+        draft: Draft,
+        settings: AnswerSettings,
+        keep: Keep,
+        *,
+        is_stream: bool,
+        wants_timing: bool,
+        wants_route: bool,
+        wall_s: Callable[[], float],
+    ) -> None:
+        frame = Frame(
+            id=RequestId(draft.id),
+            created=draft.created_s,
+            model=draft.request.model,
+            is_chat=True,
+            prompts=(),
+        )
+        super().__init__(
+            desk,
+            works,
+            frame,
+            settings,
+            is_stream=is_stream,
+            wants_timing=wants_timing,
+            wants_route=wants_route,
+        )
+        self._draft, self._keep, self._wall_s = draft, keep, wall_s
+        self._events = EventWriter(draft)
+        self._texts: list[str] = []
+        self._finish: FinishReason | None = None
+
+    async def _stream(self, answer: Answer, send: Send) -> None:
+        while (updates := await answer.next()) is not None:
+            text = self._add(updates)
+            events = b"" if self._has_started else self._events.opening()
+            await self._start(answer, send)
+            if text:
+                events += self._events.delta(text)
+            if events:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        end = self._events.closing("".join(self._texts), await self._finished(answer))
+        if self._wants_timing:
+            end += b": tandem-timing " + orjson.dumps(answer.timing()) + b"\n\n"
+        await send({"type": "http.response.body", "body": end, "more_body": False})
+
+    async def _whole(self, answer: Answer, scope: Scope, send: Send) -> None:
+        while (updates := await answer.next()) is not None:
+            self._add(updates)
+        headers = self._head_of(answer)
+        if self._wants_timing:
+            headers[TIMING_HEADER] = orjson.dumps(answer.timing()).decode()
+        body = await self._finished(answer)
+        self._has_started = True
+        response = Response(orjson.dumps(body), headers=headers, media_type="application/json")
+        await response(scope, _no_message, send)
+
+    async def _fail(self, error: TandemError, scope: Scope, send: Send) -> None:
+        if not (self._has_started and self._is_stream):
+            await super()._fail(error, scope, send)
+        elif not self._is_gone:
+            await send({"type": "http.response.body", "body": self._events.failed(error), "more_body": False})
+
+    def _add(self, updates: Sequence[ChoiceUpdate]) -> str:
+        text = "".join(update.text for update in updates)
+        self._texts.append(text)
+        for update in updates:
+            self._finish = update.finish or self._finish
+        return text
+
+    async def _finished(self, answer: Answer) -> dict[str, Any]:
+        """The finished object, stored if it is to be; it says whether it was."""
+        text = "".join(self._texts)
+        body = self._draft.ended(text, self._finish, answer.usage, int(self._wall_s()), is_kept=True)
+        if not await self._keep(orjson.dumps(body), text):
+            body["store"] = False
+        return body
+
+
+def _said(items: Sequence[dict[str, Any]]) -> Sequence[Message]:
+    said = messages_of(items)
+    if not said:
+        why = "it is reasoning without content, which no model can read"
+        raise InvalidRequestError("input has no message", why=why, todo="send a message, too", param="input")
+    return said
+
+
+def _ask(body: ResponseRequest, past: Past, said: Sequence[Message]) -> Ask:
+    given = {"temperature": body.temperature, "top_p": body.top_p, "max_tokens": body.max_output_tokens}
+    # Instructions are of this request alone: those of earlier turns are not carried over.
+    first: tuple[Message, ...] = ({"role": "system", "content": body.instructions},) if body.instructions else ()
+    return Ask(
+        api="responses",
+        model=body.model,
+        messages=(*first, *map(for_template, (*past.messages, *said))),
+        sampling={name: value for name, value in given.items() if value is not None},
+        max_tokens_param="max_output_tokens",
+        cache_key=body.prompt_cache_key,
+    )
+
+
+def _check_streaming(body: ResponseRequest) -> None:
+    if body.stream_options is None:
+        return
+    if not body.stream:
+        raise InvalidRequestError("stream_options is given without stream", todo="set stream: true",
+                                  param="stream_options")  # fmt: skip
+    for name in StreamOptions.model_fields:  # usage is in the last event anyway
+        if getattr(body.stream_options, name, None):
+            raise UnsupportedParameterError(
+                f"{name} is not supported here", todo="leave it out", param=f"stream_options.{name}"
+            )
+
+
+def _refuse_query(request: Request, *names: str) -> None:
+    for name in names:
+        given = request.query_params.get(name) or request.query_params.get(f"{name}[]")
+        if given and given != "false":
+            raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
+
+
+def _listed(items: list[dict[str, Any]], page: Page) -> Mapping[str, Any]:
+    ordered = items if page.is_ascending else items[::-1]
+    ids = [item["id"] for item in ordered]
+    start = ids.index(page.after) + 1 if page.after in ids else 0
+    shown = ordered[start : start + page.limit]
+    return page.listed(shown, has_more=start + page.limit < len(ordered))
+
+
+async def _keep_nothing(finished: bytes, text: str) -> bool:
+    return False
+
+
+async def _no_message() -> dict[str, str]:
+    return {"type": "http.disconnect"}

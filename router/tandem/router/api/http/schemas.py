@@ -1,0 +1,301 @@
+"""What clients may send, as pydantic models: strict types, unknown fields forbidden, every list and map with a bound of
+entries, every text but those that a model reads with one of characters.
+
+Parameters that OpenAI or other servers know and this one does not support yet are told apart from unknown ones: their
+neutral values are accepted, everything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from tandem.core.errors import UnsupportedParameterError
+from tandem.core.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKEN_IDS
+from tandem.router.error_quoting import quoted
+from tandem.router.serving.request_parser import MAX_MESSAGES, MAX_PROMPTS, MAX_STOPS
+from tandem.router.tokenization.bad_words import MAX_WORDS
+
+MAX_PARTS = 1024
+"""Of one message."""
+MAX_IDS = 1 << 22
+"""Of one list: more than a body of the usual size holds; which are tokens is asked later."""
+MAX_VARIABLES = 1024
+_NOTHING: tuple[Any, ...] = (None, [], {}, "", False)
+
+# Values that ask for nothing; any other value is refused.
+_NEUTRAL_ANYWHERE: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (None, True),
+    "beam_width": _NOTHING,
+    "detokenize": (None, True),
+    "ebnf": _NOTHING,
+    "grammar": _NOTHING,
+    "guided_choice": _NOTHING,
+    "guided_grammar": _NOTHING,
+    "guided_json": _NOTHING,
+    "guided_regex": _NOTHING,
+    "json_schema": _NOTHING,
+    "kv_transfer_params": _NOTHING,
+    "length_penalty": (None, 1),
+    "lora_path": _NOTHING,
+    "moderation": _NOTHING,
+    "prediction": _NOTHING,
+    "prompt_cache_retention": (None, "in_memory", "in-memory"),
+    "prompt_embeds": _NOTHING,
+    "regex": _NOTHING,
+    "response_format": (None, {"type": "text"}),
+    "skip_special_tokens": (None, True),
+    "spaces_between_special_tokens": (None, True),
+    "store": _NOTHING,
+    "structured_outputs": _NOTHING,
+    "truncate_prompt_tokens": _NOTHING,
+    "use_beam_search": _NOTHING,
+    "vllm_xargs": _NOTHING,
+}
+NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = {
+    **_NEUTRAL_ANYWHERE,
+    "best_of": (None, 1),
+    "echo": _NOTHING,
+    "audio": _NOTHING,
+    "chat_template": _NOTHING,
+    "documents": _NOTHING,
+    "function_call": (None, "none", "auto"),
+    "functions": _NOTHING,
+    "modalities": (None, ["text"]),
+    "parallel_tool_calls": (None, True, False),
+    "reasoning": _NOTHING,
+    "reasoning_effort": (None, "none"),
+    "tool_choice": (None, "none", "auto"),
+    "tools": _NOTHING,
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+}
+NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = {**_NEUTRAL_ANYWHERE, "suffix": _NOTHING}
+
+
+class _FirstError(FailFast):
+    """As pydantic's, but it may stand in a union."""
+
+    def __hash__(self) -> int:
+        return hash(self.fail_fast)
+
+
+FIRST_ERROR = _FirstError()
+"""Lists are not looked at behind their first wrong element."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+Int = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Short = Annotated[str, Field(max_length=64)]
+Name = Annotated[str, Field(max_length=512)]
+Ids = Annotated[list[Int], Field(max_length=MAX_IDS), FIRST_ERROR]
+Metadata = Annotated[dict[Short, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+
+
+def _token_ids(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """A list of numbers, or of such lists, is taken as it is: pydantic needs a millisecond for it. Which are tokens is
+    asked later. Of numbers and something else pydantic sees no more than shows that: it would walk them several
+    times."""
+    if type(value) is not list or not value or type(value[0]) not in (int, list):
+        return validate(value)
+    rows = value if type(value[0]) is list else [value]
+    if all(type(row) is list and _is_plain(row) for row in rows):
+        return value
+    short = [_shown(row) if type(row) is list else row for row in rows]
+    return validate(short if rows is value else short[0])
+
+
+def _plain_ids(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """As `_token_ids`, of one list."""
+    return value if type(value) is list and _is_plain(value) else validate(value)
+
+
+def _is_plain(row: list[Any]) -> bool:
+    return set(map(type, row)) <= {int}
+
+
+def _shown(row: list[Any]) -> list[Any]:
+    return row[:1] + [one for one in row[1:] if type(one) is not int][:1]
+
+
+class SamplingFields(Strict):
+    """What both APIs share."""
+
+    model: Name
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOPS), FIRST_ERROR] | None = None
+    max_tokens: Int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    seed: Int | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: Annotated[list[Int], Field(max_length=MAX_STOP_TOKEN_IDS), FIRST_ERROR] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Int | None = None
+    bad_words: Annotated[list[str], Field(max_length=MAX_WORDS), FIRST_ERROR] | None = None
+    allowed_token_ids: Annotated[list[Int], Field(min_length=1, max_length=MAX_IDS), FIRST_ERROR] | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: Int | None = None
+    return_token_ids: bool | None = None
+    priority: Int | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
+    prompt_cache_key: str | None = None
+    # Information for the operator of a server that keeps it; this one keeps nothing.
+    user: Name | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Short | None = None
+
+
+class TextPart(Strict):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Strict):
+    """Why an earlier answer refused: its text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+def part_kind(value: Any) -> str:
+    """The tag of a part of a message: TEXT's or REFUSAL's."""
+    return REFUSAL.tag if isinstance(value, Mapping) and value.get("type") == "refusal" else TEXT.tag
+
+
+TEXT, REFUSAL = Tag("a text"), Tag("a refusal")
+Part = Annotated[Annotated[TextPart, TEXT] | Annotated[RefusalPart, REFUSAL], Discriminator(part_kind)]
+
+
+class Message(Strict):
+    """Answers come back as servers gave them: with what the model thought, or why it refused; then content may be null
+    (`reading.messages_of` asks for it otherwise)."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[Part], Field(min_length=1, max_length=MAX_PARTS), FIRST_ERROR] | None = None
+    name: Name | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: None = None
+    audio: None = None
+    annotations: Annotated[list[Any], Field(max_length=MAX_PARTS), FIRST_ERROR] | None = None
+    tool_call_id: None = None
+    reasoning_details: Annotated[list[Any], Field(max_length=0)] | None = None
+    thinking_blocks: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES), FIRST_ERROR]
+
+
+class RenderingFields(Strict):
+    """How messages become a prompt."""
+
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_VARIABLES)] | None = None
+
+
+class ChatRequest(SamplingFields, RenderingFields):
+    messages: Messages
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+
+
+class CompletionRequest(SamplingFields):
+    prompt: Annotated[
+        str
+        | Annotated[list[str], Field(max_length=MAX_PROMPTS), FIRST_ERROR]
+        | Ids
+        | Annotated[list[Ids], Field(max_length=MAX_PROMPTS), FIRST_ERROR],
+        WrapValidator(_token_ids),
+    ]
+    logprobs: Int | None = None
+    best_of: Int | None = None
+    echo: bool | None = None
+
+
+class TokenizeRequest(RenderingFields):
+    model: Name | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeRequest(Strict):
+    model: Name | None = None
+    tokens: Annotated[list[Int], Field(max_length=MAX_IDS), FIRST_ERROR, WrapValidator(_plain_ids)]
+
+
+def without_neutral_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body of a chat request without parameters that ask for nothing; UnsupportedParameterError for the others."""
+    _refuse_parts(body)
+    return _without_neutral(body, NEUTRAL_CHAT)
+
+
+def without_neutral_completion(body: Mapping[str, Any]) -> dict[str, Any]:
+    return _without_neutral(body, NEUTRAL_COMPLETION)
+
+
+def _without_neutral(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    kept = {}
+    for name, value in body.items():
+        if name not in neutral:
+            kept[name] = value
+        elif not any(type(value) is type(one) and value == one for one in neutral[name]):
+            raise UnsupportedParameterError(f"{name} is not supported yet", todo="leave it out", param=name)
+    return kept
+
+
+def _refuse_parts(body: Mapping[str, Any]) -> None:
+    """Name message parts and roles that OpenAI knows, rather than call them wrong types."""
+    messages = body.get("messages")
+    for position, message in enumerate(messages if isinstance(messages, list) else ()):
+        if not isinstance(message, dict):
+            continue
+        where = f"messages[{position}]"
+        if message.get("role") in ("tool", "function"):
+            raise _unsupported(f"{where}.role", f"the role {message['role']!r}")
+        for name in ("tool_calls", "function_call", "audio", "tool_call_id", "reasoning_details", "thinking_blocks"):
+            if message.get(name):
+                raise _unsupported(f"{where}.{name}", name)
+        content = message.get("content")
+        for number, part in enumerate(content if isinstance(content, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text" and (kind != "refusal" or message.get("role") != "assistant"):
+                raise _unsupported(f"{where}.content[{number}].type", f"content of type {quoted(kind)}")
+
+
+def _unsupported(param: str, what: str) -> UnsupportedParameterError:
+    return UnsupportedParameterError(f"{what} is not supported yet", todo="send text only", param=param)

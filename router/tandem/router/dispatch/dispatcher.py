@@ -1,0 +1,499 @@
+"""Sends requests to the workers of a plan, routes what comes back, and takes every end of a request to all of them.
+
+An attempt that fails is followed by another one that carries what the client has; who gets it and when is decided in
+survival.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Protocol, cast
+
+from tandem.core.clock import Clock
+from tandem.core.config import Disaggregation
+from tandem.core.errors import DeadlineError, InternalError, TandemError, UnavailableError, WorkerLostError
+from tandem.core.ids import RequestId, WorkerId
+from tandem.core.lifecycle import Phase, RoleName
+from tandem.core.logs import event
+from tandem.core.sampling import SamplingParams
+from tandem.router.admission.slo import Terms
+from tandem.router.dispatch.circuit_breaker import Member
+from tandem.router.dispatch.demand import DemandBook
+from tandem.router.dispatch.inflight_request import Flight, Inbox, Work
+from tandem.router.dispatch.migration import CAUSE as MOVED
+from tandem.router.dispatch.migration import REASON as MOVED_REASON
+from tandem.router.dispatch.migration import HandedBack, plan_move
+from tandem.router.dispatch.retry_policy import Failure, Survival, Wait, judge, lost, stalled
+from tandem.router.dispatch.stall_detection import silent_leg
+from tandem.router.dispatch.submissions import Legs, NotSentError
+from tandem.router.dispatch.traces import TraceBook, trace_of
+from tandem.router.routing.fetch_sources import with_sources
+from tandem.router.routing.hot_prefixes import HotPrefixes
+from tandem.router.routing.output_lengths import AnswerLengths
+from tandem.router.routing.plan import Candidate, Plan, has_choice
+from tandem.router.workers import proto_convert
+from tandem.router.workers.connection import WorkerLink
+from tandem.router.workers.prefix_lookup import PrefixFinder, PrefixView
+from tandem.router.workers.proto_convert import PromptChunk, TokenChunk
+from tandem.router.workers.table import WorkerTable
+
+_log = logging.getLogger(__name__)
+SWEEP_S = 1.0
+_ORDER: dict[str, int] = {Phase.QUEUED: 0, Phase.PREFILL: 1, Phase.TRANSFER: 2, Phase.DECODE: 3}
+SPACING_S = 0.002
+"""Between attempts of requests that one worker lost, or that waited for one: planning all of them at once would stop
+the event loop."""
+
+
+class DispatchMeter(Protocol):
+    """Counts what a dispatcher sees."""
+
+    def planned(self, plan: Plan) -> None: ...
+    def dropped(self, reason: str) -> None: ...
+    def attempted_again(self, cause: str) -> None: ...
+    def gave_up(self, reason: str) -> None: ...
+
+
+class DispatchListener(Protocol):
+    """Is told what a dispatcher learns of workers."""
+
+    def on_link_up(self) -> None:
+        """A worker is connected."""
+
+    def on_proven(self, pair: Sequence[Member]) -> None:
+        """These just answered a request of more than one token together."""
+
+
+class Queue(Protocol):
+    """Requests that wait in this router for room, and are no flights yet; an `Admission` is one."""
+
+    def waiting_for(self, model: str) -> int:
+        """How many wait for workers of this model."""
+
+    def in_time(self, terms: Terms, arrived_s: float, first_token_s: float, compute_s: float) -> None:
+        """Raises what a client is told whose request had better not be served, its first token being so far away."""
+
+
+class Dispatcher:
+    """Owns the in-flight requests of this router. Everything runs on the event loop."""
+
+    def __init__(
+        self,
+        table: WorkerTable,
+        survival: Survival,
+        prefixes: PrefixFinder,
+        clock: Clock,
+        meter: DispatchMeter,
+        listener: DispatchListener,
+        queue: Queue,
+    ) -> None:
+        self._table, self._survival, self._prefixes = table, survival, prefixes
+        self._clock, self._meter, self._listener, self._queue = clock, meter, listener, queue
+        self.hot = HotPrefixes()
+        self.on_said: Callable[[WorkerLink], None] = lambda link: None
+        """Is told of every state of a worker, before that is acknowledged."""
+        self._legs = Legs(table, prefixes, self.hot)
+        self._lengths = AnswerLengths()
+        self.traces = TraceBook()
+        self.demand = DemandBook()
+        self._flights: dict[RequestId, Flight] = {}
+        self._waiting: dict[RequestId, asyncio.TimerHandle] = {}
+        """Flights between two attempts, or before the first, and what wakes them."""
+        self._roused: deque[RequestId] = deque()
+        """Of those that waited when the last worker came, the ones that have not been tried since."""
+        self._rousing: asyncio.TimerHandle | None = None
+        self._handed_back = HandedBack(self._move, SPACING_S)
+
+    @property
+    def flights(self) -> list[Flight]:
+        return list(self._flights.values())
+
+    @property
+    def waiting(self) -> int:
+        """Flights that no worker has now."""
+        return len(self._waiting)
+
+    def stranded(self, model: str) -> int:
+        """Flights of this model that no worker has had yet: nobody could serve them when they came."""
+        waiting = (self._flights[request] for request in self._waiting)
+        return sum(flight.work.model == model and not flight.history.failures for flight in waiting)
+
+    @contextmanager
+    def fly(
+        self, request: RequestId, slot: int, work: Work, inbox: Inbox, plan: Plan | None = None, *,
+        left_s: float | None = None,
+    ) -> Iterator[Flight]:  # fmt: skip
+        """Send `work` off; its tokens, or its failure, arrive in `inbox`. Leaving cancels what is still running.
+
+        `left_s`: of its time; None = all of it. With a `plan` it is tried once, there, and no client waits for it.
+        """
+        loop = asyncio.get_running_loop()
+        error = DeadlineError(f"no complete answer within {work.timeout_s:g} s", todo="ask for less or try later")
+        deadline = loop.call_later(work.timeout_s if left_s is None else left_s, inbox.fail, error)
+        flight = Flight(id=request, slot=slot, work=work, inbox=inbox, started_s=self._clock.now_s(), left_s=left_s)
+        if plan is not None:
+            flight.plan, flight.is_probe = plan, True
+        self._flights[request] = flight
+        try:
+            self._survival.budget.earn()
+            self._start(flight)
+            yield flight
+        finally:
+            deadline.cancel()
+            self._end(flight)
+
+    def end_choice(self, flight: Flight, choice: int) -> None:
+        """Nobody wants more of this choice: no worker generates it any further. With the last one the request ends."""
+        flight.end_choice(choice)
+        if flight.is_finished:
+            self._end(flight)
+            return
+        for link in flight.legs.values():
+            if link.is_up:
+                with suppress(TandemError):  # it does not read any more; its lease decides
+                    link.send(proto_convert.end_choices(flight.id, flight.attempt, [choice]))
+
+    # ---- out -------------------------------------------------------------------------------------------------------
+
+    def _start(self, flight: Flight) -> None:
+        """Send the flight's current attempt off, or see to it that it waits; raises if nobody can take it."""
+        view, now_s = self._look_up(flight.work, flight.sampling), self._clock.now_s()
+        if not flight.is_probe:
+            plan = self._plan(flight, view, now_s)
+            if isinstance(plan, Wait):
+                self._wake(flight, plan.until_s - now_s)
+                return
+            if not flight.history.failures:
+                self._check_in_time(flight.work, plan)
+            flight.plan = plan
+            self._meter.planned(plan)
+        self._send(flight, view, now_s)
+
+    def _send(self, flight: Flight, view: PrefixView, now_s: float) -> None:
+        flight.progress_s = now_s
+        try:
+            self._legs.send(flight, view, now_s)
+        except NotSentError as failed:
+            if flight.is_probe:
+                raise failed.error from None
+            self._failed(flight, judge(failed.error, _member(failed.link), None), failed.error)
+            return
+        flight.mark("sent", now_s)
+        for member in flight.pair:
+            self._survival.breakers.sent(member, flight.id)
+
+    def _check_in_time(self, work: Work, plan: Plan) -> None:
+        if plan.cost is not None and work.arrived_s is not None:
+            self._queue.in_time(work.terms, work.arrived_s, plan.cost.first_token_s, plan.cost.compute_s)
+
+    def _look_up(self, work: Work, sampling: SamplingParams) -> PrefixView:
+        facts = [link.facts for link in self._table.usable(work.model) if link.facts is not None]
+        view = self._prefixes.find(work.prompt, facts, work.salt, work.hashes)
+        return view.computed_whole() if sampling.prompt_logprobs is not None else view
+
+    def _plan(self, flight: Flight, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan | Wait:
+        """`waiting`: in the router for the same workers; None = as many as do."""
+        waiting = self._queue.waiting_for(flight.work.model) if waiting is None else waiting
+        job = flight.job(now_s, view.followers, waiting, self._lengths.mean(flight.work.model))
+        candidates = self._candidates(flight.work, view, now_s)
+        plan = self._survival.choose(job, candidates, flight.history, flight.work.model)
+        return plan if isinstance(plan, Wait) else with_sources(plan, job, candidates)
+
+    def _candidates(self, work: Work, view: PrefixView | None, now_s: float) -> list[Candidate]:
+        return self._table.candidates(view, now_s, model=work.model, cache_key=work.cache_key)
+
+    def explain(self, work: Work) -> tuple[Plan, list[Candidate]]:
+        """What would be done with `work` now, and what is known of every worker; nothing is sent or counted."""
+        now_s, view = self._clock.now_s(), self._look_up(work, work.sampling)
+        return self._foresee(work, view, now_s), self._candidates(work, view, now_s)
+
+    def foresee(self, work: Work) -> Plan:
+        """What would be done with `work` now."""
+        return self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s())
+
+    def alone(self, work: Work, waiting: int) -> WorkerId | None:
+        """The prefill or decode worker that had better serve it whole, as things are now and with so many others
+        `waiting` in the router; None if there is none."""
+        roles = [link.facts.role for link in self._table.usable(work.model) if link.facts is not None]
+        if self._survival.mode is Disaggregation.NEVER or not has_choice(roles):
+            return None
+        plan = self._foresee(work, self._look_up(work, work.sampling), self._clock.now_s(), waiting)
+        link = None if plan.prefill is not None else self._table.link(plan.decode)
+        return plan.decode if link and link.facts and link.facts.role is not RoleName.MIXED else None
+
+    def _foresee(self, work: Work, view: PrefixView, now_s: float, waiting: int | None = None) -> Plan:
+        flight = Flight(id=RequestId(""), slot=0, work=work, inbox=Inbox(0), started_s=now_s)
+        plan = self._plan(flight, view, now_s, waiting)
+        if isinstance(plan, Wait):
+            why = "a worker that was lost is expected back"
+            raise UnavailableError("nobody can serve it now", why=why, todo="try again")
+        return plan
+
+    def _wake(self, flight: Flight, delay_s: float) -> None:
+        """Try the flight again after `delay_s`, or as soon as a worker comes."""
+        timer = asyncio.get_running_loop().call_later(max(0.0, delay_s), self._try, flight)
+        self._waiting[flight.id] = timer
+
+    def _try(self, flight: Flight) -> None:
+        timer = self._waiting.pop(flight.id, None)
+        if timer is not None:
+            timer.cancel()
+        if self._is_over(flight):
+            return
+        try:
+            self._start(flight)
+        except TandemError as error:
+            self._give_up(flight, "no_worker", error)
+        except Exception as error:  # noqa: BLE001 - it would wait for its deadline
+            _log.exception("request could not be sent off", extra={"fields": flight.names})
+            self._fail(flight, InternalError("the router failed", why=type(error).__name__, todo="report this"))
+
+    def _rouse(self) -> None:
+        """Try the next one that waited for a worker, and the others one by one after it."""
+        self._rousing = None
+        while self._roused:
+            request = self._roused.popleft()
+            if request in self._waiting:
+                self._try(self._flights[request])
+                break
+        if self._roused:
+            self._rousing = asyncio.get_running_loop().call_later(SPACING_S, self._rouse)
+
+    def _failed(self, flight: Flight, failure: Failure | None, error: TandemError, delay_s: float = 0.0) -> None:
+        """The current attempt is over; another follows unless `error` is the request's own fault (no `failure`)."""
+        if self._is_over(flight):
+            return
+        if failure is None or flight.is_probe:
+            self._fail(flight, error)
+            return
+        self._verdict(flight, failure)
+        flight.mark("failed", self._clock.now_s(), failure.error.message)
+        # From here on the old attempt says nothing to the client: what is forced now is what the client has.
+        old, worker_count = flight.attempt, len(flight.legs)
+        flight.begin_attempt(failure.cause.value)
+        self._legs.cancel(flight, old, "superseded by another attempt")
+        event(
+            _log, "attempt failed", logging.WARNING, **flight.names, attempt=old, cause=failure.cause.value,
+            why=failure.error.message, legs=worker_count, tokens=flight.output_tokens,
+        )  # fmt: skip
+        denial = self._survival.denial(flight.history)
+        if denial:
+            self._give_up(flight, denial, failure.error)
+            return
+        self._meter.attempted_again(failure.cause.value)
+        self._wake(flight, delay_s)
+
+    def _verdict(self, flight: Flight, failure: Failure) -> None:
+        self._survival.note(flight.history, failure)
+        for member in flight.pair:
+            self._survival.breakers.ended(member, flight.id)
+
+    def _give_up(self, flight: Flight, reason: str, error: TandemError) -> None:
+        if flight.history.failures:
+            self._meter.gave_up(reason)
+        self._fail(flight, error)
+
+    def _fail(self, flight: Flight, error: TandemError) -> None:
+        flight.phase = Phase.FAILED
+        flight.inbox.fail(error)
+
+    def _is_over(self, flight: Flight) -> bool:
+        return flight.is_finished or flight.inbox.error is not None or flight.id not in self._flights
+
+    def _end(self, flight: Flight) -> None:
+        """Forget a request, and tell every worker that may still hold something of it."""
+        is_news = self._flights.pop(flight.id, None) is not None
+        timer = self._waiting.pop(flight.id, None)
+        if timer is not None:
+            timer.cancel()
+        self._legs.cancel(
+            flight, flight.attempt, flight.inbox.error.code if flight.inbox.error is not None else "finished"
+        )
+        for member in flight.pair:
+            self._survival.breakers.ended(member, flight.id)
+        if not flight.phase.is_terminal:
+            flight.phase = Phase.FINISHED if flight.is_finished else Phase.CANCELLED
+        if is_news and flight.is_finished and not flight.is_probe:
+            self._lengths.ended(flight.work.model, flight.output_tokens / len(flight.orders))
+        if is_news and not flight.is_probe:
+            flight.trace = self.traces.keep(trace_of(flight, self._clock.now_s(), is_over=True))
+
+    # ---- moves -----------------------------------------------------------------------------------------------------
+
+    def _move(self, link: WorkerLink, request: RequestId) -> None:
+        """Have it go on elsewhere; where nobody can take it, it goes on where it is."""
+        flight = self._flights.get(request)
+        if flight is None or flight.legs.get(link.worker) is not link or self._is_over(flight) or flight.is_probe:
+            return
+        view, now_s = self._look_up(flight.work, flight.sampling), self._clock.now_s()
+
+        def plan_anew() -> Plan | None:
+            try:
+                plan = self._plan(flight, view, now_s)
+            except TandemError:
+                return None
+            return None if isinstance(plan, Wait) else plan
+
+        trusted = self._survival.trusted(self._candidates(flight.work, view, now_s), flight.history)
+        plan = plan_move(flight, link, flight.job(now_s), trusted, plan_anew)
+        if plan is None:
+            return
+        flight.history.note_hosts(plan, trusted)
+        for member in flight.pair:
+            self._survival.breakers.ended(member, flight.id)
+        flight.mark("moved", now_s, MOVED_REASON)
+        old = flight.attempt
+        flight.begin_attempt(MOVED)
+        self._legs.cancel(flight, old, MOVED_REASON)
+        event(_log, "request moved", **flight.names, attempt=old, worker=link.worker, tokens=flight.output_tokens)
+        self._meter.attempted_again(MOVED)
+        flight.plan = plan
+        try:
+            self._send(flight, view, now_s)
+        except TandemError as error:
+            self._give_up(flight, "no_worker", error)
+
+    async def run(self) -> None:
+        """Look after flights that nobody speaks of any more, until cancelled."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Give stalled flights, and those that are handed back, to somebody else. Where there is nobody, they go on."""
+        self._handed_back.look_again(self._table.links)
+        now_s, stall_s = self._clock.now_s(), self._survival.stall_s
+        for flight in self.flights:
+            link = silent_leg(flight, now_s, stall_s)
+            if link is None or self._is_over(flight) or flight.is_probe:
+                continue
+            flight.progress_s = now_s
+            member, candidates = _member(link), self._candidates(flight.work, None, now_s)
+            if self._survival.could_avoid(flight.job(now_s), candidates, flight.history, member):
+                what = f"worker {link.worker} said nothing of the request for {stall_s:g} s"
+                error = WorkerLostError(what, todo="send it again")
+                self._failed(flight, stalled(error, member), error)
+
+    # ---- in --------------------------------------------------------------------------------------------------------
+
+    def on_tokens(self, link: WorkerLink, chunks: Sequence[TokenChunk]) -> None:
+        now_s, flights, worker = self._clock.now_s(), self._flights, link.worker
+        for chunk in chunks:
+            flight = flights.get(cast("RequestId", chunk.request))
+            if flight is None or flight.legs.get(worker) is not link:
+                self._meter.dropped("unknown")
+                continue
+            if dropped := flight.accept(chunk, now_s):
+                self._meter.dropped(dropped)
+                if dropped in ("attempt", "choice"):
+                    continue
+            is_first = link.outstanding.compute(chunk.request)
+            if is_first:
+                self._prefixes.settle(chunk.request, link.worker)
+                if (receiver := flight.legs.get(flight.plan.decode)) is not None and receiver is not link:
+                    receiver.outstanding.depart(chunk.request)
+                flight.history.revision = link.facts.profile.revision if link.facts is not None else ""
+            self._progress(flight, link, is_first=is_first)
+
+    def on_prompts(self, link: WorkerLink, chunks: Sequence[PromptChunk]) -> None:
+        for chunk in chunks:
+            flight = self._flights.get(RequestId(chunk.request))
+            is_known = flight is not None and flight.legs.get(link.worker) is link
+            dropped = flight.accept_prompt(chunk) if flight is not None and is_known else "unknown"
+            if dropped:
+                self._meter.dropped(dropped)
+
+    def _progress(self, flight: Flight, link: WorkerLink, *, is_first: bool) -> None:
+        """`is_first`: of a prompt that this worker computed. Whoever has made a token of its own has proven itself; the
+        answer may take minutes from there."""
+        plan = flight.plan
+        is_decoder = link.worker == plan.decode
+        if is_decoder and plan.prefill is not None and plan.prefill in flight.legs:
+            if flight.is_handed_over:
+                # The sequence lives here now: whatever becomes of the prefill worker no longer matters.
+                flight.phase = Phase.DECODE
+                prefill = flight.legs[plan.prefill]
+                self._legs.release(flight, prefill)
+                for leg in (prefill, link):
+                    self._survival.breakers.succeeded(_member(leg))
+                self._listener.on_proven(flight.pair)
+        elif is_decoder and plan.prefill is None and is_first:
+            flight.phase = Phase.DECODE
+            self._survival.breakers.succeeded(_member(link))
+            self._listener.on_proven(flight.pair)
+        if flight.is_finished and is_decoder:
+            self._survival.breakers.succeeded(_member(link))
+            for leg in list(flight.legs.values()):
+                self._legs.release(flight, leg)
+
+    def on_failed(self, link: WorkerLink, request: str, attempt: int, error: TandemError) -> None:
+        flight = self._flights.get(RequestId(request))
+        if flight is None or attempt != flight.attempt or flight.legs.get(link.worker) is not link:
+            self._meter.dropped("unknown")
+            return
+        self._legs.release(flight, link)
+        if self._is_needed(flight, link):
+            reporter = _member(link)
+            peer = next((member for member in flight.pair if member != reporter), None)
+            self._failed(flight, judge(error, reporter, peer), error)
+
+    def _is_needed(self, flight: Flight, link: WorkerLink) -> bool:
+        """All but the prefill worker, once the decode worker said that it goes on and every first token is here."""
+        is_prefill = link.worker == flight.plan.prefill != flight.plan.decode
+        return not (is_prefill and flight.phase is Phase.DECODE and flight.has_first_tokens)
+
+    def on_phase(self, link: WorkerLink, request: str, attempt: int, phase: str) -> None:
+        flight = self._flights.get(RequestId(request))
+        if flight is None or attempt != flight.attempt or link.worker not in flight.legs:
+            return
+        now_s = self._clock.now_s()
+        flight.mark(phase, now_s)
+        if phase == Phase.QUEUED:
+            link.outstanding.acknowledge(request)
+        if phase == Phase.PREFILL and flight.prefill_started_s is None:
+            flight.prefill_started_s = now_s
+        if _ORDER.get(flight.phase, len(_ORDER)) < _ORDER.get(phase, -1):
+            flight.phase, flight.progress_s = Phase(phase), now_s
+
+    def on_up(self, link: WorkerLink) -> None:
+        self._table.note_up(link)
+        if link.facts is not None:
+            self._survival.absentees.came(link.facts)
+        self._welcome()
+
+    def _welcome(self) -> None:
+        """Somebody takes work that did not before."""
+        self._roused = deque(self._waiting)
+        if self._rousing is None:
+            self._rouse()
+        self._listener.on_link_up()
+
+    def on_state(self, link: WorkerLink) -> None:
+        """It takes work again, takes none from now on, or wants to be rid of what it has."""
+        if link.takes_work:
+            self._welcome()
+        elif link.hands_back:
+            self._handed_back.add(link)
+
+    def on_beat(self, link: WorkerLink) -> None:
+        self._table.note_beat(link)
+
+    def on_lost(self, link: WorkerLink, why: str) -> None:
+        self._survival.absentees.went(link.worker)
+        self._survival.breakers.keep({_member(other) for other in self._table.links})
+        error = WorkerLostError(f"worker {link.worker} was lost during the request", why=why, todo="send it again")
+        for number, request in enumerate(list(link.requests)):
+            flight = self._flights.get(RequestId(request))
+            if flight is not None and flight.legs.get(link.worker) is link:
+                self._legs.release(flight, link)
+                if self._is_needed(flight, link):
+                    self._failed(flight, lost(error, _member(link)), error, number * SPACING_S)
+        link.requests.clear()
+
+
+def _member(link: WorkerLink) -> Member:
+    return (link.worker, link.where.incarnation)

@@ -1,0 +1,446 @@
+"""One request in flight: fences what arrives for it, puts it in order, and hands it to whoever reads the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tandem.core.errors import CancelledError, TandemError
+from tandem.core.handoff import ChoiceState, HandoffTiming, TokenLogprob
+from tandem.core.ids import Attempt, ChoiceIndex, RequestId, WorkerId
+from tandem.core.lifecycle import FinishReason, Phase
+from tandem.core.sampling import SamplingParams
+from tandem.router.admission.slo import Terms
+from tandem.router.dispatch.circuit_breaker import Member
+from tandem.router.dispatch.retry_policy import History
+from tandem.router.dispatch.traces import MAX_MOMENTS, Moment, Trace
+from tandem.router.routing.plan import Job, Plan
+from tandem.router.tokenization.echo import Echo
+from tandem.router.workers.connection import WorkerLink
+from tandem.router.workers.prefix_lookup import KeptHashes
+from tandem.router.workers.proto_convert import PromptChunk, TokenChunk
+
+_FIRST = Attempt(1)
+UNPLANNED = Plan(decode=WorkerId(""), prefill=None, reason="not planned yet")
+_TOKEN_BYTES = 256
+_ALTERNATIVE_BYTES = 8
+"""What a token and a reported alternative take in a stream, about; for the bound on unread backlog."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """A validated request: one prompt, `sampling.n` choices. Whoever reads it fills it in; then it is never changed.
+
+    `model` is what its workers must compute; empty = any. `salt` is in the root of its block hashes; empty = that
+    of requests that belong to no tenant. Works of one `cache_key` like to meet again.
+    """
+
+    prompt: Sequence[int]
+    sampling: SamplingParams
+    timeout_s: float
+    model: str = ""
+    salt: bytes = b""
+    cache_key: str = ""
+    echo: Echo | None = None
+    is_echo_alone: bool = False
+    """The answer is the prompt: whatever is generated is for nobody."""
+    terms: Terms = field(default_factory=Terms)
+    arrived_s: float | None = None
+    """When its API call arrived; None = now."""
+    trace_id: str = ""
+    """Of the trace that its API call is in, for logs."""
+    hashes: KeptHashes = field(default_factory=dict, compare=False, repr=False)
+    """Of its prompt: computed once, however often it is planned."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """Tokens of one choice, in order and without gaps since the last arrival. `slot` is the prompt's position."""
+
+    slot: int
+    choice: int
+    tokens: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+    finish: FinishReason | None
+    at_s: float
+
+
+class Turn:
+    """What is to be called in the next turn of the event loop: all of it at once, as one call of the loop."""
+
+    def __init__(self) -> None:
+        self._due: dict[Callable[[], None], None] = {}
+
+    def add(self, call: Callable[[], None]) -> None:
+        """`call`, which raises nothing, is called once however often it is added."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._run)
+        self._due[call] = None
+
+    def _run(self) -> None:
+        due, self._due = self._due, {}
+        for call in due:
+            call()
+
+
+class Inbox:
+    """What has arrived for one answer and was not read yet; one reader. The first failure is the last thing read.
+
+    `turn`: shared with other answers, for readers that `follow`."""
+
+    def __init__(self, limit_bytes: int, turn: Turn | None = None) -> None:
+        self._limit_bytes, self._turn = limit_bytes, turn or Turn()
+        self._arrivals: list[Arrival] = []
+        self._bytes = 0
+        self._error: TandemError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._follower: Callable[[], None] | None = None
+        self._on_failed: Callable[[], None] | None = None
+
+    @property
+    def error(self) -> TandemError | None:
+        return self._error
+
+    def put(self, arrival: Arrival) -> None:
+        """Add tokens; a reader that lets too many pile up fails."""
+        if self._error is not None:
+            return
+        self._arrivals.append(arrival)
+        self._bytes += len(arrival.tokens) * _TOKEN_BYTES
+        if arrival.logprobs:
+            self._bytes += sum(len(logprob.top) for logprob in arrival.logprobs) * _ALTERNATIVE_BYTES
+        if self._bytes > self._limit_bytes:
+            why = f"more than {self._limit_bytes} bytes wait for it"
+            self.fail(CancelledError("the client reads too slowly", why=why), is_urgent=True)
+        else:
+            self._wake()
+
+    def fail(self, error: TandemError, *, is_urgent: bool = False) -> None:
+        """End the answer after what has arrived, or at once if `is_urgent`; later failures change nothing."""
+        if self._error is not None:
+            return
+        self._error = error
+        if is_urgent:
+            self._arrivals.clear()
+        self.when_failed(self._on_failed)
+        self._wake()  # later: a client that hears of the failure finds nothing of the request left
+
+    def when_failed(self, call: Callable[[], None] | None) -> None:
+        """Have `call`, and nobody else, called soon after the first failure, or now if there was one; None = nobody."""
+        self._on_failed = call
+        if call is not None and self._error is not None:
+            asyncio.get_running_loop().call_soon(self._tell_failed)
+
+    def _tell_failed(self) -> None:
+        call, self._on_failed = self._on_failed, None
+        if call is not None:
+            call()
+
+    async def take(self) -> list[Arrival]:
+        """Everything that arrived, waiting for the first; raises the failure once all before it was read.
+
+        Bounded by the deadline that the dispatcher sets: it ends in `fail`.
+        """
+        while not self._arrivals and self._error is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self.take_now()
+
+    def take_now(self) -> list[Arrival]:
+        """As `take`, without waiting: what arrived may be nothing."""
+        if not self._arrivals and self._error is not None:
+            raise self._error
+        arrivals, self._arrivals, self._bytes = self._arrivals, [], 0
+        if self._error is not None:
+            self._wake()  # who follows comes again for the failure
+        return arrivals
+
+    def follow(self, call: Callable[[], None] | None) -> None:
+        """Have `call`, which raises nothing, called in the turn after something arrived, in place of waking who waits;
+        None = no more, but it may be called once again."""
+        self._follower = call
+        if call is not None and (self._arrivals or self._error is not None):
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._follower is not None:
+            self._turn.add(self._follower)
+        elif self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+@dataclass(slots=True)
+class _Order:
+    """The tokens of one choice. `tokens` are all that were passed on, of whichever attempt; the current one says those
+    from `first_index` on."""
+
+    tokens: array[int] = field(default_factory=lambda: array("I"))
+    first_index: int = 0
+    finish_at: int | None = None
+    finish: FinishReason | None = None
+    early: dict[int, tuple[int, TokenLogprob | None]] = field(default_factory=dict)
+    is_unwanted: bool = False
+
+    @property
+    def next_index(self) -> int:
+        """The first output index that has not been passed on."""
+        return len(self.tokens)
+
+    @property
+    def is_done(self) -> bool:
+        return self.finish_at is not None and self.next_index >= self.finish_at
+
+    def end(self) -> None:
+        """Nobody wants more of it: it ends as it stands."""
+        if not self.is_done:
+            self.finish_at, self.finish, self.is_unwanted = self.next_index, FinishReason.STOP, True
+            self.early.clear()
+
+    def add(self, chunk: TokenChunk) -> tuple[Sequence[int], Sequence[TokenLogprob]]:
+        """The tokens that can be passed on now, each index once, in order."""
+        if chunk.index == self.next_index and not self.early and self.finish_at is None:  # as nearly always
+            self.tokens.extend(chunk.tokens)
+            if chunk.finish is not None:
+                self.finish_at, self.finish = self.next_index, chunk.finish
+            return chunk.tokens, chunk.logprobs
+        if chunk.finish is not None and self.finish_at is None:
+            self.finish_at, self.finish = chunk.index + len(chunk.tokens), chunk.finish
+        for offset, token in enumerate(chunk.tokens):
+            index = chunk.index + offset
+            if index >= self.next_index and index not in self.early:
+                self.early[index] = (token, chunk.logprobs[offset] if offset < len(chunk.logprobs) else None)
+        tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
+        while self.next_index in self.early and not self.is_done:
+            token, logprob = self.early.pop(self.next_index)
+            tokens.append(token)
+            if logprob is not None:
+                logprobs.append(logprob)
+            self.tokens.append(token)
+        if self.is_done:
+            self.early.clear()
+        return tokens, logprobs
+
+    def begin_attempt(self) -> None:
+        """What was not passed on is forgotten, an end that was not reached too."""
+        self.early.clear()
+        self.first_index = self.next_index
+        if not self.is_done:
+            self.finish_at = self.finish = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Flight:
+    """An in-flight request. `legs` are the links that still have work to do for its current attempt, by worker."""
+
+    id: RequestId
+    slot: int
+    work: Work
+    inbox: Inbox
+    started_s: float
+    plan: Plan = UNPLANNED
+    is_probe: bool = False
+    """It came with its plan and is tried once, there; no client waits for it."""
+    attempt: Attempt = _FIRST
+    history: History = field(default_factory=History)
+    phase: Phase = Phase.QUEUED
+    legs: dict[str, WorkerLink] = field(default_factory=dict)
+    pair: tuple[Member, ...] = ()
+    """Everybody in the plan, in the incarnations that the attempt was sent to."""
+    cached_tokens: int | None = None
+    predicted_tokens: int = 0
+    """What `cached_tokens` ought to be, by the index and by what this router had sent to the worker that computes."""
+    is_hoped: bool = False
+    """Whether the latter had a part in it: the blocks were expected there, not published."""
+    handoff: HandoffTiming | None = None
+    prefill_started_s: float | None = None
+    left_s: float | None = None
+    """Of its time, when it was sent off; None = all of it."""
+    first_token_s: float | None = None
+    progress_s: float = 0.0
+    """When its workers last showed that they go on with it."""
+    recomputed: Counter[str] = field(default_factory=Counter)
+    """Tokens that attempts computed again, by what the one before ended with."""
+    redoing: str = ""
+    """That, until the current attempt says what it found; "" = there was nothing yet to compute again."""
+    moments: list[Moment] = field(default_factory=list)
+    """What happened to it so far, for operators."""
+    trace: Trace | None = None
+    """All of it, once it is over."""
+    orders: list[_Order] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt from its second token on; complete when the first output token comes."""
+
+    def __post_init__(self) -> None:
+        self.orders = [_Order() for _ in range(self.work.sampling.n)]
+
+    @property
+    def deadline_s(self) -> float:
+        """When nobody waits for it any more."""
+        return self.started_s + (self.work.timeout_s if self.left_s is None else self.left_s)
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What it is called in logs."""
+        return {"request": self.id, **({"trace": self.work.trace_id} if self.work.trace_id else {})}
+
+    @property
+    def is_background(self) -> bool:
+        """Of a batch, or a probe: no client waits for it."""
+        return self.is_probe or self.work.terms.is_background
+
+    @property
+    def is_finished(self) -> bool:
+        orders = self.orders
+        return orders[0].is_done if len(orders) == 1 else all(order.is_done for order in orders)
+
+    @property
+    def has_first_tokens(self) -> bool:
+        """Of every choice in this attempt: the prefill worker has nothing more to say."""
+        return all(order.is_done or order.next_index > order.first_index for order in self.orders)
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Every choice has its first token, and some choice one more, which only the decode worker can have made."""
+        return self.has_first_tokens and any(order.next_index > order.first_index + 1 for order in self.orders)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(order.next_index for order in self.orders)
+
+    def predict(self, tokens: int, block_tokens: int, *, is_hoped: bool) -> None:
+        """So many prompt tokens should be known to the worker that the prompt is sent to; blocks are found whole, and
+        the last token is computed anyway. Of several attempts, the one counts that said first what it found."""
+        if self.cached_tokens is None:
+            most = (len(self.work.prompt) - 1) // max(1, block_tokens) * block_tokens
+            self.predicted_tokens, self.is_hoped = min(tokens, most), is_hoped
+
+    def accept_prompt(self, chunk: PromptChunk) -> str:
+        """Keep what is new of the prompt's log-probabilities; returns why nothing of it was, or ""."""
+        if chunk.attempt != self.attempt:
+            return "attempt"
+        known = 1 + len(self.prompt_logprobs) - chunk.position
+        new = chunk.logprobs[known:] if known >= 0 else ()
+        self.prompt_logprobs.extend(new)
+        return "" if new else "duplicate"
+
+    def end_choice(self, choice: int) -> None:
+        """Take no more tokens of this choice: it met a stop string."""
+        self.orders[choice].end()
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """For the current attempt: the prompt's log-probabilities are complete once there is output."""
+        wanted = self.work.sampling
+        if wanted.prompt_logprobs is None or not self.output_tokens:
+            return wanted
+        return replace(wanted, prompt_logprobs=None)
+
+    @property
+    def replayed_tokens(self) -> int:
+        """Output of earlier attempts that the current one computes like a prompt: what unfinished choices have."""
+        return sum(order.first_index for order in self.orders if not order.is_done)
+
+    @property
+    def longest_rest_tokens(self) -> int:
+        """How many tokens a choice still may have, at most."""
+        shortest = min((order.next_index for order in self.orders if not order.is_done), default=0)
+        return max(1, self.work.sampling.max_tokens - shortest)
+
+    def job(self, now_s: float, followers: float = 0.0, waiting: int = 0, answer_tokens: float = 0.0) -> Job:
+        """What the policy needs to know of it, planned at `now_s`. `followers`: prompts to come that begin alike;
+        `waiting`: requests that wait in the router; `answer_tokens`: of an answer on average, 0 = not known."""
+        return Job(
+            prompt_tokens=len(self.work.prompt) + self.replayed_tokens,
+            max_tokens=self.longest_rest_tokens,
+            choices=self.work.sampling.n,
+            now_s=now_s,
+            deadline_s=self.deadline_s,
+            is_computed_whole=self.sampling.prompt_logprobs is not None,
+            is_kept_together=bool(self.work.cache_key),
+            followers=followers,
+            waiting=waiting,
+            answer_tokens=answer_tokens,
+            promised_ttft_s=self.work.terms.ttft_s if not self.output_tokens else math.inf,
+            waited_s=now_s - (self.started_s if self.work.arrived_s is None else self.work.arrived_s),
+            itl_s=self.work.terms.itl_s,
+        )
+
+    def mark(self, what: str, at_s: float, why: str = "") -> None:
+        """Remember that this happened to the current attempt."""
+        if len(self.moments) < MAX_MOMENTS:
+            prefill, decode = self.plan.prefill or "", self.plan.decode
+            self.moments.append(Moment(self.attempt, what, at_s, prefill, decode, why))
+
+    def _found(self, cached_tokens: int) -> None:
+        """The current attempt found so many tokens of the prompt cached, and computes the rest."""
+        if self.cached_tokens is None:
+            self.cached_tokens = cached_tokens
+        if self.redoing:
+            self.recomputed[self.redoing] += len(self.work.prompt) + self.replayed_tokens - cached_tokens
+            self.redoing = ""
+
+    def _began(self, phase: Phase, at_s: float) -> None:
+        """A worker says with its first token when it began: news of that by itself may be as late as the token."""
+        places = {moment.what: place for place, moment in enumerate(self.moments) if moment.attempt == self.attempt}
+        at_s = max(at_s, self.moments[places["sent"]].at_s if "sent" in places else self.started_s)
+        if phase in places:
+            moment = self.moments[places[phase]]
+            moment.at_s = min(at_s, moment.at_s)
+        else:
+            self.mark(phase, at_s)
+        if phase is Phase.PREFILL and self.attempt == _FIRST:
+            self.prefill_started_s = at_s
+
+    def begin_attempt(self, cause: str = "") -> None:
+        """The attempt before is over: from now on nothing that it says is taken, so what `forced` gives stays true."""
+        self.attempt = Attempt(self.attempt + 1)
+        self.redoing = cause if self.first_token_s is not None else ""
+        self.phase, self.pair = Phase.QUEUED, ()
+        for order in self.orders:
+            order.begin_attempt()
+
+    def forced(self) -> list[ChoiceState]:
+        """All output that the client has; an attempt goes on after it."""
+        return [
+            ChoiceState(
+                choice=ChoiceIndex(choice),
+                tokens=tuple(order.tokens),
+                finish=order.finish if order.is_done else None,
+            )
+            for choice, order in enumerate(self.orders)
+            if order.tokens or order.is_done
+        ]
+
+    def accept(self, chunk: TokenChunk, now_s: float) -> str:
+        """Pass on what is new in `chunk`; returns why nothing of it was, or ""."""
+        if chunk.attempt != self.attempt:
+            return "attempt"
+        if chunk.choice >= len(self.orders):
+            return "choice"
+        if chunk.cached_tokens is not None:
+            self._found(chunk.cached_tokens)
+        if chunk.phase_s > 0:
+            self._began(Phase.DECODE if chunk.handoff is not None else Phase.PREFILL, now_s - chunk.phase_s)
+        if chunk.handoff is not None:
+            self.handoff = chunk.handoff
+        order = self.orders[chunk.choice]
+        if order.is_unwanted:
+            return "unwanted"
+        was_done = order.is_done
+        tokens, logprobs = order.add(chunk)
+        is_now_done = order.is_done and not was_done
+        if not tokens and not is_now_done:
+            return "" if chunk.index + len(chunk.tokens) > order.next_index and not was_done else "duplicate"
+        self.progress_s = now_s
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+            self.mark("first_token", now_s)
+        finish = order.finish if is_now_done else None
+        self.inbox.put(Arrival(self.slot, chunk.choice, tokens, logprobs, finish, now_s))
+        return ""

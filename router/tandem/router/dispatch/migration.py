@@ -1,0 +1,84 @@
+"""Requests that a draining worker hands back, and where they go on. Until somebody takes one, it goes on where it is.
+
+A move is no failure: it suspects nobody and is not counted against the request's attempts, nor the retry budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from tandem.core import kv_compatibility
+from tandem.core.ids import RequestId, WorkerId
+from tandem.core.lifecycle import Phase
+from tandem.router.dispatch.inflight_request import Flight
+from tandem.router.routing.migration_plan import go_on
+from tandem.router.routing.plan import Candidate, Job, Plan, Source
+from tandem.router.workers.connection import WorkerLink
+
+REASON = "the worker drains"
+CAUSE = "moved"
+"""As the metric of attempts names it."""
+
+
+class HandedBack:
+    """What draining workers hand back, shown to `move` one by one: planning all at once would stop the event loop."""
+
+    def __init__(self, move: Callable[[WorkerLink, RequestId], None], spacing_s: float) -> None:
+        self._move, self._spacing_s = move, spacing_s
+        self._queue: deque[tuple[WorkerLink, RequestId]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, link: WorkerLink) -> None:
+        """It wants to be rid of everything."""
+        self._queue.extend((link, RequestId(request)) for request in link.requests)
+        if self._timer is None:
+            self._next()
+
+    def look_again(self, links: Iterable[WorkerLink]) -> None:
+        """At what nobody could take before."""
+        if self._timer is None:
+            for link in links:
+                if link.hands_back and link.requests:
+                    self.add(link)
+
+    def _next(self) -> None:
+        self._timer = None
+        while self._queue:
+            link, request = self._queue.popleft()
+            if link.hands_back and request in link.requests:
+                self._move(link, request)
+                break
+        if self._queue:
+            self._timer = asyncio.get_running_loop().call_later(self._spacing_s, self._next)
+
+
+def plan_move(
+    flight: Flight, link: WorkerLink, job: Job, candidates: Sequence[Candidate], plan_anew: Callable[[], Plan | None]
+) -> Plan | None:
+    """How `flight` goes on without `link`, which fed or decoded it; None = nobody else can.
+
+    Whoever decoded has all of its KV: it is fetched from there. Before that the request is planned like any other, with
+    what `link` has of the prompt.
+    """
+    if link.facts is None:
+        return None
+    worker, prompt_tokens = link.worker, len(flight.work.prompt)
+    if link.worker == flight.plan.decode and flight.phase is Phase.DECODE and flight.output_tokens:
+        # Of several choices only the prompt can be fetched: their outputs are computed like a prompt.
+        held = prompt_tokens + (flight.output_tokens if flight.work.sampling.n == 1 else 0)
+        return go_on(job, worker, link.facts.profile, held, candidates)
+    plan = plan_anew()
+    if plan is None or job.is_computed_whole or link.worker not in _computing(flight.plan):
+        return plan
+    able = {one.worker: one.profile for one in candidates}
+    profiles = [profile for worker in _computing(plan) if (profile := able.get(worker)) is not None]
+    if any(kv_compatibility.refusal(link.facts.profile, profile) for profile in profiles):
+        return plan  # such as one of another revision: it takes no blocks from here
+    return dataclasses.replace(plan, sources=(Source(worker=worker, tokens=prompt_tokens), *plan.sources))
+
+
+def _computing(plan: Plan) -> tuple[WorkerId, ...]:
+    return (plan.decode,) if plan.prefill is None else (plan.prefill,)

@@ -1,0 +1,21 @@
+"""Requests that a living worker says nothing of any more: found by the time since they last went on. Pure."""
+
+from __future__ import annotations
+
+from tandem.router.dispatch.inflight_request import Flight
+from tandem.router.workers.connection import WorkerLink
+
+
+def silent_leg(flight: Flight, now_s: float, stall_s: float) -> WorkerLink | None:
+    """The worker that should have gone on with `flight` for `stall_s` and did not, if there is one.
+
+    A queue or a prompt may take its time: who prefills is silent only if its load report says that it has nothing at
+    all to do. Who decodes is silent once there was a token.
+    """
+    if stall_s <= 0 or now_s - flight.progress_s < stall_s:
+        return None
+    plan = flight.plan
+    prefill = flight.legs.get(plan.prefill or plan.decode)
+    if not flight.has_first_tokens:
+        return prefill if prefill is not None and prefill.load.in_flight == 0 else None
+    return flight.legs.get(plan.decode)

@@ -1,0 +1,39 @@
+"""Who goes on with a sequence that a worker hands back, whose KV is still there. Pure arithmetic over candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tandem.core import kv_compatibility
+from tandem.core.ids import WorkerId
+from tandem.core.kv_compatibility import KVProfile
+from tandem.core.lifecycle import RoleName
+from tandem.router.routing.plan import Candidate, Job, Plan, Source
+
+
+def go_on(
+    job: Job, holder: WorkerId, profile: KVProfile, held_tokens: int, candidates: Sequence[Candidate]
+) -> Plan | None:
+    """The plan by which somebody else fetches `held_tokens` from `holder` and generates the rest, without a prefill
+    worker: computing is left for the last, partial block alone. None if nobody who decodes can take its blocks.
+
+    Whoever has room comes first, then who has least to do.
+    """
+    able = [
+        one
+        for one in candidates
+        if one.role is not RoleName.PREFILL
+        and one.worker != holder
+        and one.profile is not None
+        and not kv_compatibility.refusal(profile, one.profile)
+    ]
+    if not able:
+        return None
+    chosen = min(able, key=lambda one: (not _has_room(one, job), one.in_flight, one.last_used, one.worker))
+    source = Source(worker=holder, tokens=held_tokens)
+    return Plan(decode=chosen.worker, prefill=None, reason=f"{holder} drains", sources=(source,))
+
+
+def _has_room(candidate: Candidate, job: Job) -> bool:
+    specs = () if candidate.profile is None else candidate.profile.layout.groups
+    return candidate.free_blocks > max((spec.blocks_for(job.prompt_tokens) for spec in specs), default=0)

@@ -1,0 +1,322 @@
+"""What a client asks for, whatever door it came through: checked, tokenised, and turned into work."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tandem.core.errors import ContextLengthError, InvalidRequestError
+from tandem.core.sampling import SamplingParams
+from tandem.router.admission.slo import ANONYMOUS, Caller, Wish
+from tandem.router.dispatch.inflight_request import Work
+from tandem.router.tenancy.cache_salt import request_salt
+from tandem.router.tokenization.bad_words import check_words, word_tokens
+from tandem.router.tokenization.chat_template import DEFAULT_RENDERING, Rendering, check_variables
+from tandem.router.tokenization.echo import echo_of
+from tandem.router.tokenization.models import Model, Models
+from tandem.router.tracing.calls import Call
+from tandem.router.workers.table import WorkerTable
+
+Messages = Sequence[Mapping[str, Any]]
+MAX_MESSAGES = 8192
+"""Each takes time, however short it is."""
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_PROMPTS = 32
+MAX_CACHE_SALT_CHARS = 1024
+MAX_CACHE_KEY_CHARS = 512
+MAX_SCORES = 1 << 18
+"""Log-probabilities of prompt tokens in one answer, alternatives included."""
+MAX_ANSWER_SCORES = 1 << 19
+"""Log-probabilities of an answer that is given when it is complete: choices x tokens x (1 + alternatives). It takes
+about 250 bytes for each until it has been sent."""
+_NO_LIMIT = 2**31 - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Ask:
+    """One API call; whoever reads it fills it in, then it is never changed. Exactly one of `prompts` (text or token
+    ids) and `messages` is given.
+
+    `sampling` holds the SamplingParams fields that the client gave. Without max_tokens an answer is at most
+    `default_max_tokens` long, None = what is left of the context. `max_tokens_param` names the field in errors. With
+    `echo` an answer begins with its prompt, and may be no longer. Of `sampling.n` choices the `kept` best are wanted.
+    Requests of one `cache_salt` share cached blocks among themselves alone; requests of one `cache_key` go to the same
+    workers where that costs little. `is_whole`: the answer is given when it is complete. `rendering` says how
+    `messages` become a prompt. `call` None = it is not traced.
+    """
+
+    api: str
+    model: str
+    prompts: tuple[str | Sequence[int], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    includes_stop: bool = False
+    bad_words: tuple[str, ...] = ()
+    echo: bool = False
+    kept: int | None = None
+    is_whole: bool = False
+    default_max_tokens: int | None = None
+    max_tokens_param: str = "max_tokens"
+    logprobs_param: str = "logprobs"
+    caller: Caller = ANONYMOUS
+    wish: Wish = field(default_factory=Wish)
+    rendering: Rendering = DEFAULT_RENDERING
+    cache_salt: str | None = None
+    cache_key: str | None = None
+    call: Call | None = None
+
+    @property
+    def is_echo_alone(self) -> bool:
+        return self.echo and self.sampling.get("max_tokens") == 0
+
+
+class AskReader:
+    """Turns asks into work; every complaint names the field."""
+
+    def __init__(
+        self,
+        models: Models,
+        table: WorkerTable,
+        timeout_s: float,
+        random_seed: Callable[[], int],
+        salt_of: Callable[[str], bytes] = lambda tenant: b"",
+    ) -> None:
+        self.models = models
+        self._table, self._timeout_s, self._random_seed = table, timeout_s, random_seed
+        self._salt_of = salt_of
+
+    def context_tokens(self, model: Model) -> int:
+        """The longest prompt and answer together that can be served now; 0 = nobody can say."""
+        limits = (self._table.context_tokens(model.name), model.tokenizer.context_tokens)
+        return min((limit for limit in limits if limit), default=0)
+
+    async def read(self, ask: Ask) -> list[Work]:
+        """One work a prompt; raises InvalidRequestError and its kinds."""
+        model = self.models.find(ask.model)
+        _check_stops(ask.stop)
+        _check_length("cache_salt", ask.cache_salt, MAX_CACHE_SALT_CHARS)
+        _check_length("prompt_cache_key", ask.cache_key, MAX_CACHE_KEY_CHARS)
+        is_echo_alone = ask.is_echo_alone
+        ask = await self._prepared(ask, model)
+        seed = ask.sampling.get("seed")
+        seed = self._random_seed() if seed is None else seed
+        # Checked before the prompt is tokenised; a limit that nobody gave follows once its length is known.
+        sampling = self._sampling(ask, model, max_tokens=ask.sampling.get("max_tokens", _NO_LIMIT), seed=seed)
+        works = [self._work(ask, model, prompt, sampling) for prompt in await self._prompts(ask, model)]
+        _check_scores(works, "prompt_logprobs" if "prompt_logprobs" in ask.sampling else "logprobs")
+        if ask.is_whole:
+            _check_answer_scores(works, ask.logprobs_param)
+        if not ask.echo:
+            return works
+        wants_offsets, echoed = "logprobs" in ask.sampling, []
+        for work, prompt in zip(works, ask.prompts, strict=True):
+            echo = await echo_of(prompt, work.prompt, model.tokenizer, wants_offsets)
+            echoed.append(replace(work, echo=echo, is_echo_alone=is_echo_alone))
+        return echoed
+
+    async def _prepared(self, ask: Ask, model: Model) -> Ask:
+        """With everything in `sampling` as sampling takes it."""
+        more: dict[str, Any] = {}
+        if ask.bad_words:
+            check_words(ask.bad_words)
+            more["bad_words"] = await word_tokens(ask.bad_words, model.tokenizer)
+        if ask.is_echo_alone:  # nobody answers without a token
+            more["max_tokens"] = 1
+        return replace(ask, sampling={**ask.sampling, **more}) if more else ask
+
+    async def encode_chat(
+        self, model: Model, messages: Messages, rendering: Rendering, *, most_tokens: int = 0
+    ) -> list[int]:
+        """Token ids of a chat; raises InvalidRequestError. `most_tokens`: see Tokenizer.encode."""
+        _check_rendering(rendering, messages)
+        return await model.tokenizer.encode_chat(messages, rendering, most_tokens=most_tokens)
+
+    async def _prompts(self, ask: Ask, model: Model) -> list[Sequence[int]]:
+        """Packed as they are hashed and sent: a long list is walked once."""
+        most = self.context_tokens(model)
+        if ask.messages is not None:
+            return [array("I", await self.encode_chat(model, ask.messages, ask.rendering, most_tokens=most))]
+        if len(ask.prompts) > MAX_PROMPTS:
+            what = f"prompt has {len(ask.prompts)} entries"
+            raise InvalidRequestError(what, why=f"at most {MAX_PROMPTS} are allowed", param="prompt")
+        prompts: list[Sequence[int]] = []
+        for prompt in ask.prompts:
+            if isinstance(prompt, str):
+                prompts.append(array("I", await model.tokenizer.encode(prompt, most_tokens=most)))
+            else:
+                prompts.append(_packed("prompt", prompt, model.tokenizer.vocab_size))
+        return prompts
+
+    def _work(self, ask: Ask, model: Model, prompt: Sequence[int], sampling: SamplingParams) -> Work:
+        param = "messages" if ask.messages is not None else "prompt"
+        if not prompt:
+            raise InvalidRequestError("the prompt is empty", why="it has no token", param=param)
+        context = self.context_tokens(model)
+        if context and len(prompt) >= context:
+            raise ContextLengthError(
+                f"the prompt has {len(prompt)} tokens",
+                why=f"this model's context is {context} tokens, prompt and answer together",
+                todo="shorten the prompt",
+                param=param,
+            )
+        room = context - len(prompt) if context else _NO_LIMIT
+        max_tokens = ask.sampling.get("max_tokens")
+        if max_tokens is None:
+            default = _NO_LIMIT if ask.default_max_tokens is None else ask.default_max_tokens
+            max_tokens = min(room, default, _scored_tokens(ask, sampling))
+            sampling = self._sampling(ask, model, max_tokens=max_tokens, seed=sampling.seed)
+        if max_tokens > room:
+            raise ContextLengthError(
+                f"{ask.max_tokens_param} is {max_tokens} and the prompt has {len(prompt)} tokens",
+                why=f"this model's context is {context} tokens, prompt and answer together",
+                todo=f"ask for at most {room} tokens",
+                param=ask.max_tokens_param,
+            )
+        return Work(
+            prompt=prompt,
+            sampling=sampling,
+            timeout_s=self._timeout_s,
+            model=model.name,
+            salt=request_salt(self._salt_of(ask.caller.tenant), ask.cache_salt),
+            cache_key=ask.cache_key or "",
+        )
+
+    def _sampling(self, ask: Ask, model: Model, *, max_tokens: int, seed: int) -> SamplingParams:
+        sampling = SamplingParams(**{"seed": seed, **ask.sampling, **_implied(ask), "max_tokens": max_tokens})
+        try:
+            sampling.validate(model.tokenizer.vocab_size)
+        except InvalidRequestError as error:
+            names = {"max_tokens": ask.max_tokens_param, "logprobs": ask.logprobs_param}
+            if ask.kept is not None:
+                names["n"] = "best_of"
+            param = names.get(error.param or "")
+            if param is None or param == error.param:
+                raise
+            what = error.what.replace(str(error.param), param, 1)
+            raise InvalidRequestError(what, why=error.why, todo=error.todo, param=param) from None
+        return sampling
+
+
+def check_count(param: str, count: int, most: int) -> None:
+    """InvalidRequestError for more entries in the field `param` than there may be."""
+    if count > most:
+        raise InvalidRequestError(f"{param} has {count} entries", why=f"at most {most} are allowed", param=param)
+
+
+def check_ids(param: str, ids: Sequence[int], vocab_size: int) -> None:
+    """InvalidRequestError when one of the token ids in the field `param` is none."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise _no_id(param, ids, vocab_size)
+
+
+def _packed(param: str, ids: Sequence[int], vocab_size: int) -> Sequence[int]:
+    """The ids, packed if they are not; InvalidRequestError as `check_ids`. Millions are walked as few times as can be,
+    and kept once."""
+    try:
+        packed = ids if isinstance(ids, array) and ids.typecode == "I" else array("I", ids)
+    except OverflowError:
+        raise _no_id(param, ids, vocab_size) from None
+    if packed and max(packed) >= vocab_size:
+        raise _no_id(param, packed, vocab_size)
+    return packed
+
+
+def _no_id(param: str, ids: Sequence[int], vocab_size: int) -> InvalidRequestError:
+    """About the first of `ids` that is none."""
+    wrong = next(token for token in ids if not 0 <= token < vocab_size)
+    why = f"the vocabulary has ids 0 to {vocab_size - 1}"
+    return InvalidRequestError(f"{param} has the token id {wrong}", why=why, param=param)
+
+
+def _check_stops(stops: Sequence[str]) -> None:
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequestError(
+            f"stop has {len(stops)} strings", why=f"at most {MAX_STOPS} are allowed", param="stop"
+        )
+    for stop in stops:
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            why = f"each must have 1 to {MAX_STOP_CHARS} characters"
+            raise InvalidRequestError(f"stop has a string of {len(stop)} characters", why=why, param="stop")
+
+
+def _implied(ask: Ask) -> dict[str, int]:
+    """What sampling has to report beyond what the client asked for."""
+    implied = {}
+    logprobs = ask.sampling.get("logprobs")
+    if ask.kept is not None and logprobs is None:
+        implied["logprobs"] = 0
+    if ask.echo and logprobs is not None:
+        implied["prompt_logprobs"] = max(logprobs, ask.sampling.get("prompt_logprobs", 0))
+    return implied
+
+
+def _check_scores(works: Sequence[Work], param: str) -> None:
+    count = sum(
+        len(work.prompt) * (1 + work.sampling.prompt_logprobs) * work.sampling.n
+        for work in works
+        if work.sampling.prompt_logprobs is not None
+    )
+    if count > MAX_SCORES:
+        raise InvalidRequestError(
+            f"{param} would be {count} log-probabilities", why=f"at most {MAX_SCORES} fit one answer",
+            todo="shorten the prompt or ask for fewer alternatives", param=param,
+        )  # fmt: skip
+
+
+def _scored_tokens(ask: Ask, sampling: SamplingParams) -> int:
+    """As many tokens of each choice as may have log-probabilities."""
+    if not ask.is_whole or sampling.logprobs is None:
+        return _NO_LIMIT
+    return max(1, MAX_ANSWER_SCORES // (sampling.n * (1 + sampling.logprobs) * max(1, len(ask.prompts))))
+
+
+def _check_answer_scores(works: Sequence[Work], param: str) -> None:
+    count = sum(
+        work.sampling.n * work.sampling.max_tokens * (1 + work.sampling.logprobs)
+        for work in works
+        if work.sampling.logprobs is not None
+    )
+    if count > MAX_ANSWER_SCORES:
+        raise InvalidRequestError(
+            f"the answer would have up to {count} log-probabilities",
+            why=f"at most {MAX_ANSWER_SCORES} fit one that is not streamed",
+            todo="stream it, or ask for fewer tokens, choices or alternatives", param=param,
+        )  # fmt: skip
+
+
+def kept_choices(n: int, best_of: int | None) -> int | None:
+    """How many of `best_of` choices are wanted; None = all that are computed."""
+    if best_of is None or best_of == n:
+        return None
+    if n < 1:
+        raise InvalidRequestError(f"n is {n}", why="it must be at least 1", param="n")
+    if best_of < n:
+        raise InvalidRequestError(f"best_of is {best_of}", why=f"it must be at least n, {n}", param="best_of")
+    return n
+
+
+def _check_length(param: str, text: str | None, most: int) -> None:
+    if text is not None and not 1 <= len(text) <= most:
+        why = f"it must have 1 to {most}"
+        raise InvalidRequestError(f"{param} has {len(text)} characters", why=why, param=param)
+
+
+def _check_rendering(rendering: Rendering, messages: Messages) -> None:
+    check_variables(rendering.variables)
+    if not rendering.continues_last:
+        return
+    if rendering.adds_prompt:
+        raise InvalidRequestError(
+            "continue_final_message and add_generation_prompt are both true", why="only one of them can end the prompt",
+            todo="leave add_generation_prompt out", param="add_generation_prompt",
+        )  # fmt: skip
+    role = messages[-1]["role"]
+    if role != "assistant":
+        raise InvalidRequestError(
+            "the last message cannot be continued", why=f"its role is {role}, not assistant",
+            param="continue_final_message",
+        )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Where the durable store keeps one kind of what clients leave: texts by id, ids by tenant and by when they are due.
+
+What a text says, and what is behind it, is the business of files and batches. One that cannot be read, of another
+version or not ours at all, is logged and left out: it must not keep anybody from the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from tandem.core.batch import BatchRecord, FileRecord
+from tandem.core.errors import ConfigError
+from tandem.statestore.connection import OUTAGE, no_answer
+from tandem.statestore.stores.usage import USAGE_LUA
+
+_log = logging.getLogger(__name__)
+_MAX_TOLD = 4096
+# KEYS: records, due, charges, sums, and the tenant's list if that is known. ARGV: id.
+_FORGET = f"""{USAGE_LUA}
+if KEYS[5] then redis.call('ZREM', KEYS[5], ARGV[1]) end
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[1], ARGV[1])
+discharge(KEYS[3], KEYS[4], ARGV[1])
+"""
+R = TypeVar("R", BatchRecord, FileRecord)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf(Generic[R]):
+    """`records`: key of the hash, id → text; `due`: of the set, id → second in which it may be forgotten; `listing`: of
+    a tenant's set, id → second of creation; `parse`: what a text says, ValueError if it cannot be read; `charges`,
+    `charged`: what it counts as, see `usage`.
+
+    Calls raise UnavailableError when Redis does not answer.
+    """
+
+    redis: Any
+    """Its stubs mix plain and awaitable results."""
+    records: str
+    due: str
+    listing: Callable[[str], str]
+    parse: Callable[[bytes], R]
+    charges: str
+    charged: str
+    _told: set[str] = field(default_factory=set)
+    """Ids whose text was found unreadable."""
+
+    def read(self, one: str, text: bytes | None) -> R | None:
+        """What stands there under that id; None if nothing does, or it cannot be read."""
+        if text is None:
+            return None
+        try:
+            record = self.parse(text)
+            self.listing(record.tenant)  # raises for a name that none of ours has
+            return record
+        except (ValueError, ConfigError) as error:
+            if one not in self._told and len(self._told) < _MAX_TOLD:
+                self._told.add(one)
+                _log.error("record not readable", extra={"fields": {"id": one, "why": str(error)}})
+            return None
+
+    async def load(self, one: str) -> R | None:
+        """The record of that id; None if there is none, or it cannot be read."""
+        try:
+            text = await self.redis.hget(self.records, one)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return self.read(one, text)
+
+    async def is_known(self, one: str) -> bool:
+        """Whether something stands there under that id, readable or not."""
+        try:
+            return bool(await self.redis.hexists(self.records, one))
+        except OUTAGE as error:
+            raise no_answer(error) from error
+
+    async def load_all(self, ids: Sequence[str]) -> list[R]:
+        """Their records, in this order, without those that are not there or cannot be read."""
+        if not ids:
+            return []
+        try:
+            texts = await self.redis.hmget(self.records, ids)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        records = [self.read(one, text) for one, text in zip(ids, texts, strict=True)]
+        return [record for record in records if record is not None]
+
+    async def due_by(self, now_s: float, limit: int = 100, skip: int = 0) -> Sequence[str]:
+        """At most `limit` ids of what may be forgotten by now, most overdue first, without the first `skip`."""
+        try:
+            ids = await self.redis.zrangebyscore(self.due, "-inf", now_s, start=skip, num=limit)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return [one.decode() for one in ids]
+
+    async def forget(self, one: str) -> None:
+        """Forget the id, and that it was due, in one step; an id that is not there is nothing to forget.
+
+        One whose text cannot be read stays in its tenant's list, where an id without a text is passed over.
+        """
+        record = await self.load(one)
+        names = [self.records, self.due, self.charges, self.charged]
+        if record is not None:
+            names.append(self.listing(record.tenant))
+        try:
+            await self.redis.register_script(_FORGET)(keys=names, args=[one])
+        except OUTAGE as error:
+            raise no_answer(error) from error
+
+    async def place_after(self, tenant: str, after: str | None, *, is_ascending: bool) -> int:
+        """Where in a tenant's list the page behind `after` begins; behind an id that is not in it, at the start."""
+        if after is None:
+            return 0
+        listing = self.listing(tenant)
+        try:
+            rank = await (self.redis.zrank if is_ascending else self.redis.zrevrank)(listing, after)
+        except OUTAGE as error:
+            raise no_answer(error) from error
+        return 0 if rank is None else int(rank) + 1

@@ -1,0 +1,263 @@
+"""What an answer costs its tenant, and how much time it has, by how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client import Histogram
+
+from tandem.core.config import AdmissionSection, BudgetSection, Disaggregation
+from tandem.core.errors import CancelledError, DeadlineError, TandemError, UnavailableError, WorkerLostError
+from tandem.core.handoff import HandoffTiming
+from tandem.core.ids import RequestId
+from tandem.core.lifecycle import FinishReason, Phase
+from tandem.core.metric_names import RECOMPUTED_TOKENS
+from tandem.core.sampling import SamplingParams
+from tandem.router.admission.admission_controller import ANSWER_TOKENS, Admission
+from tandem.router.admission.slo import Terms
+from tandem.router.dispatch.inflight_request import Work
+from tandem.router.metrics.router import Metrics
+from tandem.router.serving.choices import AnswerSettings
+from tandem.router.serving.response_stream import Answer, AnswerDesk
+from tandem.router.tenancy.budgets import Budgets
+from tandem.router.tokenization.detokenizer import ByteDetokenizer
+from tandem.statestore.stores.budgets import Charge
+from tests.unit.router.stage import Stage, chunk, in_loop
+
+PROMPT_TOKENS = 500
+CHARGED = PROMPT_TOKENS + ANSWER_TOKENS
+
+
+class Books:
+    """Keeps what is settled."""
+
+    def __init__(self) -> None:
+        self.charges: list[Charge] = []
+
+    async def spend(self, tenant: str, budget: BudgetSection, charge: Charge) -> float:
+        self.charges.append(charge)
+        return 0.0
+
+
+class Desk:
+    """Answers of a stage whose workers may be away."""
+
+    def __init__(self, stage: Stage, *, has_room: bool = True) -> None:
+        self.stage, self.books = stage, Books()
+        metrics, rules = Metrics(list, lambda: 0), AdmissionSection()
+        self.metrics = metrics
+        budget = BudgetSection(requests_per_minute=60)
+        self._budgets = Budgets({"*": budget}, self.books, stage.clock, lambda reason: None)
+        self.admission = Admission(rules, stage.clock, lambda model, need: has_room, metrics)
+        self._desk = AnswerDesk(stage.dispatcher, self.admission, self._budgets, metrics, stage.clock)
+
+    def open(self, works: int = 1, received_s: float = 100.0, *, is_background: bool = False) -> Answer:
+        tokenizer: Any = SimpleNamespace(detokenizer=lambda: ByteDetokenizer(lambda token: b"x"))
+        settings = AnswerSettings(
+            api="chat", model="m", tokenizer=tokenizer, stop=(), received_s=received_s, backlog_bytes=1 << 20
+        )
+        sampling = SamplingParams(max_tokens=200)
+        terms = Terms(is_background=is_background)
+        work = Work(prompt=[1] * PROMPT_TOKENS, sampling=sampling, timeout_s=60.0, terms=terms)
+        return self._desk.open(RequestId("r"), [work] * works, settings)
+
+    async def settled(self) -> list[Charge]:
+        await self._budgets.flush()
+        return self.books.charges
+
+
+async def end(answer: Answer, error: TandemError) -> None:
+    answer.cancel(error)
+    with pytest.raises(type(error)):
+        await answer.next()
+
+
+@in_loop
+async def test_who_waited_for_workers_that_did_not_come_gets_everything_back() -> None:
+    stage = Stage("p1", "d1", worker_wait_s=10.0)
+    stage.go("p1")
+    stage.go("d1")
+    desk = Desk(stage)
+    with desk.open() as answer:
+        stage.clock.advance(11.0)
+        stage.wake()
+        with pytest.raises(UnavailableError):
+            await answer.next()
+    assert await desk.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_who_was_sent_off_in_vain_gets_everything_back() -> None:
+    desk = Desk(Stage("p1", "d1"))
+    with desk.open() as answer:
+        await end(answer, WorkerLostError("it is gone"))
+    assert await desk.settled() == [Charge(requests=-1, tokens=-CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_who_got_something_pays_for_what_it_got() -> None:
+    stage = Stage("p1", "d1")
+    desk = Desk(stage)
+    with desk.open() as answer:
+        stage.say("p1", chunk(0, 0, 10))
+        assert [update.text for update in await answer.next() or ()] == ["x"]
+        await end(answer, WorkerLostError("it is gone"))
+    assert await desk.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS + 1 - CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_who_follows_is_called_once_for_what_came_in_a_turn_until_it_will_not() -> None:
+    stage, shown = Stage("p1", "d1"), []
+    with Desk(stage).open() as answer:
+
+        def show() -> bool:
+            shown.append([len(update.tokens) for update in answer.next_now()])
+            return len(shown) < 2
+
+        stage.say("p1", chunk(0, 0, 10))
+        following = asyncio.create_task(answer.follow(show))
+        await asyncio.sleep(0.01)
+        assert shown == [[1]], "what had come before is shown, too"
+        stage.say("d1", chunk(0, 1, 11), chunk(0, 2, 12))
+        await asyncio.wait_for(following, 5.0)
+        stage.say("d1", chunk(0, 3, 13))
+        assert [update.tokens for update in await answer.next() or ()] == [[13]]
+    assert shown == [[1], [2]]
+
+
+@in_loop
+async def test_who_follows_hears_of_the_failure_behind_what_came() -> None:
+    stage, shown = Stage("p1", "d1"), [""]
+    with Desk(stage).open() as answer:
+
+        def show() -> bool:
+            shown.extend(update.text for update in answer.next_now())
+            return True
+
+        stage.say("p1", chunk(0, 0, 10))
+        answer._inbox.fail(WorkerLostError("it is gone"))
+        with pytest.raises(WorkerLostError):
+            await answer.follow(show)
+        assert shown == ["", "x"]
+
+
+@pytest.mark.parametrize("error", [CancelledError("the client left"), DeadlineError("its time is over")])
+@in_loop
+async def test_who_ends_it_by_itself_pays_for_the_prompt(error: TandemError) -> None:
+    desk = Desk(Stage("p1", "d1"))
+    with desk.open() as answer:
+        await end(answer, error)
+    assert await desk.settled() == [Charge(requests=0, tokens=PROMPT_TOKENS - CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_a_second_prompt_that_nobody_takes_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage("p1", "d1")
+    desk, fly = Desk(stage), stage.dispatcher.fly
+    flown: list[Any] = []
+
+    def once(*arguments: Any, **more: Any) -> Any:
+        if flown:
+            raise UnavailableError("no worker")
+        flown.append(arguments)
+        return fly(*arguments, **more)
+
+    monkeypatch.setattr(stage.dispatcher, "fly", once)
+    with pytest.raises(UnavailableError), desk.open(works=2):
+        pass
+    assert await desk.settled() == [Charge(requests=-1, tokens=-2 * CHARGED, is_asked=False)]
+
+
+@in_loop
+async def test_its_time_runs_from_its_arrival() -> None:
+    stage = Stage("p1", "d1")
+    stage.clock.advance(20.0)
+    with Desk(stage).open(received_s=105.0):
+        (submit,) = stage.submitted("d1")
+        assert submit.timeout_s == pytest.approx(45.0)
+
+
+@in_loop
+async def test_who_is_of_a_batch_waits_in_no_queue_and_is_in_no_budget() -> None:
+    stage = Stage("p1", "d1")
+    desk = Desk(stage, has_room=False)
+    with desk.open(is_background=True) as answer, desk.open():
+        (flight,) = stage.dispatcher.flights
+        assert flight.is_background
+        assert desk.admission.waiting == 1, "the other one, for which a client waits"
+        await end(answer, CancelledError("the batch yields"))
+    assert len(await desk.settled()) == 1
+
+
+@pytest.mark.parametrize(("is_background", "count"), [(True, 0), (False, 1)])
+@in_loop
+async def test_the_planner_hears_of_what_clients_wait_for_and_not_of_batches(is_background: bool, count: int) -> None:
+    stage = Stage("p1", "d1")
+    dispatcher = stage.dispatcher
+    with Desk(stage).open(is_background=is_background):
+        assert len(dispatcher.flights) == 1
+        asked = dispatcher.demand.asked(dispatcher.flights, dispatcher.traces, stage.clock.now_s(), 60.0)
+        assert len(asked) == count
+
+
+@in_loop
+async def test_every_phase_of_a_request_that_crosses_is_measured() -> None:
+    stage = Stage("p1", "d1")
+    desk, handoff = Desk(stage), HandoffTiming(ticket_wait_s=0, sample_to_step_s=0.5, last_wire_s=0, step_rest_s=0)
+    with desk.open() as answer:
+        stage.clock.advance(1.0)
+        stage.dispatcher.on_phase(stage.link("p1"), "r", 1, Phase.PREFILL)
+        stage.clock.advance(2.0)
+        stage.say("p1", chunk(0, 0, 10, cached_tokens=0))
+        stage.clock.advance(3.0)
+        stage.goes_on("d1", "r", 1)
+        stage.say("d1", chunk(0, 1, 11, handoff=handoff))
+        stage.clock.advance(4.0)
+        stage.say("d1", chunk(0, 2, 12, finish=FinishReason.LENGTH))
+        while await answer.next() is not None:
+            pass
+    names = ("queue", "prefill", "transfer", "decode")
+    assert {name: sums(getattr(desk.metrics.of(""), name)) for name in names} == {
+        "queue": (1, 1.0), "prefill": (1, 2.0), "transfer": (1, 0.5), "decode": (1, 7.0)
+    }  # fmt: skip
+
+
+@in_loop
+async def test_a_request_of_a_batch_is_in_no_histogram_of_phases() -> None:
+    stage = Stage("m1", disaggregation=Disaggregation.NEVER)
+    desk = Desk(stage)
+    with desk.open(is_background=True) as answer:
+        stage.dispatcher.on_phase(stage.link("m1"), "r", 1, Phase.PREFILL)
+        stage.say("m1", chunk(0, 0, 10, 11, cached_tokens=0, finish=FinishReason.LENGTH))
+        while await answer.next() is not None:
+            pass
+    measured = desk.metrics.of("")
+    assert [sums(one)[0] for one in (measured.queue, measured.prefill, measured.decode)] == [0, 0, 0]
+
+
+@in_loop
+async def test_what_was_computed_again_is_counted_with_its_cause() -> None:
+    stage = Stage("m1", "m2", disaggregation=Disaggregation.NEVER)
+    desk = Desk(stage)
+    with desk.open() as answer:
+        (flight,) = stage.dispatcher.flights
+        first = flight.plan.decode
+        stage.say(first, chunk(0, 0, 10, 11, cached_tokens=0))
+        stage.go(first)
+        stage.wake()
+        stage.say(flight.plan.decode, chunk(0, 2, 12, attempt=2, cached_tokens=96, finish=FinishReason.LENGTH))
+        while await answer.next() is not None:
+            pass
+    text = desk.metrics.render().decode()
+    assert f'{RECOMPUTED_TOKENS}{{cause="lost"}} {PROMPT_TOKENS + 2 - 96:.1f}' in text
+
+
+def sums(histogram: Histogram) -> tuple[float, float]:
+    """How many, and their sum."""
+    values = {sample.name: sample.value for family in histogram.collect() for sample in family.samples}
+    (count,) = (value for name, value in values.items() if name.endswith("_count"))
+    (total,) = (value for name, value in values.items() if name.endswith("_sum"))
+    return count, total

@@ -1,0 +1,150 @@
+"""The tree of a call's spans: no moment of it is missing or counted twice, whatever happened."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.core.errors import CancelledError, DeadlineError, InvalidRequestError, TandemError
+from tandem.core.ids import RequestId
+from tandem.core.sampling import SamplingParams
+from tandem.router.admission.slo import Terms
+from tandem.router.dispatch.inflight_request import Work
+from tandem.router.dispatch.traces import Moment, Trace
+from tandem.router.tracing.calls import AnswerEnd, context_of
+from tandem.router.tracing.span_tree import Branch, branches, call_attributes, error_attributes, is_fault
+
+HANDOFF = {"ticket_wait_s": 0.25, "overhead_s": 0.5}
+CROSSED = [("sent", 1.0), ("queued", 1.1), ("prefill", 2.0), ("first_token", 3.0), ("transfer", 3.1), ("decode", 4.0)]
+
+
+def moment(what: str, at_s: float, attempt: int = 1, why: str = "") -> Moment:
+    return Moment(attempt, what, at_s, "p0", "d0", why)
+
+
+def trace(*moments: Moment, request: str = "r", ended_s: float | None = 9.0) -> Trace:
+    return Trace(
+        request=request, model="m", outcome="finished", error="", reason="least", arrived_s=0.0, ended_s=ended_s,
+        prompt_tokens=7, output_tokens=3, cached_tokens=None, handoff=HANDOFF, moments=moments,
+    )  # fmt: skip
+
+
+def answer(*traces: Trace, error: TandemError | None = None, ended_s: float = 10.0, **more: Any) -> AnswerEnd:
+    sampling = SamplingParams(max_tokens=5, temperature=0.5, n=more.pop("n", 1), seed=1)
+    work = Work(prompt=[1, 2], sampling=sampling, timeout_s=60.0, model="m", arrived_s=0.0, terms=Terms(slo="fast"))
+    return AnswerEnd(
+        id=RequestId("r"), model="tiny", works=[work], traces=traces, read_s=0.5, first_token_s=3.0, ended_s=ended_s,
+        input_tokens=2, output_tokens=3, cached_tokens=1, finish_reasons=["stop"], error=error,
+    )  # fmt: skip
+
+
+def shown(found: Sequence[Branch]) -> list[tuple[str, float, float]]:
+    return [(one.name, one.start_s, one.end_s) for one in found]
+
+
+def leaves(found: Sequence[Branch]) -> list[Branch]:
+    return [leaf for one in found for leaf in (leaves(one.branches) if one.branches else [one])]
+
+
+def test_one_that_crossed() -> None:
+    wait, attempt, deliver = branches(answer(trace(*(moment(what, at_s) for what, at_s in CROSSED))))
+    assert shown([wait, attempt, deliver]) == [("wait", 0.5, 1.0), ("attempt", 1.0, 9.0), ("deliver", 9.0, 10.0)]
+    assert shown(attempt.branches) == [
+        ("queue", 1.0, 2.0), ("prefill", 2.0, 3.0), ("transfer", 3.0, 4.0), ("decode", 4.0, 9.0),
+    ]  # fmt: skip
+    assert attempt.attributes == {
+        "tandem.request.id": "r", "tandem.attempt": 1, "tandem.worker.prefill": "p0", "tandem.worker.decode": "d0",
+        "tandem.plan.reason": "least",
+    }  # fmt: skip
+    assert [one.attributes["tandem.worker"] for one in attempt.branches] == ["p0", "p0", "p0 → d0", "d0"]
+    assert attempt.branches[2].attributes["tandem.handoff.overhead_s"] == 0.5
+    assert not attempt.failure
+
+
+def test_an_attempt_that_failed_says_why_and_the_next_one_follows() -> None:
+    moments = [
+        moment("sent", 1.0), moment("prefill", 2.0), moment("failed", 3.0, why="p0 was lost"), moment("sent", 4.0, 2),
+        moment("decode", 5.0, 2),
+    ]  # fmt: skip
+    found = branches(answer(trace(*moments)))
+    assert [one.name for one in found] == ["wait", "attempt", "wait", "attempt", "deliver"]
+    first, second = found[1], found[3]
+    assert first.failure == first.attributes["tandem.attempt.why"] == "p0 was lost"
+    assert (second.failure, second.attributes["tandem.attempt"]) == ("", 2)
+    assert "tandem.handoff.overhead_s" not in first.branches[-1].attributes, "it is of the attempt that got through"
+
+
+def test_one_that_moved_did_not_fail() -> None:
+    moments = [
+        moment("sent", 1.0),
+        moment("decode", 2.0),
+        moment("moved", 3.0, why="it drains"),
+        moment("sent", 3.0, 2),
+    ]
+    first = branches(answer(trace(*moments)))[1]
+    assert (first.failure, first.attributes["tandem.attempt.outcome"]) == ("", "moved")
+
+
+def test_one_that_was_never_sent_waited() -> None:
+    assert shown(branches(answer(error=DeadlineError("late")))) == [("wait", 0.5, 10.0)]
+    assert shown(branches(answer(trace(ended_s=10.0), error=DeadlineError("late")))) == [("wait", 0.5, 10.0)]
+
+
+def test_prompts_of_one_call_stand_side_by_side() -> None:
+    two = [trace(moment("sent", 1.0), request=name, ended_s=end) for name, end in (("r-0", 5.0), ("r-1", 9.0))]
+    found = branches(answer(*two))
+    assert [one.attributes.get("tandem.request.id") for one in found] == ["r-0", "r-0", "r-1", "r-1", None]
+    assert shown(found)[-1] == ("deliver", 9.0, 10.0)
+
+
+AT = st.floats(0.5, 9.0)
+
+
+@given(st.lists(st.tuples(st.sampled_from([*dict(CROSSED), "failed"]), st.integers(1, 3), AT), max_size=12))
+def test_the_leaves_tile_the_call(news: list[tuple[str, int, float]]) -> None:
+    news.sort(key=lambda one: (one[1], one[2]))
+    at_s = sorted(at_s for _, _, at_s in news)
+    moments = [moment(what, at, attempt) for (what, attempt, _), at in zip(news, at_s, strict=True)]
+    found = leaves(branches(answer(trace(*moments))))
+    assert found[-1].end_s == 10.0
+    for one, after in itertools.pairwise(found):
+        assert one.start_s < one.end_s or (one.name == "transfer" and one.start_s == one.end_s)
+        assert one.end_s <= after.start_s or one.end_s == pytest.approx(after.start_s)
+    assert sum(one.end_s - one.start_s for one in found) == pytest.approx(10.0 - found[0].start_s)
+
+
+def test_the_call_says_what_was_asked_and_what_came_of_it() -> None:
+    assert call_attributes(answer(trace(), n=2)) == {
+        "gen_ai.request.model": "tiny", "gen_ai.request.max_tokens": 5, "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.top_p": 1.0, "gen_ai.request.choice.count": 2, "gen_ai.response.id": "r",
+        "gen_ai.response.model": "m", "gen_ai.response.finish_reasons": ("stop",), "gen_ai.usage.input_tokens": 2,
+        "gen_ai.usage.output_tokens": 3, "gen_ai.usage.cache_read.input_tokens": 1, "tandem.prompts": 1,
+        "tandem.is_background": False, "tandem.slo": "fast", "tandem.time_to_first_token_s": 3.0,
+    }  # fmt: skip
+
+
+def test_of_an_error_the_code_alone_is_told() -> None:
+    assert error_attributes(InvalidRequestError("the prompt is 'my secret'")) == {"error.type": "invalid_request"}
+    assert not is_fault(CancelledError("gone"))
+    assert not is_fault(InvalidRequestError("wrong"))
+    assert is_fault(DeadlineError("late"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "found"),
+    [
+        ([("authorization", "key"), ("traceparent", "a"), ("tracestate", "b"), ("tracestate", "c")],
+         {"traceparent": ["a"], "tracestate": ["b", "c"]}),
+        ([("traceparent", "a"), ("traceparent", "b")], {}),
+        ([("tracestate", "b"), ("baggage", "x=y")], {}),
+    ],
+)  # fmt: skip
+def test_of_headers_a_trace_s_context_alone_is_taken(
+    headers: list[tuple[str, str]], found: dict[str, list[str]]
+) -> None:
+    assert context_of(headers) == found

@@ -1,0 +1,181 @@
+"""Puts a rank together: rank 0 with engine, transfer ends and shell, a follower with its part of each."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tandem.core import metric_names as names
+from tandem.core.clock import MonotonicClock
+from tandem.core.config import WorkerConfig, WorkerSection
+from tandem.core.cpu_level import cpu_level, product_words
+from tandem.core.ids import Rank, WorkerId
+from tandem.core.kv_layout import KVLayout
+from tandem.core.lease_timing import TOMBSTONE_S
+from tandem.core.protocol_version import STREAM_VERSION
+from tandem.core.start_times import StartPhase
+from tandem.core.timeout_scale import patient
+from tandem.engine.pool_plan import kv_words
+from tandem.kernels.build_lock import WATCH
+from tandem.kvtransfer.link_speeds import LinkSpeeds
+from tandem.kvtransfer.wire import profile_to_wire
+from tandem.rpc.v1 import engine_pb2 as e
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.worker.follower import Follower, Reporter
+from tandem.worker.followers import Followers
+from tandem.worker.group_receiver import GroupReceiver
+from tandem.worker.group_sender import GroupSender
+from tandem.worker.leader_runner import LeaderRunner
+from tandem.worker.pool_backing import PoolBacking
+from tandem.worker.reports import Hello
+from tandem.worker.startup_progress import StartSteps
+from tandem.workercore.heartbeat_page import Pulse
+from tandem.workercore.inbox import Inbox
+from tandem.workercore.message_ring import RingPair, RingReader, RingWriter
+from tandem.workercore.outbox import Outbox
+from tandem.workercore.requests import RequestTable
+from tandem.workercore.role import Shell
+from tandem.workercore.transfer_interfaces import ReceivingEnd, SendingEnd
+
+FOLLOWERS_TIMEOUT_S = patient(120.0)
+"""Between the end of loading, which all ranks reach together, and the hello of the last of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Which rank of its worker this process is. `pairs`: rank 0 has one a follower, a follower has its own."""
+
+    rank: Rank
+    pairs: tuple[RingPair, ...]
+    rendezvous: Path
+
+
+@dataclass(slots=True)
+class Leader:
+    """What rank 0 runs with. `followers` is None in a worker of one rank."""
+
+    shell: Shell
+    info: w.WorkerInfo
+    followers: Followers | None
+
+    def close(self) -> None:
+        """End the transfers, then the other ranks."""
+        self.shell.sender.close()
+        self.shell.receiver.close()
+        if self.followers is not None:
+            self.followers.close()
+
+
+def assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox) -> Leader:
+    """Load the model, build engine and transfer ends, warm up. Raises TandemError with what to do about it."""
+    steps = StartSteps(lambda text: outbox.put(e.RankToHost(progress=e.Progress(text=text))))
+    with WATCH.told(steps.compile):
+        return _assemble_leader(config, seat, inbox, outbox, steps)
+
+
+def _assemble_leader(config: WorkerConfig, seat: Seat, inbox: Inbox, outbox: Outbox, steps: StartSteps) -> Leader:
+    enter = steps.enter
+    if config.settings.engine == "model":
+        enter(StartPhase.TORCH)
+        import tandem.worker.model_loading  # noqa: F401 - now, so that its time is not that of the weights
+    from tandem.kvtransfer.host_id import host_id
+    from tandem.worker import loading
+
+    followers = group = None
+    if seat.pairs:
+        followers = Followers(seat.pairs, inbox.post)
+        followers.start()
+        enter(StartPhase.GROUP)
+        group = loading.join_group(config, seat.rank, seat.rendezvous)
+    enter(StartPhase.WEIGHTS)
+    loaded_rank = loading.load_rank(config, group, enter)
+    if loaded_rank.memory is not None:
+        steps.note(loaded_rank.memory.words())
+        if not loading.is_on_device(loaded_rank.pools):
+            dtype = loaded_rank.fingerprint.compute_dtype
+            steps.note(f"computes in {dtype}; matrix products: {product_words(cpu_level(), dtype)}")
+    runner = loaded_rank.runner
+    steps.note(kv_words(runner.layout, runner.num_blocks, runner.max_model_len))
+    if followers is not None:
+        followers.wait_ready(FOLLOWERS_TIMEOUT_S)
+        runner = LeaderRunner(runner, followers)
+    loaded = loading.Loaded(
+        loading.engine_over(runner, config, loaded_rank.swap), loaded_rank.pools, loaded_rank.fingerprint
+    )
+    enter(StartPhase.WARM_UP)
+    loaded.warm_up()
+    enter(StartPhase.TRANSFERS)
+    speeds = LinkSpeeds(MonotonicClock())
+    receiver: ReceivingEnd
+    sender: SendingEnd
+    if followers is None:
+        receiver, sender = loading.open_transfer_ends(config, loaded, inbox.post, speeds=speeds)
+    else:
+        open_receiver = functools.partial(loading.open_receiver, config, loaded.pools, seat.rank)
+        open_sender = functools.partial(loading.open_sender, config, loaded.pools, seat.rank, speeds=speeds)
+        receiver = GroupReceiver(open_receiver, followers, inbox.post)
+        sender = GroupSender(open_sender, followers, inbox.post, MonotonicClock())
+    shell = Shell(
+        worker=WorkerId(config.worker_id),
+        incarnation=loading.NOT_REGISTERED,
+        profile=loading.kv_profile(loaded, receiver, config.settings, config.revision),
+        host=host_id(),
+        engine=loaded.engine,
+        receiver=receiver,
+        sender=sender,
+        requests=RequestTable(TOMBSTONE_S),
+        outbox=outbox,
+        clock=MonotonicClock(),
+        speeds=speeds,
+        work=loaded_rank.work,
+        peaks=_peaks(config.settings) if loaded_rank.work is not None else {},
+    )
+    PoolBacking(loaded_rank.unbacked, shell.engine.batch_counts).start()
+    return Leader(shell, _info(config, shell), followers)
+
+
+def assemble_follower(config: WorkerConfig, seat: Seat, pulse: Pulse) -> Follower:
+    """Load this rank's part, open its transfer ends, and say hello to rank 0. Raises TandemError."""
+    from tandem.worker import loading
+
+    (pair,) = seat.pairs
+    reporter = Reporter(RingWriter(pair.reports))
+    group = loading.join_group(config, seat.rank, seat.rendezvous)
+    loaded = loading.load_rank(config, group)
+    speeds = LinkSpeeds(MonotonicClock())  # its own: rank 0's are the ones that others hear of
+    receiver, sender = loading.open_transfer_ends(config, loaded, reporter.event, seat.rank, speeds=speeds)
+    reporter.say(Hello(receiver.endpoints()))
+    follower = Follower(loaded.runner, receiver, sender, RingReader(pair.commands), reporter, pulse, MonotonicClock())
+    PoolBacking(loaded.unbacked, follower.batch_counts).start()
+    return follower
+
+
+def _peaks(settings: WorkerSection) -> dict[str, float]:
+    """Of all ranks, as far as somebody said."""
+    said = {names.PEAK_FLOPS: settings.peak_flops_per_s, names.PEAK_BYTES: settings.peak_bytes_per_s}
+    return {names.counter_key(name): settings.tp * peak for name, peak in said.items() if peak}
+
+
+def _info(config: WorkerConfig, shell: Shell) -> w.WorkerInfo:
+    engine, first = shell.engine, shell.engine.layout.groups[0]
+    return w.WorkerInfo(
+        worker=config.worker_id,
+        role=config.role.value,
+        model=config.model,
+        fingerprint=shell.fingerprint,
+        tp=engine.layout.tp,
+        block_tokens=first.block_tokens,
+        kv_dtype=first.dtype,
+        max_model_len=engine.max_model_len,
+        vocab_size=engine.vocab_size,
+        num_blocks=[ledger.num_blocks for ledger in engine.ledgers],
+        token_kv_bytes=KVLayout(groups=engine.layout.groups).token_bytes(),  # what a transfer moves, whatever the TP
+        transports=shell.profile.transports,
+        protocol=STREAM_VERSION,
+        eos_token_ids=engine.eos_token_ids,
+        pid=os.getppid(),
+        profile=profile_to_wire(shell.profile),
+        host=shell.host,
+    )

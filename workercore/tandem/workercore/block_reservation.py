@@ -1,0 +1,47 @@
+"""Room for blocks that a peer is to push: what was cached, what was taken for the rest, and how a ticket says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.block_hash import BlockHash
+from tandem.core.ids import BlockId
+from tandem.core.ledger import Holder
+from tandem.engine.block_manager import Reserved
+from tandem.engine.engine import Engine
+from tandem.kvtransfer.ticket import GroupBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What `holder` has, group by group."""
+
+    holder: Holder
+    reserved: tuple[Reserved, ...]
+
+    @property
+    def tables(self) -> tuple[list[BlockId], ...]:
+        """In logical order: what left a window (nothing is held for it), cached blocks, then new ones."""
+        return tuple(group.blocks for group in self.reserved)
+
+    @property
+    def lefts(self) -> tuple[int, ...]:
+        """How many leading entries of each table nothing is held for."""
+        return tuple(group.left for group in self.reserved)
+
+    @property
+    def groups(self) -> tuple[GroupBlocks, ...]:
+        """As a ticket names them: nothing is sent of what is here, nor of what left the window."""
+        return tuple(
+            GroupBlocks(group=group.group, skip=group.hits, blocks=tuple(group.blocks[group.hits :]))
+            for group in self.reserved
+        )
+
+
+def reserve(
+    engine: Engine, holder: Holder, hashes: Sequence[BlockHash], count: int, lefts: Sequence[int] | None = None
+) -> Room | None:
+    """Room for `count` blocks a group, see `Engine.reserve`. `Engine.let_go(holder)` gives it back."""
+    reserved = engine.reserve(holder, hashes, count, lefts)
+    return Room(holder, reserved) if reserved is not None else None

@@ -1,0 +1,70 @@
+"""Blocks for a fetched prefix: what is here already, what is reserved for the rest, and how it becomes cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.core.block_hash import BlockHash
+from tandem.core.ledger import Holder
+from tandem.engine.engine import Engine
+from tandem.kvtransfer.ticket import GroupBlocks
+from tandem.workercore import fetch_quota
+from tandem.workercore.block_reservation import Room
+from tandem.workercore.block_reservation import reserve as room_for
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRoom:
+    """Block i of every table is for the block with hash `hashes[i]`."""
+
+    hashes: tuple[BlockHash, ...]
+    room: Room
+
+    @property
+    def groups(self) -> tuple[GroupBlocks, ...]:
+        return self.room.groups
+
+    @property
+    def new_blocks(self) -> int:
+        """Blocks to receive, over all groups."""
+        return sum(len(group.blocks) - group.hits for group in self.room.reserved)
+
+    @property
+    def gained_blocks(self) -> int:
+        """Logical blocks that a request cannot use before: some group lacks them."""
+        return len(self.hashes) - min(group.hits for group in self.room.reserved)
+
+
+def unneeded_blocks(engine: Engine, count: int, *, is_whole: bool) -> list[int]:
+    """Of each KV group, leading ones of `count` blocks that whoever goes on behind them has no need of: they lie behind
+    its window. None `is_whole`."""
+    specs = engine.layout.groups
+    return [0 if is_whole else spec.first_needed(count * spec.block_tokens) for spec in specs]
+
+
+def reserve(
+    engine: Engine, holder: Holder, hashes: Sequence[BlockHash], others: Sequence[FetchRoom], *, is_whole: bool = True
+) -> FetchRoom | None:
+    """Pin what is here of these blocks and reserve the rest, save for `unneeded_blocks`; None, and nothing held, if
+    that would take from others.
+
+    Nothing is taken that running requests need to go on, and all fetches together (`others` are those under way) stay
+    within a peer's quota: a fetch saves work, it is never worth a wait.
+    """
+    reserved = [[other.room.reserved[ledger.group] for other in others] for ledger in engine.ledgers]
+    held = [sum(len(one.blocks) - one.left for one in of_group) for of_group in reserved]
+    lefts, pools = unneeded_blocks(engine, len(hashes), is_whole=is_whole), [led.num_blocks for led in engine.ledgers]
+    needs = [len(hashes) - left for left in lefts]
+    if engine.is_short_of_blocks or fetch_quota.is_over(held, needs, pools):
+        return None
+    room = room_for(engine, holder, hashes, len(hashes), lefts)
+    return FetchRoom(tuple(hashes), room) if room is not None else None
+
+
+def keep(engine: Engine, fetched: FetchRoom) -> None:
+    """Every rank has verified the blocks: make them findable, in every KV group, and let them be cache."""
+    for ledger, group in zip(engine.ledgers, fetched.room.reserved, strict=True):
+        for block, block_hash in zip(group.blocks[group.hits :], fetched.hashes[group.hits :], strict=True):
+            ledger.publish(block, block_hash)
+    engine.let_go(fetched.room.holder)

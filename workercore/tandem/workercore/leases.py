@@ -1,0 +1,51 @@
+"""What two workers say to each other about the transfers they work on: `holding`, once a second, and its answer."""
+
+from __future__ import annotations
+
+from tandem.core.ids import Incarnation, TransferId, WorkerId
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workercore.role import Shell
+
+FORGOTTEN = "it no longer names this transfer among those it works on"
+
+
+class PeerLeases:
+    """The worker's leases, spoken over its control channels. Belongs to the step loop's thread.
+
+    There is one set of leases a worker, whoever owns the transfers: a peer takes one list of names for all of them.
+    """
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell, self._leases = shell, shell.leases
+
+    def open(self, transfer: TransferId, peer: WorkerId, incarnation: Incarnation) -> None:
+        """This worker works on the transfer from now on, and expects its peer to."""
+        self._leases.open(transfer, peer, incarnation)
+
+    def close(self, transfer: TransferId) -> None:
+        """Nothing more is expected of the peer for it."""
+        self._leases.close(transfer)
+
+    def heard(self, peer: WorkerId, message: w.Holding) -> None:
+        """Take in what the peer works on. Whoever names something to us, but has nothing left here, is told so."""
+        if message.peer_incarnation != self._shell.incarnation:
+            return
+        incarnation = Incarnation(message.incarnation)
+        self._leases.hear(peer, incarnation, message.transfers, self._shell.clock.now_s())
+        if message.transfers and not self._leases.open_with(peer, incarnation):
+            self._say(peer, incarnation, [])
+
+    def say(self) -> None:
+        """Name what is open to every peer that has not heard it for a second."""
+        for (peer, incarnation), transfers in self._leases.say(self._shell.clock.now_s()).items():
+            self._say(peer, incarnation, transfers)
+
+    def overdue(self) -> list[TransferId]:
+        """What peers have forgotten, whoever owns it here: its owner fences it and gives its blocks back."""
+        return self._leases.overdue()
+
+    def _say(self, peer: WorkerId, incarnation: Incarnation, transfers: list[TransferId]) -> None:
+        holding = w.Holding(
+            incarnation=self._shell.incarnation, peer_incarnation=incarnation, transfers=map(int, transfers)
+        )
+        self._shell.outbox.to_peer(peer, incarnation, w.PeerMessage(holding=holding))

@@ -1,0 +1,136 @@
+"""What a worker tells its routers of its load: measured rates and the queue in short. Belongs to the step loop."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+
+from tandem.core import metric_names as names
+from tandem.core.prefill_queue import condensed
+from tandem.engine.request import StepResult
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workercore.role import Shell
+
+_STEPS = 101
+_FADE = 0.99
+"""What an older step counts for, compared with the one after it."""
+
+
+class DecodePace:
+    """How long decode steps take, with what passes until the next one: tokens come no faster. The median of the
+    latest, and what each further sequence adds (least squares)."""
+
+    def __init__(self) -> None:
+        self._latest_s: deque[float] = deque(maxlen=_STEPS)
+        self._weight = self._n = self._s = self._nn = self._ns = 0.0
+
+    def observe(self, sequences: int, took_s: float) -> None:
+        """A step that did nothing but decode."""
+        self._latest_s.append(took_s)
+        self._weight = self._weight * _FADE + 1.0
+        self._n = self._n * _FADE + sequences
+        self._s = self._s * _FADE + took_s
+        self._nn = self._nn * _FADE + sequences * sequences
+        self._ns = self._ns * _FADE + sequences * took_s
+
+    @property
+    def step_s(self) -> float:
+        """0 = there was none yet."""
+        return statistics.median(self._latest_s) if self._latest_s else 0.0
+
+    @property
+    def sequence_s(self) -> float:
+        """0 = not known: all steps had the same number of sequences, or noise hid the difference."""
+        if not self._weight:
+            return 0.0
+        mean = self._n / self._weight
+        variance = self._nn / self._weight - mean * mean
+        if variance < 1e-3 * max(1.0, mean):
+            return 0.0
+        return max(0.0, (self._ns / self._weight - mean * self._s / self._weight) / variance)
+
+
+class LoadMeter:
+    """Measures steps and writes reports. Belongs to the step loop's thread."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._decoding = DecodePace()
+        self._since_s: float | None = None
+
+    def rest(self) -> None:
+        """The loop waits: the next step does not follow at once."""
+        self._since_s = None
+
+    def measure(self, result: StepResult) -> None:
+        """Learn from a step, and count it."""
+        took_s = result.ended_s - result.started_s
+        if result.decode_tokens and not result.prefill_tokens:
+            since_s = result.started_s if self._since_s is None else self._since_s
+            self._decoding.observe(result.decode_tokens, result.ended_s - since_s)
+        self._since_s = result.ended_s
+        self._shell.count("steps")
+        self._shell.count("step_seconds", took_s)
+        if result.prefill_tokens:
+            self._shell.count("prefill_step_seconds", took_s)
+        self._shell.count("prefill_tokens", result.prefill_tokens)
+        self._shell.count("decode_tokens", result.decode_tokens)
+        if self._shell.work is not None:
+            self._shell.count("model_flops", self._shell.work.flops(result))
+            self._shell.count("model_read_bytes", self._shell.work.bytes_read(result))
+        self._shell.count("preemptions", len(result.preempted))
+        if result.recomputed_tokens:
+            self._shell.count(names.counter_key(names.WORKER_RECOMPUTED, cause="preempted"), result.recomputed_tokens)
+
+    @property
+    def decode_step_s(self) -> float:
+        """From one token of a sequence to its next; 0 = there was none yet."""
+        return self._decoding.step_s
+
+    def report(self) -> w.LoadReport:
+        """Everything but the links."""
+        shell, engine = self._shell, self._shell.engine
+        load, now_s, rules = engine.load(), shell.clock.now_s(), engine.queue_rules
+        speed = engine.prefill_speed
+        for name, value in shell.receiver.counters().items():
+            shell.counters[name if name.startswith(names.PREFIX) else f"transfer_{name}"] = value
+        shell.counters[names.counter_key(names.LEASES)] = float(len(shell.leases))
+        shell.counters.update(shell.peaks)
+        if engine.swap is not None:
+            shell.counters[names.counter_key(names.PREEMPTED_SWAPPED)] = float(engine.swap.requests)
+        return w.LoadReport(
+            queued_requests=load.queued_requests,
+            running_requests=load.running_requests,
+            queued_tokens=load.queued_tokens,
+            blocks=self._blocks(),
+            prefill_rate=speed.tokens_per_s,
+            prefill_context_s=speed.context_s,
+            decode_step_s=self.decode_step_s,
+            decode_sequence_s=self._decoding.sequence_s,
+            counters=shell.counters,
+            in_flight=len(shell.requests),
+            decoding_sequences=load.decoding_sequences,
+            queue=[
+                w.QueuedWork(
+                    due_in_s=row.due_s - now_s, tokens=row.tokens, requests=row.requests, attended=row.attended
+                )
+                for row in condensed(load.queue)
+            ],
+            queue_stretch=rules.stretch,
+            queue_max_overtake_s=rules.max_overtake_s,
+        )
+
+    def _blocks(self) -> list[w.GroupBlocksCount]:
+        counts = [ledger.counts() for ledger in self._shell.engine.ledgers]
+        return [
+            w.GroupBlocksCount(
+                group=group,
+                total=c.total,
+                free=c.free,
+                cached=c.cached,
+                request=c.request,
+                pushing=c.pushing,
+                reserved=c.reserved,
+            )
+            for group, c in enumerate(counts)
+        ]

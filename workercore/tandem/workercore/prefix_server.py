@@ -1,0 +1,302 @@
+"""The holder's side of a fetch: looks up what another worker asks for, keeps it, and pushes it all at once.
+
+    asked ──▶ offered (pinned) ──ticket──▶ pushing ──Sent──▶ released
+                 └───────────────────────────┴── given up ──▶ quiet ──▶ released
+
+The index is advice: what is offered is what the ledger has, under the root that was asked for and no other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from tandem.core import kv_compatibility
+from tandem.core import metric_names as names
+from tandem.core.block_hash import BlockHash, chain
+from tandem.core.errors import CapacityError, TandemError, TransferError
+from tandem.core.ids import Attempt, BlockId, Incarnation, RequestId, TransferId, WorkerId
+from tandem.core.kv_compatibility import KVProfile, WireForm
+from tandem.core.ledger import Holder, HoldKind
+from tandem.core.logs import event
+from tandem.engine.sequence import GONE
+from tandem.kvtransfer.events import Quiesced, SendFailed, Sent
+from tandem.kvtransfer.ticket import Ticket
+from tandem.kvtransfer.wire import profile_from_wire, profile_to_wire
+from tandem.rpc.v1 import worker_pb2 as w
+from tandem.workercore import fetch_quota
+from tandem.workercore.fetch_names import fetch_holder, fetch_name, tell_failed
+from tandem.workercore.leases import PeerLeases
+from tandem.workercore.proto_convert import ticket_from_wire
+from tandem.workercore.requests import request_key
+from tandem.workercore.role import Shell
+from tandem.workercore.transfer_claims import Claim
+
+_log = logging.getLogger(__name__)
+
+
+class Stage(Enum):
+    """QUIESCING: given up, and the source may still be read."""
+
+    OFFERED = auto()
+    PUSHING = auto()
+    QUIESCING = auto()
+
+
+@dataclass(slots=True, kw_only=True)
+class Supply:
+    """One fetch that this worker feeds. `tables` are its own blocks, pinned, group by group, save for the first `lefts`
+    of each, which the requester has or does not need."""
+
+    transfer: TransferId
+    name: RequestId
+    attempt: Attempt
+    peer: WorkerId
+    peer_incarnation: Incarnation
+    theirs: KVProfile
+    form: WireForm
+    tables: tuple[list[BlockId], ...]
+    lefts: tuple[int, ...]
+    tokens: int
+    stage: Stage = Stage.OFFERED
+    ticket_s: float = 0.0
+
+    @property
+    def holder(self) -> Holder:
+        return fetch_holder(HoldKind.PUSHING, self.name, self.attempt, self.transfer)
+
+
+class Supplying:
+    """All fetches that other workers make here. Belongs to the step loop's thread."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._leases = PeerLeases(shell)
+        self._profile = profile_to_wire(shell.profile)
+        self._block_tokens = shell.engine.layout.groups[0].block_tokens
+        self._supplies: dict[TransferId, Supply] = {}
+
+    # ---- messages and events ---------------------------------------------------------------------------------------
+
+    def asked(self, peer: WorkerId, message: w.FetchRequest) -> None:
+        """Offer what is here of the prefix, pinned from now on; a repeated question changes nothing."""
+        if TransferId(message.fetch) in self._supplies:
+            self._shell.count("fetch_requests_dropped")
+            return
+        offer = w.FetchOffer(fetch=message.fetch, holder_incarnation=message.holder_incarnation)
+        try:
+            supply, codecs = self._look(peer, message)
+        except (TransferError, CapacityError, ValueError) as error:
+            offer.code = error.code if isinstance(error, TandemError) else TransferError.code
+            offer.message = str(error)
+            self._shell.count("fetches_refused")
+        else:
+            self._supplies[supply.transfer] = supply
+            self._leases.open(supply.transfer, peer, supply.peer_incarnation)
+            offer.tokens = supply.tokens
+            offer.profile.CopyFrom(self._profile)
+            offer.codecs.extend(codecs)
+        incarnation = Incarnation(message.requester_incarnation)
+        self._shell.outbox.to_peer(peer, incarnation, w.PeerMessage(fetch_offer=offer))
+
+    def ticket(self, peer: WorkerId, message: w.Ticket) -> None:
+        """The requester has room: push everything, all layers at once. May come while a step runs."""
+        supply = self._supplies.get(TransferId(message.transfer))
+        if supply is None or supply.peer != peer or supply.stage is Stage.QUIESCING:
+            self._shell.count("tickets_dropped")
+            failed = w.TransferFailed(
+                request=message.request, attempt=message.attempt, transfer=message.transfer, code="cancelled",
+                message="nobody waits for this ticket",
+            )  # fmt: skip
+            tell_failed(self._shell, peer, Incarnation(message.receiver_incarnation), failed)
+            return
+        if supply.stage is Stage.PUSHING:
+            self._shell.count("tickets_dropped")
+            return
+        try:
+            ticket = ticket_from_wire(message, self._shell.worker, peer)
+            self._check(supply, ticket)
+            self._shell.sender.open(ticket)
+        except (TransferError, ValueError) as error:
+            self._give_up(supply, TransferError("the ticket cannot be used", why=str(error)))
+            return
+        supply.stage, supply.ticket_s = Stage.PUSHING, self._shell.clock.now_s()
+        try:
+            self._push(supply, ticket)
+        except ValueError as error:
+            self._give_up(supply, TransferError("the ticket cannot be used", why=str(error)))
+
+    def failed(self, peer: WorkerId, message: w.TransferFailed) -> None:
+        """The requester gave up, or needs nothing any more."""
+        supply = self._supplies.get(TransferId(message.transfer))
+        if supply is not None and supply.peer == peer:
+            self._give_up(supply)
+
+    def peer_gone(self, peer: WorkerId, incarnation: Incarnation) -> None:
+        self._end(lambda s: s.peer == peer and incarnation in (0, s.peer_incarnation))
+
+    def new_incarnation(self) -> None:
+        """What was offered was offered by somebody else."""
+        self._end(lambda supply: True)
+
+    def transfer_event(self, outcome: object) -> bool:
+        """Whether this was the event of a supply: with it the source is no longer read."""
+        if not isinstance(outcome, Sent | SendFailed | Quiesced):
+            return False
+        supply = self._supplies.get(outcome.transfer)
+        if supply is None:
+            return False
+        if isinstance(outcome, Sent):
+            self._shell.count(names.SUPPLIES)
+            self._shell.count_sent(supply.peer, outcome.bytes, self._shell.clock.now_s() - supply.ticket_s)
+        elif isinstance(outcome, SendFailed) and supply.stage is not Stage.QUIESCING:
+            self._shell.count_unsent(supply.peer)
+            self._tell_failed(supply, TransferError("the KV transfer failed", why=outcome.reason))
+        self._forget(supply)
+        return True
+
+    def tick(self) -> None:
+        for transfer in self._leases.overdue():
+            supply = self._supplies.get(transfer)
+            if supply is not None:
+                self._shell.count("transfers_forgotten")
+                self._give_up(supply)
+
+    def claims(self) -> list[Claim]:
+        return [
+            Claim("quiescing", _key(s), s.transfer, WorkerId(""), Incarnation(0))
+            if s.stage is Stage.QUIESCING
+            else Claim("handover", _key(s), s.transfer, s.peer, s.peer_incarnation)
+            for s in self._supplies.values()
+        ]
+
+    def is_idle(self) -> bool:
+        return not self._supplies
+
+    # ---- what is here ----------------------------------------------------------------------------------------------
+
+    def _look(self, peer: WorkerId, message: w.FetchRequest) -> tuple[Supply, tuple[str, ...]]:
+        """Find and pin; with the codecs that this end wants. Raises TransferError, CapacityError or ValueError."""
+        if message.holder_incarnation != self._shell.incarnation:
+            raise TransferError("this worker restarted", why="its incarnation is a new one")
+        theirs = profile_from_wire(message.profile)
+        codecs = tuple(name for name in self._shell.offers_to(peer) if name in message.codecs)
+        form = kv_compatibility.agree(self._shell.profile, theirs, offered=codecs)
+        root = self._shell.hash_root(message.salt, lossy=message.lossy)
+        hashes = chain(root, tuple(message.tokens), self._block_tokens)
+        matches = self._matches(hashes, message.have_tokens // self._block_tokens)
+        count = min(len(table) for table, _ in matches)
+        tokens = count * self._block_tokens
+        if tokens // theirs.layout.groups[0].block_tokens * theirs.layout.groups[0].block_tokens <= message.have_tokens:
+            raise TransferError("it holds no more of the prefix", why=f"{tokens} tokens are here")
+        supply = Supply(
+            transfer=TransferId(message.fetch),
+            name=fetch_name(RequestId(message.request)),
+            attempt=Attempt(message.attempt),
+            peer=peer,
+            peer_incarnation=Incarnation(message.requester_incarnation),
+            theirs=theirs,
+            form=form,
+            tables=tuple(table[:count] for table, _ in matches),
+            lefts=tuple(min(left, count) for _, left in matches),
+            tokens=tokens,
+        )
+        self._pin(supply)
+        return supply, codecs
+
+    def _matches(self, hashes: Sequence[BlockHash], have: int) -> list[tuple[list[BlockId], int]]:
+        """For each KV group a table of what is here of the prefix, and how many of its leading blocks are not: where a
+        group has a window and that reaches further, those before `have`, which the requester has or does not need."""
+        found: list[tuple[list[BlockId], int]] = []
+        for ledger, spec in zip(self._shell.engine.ledgers, self._shell.engine.layout.groups, strict=True):
+            whole, left = ledger.match(hashes), 0
+            rest = ledger.match(hashes[have:]) if spec.window is not None else []
+            if rest and have + len(rest) > len(whole):
+                whole, left = [*[GONE] * have, *rest], have
+            found.append((whole, left))
+        return found
+
+    def _pin(self, supply: Supply) -> None:
+        """Keep the blocks until the fetch ends. Cached ones are out of others' reach meanwhile, so not without bound:
+        raises CapacityError, and holds nothing, where running requests need them or others are fetching much."""
+        engine, everyone = self._shell.engine, self._supplies.values()
+        groups = [ledger.group for ledger in engine.ledgers]
+        held = [sum(len(other.tables[group]) - other.lefts[group] for other in everyone) for group in groups]
+        offered = [table[left:] for table, left in zip(supply.tables, supply.lefts, strict=True)]
+        needs, pools = [len(table) for table in offered], [ledger.num_blocks for ledger in engine.ledgers]
+        is_too_much = engine.is_short_of_blocks or fetch_quota.is_over(held, needs, pools)
+        if not is_too_much:
+            for ledger, table in zip(engine.ledgers, offered, strict=True):
+                ledger.share(supply.holder, table)
+            is_too_much = any(ledger.available < engine.growth_blocks for ledger in engine.ledgers)
+        if is_too_much:
+            engine.let_go(supply.holder)
+            raise CapacityError("blocks are short here")
+
+    def _check(self, supply: Supply, ticket: Ticket) -> None:
+        """Raise TransferError unless the ticket is for this offer, in the form that follows from both profiles."""
+        if (ticket.sender_incarnation, ticket.receiver_incarnation) != (
+            self._shell.incarnation, supply.peer_incarnation
+        ):  # fmt: skip
+            raise TransferError("it is for another incarnation")
+        if ticket.codec != supply.form.codec or ticket.layout != supply.theirs.layout:
+            raise TransferError("its codec or layout is not what was agreed")
+        if [group.group for group in ticket.groups] != [spec.group for spec in supply.theirs.layout.groups]:
+            raise TransferError("it has other KV groups than this model")
+        for spec, group, left in zip(supply.theirs.layout.groups, ticket.groups, supply.lefts, strict=True):
+            if group.blocks and group.skip * spec.block_tokens < left * self._block_tokens:
+                raise TransferError(f"group {group.group} wants what lies behind its window, which is gone here")
+            if (group.skip + len(group.blocks)) * spec.block_tokens > supply.tokens:
+                raise TransferError(f"group {group.group} wants more than the {supply.tokens} tokens that were offered")
+
+    def _push(self, supply: Supply, ticket: Ticket) -> None:
+        layout = self._shell.engine.layout
+        for ours, theirs, group, table in zip(
+            layout.groups, supply.theirs.layout.groups, ticket.groups, supply.tables, strict=True
+        ):
+            if not group.blocks:
+                continue
+            first, offset_tokens = divmod(group.skip * theirs.block_tokens, ours.block_tokens)
+            last = ours.blocks_for((group.skip + len(group.blocks)) * theirs.block_tokens)
+            layers = range(len(ours.layers))
+            self._shell.sender.push(
+                ticket.transfer, group.group, table[first:last], group.blocks, layers, offset_tokens
+            )
+        self._shell.sender.finish(ticket.transfer)
+
+    # ---- ends ------------------------------------------------------------------------------------------------------
+
+    def _end(self, is_meant: Callable[[Supply], bool]) -> None:
+        for supply in [supply for supply in self._supplies.values() if is_meant(supply)]:
+            self._give_up(supply)
+
+    def _give_up(self, supply: Supply, error: TandemError | None = None) -> None:
+        """Release what was offered; what is being pushed stays held until the sender is quiet. `error`: the requester
+        is told."""
+        if error is not None:
+            self._tell_failed(supply, error)
+        if supply.stage is Stage.OFFERED:
+            self._forget(supply)
+        elif supply.stage is Stage.PUSHING:
+            supply.stage = Stage.QUIESCING
+            self._leases.close(supply.transfer)
+            self._shell.sender.cancel(supply.transfer)
+
+    def _forget(self, supply: Supply) -> None:
+        del self._supplies[supply.transfer]
+        self._leases.close(supply.transfer)
+        self._shell.engine.let_go(supply.holder)
+
+    def _tell_failed(self, supply: Supply, error: TandemError) -> None:
+        event(_log, "supply failed", logging.WARNING, request=_key(supply), peer=supply.peer, error=error.message)
+        failed = w.TransferFailed(
+            request=supply.name, attempt=supply.attempt, transfer=supply.transfer, code=error.code,
+            message=error.message,
+        )  # fmt: skip
+        tell_failed(self._shell, supply.peer, supply.peer_incarnation, failed)
+
+
+def _key(supply: Supply) -> str:
+    return request_key(supply.name, supply.attempt)
