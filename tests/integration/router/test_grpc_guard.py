@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -78,6 +80,41 @@ def test_a_message_up_to_each_bound_costs_little(shared: House, method: str, val
     else:
         assert code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.OUT_OF_RANGE)
         cost.check_refusal(len(raw))
+
+
+REFUSED = {
+    "with too many fields": (MODEL + nested(4, b"\x0a\x00" * 50_000), ()),
+    "of an unknown model": (nested(1, b"other") + nested(2, b"a"), ()),
+    "with an unknown key": (MODEL, (("authorization", "Bearer unknown"),)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_refused_call_leaves_no_cycle(shared: House, method: str, name: str) -> None:
+    """A frame in a cycle keeps its message until the oldest generation is collected: minutes later, or never."""
+    raw, metadata = REFUSED[name]
+    assert (code := call(shared, method, raw, metadata)) is not grpc.StatusCode.UNKNOWN
+    with frames_in_garbage() as found:
+        assert call(shared, method, raw, metadata) is code
+    assert not [frame for frame in found if "tandem/router" in frame]
+
+
+@contextlib.contextmanager
+def frames_in_garbage() -> Iterator[list[str]]:
+    """What of frames only a collection frees of all that was made in the context."""
+    found: list[str] = []
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found += [f"{one.f_code.co_filename}:{one.f_lineno}" for one in gc.garbage if isinstance(one, FrameType)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 @pytest.mark.parametrize("method", METHODS)

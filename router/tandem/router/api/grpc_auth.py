@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -67,15 +68,21 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 check_wire(raw, message, self._most_values)
                 return decode(raw)
             except InvalidRequestError as error:
-                return error
+                return error.with_traceback(None)  # its frames hold the message
             except DecodeError:
                 return InvalidRequestError("the message cannot be decoded", why=f"it is no {message.name}")
 
         async def run(request: Any, context: Any) -> Any:
-            if not isinstance(request, TandemError):
-                return await behaviour(request, context)
-            self._door.refused("grpc", request)
-            return await abort(context, request)
+            try:
+                if not isinstance(request, TandemError):
+                    return await behaviour(request, context)
+                self._door.refused("grpc", request)
+                return await abort(context, request)
+            except BaseException as error:  # gRPC keeps it with the call: frames that hold both would outlive them
+                traceback.clear_frames(error.__traceback__)
+                raise
+            finally:
+                del request, context
 
         return handler._replace(request_deserializer=read, **{kind: run})
 
@@ -118,7 +125,10 @@ class KeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if call is not None:
             await context.send_initial_metadata(tuple(call.names.items()))
         door.refused("grpc", error, call)
-        await abort(context, error)
+        try:
+            await abort(context, error)
+        finally:
+            del error, context  # see `_bounded`
 
 
 def check_wire(raw: bytes, message: Descriptor, most_values: int) -> None:
@@ -193,11 +203,16 @@ def texts(metadata: Iterable[Any] | None) -> Texts:
 
 
 async def abort(context: Any, error: TandemError) -> None:
-    """End a call with the status of `error`, its code and the field that it names."""
+    """End a call with the status of `error`, its code and the field that it names. Drops the traceback of `error`."""
     status = getattr(grpc.StatusCode, STATUS[error.code][1])
     trailing = [("tandem-code", error.code)]
     if error.param:
         trailing.append(("tandem-param", error.param))
     if error.retryable and error.retry_after_s is not None:
         trailing.append(("grpc-retry-pushback-ms", str(math.ceil(1000 * error.retry_after_s))))
-    await context.abort(status, error.message, trailing_metadata=tuple(trailing))
+    message = error.message
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    try:
+        await context.abort(status, message, trailing_metadata=tuple(trailing))
+    finally:
+        del context, error

@@ -168,6 +168,8 @@ class Answer:
         self._settle(is_served=self._is_served)
         self._measure()
         self._end_call()
+        if self._error is not None:
+            self._error.__traceback__ = None  # its frames hold the answer, which holds it
 
     def _end_call(self) -> None:
         """Tell the trace of the call, if it has one, what became of it."""
