@@ -1,4 +1,4 @@
-"""The `clusterctl` program: finds the command, and turns every error into one line and an exit code (exits.py)."""
+"""The `clusterctl` program: finds the command, and turns every error into one line and an exit code (exit_codes.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The reconcile loop: makes what runs equal to the desired state, and says why it does what it does.
 
-What to do next is decided in reconciling.py, from the record and from what is seen; here it is done. What this object
+What to do next is decided in reconcile.py, from the record and from what is seen; here it is done. What this object
 remembers is how often a worker died and which step is under way; a new controller does without.
 
 A worker that cannot start although it never worked is a mistake of the configuration: before the cluster was ready once

@@ -1,7 +1,7 @@
 """The desired state of a cluster: one versioned record of pools and their members that controllers reconcile towards.
 
 What runs becomes what stands here, and nothing else is needed for that: who leaves is missing, who flips has another
-role, who restarts another generation. Changes to it are in wishes.py and rollouts.py.
+role, who restarts another generation. Changes to it are in desired_changes.py and rollouts.py.
 """
 
 from __future__ import annotations

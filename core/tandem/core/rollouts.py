@@ -1,6 +1,6 @@
 """Rollouts: workers of one model are replaced by such of another revision, a few at a time, while both serve.
 
-`started`, `paused`, `resumed` and `undone` are wishes of people, as those in wishes.py; `advanced` is the next step
+`started`, `paused`, `resumed` and `undone` are wishes of people, as those in desired_changes.py; `advanced` is the next step
 after what runs, for the controller. All are pure: how far a rollout is stands in the record, as its members' revisions.
 """
 

@@ -1,6 +1,6 @@
 """The cluster secret: one random value that authenticates every internal RPC and transfer connection.
 
-The secret itself never crosses a socket. RPCs carry a proof of one call (callproof.py); raw sockets run a challenge:
+The secret itself never crosses a socket. RPCs carry a proof of one call (call_proof.py); raw sockets run a challenge:
 the listener sends a nonce, the dialler answers with an HMAC over it. Comparisons take constant time.
 """
 

@@ -45,7 +45,7 @@ def test_the_page_is_there_without_a_key_and_says_nothing(shared: House) -> None
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.content == (STATIC / "index.html").read_bytes()
     assert httpx.post(f"{shared.admin_url}/ui/").status_code in (404, 405)
-    for name in ("../site.py", "..%2fsite.py", "nothing.js", "site.py"):
+    for name in ("../static_files.py", "..%2fstatic_files.py", "nothing.js", "static_files.py"):
         assert httpx.get(f"{shared.admin_url}/ui/{name}").status_code == 404, name
 
 

@@ -25,9 +25,9 @@ SCHEMA = "deploy/helm/tandem/values.schema.json"
 KERNELS = ROOT / "kernels" / "tandem" / "kernels"
 OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/__init__.py"))
 TESTS = ROOT / "tests" / "unit" / "kernels"
-IS_ITS_OWN_REFERENCE = {"dense_row"}
+IS_ITS_OWN_REFERENCE = {"fused_layer"}
 """Compared with the decoder that it computes all layers of."""
-LOADED_BY_ITSELF = {"kv_wire"}
+LOADED_BY_ITSELF = {"kv_codec"}
 """Its C code is used by transfers, not by steps."""
 NEED_A_GPU = {"cuda_ipc", "nccl"}
 
@@ -109,7 +109,7 @@ def test_every_kernel_has_a_reference_and_tests(operation: str) -> None:
         assert is_named_in(*(TESTS / "interpreter").glob("test_*.py"))
         assert is_named_in(TESTS / "test_triton_compiles.py")
     if "cpu.c" in parts:
-        assert is_named_in(KERNELS / "cpu_code.py") is (operation not in LOADED_BY_ITSELF), "compiled at the start"
+        assert is_named_in(KERNELS / "warmup.py") is (operation not in LOADED_BY_ITSELF), "compiled at the start"
 
 
 def test_every_transport_passes_the_conformance_suite_and_the_proof() -> None:

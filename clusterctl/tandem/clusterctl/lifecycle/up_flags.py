@@ -22,7 +22,7 @@ _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpFlags:
-    """What was given on the command line; None = not given. Each flag's place in the configuration: flag_names.py."""
+    """What was given on the command line; None = not given. Each flag's place in the configuration: flag_map.py."""
 
     model: Annotated[
         str | None,

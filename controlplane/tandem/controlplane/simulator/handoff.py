@@ -1,6 +1,6 @@
 """Roles on virtual time: the prefill worker asks for a ticket and pushes, the decode worker reserves and admits.
 
-The protocol of prefill_worker/role.py and decode_worker/granting.py without failures: nothing is lost, revoked or
+The protocol of prefill_worker/role.py and decode_worker/ticket_grants.py without failures: nothing is lost, revoked or
 retried here. Quota, reservation, preemption for tickets and admission are the real ledger's and scheduler's.
 """
 

@@ -1,4 +1,4 @@
-"""Prefixes that one worker gets from another before a request runs (workerhost/fetching.py and supplying.py).
+"""Prefixes that one worker gets from another before a request runs (workercore/prefix_client.py and prefix_server.py).
 
     asked ──▶ pinned at the source, reserved here ──ticket──▶ on the wire ──▶ cached here ──▶ the request runs
 

@@ -1,6 +1,6 @@
 """Who may be sent to workers now, who waits, and who is told to come back later.
 
-A request goes at once while workers have room and nobody waits. Otherwise it waits in a fair queue (fairqueue.py) of
+A request goes at once while workers have room and nobody waits. Otherwise it waits in a fair queue (fair_queue.py) of
 its model, as long as its SLO class and its deadline allow; whoever would wait longer than that hears so at once. Pure:
 the clock, what workers have room for and how long a prompt takes are passed in, and `pump` is called every POLL_S while
 anybody waits.

@@ -1,7 +1,7 @@
 """Sends requests to the workers of a plan, routes what comes back, and takes every end of a request to all of them.
 
 An attempt that fails is followed by another one that carries what the client has; who gets it and when is decided in
-survival.py.
+retry_policy.py.
 """
 
 from __future__ import annotations

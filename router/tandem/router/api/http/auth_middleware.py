@@ -1,6 +1,6 @@
 """In front of the HTTP application: nothing but health and version is answered without a key, where keys are needed.
 
-A raw ASGI layer, so that an endpoint added later is guarded too. Endpoints find the caller in callers.py.
+A raw ASGI layer, so that an endpoint added later is guarded too. Endpoints find the caller in auth_context.py.
 """
 
 from __future__ import annotations
