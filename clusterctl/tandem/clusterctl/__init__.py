@@ -1,1 +1,1 @@
-"""The operator's command line. Speaks to admin ports only; `up` hands over to tandem.controlplane."""
+"""The operator's command line. Connects to admin ports only; `up` hands over to tandem.controlplane."""

@@ -1,4 +1,4 @@
-"""Talks to a cluster's admin port: finds it by flags or the context file, proves itself with the admin key."""
+"""Client of a cluster's admin port: finds it by flags or the context file, authenticates with the admin key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 0.1
 
 
 class AdminClient:
-    """One cluster's admin port. Every call is bounded; errors are TandemErrors that say what to do."""
+    """One cluster's admin port. Every call has a timeout; errors are TandemErrors that state what to do."""
 
     def __init__(self, endpoint: str, key_file: Path, *, is_gone: Callable[[], bool] | None = None) -> None:
         try:
@@ -43,7 +43,7 @@ class AdminClient:
 
     @classmethod
     def find(cls, *, endpoint: str, admin_key_file: str, name: str, state_dir: str) -> AdminClient:
-        """By `endpoint` and `admin_key_file` if given, else by the context file of cluster `name`."""
+        """Connect to `endpoint` with `admin_key_file` if given, else by the context file of cluster `name`."""
         state = find_state(name, state_dir)
         given = written_out(admin_key_file) if admin_key_file else None
         if endpoint:
@@ -66,43 +66,43 @@ class AdminClient:
         self._http.close()
 
     def status(self) -> dict[str, Any]:
-        """What the cluster says about itself."""
+        """Return the cluster's status."""
         return self._record("GET", "/admin/v1/status", "cluster")
 
     def trace(self, request: str) -> dict[str, Any]:
-        """Where a request's time went; NotFoundError if the router does not know it."""
+        """Return the time line of a request; NotFoundError if the router does not know it."""
         return self._record("GET", f"/admin/v1/requests/{quote(request, safe='', errors='surrogateescape')}", "spans")
 
     def metrics(self) -> str:
-        """What Prometheus scrapes."""
+        """Return the metrics that Prometheus scrapes."""
         return self._call("GET", "/metrics").text
 
     def audit(self) -> dict[str, Any]:
-        """One look at every worker's KV ledger."""
+        """Return one snapshot of every worker's KV ledger."""
         return self._record("GET", "/admin/v1/kv/audit", "holds")
 
     def net(self) -> dict[str, Any]:
-        """Measured links between hosts, and those in use between workers."""
+        """Return measured links between hosts, and those in use between workers."""
         return self._record("GET", "/admin/v1/net", "measured")
 
     def policy(self) -> dict[str, Any]:
-        """The routing policy in force and all there are: {"policy", "policies"}."""
+        """Return the routing policy in force and all available ones: {"policy", "policies"}."""
         return self._record("GET", "/admin/v1/route/policy", "policies")
 
     def set_policy(self, name: str) -> dict[str, Any]:
-        """Route by this policy from now on; what `policy` says afterwards."""
+        """Route by this policy from now on; return `policy` as it is afterwards."""
         return self._record("POST", "/admin/v1/route/policy", "policies", {"policy": name})
 
     def explain(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Where a prompt would go now, and why."""
+        """Return where a prompt would go now, and why."""
         return self._record("POST", "/admin/v1/route/explain", "options", dict(body))
 
     def slo(self) -> dict[str, Any]:
-        """The SLO classes in force: {"classes", "default_slo"}."""
+        """Return the SLO classes in force: {"classes", "default_slo"}."""
         return self._record("GET", "/admin/v1/slo", "classes")
 
     def set_slo(self, wish: Mapping[str, Any]) -> dict[str, Any]:
-        """Promise {"slo", "ttft_s", "itl_s"} from now on; what `slo` says afterwards."""
+        """Promise {"slo", "ttft_s", "itl_s"} from now on; return `slo` as it is afterwards."""
         return self._record("POST", "/admin/v1/slo", "classes", dict(wish))
 
     def repair(self, holds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -111,31 +111,31 @@ class AdminClient:
         return self._record("POST", "/admin/v1/kv/repair", "released", body)
 
     def desired(self) -> dict[str, Any]:
-        """What the cluster should be: {"desired"}, with pools and members."""
+        """Return the desired state: {"desired"}, with pools and members."""
         return self._record("GET", "/admin/v1/desired", "desired")
 
     def propose(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """What a wish would change: {"is_changed", "before", "after", "changes"}. Nothing is changed."""
+        """Return the effect of a change without applying it: {"is_changed", "before", "after", "changes"}."""
         return self._record("POST", "/admin/v1/desired/propose", "changes", dict(wanted))
 
     def write_desired(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the `after` of a proposal the desired state; ConflictError if somebody else was faster."""
+        """Make the `after` of a proposal the desired state; ConflictError if it was changed in between."""
         return self._record("POST", "/admin/v1/desired", "desired", {"state": dict(state)})
 
     def events(self, *, after: str = "", count: int = 50) -> dict[str, Any]:
-        """What happened after that place, "" = the last `count`: {"events", "next"}."""
+        """Return the events after that place, "" = the last `count`: {"events", "next"}."""
         return self._record("GET", f"/admin/v1/events?after={quote(after)}&count={count}", "events")
 
     def planned(self) -> dict[str, Any]:
-        """What the planner said last: {"mode", "plan"}, None = nothing lately."""
+        """Return the planner's last report: {"mode", "plan"}, None = no recent one."""
         return self._record("GET", "/admin/v1/plan", "plan")
 
     def keys(self) -> dict[str, Any]:
-        """Every API key without its secret, ids of the last that were revoked, and who is let in without one."""
+        """Return every API key without its secret, ids of the last revoked ones, and the anonymous-access setting."""
         return self._record("GET", "/admin/v1/keys", "keys")
 
     def create_key(self, wish: Mapping[str, Any]) -> dict[str, Any]:
-        """A new API key; `key` holds it this one time."""
+        """Create an API key; `key` holds it this one time."""
         return self._record("POST", "/admin/v1/keys", "key", dict(wish))
 
     def revoke_key(self, key_id: str) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class AdminClient:
         return self._record("DELETE", f"/admin/v1/keys/{name}", "is_revoked")
 
     def _record(self, method: str, path: str, key: str, body: object = None) -> dict[str, Any]:
-        """What it answers, which has `key` in it; InternalError if not."""
+        """Return the response, which has `key` in it; InternalError if not."""
         answer = self._call(method, path, body)
         try:
             found = answer.json()
@@ -159,7 +159,7 @@ class AdminClient:
         try:
             self._call("POST", "/admin/v1/down")
         except UnavailableError as error:
-            # The router may be stopped before its answer is out: whether it worked shows in what follows.
+            # The router may be stopped before its response is out: the following polls show if it worked.
             if not isinstance(error.__cause__, httpx.RemoteProtocolError | httpx.ReadError):
                 raise
 

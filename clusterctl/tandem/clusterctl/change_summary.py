@@ -1,4 +1,4 @@
-"""What a command does beside the desired state, deed by deed: shown before it is agreed to, printed when it is done."""
+"""Changes that a command makes outside the desired state: one line each, shown before consent and printed when done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIGNS: Final = {"create": "+", "set": "~", "stop": "-", "revoke": "-", "release
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deed:
-    """One thing that is done; `subject` is what to: a worker, a key, a class."""
+    """One change; `subject` is its target: a worker, a key, a class."""
 
     deed: Literal["create", "set", "stop", "revoke", "release"]
     subject: str
@@ -25,22 +25,22 @@ class Deed:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """Return the change as text."""
         return f"{_SIGNS[self.deed]} {self.subject}: {self.deed}" + (f" ({self.detail})" if self.detail else "")
 
 
 def lines_of(deeds: Sequence[Deed]) -> list[str]:
-    """The difference, one deed a line."""
+    """Return the changes, one a line."""
     return [deed.line for deed in deeds]
 
 
 def show_done(deeds: Sequence[Deed], output: Output, text: str) -> None:
-    """What was done; `text` says it for people. No deeds: it was so already."""
+    """Show the changes made; `text` describes them. No deeds: nothing had to change."""
     _show(deeds, output, [text], is_dry_run=False)
 
 
 def show_would(deeds: Sequence[Deed], output: Output, nothing: str = "nothing to change") -> None:
-    """What would be done; `nothing` is for people where that is none."""
+    """Show the changes that would be made; `nothing` is the text if there are none."""
     lines = [*lines_of(deeds), "nothing was changed (--dry-run)"] if deeds else [nothing]
     _show(deeds, output, lines, is_dry_run=True)
 

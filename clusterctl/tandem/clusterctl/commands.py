@@ -1,7 +1,7 @@
-"""Every command of `clusterctl`: where it is and what it does in one line. Its module is imported when it is called.
+"""Table of all `clusterctl` commands: module and summary of each. A module is imported when its command is called.
 
 So `clusterctl --help` reads this table and imports nothing else. A command's module holds a typer `app`, made with
-`command_app`, with one command or several; a test holds the lines here against what the apps say.
+`command_app`, with one command or several; a test compares the summaries here with the help of the apps.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typer.core import TyperGroup
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A command in the table: a module of tandem.clusterctl, and a line for people."""
+    """A command in the table: a module of tandem.clusterctl, and its summary."""
 
     module: str
     summary: str
 
 
 COMPLETE_VAR: Final = "_CLUSTERCTL_COMPLETE"
-"""A shell that wants words completed says so in this variable."""
+"""Variable that a shell sets to ask for word completion."""
 
 COMMANDS: Final[dict[str, Listed]] = {
     "up": Listed("running.up", "Start a cluster on this machine and keep it running in the foreground."),
@@ -60,7 +60,7 @@ COMMANDS: Final[dict[str, Listed]] = {
     "completion": Listed("program.completion", "Print what makes a shell complete commands and flags."),
     "version": Listed("program.version", "Show the version of this program and of the cluster."),
 }
-"""In the order of the help: what runs a cluster first, what looks at it next, what is about the program last."""
+"""In the order of the help: running a cluster first, then inspecting it, the program itself last."""
 
 
 def command_app(*, help: str = "") -> typer.Typer:
@@ -84,7 +84,7 @@ def examples(*lines: str) -> str:
 
 
 def _several(text: str) -> Callable[[], None]:
-    """What makes typer take even one command by its name."""
+    """Return a callback that makes typer take even one command by its name."""
 
     def callback() -> None: ...
 
@@ -108,7 +108,7 @@ class Program(TyperGroup):
 
 
 class _Loading(MutableMapping[str, Any]):
-    """The commands by name; one is imported when it is looked up."""
+    """The commands by name; each is imported on first lookup."""
 
     def __init__(self, own: MutableMapping[str, Any]) -> None:
         self._loaded = dict(own)

@@ -1,4 +1,4 @@
-"""Leave to change something: looked at first (`--dry-run`), asked for on a terminal, or given beforehand (`--yes`)."""
+"""Consent to a change: shown without effect (`--dry-run`), asked for on a terminal, or given beforehand (`--yes`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consent(DryRun):
-    """The flags of every command that takes something from a running cluster, or disturbs it."""
+    """The flags of every command that disrupts or removes a part of a running cluster."""
 
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where no terminal is.")] = False
 
     def ask(self, lines: Sequence[str]) -> None:
-        """Show the difference and return once somebody agrees, at once with `--yes`. Whoever does not ends the command
-        with 1; ConfigError where nobody can be asked."""
+        """Show the difference and return once the user agrees, at once with `--yes`.
+        A refusal ends the command with 1; ConfigError where there is no terminal to ask on."""
         self.check()
         if self.yes:
             return
@@ -39,7 +39,7 @@ class Consent(DryRun):
             raise typer.Exit(1)
 
     def check(self) -> None:
-        """ConfigError where `ask` could ask nobody."""
+        """Raise ConfigError if `ask` could not prompt."""
         if not self.yes and (sys.stdin is None or not sys.stdin.isatty()):  # None: it is closed
             raise ConfigError(
                 "this changes the cluster and nobody can be asked",
@@ -49,7 +49,8 @@ class Consent(DryRun):
 
 
 def _is_agreed() -> bool:
-    """What somebody types; EOFError if that ends. Not `typer.confirm`: it writes a blank to the standard output."""
+    """Read the user's reply; EOFError at the end of input. Not `typer.confirm`: it writes a blank to the standard
+    output."""
     while True:
         print("Do that? [y/N]: ", end="", file=sys.stderr, flush=True)
         try:

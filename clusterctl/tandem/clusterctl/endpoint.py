@@ -20,7 +20,7 @@ _MODELS_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointFlags:
-    """Which endpoint, which of its models, with which key."""
+    """Flags that choose the endpoint, its model, and the key."""
 
     url: Annotated[str, typer.Option(help="An OpenAI endpoint. Without it, the cluster that runs here.")] = ""
     model: Annotated[str, typer.Option(help="Model to ask for. Without it, the first that is served.")] = ""
@@ -31,11 +31,11 @@ class EndpointFlags:
     state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
 
     def address(self) -> str:
-        """The endpoint's URL; UnavailableError where none is named and no cluster of that name runs here."""
+        """Return the endpoint's URL; UnavailableError where none is named and no cluster of that name runs here."""
         return self.url or find_state(self.name, self.state_dir).read_context().api
 
     def headers(self) -> dict[str, str]:
-        """What proves who asks, {} without a key; ConfigError for a file that holds none."""
+        """Return the authorization header, {} without a key; ConfigError for a file that holds none."""
         key = os.environ.get("OPENAI_API_KEY", "")
         if self.api_key_file:
             try:
@@ -48,12 +48,12 @@ class EndpointFlags:
 
 
 def path_of(url: str, path: str) -> str:
-    """The URL of `path`, which begins with /v1, at an endpoint whose own URL may end with it."""
+    """Return the URL of `path`, which begins with /v1, at an endpoint; the endpoint's own URL may end with /v1."""
     return url.rstrip("/").removesuffix("/v1") + path
 
 
 def first_model(url: str, headers: dict[str, str], tls: ssl.SSLContext | None) -> str:
-    """The first of /v1/models; asked as requests are sent: by no proxy, and trusting whom they trust.
+    """Return the first of /v1/models; asked as requests are sent: without a proxy, with the same trusted certificates.
 
     AuthError where it wants another key, UnavailableError where nothing answers, or names no model.
     """

@@ -1,4 +1,4 @@
-"""With which code `clusterctl` ends, and which error means which. docs/clusterctl.md has the same table for people."""
+"""Exit codes of `clusterctl`, and the error that each stands for. docs/clusterctl.md has the same table."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tandem.core.errors import (
 
 
 class Exit(IntEnum):
-    """What scripts may rely on."""
+    """Exit codes that scripts may rely on."""
 
     OK = 0
     FAILED = 1
     USAGE = 2
-    """Wrong flags or settings, or what they ask for cannot be started."""
+    """Wrong flags or settings, or a start that cannot be done with them."""
     NOT_FOUND = 3
     AUTH = 4
     CONFLICT = 5
-    """Somebody else changed it first, or what was required beforehand does not hold."""
+    """It was changed concurrently, or a precondition does not hold."""
     TIMEOUT = 6
-    """The wait is over and the work is not; it may still go on."""
+    """The wait timed out; the work may still go on."""
     UNHEALTHY = 7
     SLO_MISSED = 8
     INTERRUPTED = 130
@@ -50,5 +50,5 @@ _BY_ERROR: Final[tuple[tuple[type[TandemError], Exit], ...]] = (
 
 
 def code_of(error: TandemError) -> Exit:
-    """With which code a command ends that raised this."""
+    """Return the exit code of a command that raised this error."""
     return next((code for kind, code in _BY_ERROR if isinstance(error, kind)), Exit.FAILED)

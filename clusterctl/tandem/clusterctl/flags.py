@@ -1,4 +1,4 @@
-"""Flags that are spelled once, as fields of a dataclass: those that every command on a running cluster has."""
+"""Flags shared by commands, as fields of a dataclass: those that every command on a running cluster has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Which cluster, and how to reach it."""
+    """Flags that choose a cluster, and how to reach it."""
 
     name: Annotated[str, typer.Option(help="Which cluster, if several run here.")] = DEFAULT_CLUSTER
     state_dir: Annotated[str, typer.Option(help="Where clusters keep their state [env: TANDEM_STATE_DIR].")] = ""
@@ -27,13 +27,14 @@ class Where:
     admin_key_file: Annotated[str, typer.Option(help="File with the admin key.")] = ""
 
     def can_run(self) -> bool:
-        """False where no `up` of that name runs on this machine; elsewhere nobody knows before asking."""
+        """False if no `up` of that name runs on this machine; for a remote cluster only a request can show it."""
         from tandem.clusterctl.paths import find_state
 
         return bool(self.endpoint) or find_state(self.name, self.state_dir).is_held()
 
     def client(self) -> AdminClient:
-        """Its admin port, to be closed by the caller; UnavailableError or ConfigError when it cannot be found."""
+        """Return a client of its admin port, to be closed by the caller; UnavailableError or ConfigError when not
+        found."""
         from tandem.clusterctl.admin_client import AdminClient
 
         return AdminClient.find(
@@ -42,10 +43,10 @@ class Where:
 
 
 def flagged(command: Callable[..., None]) -> Callable[..., None]:
-    """`command` with the fields of each of its parameters that is a dataclass as parameters of its own.
+    """Return `command` with the fields of each of its dataclass parameters as parameters of its own.
 
-    So a command takes a `Where` and an `Output`, and people give the flags of both. Each field has its `typer.Option`
-    in an `Annotated` type. What it returns has the signature that typer reads: first the other parameters.
+    So a command takes a `Where` and an `Output`, and users give the flags of both. Each field has its `typer.Option`
+    in an `Annotated` type. The returned function has the signature that typer reads: first the other parameters.
     """
     own: list[inspect.Parameter] = []
     groups: dict[str, tuple[type[Any], list[inspect.Parameter]]] = {}

@@ -38,9 +38,9 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; the exit code. Whatever goes wrong is a line on stderr."""
+    """Run one command and return the exit code. Every error is a line on stderr."""
     program: Any = typer.main.get_command(app)
-    if COMPLETE_VAR in os.environ:  # a shell asks how words go on
+    if COMPLETE_VAR in os.environ:  # a shell asks for completion
         from typer._completion_classes import completion_init
 
         completion_init()
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _fall_silent()
     except SystemExit:
-        if sys.stdout is not stdout:  # typer's way to say the same
+        if sys.stdout is not stdout:  # typer's way to report the same
             sys.stdout = stdout
             return _fall_silent()
         raise
@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _fall_silent() -> Exit:
-    """Whoever reads the output has read enough."""
+    """Silence the output: its reader has closed it."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.OK
 

@@ -1,4 +1,4 @@
-"""Files that a command writes when its work is done: whether they can be, before the work begins."""
+"""Checks of a command's output files, before the work begins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PICTURES = (".svg", ".png", ".pdf")
 
 
 def check(flag: str, path: Path) -> None:
-    """ConfigError if no file can be written there."""
+    """Raise ConfigError if no file can be written there."""
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{flag} is {path}", why="there is no such folder", todo="Make it")
     if path.is_dir():
@@ -19,7 +19,7 @@ def check(flag: str, path: Path) -> None:
 
 
 def check_picture(flag: str, path: Path) -> None:
-    """`check`, and ConfigError if its name's ending is none of a picture, or nothing can draw."""
+    """Run `check`; ConfigError too if the name's ending is none of a picture, or no plotting library is there."""
     if path.suffix not in PICTURES:
         raise ConfigError(f"{flag} is {path.name!r}", todo=f"Use a name that ends in {', '.join(PICTURES)}")
     check(flag, path)

@@ -1,6 +1,6 @@
-"""How answers are printed: tables for people, or documents for programs. Data goes to stdout, all else to stderr.
+"""Output of commands: tables as text, or documents for programs. Data goes to stdout, all else to stderr.
 
-A document has `apiVersion` and `kind`; what streams is one document a line (NDJSON).
+A document has `apiVersion` and `kind`; streams have one document a line (NDJSON).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The flags of every command that shows something."""
+    """The flags of every command with output."""
 
     output: Annotated[
         Format, typer.Option("--output", "-o", help="table or wide for people, json or yaml for programs.")
@@ -44,7 +44,7 @@ class Output:
 
     @property
     def is_document(self) -> bool:
-        """Whether programs read it."""
+        """True if the output is for programs."""
         return self.format in (Format.JSON, Format.YAML)
 
     def show(self, kind: str, found: Record, view: View, *, wide: View | None = None) -> None:
@@ -70,7 +70,7 @@ class Output:
 
 
 def document(kind: str, found: Record) -> dict[str, Any]:
-    """What programs read: `found` below its version and kind."""
+    """Return the document: `found` below its version and kind."""
     return {"apiVersion": API_VERSION, "kind": kind, **found}
 
 
@@ -83,5 +83,5 @@ def as_yaml(found: Record) -> str:
 
 
 def note(text: str) -> None:
-    """Say something that is no data: progress, a warning, what to do next."""
+    """Print a line that is no data: progress, a warning, the next step."""
     print(text, file=sys.stderr, flush=True)

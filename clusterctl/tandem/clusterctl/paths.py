@@ -1,4 +1,4 @@
-"""Where clusters of this machine keep what is theirs; without the HTTP that talking to one takes."""
+"""Paths of this machine's clusters, without importing the HTTP client of the admin port."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from tandem.core.paths import written_out
 
 
 def find_state(name: str, state_dir: str) -> StateDir:
-    """The state directory of cluster `name`; `state_dir` "" = where the environment says."""
+    """Return the state directory of cluster `name`; `state_dir` "" = the environment's."""
     root = written_out(state_dir).absolute() if state_dir else Environment.read().state_root
     return StateDir(root, name)

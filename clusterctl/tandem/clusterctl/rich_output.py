@@ -1,4 +1,4 @@
-"""Lines and tables for people, as the views make them."""
+"""Text lines and tables, used by the views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FILE_WIDTH = 200
 
 
 def console() -> Console:
-    """The standard output."""
+    """Return a console on the standard output."""
     return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
@@ -28,7 +28,7 @@ def table(*columns: str, right: Collection[str] = (), fixed: Collection[str] = (
 
 
 class _PlainTable(Table):
-    """Shows texts as they are: rich would take what stands in brackets for markup."""
+    """Shows texts as they are: rich would take text in brackets for markup."""
 
     def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
         shown = (Text(cell) if isinstance(cell, str) else cell for cell in cells)

@@ -1,4 +1,4 @@
-"""What people probably meant: the nearest of what there is, and wrong usage said in one line."""
+"""Suggestions for wrong usage: the nearest known name, and the error in one line."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NOT_ONE_OF = re.compile(r"(?P<given>'[^']*') is not one of (?P<choices>.*)\.", 
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """Such as "Did you mean 'status'?"; "" if nothing is near."""
+    """Return a suggestion such as "Did you mean 'status'?"; "" if nothing is near."""
     near = get_close_matches(given, list(known), n=3, cutoff=0.6)
     return f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 def usage_line(error: Any) -> str:
-    """A usage error of typer in one line: what is wrong, what was probably meant, where the help is."""
+    """Return a usage error of typer in one line: what is wrong, the nearest known name, where the help is."""
     message = " ".join(str(getattr(error, "message", "")).split())
     text, hint = message.rstrip("."), ""
     if match := _NOT_ONE_OF.search(message):

@@ -1,5 +1,5 @@
-"""Which workers wait for a machine that has room for them, from what the cluster's events tell: such a worker is no
-process yet, and in no registry."""
+"""Workers that wait for a machine with room for them, from the cluster's events: such a worker has no process yet, and
+no registry entry."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from tandem.core.events import FOR_A_PLACE, EventKind
 
 EVENTS = 200
-"""As many of the last ones are looked at."""
+"""Number of latest events that are read."""
 _GOES_ON = (EventKind.WAITING, EventKind.EXITED, EventKind.RESTART_PLANNED)
-"""Kinds of events that a worker without a place has while it waits, and is tried again."""
+"""Kinds of events of a worker without a place while it waits, and is tried again."""
 
 
 class Unplaced:
@@ -21,7 +21,7 @@ class Unplaced:
         self._waits: dict[str, tuple[str, float]] = {}
 
     def hear(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Events as the admin port has them, oldest first, each once."""
+        """Take in events as the admin port gives them, oldest first, each once."""
         for one in events:
             worker, reason = str(one["subject"]), str(one["reason"])
             if one["kind"] == EventKind.WAITING and reason.startswith(FOR_A_PLACE):
@@ -31,10 +31,10 @@ class Unplaced:
                 self._waits.pop(worker, None)
 
     def why(self, worker: str) -> str:
-        """Such as "waits for a place: needs 2 CPU on one node: …"; "" = it does not."""
+        """Return the reason, such as "waits for a place: needs 2 CPU on one node: …"; "" = it does not wait."""
         reason, _ = self._waits.get(worker, ("", 0.0))
         return reason and f"waits {reason}"
 
     def since_s(self, worker: str) -> float:
-        """Wall-clock seconds since 1970, of a worker that waits."""
+        """Return since when a worker waits, in wall-clock seconds since 1970."""
         return self._waits[worker][1]

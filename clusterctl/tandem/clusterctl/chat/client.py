@@ -1,6 +1,6 @@
-"""One streamed answer of an OpenAI endpoint: its text as it comes, its figures, and every failure as a TandemError.
+"""One streamed response of an OpenAI endpoint: its text as it arrives, its figures, every failure as a TandemError.
 
-A Tandem cluster tells in a comment of the stream, which `X-Tandem-Timing` asks for, which workers computed the answer.
+If asked by `X-Tandem-Timing`, a Tandem cluster names the workers that computed the response in a comment of the stream.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _TODO: Mapping[type[TandemError], str] = {
     UnknownModelError: "Name another one with --model",
     NotFoundError: "Check --url and --model",
 }
-"""Beside what the server says, which knows no flags."""
+"""Appended to the server's message, which knows no flags."""
 OnText = Callable[[str, bool], object]
-"""Called with each piece of text as it comes, and whether the model thinks aloud in it."""
+"""Called with each piece of text as it arrives, and whether it is reasoning text."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What has come of an answer so far; moments are monotonic seconds, 0.0 = not yet."""
+    """The response received so far; moments are monotonic seconds, 0.0 = not yet."""
 
     id: str = ""
     model: str = ""
@@ -60,14 +60,14 @@ class Answer:
     finish_reason: str = ""
     usage: Mapping[str, Any] | None = None
     timing: Mapping[str, Any] | None = None
-    """What a Tandem cluster says of it."""
+    """Timings that a Tandem cluster reports."""
     sent_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
     is_whole: bool = False
 
     def record(self) -> dict[str, Any]:
-        """The document `Chat`, but for the endpoint; what is not known is None."""
+        """Return the document `Chat` without the endpoint; unknown values are None."""
         usage, timing, took_s = self.usage, self.timing, self._took_s()
         output = int(usage.get("completion_tokens") or 0) if usage else 0
         return {
@@ -94,14 +94,15 @@ class Answer:
         }  # fmt: skip
 
     def _took_s(self) -> float:
-        """From the first token to the last: by the server's clock if it says so, for here they may be read at once."""
+        """Seconds from the first token to the last: by the server's clock if it reports them, for here they may be read
+        at once."""
         first_s, done_s = (self.timing or {}).get("first_token_s"), (self.timing or {}).get("done_s")
         return self.last_s - self.first_s if first_s is None or done_s is None else done_s - first_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What is asked for with every question; None = as the server likes. `timeout_s` bounds each silence."""
+    """Parameters of every question; None = the server's default. `timeout_s` bounds each silence."""
 
     model: str
     temperature: float | None = None
@@ -122,7 +123,7 @@ class Wish:
 
 @dataclass(slots=True)
 class Asker:
-    """Asks one endpoint. A connection a question: one that rested may be closed at the other end."""
+    """Client of one endpoint. It opens a connection per question: an idle one may be closed at the other end."""
 
     url: str
     wish: Wish
@@ -148,8 +149,8 @@ class Asker:
         self._http.close()
 
     def ask(self, answer: Answer, messages: Sequence[Message], on_text: OnText) -> None:
-        """Write the whole answer into `answer`, or what came of it until a TandemError. Whatever is raised in between,
-        KeyboardInterrupt included, closes the connection, which ends the request."""
+        """Write the whole response into `answer`, or the part received before a TandemError.
+        Any exception in between, KeyboardInterrupt included, closes the connection, which ends the request."""
         has_begun = False
         answer.sent_s = time.monotonic()
         try:
@@ -225,7 +226,7 @@ def _json(text: str) -> dict[str, Any]:
 
 
 def _refusal(response: httpx.Response) -> TandemError:
-    """The error of a status, in the server's own words where it has some."""
+    """Return the error of a status, in the server's own words if it sent some."""
     status = response.status_code
     try:
         error = response.json()["error"]

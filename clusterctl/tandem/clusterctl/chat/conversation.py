@@ -1,4 +1,4 @@
-"""What was said in a conversation, as messages of an OpenAI endpoint."""
+"""Messages of a conversation, in the form of an OpenAI endpoint."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Conversation:
     turns: list[Message] = field(default_factory=list)
 
     def messages(self, question: str = "") -> list[Message]:
-        """All of it, with a new question at its end."""
+        """Return all messages, with a new question at the end."""
         before = [{"role": "system", "content": self.system}] if self.system else []
         after = [{"role": "user", "content": question}] if question else []
         return [*before, *self.turns, *after]
 
     def add(self, question: str, answer: str) -> None:
-        """A question that was answered."""
+        """Add a question and its answer."""
         self.turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
     def save(self, path: Path) -> None:
-        """Write a new file: messages as JSON where its name ends in .json, else text. Raises ConfigError where there
-        is a file already or none can be, and OSError."""
+        """Save to a new file: messages as JSON where its name ends in .json, else text. Raises ConfigError where a file
+        exists already or cannot be created, and OSError."""
         out_files.check("FILE", path)
         said = self.messages()
         if path.suffix == ".json":

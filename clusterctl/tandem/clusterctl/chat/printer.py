@@ -1,4 +1,4 @@
-"""Shows an answer while it comes, and the line under it."""
+"""Shows an answer as it arrives, and the line under it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNSHOWN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(12
 
 
 def say_answer(asker: Asker, answer: Answer, messages: list[Message]) -> None:
-    """Print the text as it comes, thoughts on a terminal alone, where they are dim. Ends the last line, whatever is
+    """Print the text as it arrives; reasoning only on a terminal, dim. Ends the last line even if an exception is
     raised."""
     teller = _Teller()
     try:

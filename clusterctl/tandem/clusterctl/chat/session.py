@@ -1,4 +1,4 @@
-"""A conversation on a terminal: lines that are typed, commands among them, and what Ctrl-C does."""
+"""A conversation on a terminal: typed lines, commands among them, and the handling of Ctrl-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Talk:
     is_quiet: bool = False
 
     def run(self) -> Exit:
-        """OK, or INTERRUPTED where Ctrl-C ended it."""
+        """Run the conversation; OK, or INTERRUPTED where Ctrl-C ended it."""
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - `input` edits lines and remembers them from then on
         note(f"{self.asker.wish.model} at {self.asker.url}. /help shows the commands, Ctrl-D leaves.")

@@ -8,7 +8,7 @@ _EXPECTED = ("", "stop")
 
 
 def line_of(found: Record) -> str:
-    """Of a document `Chat`, what is known of it; "" if nothing is."""
+    """Format the known values of a document `Chat`; "" if none is known."""
     timings, usage, workers, handoff = found["timings"], found["usage"], found["workers"], found["handoff"]
     parts = []
     if timings["ttft_s"] is not None:

@@ -1,1 +1,1 @@
-"""`clusterctl doctor`: looks for what operators trip over, each finding with its fix."""
+"""`clusterctl doctor`: checks for common problems, each finding with its fix."""

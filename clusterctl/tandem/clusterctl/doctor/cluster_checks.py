@@ -1,4 +1,4 @@
-"""Checks of a running cluster, by what its admin port says: versions, clocks, addresses, pairs."""
+"""Checks of a running cluster from its admin port: versions, clocks, addresses, pairs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tandem.router.version import version
 
 _SKEW_S = 2.0
 _CONTESTED = 2
-"""Once may be an operator who knows better."""
+"""A single one may be an operator's deliberate change."""
 _VERSION = re.compile(r"version (\d+): ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterChecks:
     """`status`, `net` and `events` as the admin port gives them; None = no cluster answers, for the reason `why`.
-    `fix`: what to do about that; "" = nothing, none is expected to."""
+    `fix`: what to do about that; "" = nothing, no cluster is expected to answer."""
 
     status: Mapping[str, Any] | None
     net: Mapping[str, Any] | None
@@ -82,7 +82,7 @@ class ClusterChecks:
             yield ok("clocks", f"within {_SKEW_S:g} s of each other")
 
     def addresses(self) -> Iterator[Finding]:
-        """A worker that tells others to come to 127.0.0.1 is found by nobody on another machine."""
+        """Report a worker that advertises 127.0.0.1: no other machine can reach it."""
         hosts = {row["host"] for row in (self.net or {}).get("workers") or []}
         lost = [
             f"{worker['worker']} ({worker['address']})"
@@ -107,7 +107,7 @@ class ClusterChecks:
             yield ok("pairs", "all that could work together do")
 
     def autoscalers(self) -> Iterator[Finding]:
-        """Two that decide on the same workers undo each other's changes for ever."""
+        """Report two autoscalers on the same workers: they undo each other's changes for ever."""
         if self.events is None:
             yield skipped("autoscalers", "it does not say what happened")
             return
@@ -124,8 +124,8 @@ class ClusterChecks:
 
 
 def contested(events: Sequence[Mapping[str, Any]]) -> int:
-    """How many of the planner's changes somebody took back right afterwards, or got ahead of; `up`, which tells of the
-    desired state whenever it starts, as it stands or as it writes it anew, is nobody."""
+    """Count the planner's changes that another writer reverted right afterwards, or preceded.
+    `up` does not count as a writer: at every start it reports the desired state, kept or written anew."""
     acted = [_VERSION.search(str(one["reason"])) for one in events if one["kind"] == EventKind.PLAN_ACTED]
     planned = {found[1] for found in acted if found is not None}
     undone, is_starting, counts, before = 0, False, "", ""

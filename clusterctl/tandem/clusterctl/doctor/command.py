@@ -1,4 +1,4 @@
-"""The command: gathers what there is to look at, runs every check, ends with 7 if something is wrong."""
+"""The command: gathers the inputs, runs every check, ends with 7 if there is an error."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def examine(where: Where, config: Path | None = None, redis_url: str = "") -> It
 
 
 def _redis(where: Where, given: str, state: StateDir, installation: Installation) -> RedisChecks:
-    """Of the Redis that was given, else that of the cluster that runs here, else that which the configuration names."""
+    """Check the Redis that was given, else that of the cluster running here, else the configured one."""
     from tandem.clusterctl.doctor.redis_checks import RedisChecks
 
     file = state.config_dir / "router-0.json"
@@ -94,7 +94,7 @@ def _redis(where: Where, given: str, state: StateDir, installation: Installation
 
 
 def _cluster(where: Where, state: StateDir) -> ClusterChecks:
-    """No cluster at all is nothing wrong; one that was named, or that runs here, has to answer."""
+    """Check the cluster. No cluster at all is no error; one that was named, or that runs here, has to answer."""
     try:
         with where.client() as admin:
             return ClusterChecks(status=admin.status(), net=admin.net(), events=_events(admin))
@@ -106,7 +106,7 @@ def _cluster(where: Where, state: StateDir) -> ClusterChecks:
 
 
 def _events(admin: AdminClient) -> list[Record] | None:
-    """The latest; None if it has none to tell."""
+    """Return the latest events; None if the cluster keeps none."""
     try:
         return list(admin.events(count=_EVENTS)["events"])
     except TandemError:  # no store behind it

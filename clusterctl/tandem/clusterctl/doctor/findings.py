@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are run: each by itself, so that one that breaks hides no other."""
+"""Findings of checks, and how checks are run: each by itself, so that one that breaks hides no other."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from enum import StrEnum
 class Verdict(StrEnum):
     OK = "ok"
     WARNING = "warning"
-    """It works, and will not one day, or not as fast as it could."""
+    """It works now, but may fail later, or is slower than it could be."""
     ERROR = "error"
     """Something does not work, or is not safe."""
     SKIPPED = "skipped"
-    """It could not be looked at, or there is nothing to look at."""
+    """It could not be checked, or there is nothing to check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check says. `fix`: what to do, "" where there is nothing to do."""
+    """One result of a check. `fix`: what to do, "" where there is nothing to do."""
 
     check: str
     verdict: Verdict
@@ -49,16 +49,16 @@ def skipped(check: str, what: str) -> Finding:
 def run(
     checks: Iterable[tuple[str, Check]], *, on_check: Callable[[str], object] = lambda name: None
 ) -> Iterator[Finding]:
-    """Every finding of every check; one that fails itself is an error that says how."""
+    """Yield every finding of every check; a check that fails itself becomes an error with the reason."""
     for name, check in checks:
         on_check(name)
         try:
             yield from check()
-        except Exception as failure:  # noqa: BLE001 - the others are to be heard
+        except Exception as failure:  # noqa: BLE001 - the others are still to be reported
             why = " ".join(str(failure).split()) or type(failure).__name__
             yield error(name, f"it could not be looked at: {why}", "correct that first")
 
 
 def size(count: int) -> str:
-    """Bytes for people: "64 MiB", "1.0 GiB"."""
+    """Format a size in bytes: "64 MiB", "1.0 GiB"."""
     return f"{count / 2**20:,.0f} MiB" if count < 1 << 30 else f"{count / 2**30:,.1f} GiB"

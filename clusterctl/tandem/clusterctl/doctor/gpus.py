@@ -1,4 +1,4 @@
-"""Checks of this machine's GPUs: whose memory they hold, and whether NCCL can be what ranks use between them."""
+"""Checks of this machine's GPUs: which processes hold their memory, and whether ranks can use NCCL between them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tandem.core.lifecycle import RoleName
 
 _TIMEOUT_S = 20.0
 _NCCL_SHARED_BYTES = 1 << 30
-"""As NVIDIA's containers are to be started with."""
+"""The size with which NVIDIA's containers are to be started."""
 _RANK = "tandem.worker.rank"
 _SLOWER = {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "LOC", "NCCL_SHM_DISABLE": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """`config`: what workers are started with; raises ConfigError for one that is wrong. `variables` are the
-    environment's, which workers inherit."""
+    """`config`: the workers' configuration; raises ConfigError for a wrong one. `variables` are the environment's,
+    which workers inherit."""
 
     variables: Mapping[str, str]
     config: Callable[[], ClusterConfig]
-    shared_memory: Path = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is written there
+    shared_memory: Path = Path("/dev/shm")  # noqa: S108 - it is only read, never written
 
     def checks(self) -> Sequence[tuple[str, Check]]:
         return (("gpu-memory", self.memory), ("nccl", self.nccl))
 
     def memory(self) -> Iterator[Finding]:
-        """What a dead worker left on a GPU is room that the next one lacks."""
+        """Check for GPU memory that a dead worker left in use: the next worker lacks it."""
         program = self._nvidia_smi()
         if program is None:
             yield skipped("gpu-memory", "there is no nvidia-smi, and so no GPU, here")
@@ -60,7 +60,7 @@ class Gpus:
             yield ok("gpu-memory", f"held by {len(found)} processes, all of them workers' ranks")
 
     def nccl(self) -> Iterator[Finding]:
-        """Only where it is used: NCCL's own words on these are a time-out, or nothing but a slow sum."""
+        """Check NCCL where it is used: its own symptoms are a time-out, or nothing but a slow sum."""
         try:
             config = self.config()
         except ConfigError:
@@ -91,7 +91,7 @@ class Gpus:
             yield warning("nccl", what, "name the interface that other machines reach, or unset it")
 
     def _between_ranks(self, tp: int) -> Iterator[Finding]:
-        """What a group of several ranks needs on this machine."""
+        """Check the requirements of a group of several ranks on this machine."""
         if self.shared_memory.is_dir():
             found = os.statvfs(self.shared_memory)
             if (room := found.f_blocks * found.f_frsize) < _NCCL_SHARED_BYTES:
@@ -121,7 +121,7 @@ def matching(wanted: str, interfaces: Sequence[str]) -> list[str]:
 
 
 def _stranger(user: GpuUser) -> Finding | None:
-    """What is wrong with who holds this memory; None = it is a rank of a worker that lives."""
+    """Return the problem with the process that holds this memory; None = it is a rank of a live worker."""
     holds = f"{user.used_mib} MiB of {user.gpu}" if user.used_mib is not None else f"memory of {user.gpu}"
     folder = Path(f"/proc/{user.pid}")
     try:

@@ -1,4 +1,4 @@
-"""Checks of what a cluster of this name is, or would be, started with: its settings, ports, secrets and model."""
+"""Checks of the inputs with which a cluster of this name is, or would be, started: settings, ports, secrets, model."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tandem.core.errors import StartupError
 from tandem.core.paths import written_out
 
 _GATED = ("meta-llama/", "google/gemma", "mistralai/", "bigcode/starcoder", "CohereForAI/", "black-forest-labs/")
-"""Beginnings of names whose owners give files only to those who have agreed to something."""
+"""Prefixes of gated models: their files are given only after an agreement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """`file`: a configuration to look at; None = what the cluster was started with last, else the defaults."""
+    """`file`: a configuration to check; None = the one that the cluster was last started with, else the defaults."""
 
     state: StateDir
     variables: Mapping[str, str]
@@ -37,7 +37,7 @@ class Installation:
         )
 
     def config(self) -> ClusterConfig:
-        """Raises ConfigError for a file that is wrong."""
+        """Return the configuration; raises ConfigError for a wrong file."""
         file = self.file or self.state.config_file
         return config_loader.load(file, ClusterConfig) if self.file or file.is_file() else ClusterConfig()
 
@@ -98,7 +98,7 @@ class Installation:
             )
 
     def _has_token(self) -> bool:
-        """Where the hub's own library looks."""
+        """Look for a token where the hub's own library does."""
         if any(self.variables.get(name) for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")):
             return True
         home = Path(self.variables.get("HOME", "~")).expanduser()

@@ -1,4 +1,4 @@
-"""Checks of this machine: limits, memory, disk, CPU, compiler, what Ray and the hub want to know."""
+"""Checks of this machine: limits, memory, disk, CPU, compiler, settings of Ray and the hub."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _COMPILERS = ("cc", "gcc", "clang")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is looked at: the environment's `variables`, where clusters keep their state, where shared memory is."""
+    """Inputs of the checks: the environment's `variables`, where clusters keep their state, where shared memory is."""
 
     variables: Mapping[str, str]
     state_root: Path
-    shared_memory: Path = Path("/dev/shm")  # noqa: S108 - it is looked at, and nothing is written there
+    shared_memory: Path = Path("/dev/shm")  # noqa: S108 - it is only read, never written
 
     def checks(self) -> Sequence[tuple[str, Check]]:
         return (
@@ -108,7 +108,7 @@ class Machine:
         yield ok("redis-server", str(find_server()))
 
     def ray_auth(self) -> Iterator[Finding]:
-        """Ray 2.60 turns tokens on where a token lies about, and refuses whoever was not told so, after 20 s."""
+        """Check for stray tokens: with one, Ray 2.60 turns authentication on, and refuses others after 20 s."""
         mode = self.variables.get("RAY_AUTH_MODE", "").lower()
         given = self.variables.get("RAY_AUTH_TOKEN", "") or self.variables.get("RAY_AUTH_TOKEN_PATH", "")
         path = self.variables.get("RAY_AUTH_TOKEN_PATH", "")

@@ -1,4 +1,4 @@
-"""Checks of the cluster's Redis: does it keep what it was given, and does the registry name anybody who is gone?"""
+"""Checks of the cluster's Redis: does it persist its data, and does the registry name workers that are gone?"""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisChecks:
-    """`url`: with its password; "" = no Redis is known, so nothing is looked at; `trouble` says why
-    not, where one should be."""
+    """`url`: with its password; "" = no Redis is known, so nothing is checked; `trouble` gives the reason
+    where there should be one."""
 
     url: str
     cluster: str
@@ -133,7 +133,7 @@ class RedisChecks:
             yield ok("registry", f"{len(rows)} workers, each with a lease and a port that answers")
 
     def _setting(self, name: str) -> str | None:
-        """None if it cannot be asked: servers of a cloud forbid CONFIG."""
+        """Return a setting; None if it cannot be read: managed servers of a cloud forbid CONFIG."""
         try:
             found = self._ask(lambda redis: redis.config_get(name))
         except (StartupError, RedisError):
@@ -141,7 +141,7 @@ class RedisChecks:
         return str(found.get(name, "")) or None
 
     async def _rows(self, redis: Any) -> dict[str, WorkerRecord | None]:
-        """Every worker of the list with what its lease says; None: there is no lease."""
+        """Return every registered worker with the content of its lease; None: there is no lease."""
         keys = Keys(self.cluster)
         rows: dict[str, WorkerRecord | None] = {}
         for name in await redis.smembers(keys.members(Member.WORKER)):
@@ -149,12 +149,12 @@ class RedisChecks:
             record = await redis.hget(keys.lease(Member.WORKER, worker), "record")
             try:
                 rows[worker] = WorkerRecord.from_json(record) if record else None
-            except ValueError:  # a tombstone: it said goodbye
+            except ValueError:  # a tombstone: it signed off
                 continue
         return rows
 
     def _ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
-        """Its answer; StartupError if Redis cannot be asked."""
+        """Return the result; StartupError if Redis cannot be asked."""
 
         async def ask() -> T:
             redis: Redis = await connect(self.url)

@@ -1,1 +1,1 @@
-"""Commands about what the API promises, to whom, and how requests are routed."""
+"""Commands about SLO classes, API keys, and how requests are routed."""

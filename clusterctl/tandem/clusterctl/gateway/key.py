@@ -107,7 +107,7 @@ def _created(wish: KeyWish, found: Record) -> list[Deed]:
 
 
 def _lets_strangers_in(found: Record) -> bool:
-    """Whether requests without a key are answered until there is one."""
+    """True if requests without a key are answered until there is one."""
     return found.get("anonymous") == "loopback" and bool(found.get("is_open"))
 
 

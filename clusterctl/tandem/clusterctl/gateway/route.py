@@ -81,7 +81,7 @@ def _show_policies(found: Record, console: Console) -> None:
 
 
 def _prompt(text: str, tokens: str, file: Path | None) -> str | list[int]:
-    """What was given; ConfigError unless it is exactly one of them."""
+    """Return the prompt given; ConfigError unless there is exactly one."""
     if sum((bool(text), bool(tokens), file is not None)) != 1:
         raise ConfigError("give one prompt", todo="as a text, or with --tokens, or with --file")
     if tokens:

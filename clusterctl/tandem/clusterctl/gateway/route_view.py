@@ -1,4 +1,4 @@
-"""A routing decision for people: what was chosen, what it was weighed against, what is known of the workers."""
+"""A routing decision as text: the choice, its alternatives, the known state of the workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PARTS = ("queue_s", "compute_s", "move_s", "room_s", "decode_s", "others_s", "b
 
 
 def show(found: Record, console: Console) -> None:
-    """Print what the admin port says."""
+    """Print the admin port's response."""
     chosen = f"{found['prefill']} → {found['decode']}" if found.get("prefill") else str(found["decode"])
     lines = {
         "prompt": f"{found['prompt_tokens']} tokens, answer up to {found['max_tokens']}",
@@ -32,7 +32,7 @@ def show(found: Record, console: Console) -> None:
 
 
 def _options(options: list[Record]) -> Table:
-    """In milliseconds where the policy knows seconds, else its bare scores."""
+    """Build the table of options: in milliseconds where the policy knows seconds, else its bare scores."""
     has_cost = any("cost" in option for option in options)
     figures = [*(part[:-2].upper() for part in _PARTS), "TOTAL, ms"] if has_cost else ["SCORE"]
     table = rich_output.table("PREFILL", "DECODE")

@@ -60,7 +60,7 @@ def set_class(
 
 
 def _check(name: str, promises: Mapping[str, float | None]) -> None:
-    """ConfigError for what no router would take, before anybody is asked."""
+    """Raise ConfigError for values that no router would take, before a request is sent."""
     if not re.fullmatch(SLO_NAME, name):
         todo = "Use 1 to 64 letters, digits, dots, dashes or underscores"
         raise ConfigError(f"{name[:80]!r} cannot be the name of a class", todo=todo)
@@ -70,7 +70,7 @@ def _check(name: str, promises: Mapping[str, float | None]) -> None:
 
 
 def _deeds(before: Record | None, after: Record) -> list[Deed]:
-    """Nothing if the class promises this already."""
+    """Return the changes; none if the class promises this already."""
     if before == after:
         return []
     if before is None:
@@ -79,7 +79,7 @@ def _deeds(before: Record | None, after: Record) -> list[Deed]:
 
 
 def _promises(row: Record) -> str:
-    """Such as "TTFT 0.8 s, ITL 0.05 s"."""
+    """Format promises, such as "TTFT 0.8 s, ITL 0.05 s"."""
     promises = [f"{label} {row[key]:g} s" for key, label in (("ttft_s", "TTFT"), ("itl_s", "ITL")) if row[key]]
     return ", ".join(promises) or "nothing promised"
 

@@ -1,1 +1,1 @@
-"""Commands that show what a cluster is and does."""
+"""Commands that show the state and activity of a cluster."""

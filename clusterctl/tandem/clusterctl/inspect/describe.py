@@ -1,4 +1,4 @@
-"""`clusterctl describe WORKER`: all that is known of one worker, and what happened to it."""
+"""`clusterctl describe WORKER`: the state of one worker, and its events."""
 
 from __future__ import annotations
 

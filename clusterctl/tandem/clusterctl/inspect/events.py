@@ -1,4 +1,4 @@
-"""`clusterctl events`: what the cluster did, and why."""
+"""`clusterctl events`: the cluster's actions, with reasons."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def events(
 
 
 def as_document(row: Record) -> dict[str, Any]:
-    """An event as programs read it; `kind` is the document's."""
+    """Return an event as a document; `kind` is the document's."""
     return {"place": row["place"], "time_s": row["time_s"], "event": row["kind"], "subject": row["subject"],
             "reason": row["reason"]}  # fmt: skip
 
 
 def line_of(row: Record) -> str:
-    """For people."""
+    """Format an event as a line."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["time_s"]))
     return f"{stamp}  {row['subject']:<12} {str(row['event']).replace('_', ' '):<16} {row['reason']}"

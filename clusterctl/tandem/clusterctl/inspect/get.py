@@ -1,4 +1,4 @@
-"""`clusterctl get pools | workers`: what is wanted beside what is there, in rows."""
+"""`clusterctl get pools | workers`: desired beside observed state, in rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def workers(where: Where, output: Output) -> None:
 
 
 def workers_of(wanted: Record, status: Record) -> list[dict[str, Any]]:
-    """A row for every worker, by name: what is wanted of it and what it says."""
+    """Return a row for every worker, by name: its desired state and its reported one."""
     seen = {row["worker"]: row for row in status["workers"]}
     members = {member["worker_id"]: member for member in wanted["members"]}
     return [_row(name, members.get(name), seen.get(name)) for name in sorted({*seen, *members})]

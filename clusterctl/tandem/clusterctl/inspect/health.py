@@ -1,4 +1,4 @@
-"""A cluster's status made into what people look for first: is it well, the pools, the key figures, what to do."""
+"""Summary of a cluster's status: health, pools, key figures, warnings."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tandem.core import metric_names as names
 
 Record = Mapping[str, Any]
 _FULL = 0.95
-"""Of the KV blocks: what comes next waits or preempts."""
+"""Of the KV blocks: beyond that, further requests wait or preempt."""
 _LONG_WAIT_S = 1.0
 
 
 def overview(status: Record, scrape: Scrape, unplaced: Sequence[str] = ()) -> dict[str, Any]:
-    """{"health", "pools", "figures", "warnings"}: beside what the admin port says.
+    """Return {"health", "pools", "figures", "warnings"}, derived from the admin port's response.
 
     `unplaced`: a line for each worker that waits for a machine with room.
     `health` is "ok", "degraded" (it serves, and something is wrong) or "down". Figures are of all requests in `scrape`.
@@ -34,7 +34,7 @@ def overview(status: Record, scrape: Scrape, unplaced: Sequence[str] = ()) -> di
 
 
 def kv_share(workers: Sequence[Record]) -> float | None:
-    """Of their KV blocks, how many requests hold; None if nobody said."""
+    """Return the share of the workers' KV blocks that requests hold; None if no worker reported it."""
     groups = [group for worker in workers for group in worker.get("blocks") or []]
     total = sum(int(group["total"]) for group in groups)
     held = sum(int(group["total"]) - int(group["free"]) - int(group["cached"]) for group in groups)
@@ -42,8 +42,8 @@ def kv_share(workers: Sequence[Record]) -> float | None:
 
 
 def revisions_apart(status: Record) -> str:
-    """The revisions of workers that are not paired because a rollout is half way, such as "initial and r2"; "" = all
-    pairs that are refused are for other reasons."""
+    """Return the revisions of workers that are not paired because a rollout is half way, such as "initial and r2"; "" =
+    all refused pairs have other reasons."""
     of = {str(worker.get("worker")): str(worker.get("revision") or "") for worker in status.get("workers") or []}
     pairs = [
         (of.get(str(one.get("prefill"))), of.get(str(one.get("decode")))) for one in status.get("refused_pairs") or []
@@ -54,7 +54,7 @@ def revisions_apart(status: Record) -> str:
 
 
 def _pools(workers: Sequence[Record]) -> list[dict[str, Any]]:
-    """Workers of one model and role together."""
+    """Return a row for the workers of each model and role."""
     by_pool: dict[tuple[str, str], list[Record]] = {}
     for worker in workers:
         by_pool.setdefault((str(worker.get("model") or ""), str(worker.get("role") or "")), []).append(worker)
@@ -62,7 +62,7 @@ def _pools(workers: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def pool_of(model: str, role: str, members: Sequence[Record]) -> dict[str, Any]:
-    """A row for these workers of one model and role."""
+    """Return a row for these workers of one model and role."""
     return {
         "model": model,
         "role": role,

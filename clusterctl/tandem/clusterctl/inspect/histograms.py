@@ -1,4 +1,4 @@
-"""Figures out of what Prometheus scrapes: sums of counters, quantiles of histograms, of all or between two looks."""
+"""Figures from Prometheus text: sums of counters, quantiles of histograms, of all or between two scrapes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str) -> Scrape:
-        """From the text format; what is none of it is passed over."""
+        """Parse the text format; other lines are skipped."""
         totals: dict[str, float] = {}
         buckets: dict[str, dict[float, float]] = {}
         for match in _SAMPLE.finditer(text):
@@ -34,7 +34,7 @@ class Scrape:
         return cls(totals, buckets)
 
     def since(self, before: Scrape) -> Scrape:
-        """What came between two looks; a counter that fell began anew."""
+        """Return the difference of two scrapes; a counter that fell was reset."""
         totals = {name: _rise(value, before.totals.get(name, 0.0)) for name, value in self.totals.items()}
         buckets = {
             name: {le: _rise(count, before.buckets.get(name, {}).get(le, 0.0)) for le, count in counts.items()}
@@ -46,8 +46,8 @@ class Scrape:
         return self.totals.get(name, 0.0)
 
     def quantile(self, name: str, share: float) -> float | None:
-        """So many of a histogram's observations, such as 0.99, were at most this long; None of none. Between two bounds
-        they are taken to lie evenly."""
+        """Return a quantile of a histogram, such as 0.99, in the histogram's unit; None without observations.
+        Observations are taken to be evenly spread between two bounds."""
         counts = sorted(self.buckets.get(name, {}).items())
         whole = counts[-1][1] if counts else 0.0
         if whole <= 0:

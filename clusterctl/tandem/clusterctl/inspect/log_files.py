@@ -19,8 +19,8 @@ LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRecord:
-    """One record, with the lines that follow it. What a process printed without a time has the time of what it
-    printed before, "" if there was nothing, and no level."""
+    """One record, with the lines that follow it. Output of a process without a time has the time of the output before
+    it, "" if there was none, and no level."""
 
     member: str
     time: str
@@ -30,8 +30,8 @@ class LogRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which records: from `since` (ISO, UTC) on, of `level` or worse, that name `request` or the request of one of its
-    prompts (`request`-0, -1 …); "" = all."""
+    """Filter of records: from `since` (ISO, UTC) on, of `level` or worse, that name `request` or the request of one of
+    its prompts (`request`-0, -1 …); "" = all."""
 
     since: str = ""
     level: str = ""
@@ -47,18 +47,18 @@ class Wanted:
 
 
 def members(folder: Path) -> list[str]:
-    """Whose logs there are."""
+    """Return the members that have logs."""
     return sorted({path.name.partition(".log")[0] for path in folder.glob("*.log*")})
 
 
 def records(folder: Path, who: Collection[str]) -> Iterator[LogRecord]:
-    """All that was logged by `who`, in the order of time."""
+    """Yield all records of these members, in the order of time."""
     return merge(*(_of_member(folder, member) for member in who), key=lambda record: record.time)
 
 
 @dataclass(slots=True)
 class Tail:
-    """What is appended to one log from where it ends now, also after it was put aside and begun anew."""
+    """Reads the records appended to one log after its end now, also after log rotation."""
 
     path: Path
     _inode: int = 0
@@ -73,7 +73,7 @@ class Tail:
             self._inode, self._position = found.st_ino, found.st_size
 
     def read(self) -> list[LogRecord]:
-        """Records that were completed by whole lines since the last call."""
+        """Return the records completed by whole lines since the last call."""
         try:
             found = self.path.stat()
         except OSError:
@@ -121,5 +121,5 @@ def _parsed(member: str, lines: Iterable[str], time: str) -> Iterator[LogRecord]
 
 
 def _severity(level: str) -> int:
-    """0 for what has no level."""
+    """Rank of the level; 0 for a record without one."""
     return logging.getLevelNamesMapping().get(level, 0)

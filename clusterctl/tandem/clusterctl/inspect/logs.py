@@ -1,4 +1,4 @@
-"""`clusterctl logs`: what the processes of a cluster that runs here, or ran here, have logged, by time."""
+"""`clusterctl logs`: the logged records of a cluster that runs here, or ran here, by time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def logs(
     _tell_of_others({worker: host for worker, host in away.items() if member in ("", worker)})
     tails = [Tail(folder / f"{one}.log") for one in who]
     if follow:
-        for tail in tails:  # before the rest is read: nothing is missed, and hardly anything said twice
+        for tail in tails:  # before the rest is read: nothing is missed, and hardly anything is repeated
             tail.skip()
     for record in records(folder, who):
         if wanted.takes(record):
@@ -68,7 +68,7 @@ def logs(
 
 
 def moment(text: str, now_s: float) -> str:
-    """ISO time in UTC of `10m` ago, or of what is one already; "" of nothing. ConfigError if it is neither."""
+    """Return the ISO time in UTC of `10m` ago, or an ISO time as given; "" of nothing. ConfigError if it is neither."""
     if not text:
         return ""
     ago_s = duration_s(text)
@@ -95,7 +95,7 @@ def _level(text: str) -> str:
 
 
 def elsewhere(state: StateDir) -> dict[str, str]:
-    """Workers that run on other machines now → the address of each; {} where no cluster runs that could tell."""
+    """Return workers that run on other machines now → the address of each; {} if no running cluster can report it."""
     from tandem.clusterctl.admin_client import AdminClient
 
     try:
@@ -110,7 +110,7 @@ def elsewhere(state: StateDir) -> dict[str, str]:
 
 
 def _is_ours(host: str) -> bool:
-    """Whether this machine has that address: only then can somebody listen there. A name counts as ours."""
+    """True if this machine has that address: only then can a process listen there. A name counts as ours."""
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -129,7 +129,7 @@ def _tell_of_others(away: Mapping[str, str]) -> None:
 
 
 def _chosen(folder: Path, member: str, away: Mapping[str, str]) -> Sequence[str]:
-    """Whose logs; NotFoundError if there are none of that name. `router` is all of its processes."""
+    """Return the log names of `member`; NotFoundError if there are none. `router` is all of its processes."""
     known = members(folder)
     if not known:
         raise NotFoundError(f"there are no logs in {folder}", todo="Check --name and --state-dir")

@@ -1,4 +1,4 @@
-"""`clusterctl status`: what runs, and how well."""
+"""`clusterctl status`: running workers and their health."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def status(
 
 
 def look(admin: AdminClient) -> dict[str, Any]:
-    """What the admin port says, and what that comes to, of all requests since the router started."""
+    """Return the admin port's status with its summary, of all requests since the router started."""
     found = admin.status()
     desired = _desired(admin)
     missing = _unplaced(admin, desired, found)
@@ -50,7 +50,7 @@ def look(admin: AdminClient) -> dict[str, Any]:
 
 
 def with_wanted(pools: Sequence[Record], desired: Record) -> list[dict[str, Any]]:
-    """The same rows with how many workers the desired state wants, and rows for those of which none is there."""
+    """Return the rows with the desired number of workers, and rows for pools of which no worker is there."""
     wanted = Counter[tuple[str, str]]()
     for pool in desired.get("pools") or []:
         wanted[pool["model"], pool["role"]] += pool["count"]
@@ -65,7 +65,7 @@ def with_wanted(pools: Sequence[Record], desired: Record) -> list[dict[str, Any]
 
 
 def _unplaced(admin: AdminClient, desired: Record, status: Record) -> list[str]:
-    """Members of the cluster that wait for a machine with room, one line each."""
+    """Return the members of the cluster that wait for a machine with room, one line each."""
     there = {str(worker.get("worker")) for worker in status.get("workers") or [] if worker.get("is_connected")}
     absent = [name for one in desired.get("members") or [] if (name := str(one["worker_id"])) not in there]
     if not absent:
@@ -86,5 +86,5 @@ def _unplaced(admin: AdminClient, desired: Record, status: Record) -> list[str]:
 def _desired(admin: AdminClient) -> Record:
     try:
         return dict(admin.desired()["desired"])
-    except TandemError:  # nobody says what should be, or the cluster stops
+    except TandemError:  # there is no desired state, or the cluster stops
         return {}

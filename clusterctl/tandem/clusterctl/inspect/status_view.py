@@ -1,4 +1,4 @@
-"""A cluster's status for people: what matters of it on one screen. All of it is in `status --json`."""
+"""A cluster's status as text on one screen. All of it is in `status --json`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHOWN_PAIRS = 4
 
 
 def show(status: Record, console: Console) -> None:
-    """Print the status; what a younger or older router does not say is a dash."""
+    """Print the status; a value that a younger or older router does not report is a dash."""
     _show_first(status, console)
     _show_warnings(status, console)
 
 
 def show_wide(status: Record, console: Console) -> None:
-    """The same, and who pairs with whom in which form."""
+    """Print the same, with the pairs of workers and the form of each."""
     _show_first(status, console)
     console.print(_kv(status.get("workers") or []))
     for text in _paired(status.get("pairs") or []):
@@ -53,7 +53,7 @@ def pools(status: Record) -> Table:
 
 
 def figures(found: Record) -> str:
-    """Latencies and hits in a line."""
+    """Format latencies and hits in a line."""
     ttft = f"TTFT p50 {ms(found['ttft_p50_s'])}, p99 {ms(found['ttft_p99_s'])}"
     itl = f"ITL p50 {ms(found['itl_p50_s'])}, p99 {ms(found['itl_p99_s'])}"
     return f"{ttft}; {itl}; prefix hits {share(found['hit_share'])}; {found['requests']} requests"
@@ -111,7 +111,7 @@ def _health(status: Record) -> str:
 
 
 def _waiting(admission: Record) -> str:
-    """Such as "3 (acme 2, beta 1; class chat 3), a new one about 0.4 s"."""
+    """Format the queue, such as "3 (acme 2, beta 1; class chat 3), a new one about 0.4 s"."""
     lanes: list[Record] = [lane for lane in admission.get("models") or [] if lane.get("waiting")]
     if not lanes:
         return _text(admission.get("waiting"))
@@ -157,7 +157,7 @@ def _workers(workers: list[Record]) -> Table:
 
 
 def _kv(workers: list[Record]) -> Table:
-    """What decides who pairs with whom, and in which form blocks travel."""
+    """Build the table of the properties that decide which workers pair, and in which form blocks travel."""
     columns = ("KV OF", "TP", "BLOCK TOKENS", "DTYPE", "PROTOCOL", "TRANSPORTS", "CODECS", "WIRE CODEC")
     table = rich_output.table(*columns, right=("TP", "BLOCK TOKENS"))
     for worker in workers:
@@ -185,7 +185,7 @@ def _wire_codec(worker: Record) -> str:
 
 
 def _paired(pairs: list[Record]) -> list[str]:
-    """One line for every form in which blocks travel, with the pairs that it is for."""
+    """Return one line for every form in which blocks travel, with its pairs."""
     by_form: dict[str, list[str]] = {}
     for pair in pairs:
         by_form.setdefault(str(pair.get("form")), []).append(f"{pair.get('prefill')} to {pair.get('decode')}")

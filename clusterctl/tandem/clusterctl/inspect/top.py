@@ -1,4 +1,4 @@
-"""`clusterctl top`: what every worker does now, again every second."""
+"""`clusterctl top`: the activity of every worker, refreshed every second."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def _picture(scene: Scene, console: Console, every_s: float) -> None:
 
 
 def _stream(scene: Scene, output: Output, every_s: float) -> None:
-    """One look after the other, the first at once. Raises UnavailableError if nobody answers for a while."""
+    """Yield one document after the other, the first at once. UnavailableError if the router does not answer for a
+    while."""
     output.stream("Top", scene.look(), as_text)
     heard_s = time.monotonic()
     while True:
@@ -104,14 +105,14 @@ def _stream(scene: Scene, output: Output, every_s: float) -> None:
 
 
 class Scene:
-    """Looks at one cluster again and again; figures are of the time between two looks, of the first of all time."""
+    """Polls one cluster; figures are of the time between two polls, of the first poll since the start."""
 
     def __init__(self, admin: AdminClient, sort: Sort, clock: Callable[[], float] = time.monotonic) -> None:
         self._admin, self._sort, self._clock = admin, sort, clock
         self._last: tuple[float, Scrape] | None = None
 
     def look(self) -> dict[str, Any]:
-        """A document of the kind Top."""
+        """Return a document of the kind Top."""
         status, scrape, now_s = self._admin.status(), Scrape.parse(self._admin.metrics()), self._clock()
         window_s = now_s - self._last[0] if self._last is not None else None
         recent = scrape.since(self._last[1]) if self._last is not None else scrape
@@ -133,12 +134,12 @@ class Scene:
 
 
 def show(found: Record, console: Console) -> None:
-    """Print one look."""
+    """Print one document."""
     console.print(drawn(found))
 
 
 def as_text(found: Record) -> str:
-    """One look as lines of text, and an empty one."""
+    """Return one document as lines of text, and an empty one."""
     console = rich_output.console()
     with console.capture() as captured:
         show(found, console)
@@ -146,7 +147,7 @@ def as_text(found: Record) -> str:
 
 
 def drawn(found: Record) -> Group:
-    """One look as a picture for the terminal."""
+    """Return one document as a picture for the terminal."""
     rates = f"{_rate(found['requests_per_s'])} requests/s, {_rate(found['output_tokens_per_s'])} tokens/s"
     busy = f"{found['in_flight']} in flight, {found['waiting']} waiting"
     of = "since the router started" if found["window_s"] is None else f"of the last {found['window_s']:.1f} s"

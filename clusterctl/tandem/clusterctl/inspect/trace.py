@@ -1,4 +1,4 @@
-"""`clusterctl trace REQUEST`: where one request's time went, on one line."""
+"""`clusterctl trace REQUEST`: the phases of one request, on one time line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tandem.clusterctl.output import Output, Record
 from tandem.clusterctl.rich_output import say
 
 _BAR = 48
-"""Characters of the whole request."""
+"""Width of the whole request in characters."""
 
 app = command_app()
 
@@ -34,7 +34,7 @@ def trace(
 
 
 def show(found: Record, console: Console) -> None:
-    """The time line."""
+    """Print the time line."""
     cached = f" ({found['cached_tokens']} cached)" if found["cached_tokens"] else ""
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found["began_at_s"]))
     outcome = str(found["outcome"]) if found["is_over"] else f"runs ({found['outcome']})"
@@ -56,7 +56,7 @@ def show(found: Record, console: Console) -> None:
 
 
 def show_all(found: Record, console: Console) -> None:
-    """The time line, every moment, and what the hand-off was made of."""
+    """Print the time line, every moment, and the parts of the hand-off."""
     show(found, console)
     table = rich_output.table("AT", "ATTEMPT", "WHAT", "PREFILL", "DECODE", "WHY", right=("AT", "ATTEMPT"))
     for moment in found["moments"]:
@@ -69,7 +69,7 @@ def show_all(found: Record, console: Console) -> None:
 
 
 def _bar(span: Record, whole_s: float) -> str:
-    """Where in the whole the span lies; at least one character."""
+    """Return the position of the span in the whole; at least one character."""
     scale = _BAR / whole_s if whole_s > 0 else 0.0
     start: int = min(_BAR - 1, int(span["start_s"] * scale))
     end: int = max(start + 1, min(_BAR, round(span["end_s"] * scale)))

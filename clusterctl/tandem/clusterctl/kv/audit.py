@@ -1,4 +1,4 @@
-"""Two looks at the cluster's KV ledgers, compared: what the same holder holds in both, and neither look explains."""
+"""Comparison of two snapshots of the KV ledgers: holds present in both that neither explains."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Findings:
 
     @property
     def fenced(self) -> list[Record]:
-        """Unexplained holds that can be released: nobody can write there any more."""
+        """Return unexplained holds that can be released: no writer can reach them any more."""
         return [hold for hold in self.unexplained if hold["is_fenced"]]
 
     @property
     def left(self) -> list[Record]:
-        """Unexplained holds that were not released."""
+        """Return unexplained holds that were not released."""
         gone = {_short_name(record) for record in self.released}
         return [hold for hold in self.unexplained if _short_name(hold) not in gone]
 
@@ -42,8 +42,8 @@ class Findings:
 
 
 def find_unexplained(first: Record, second: Record | None) -> list[Record]:
-    """Holds that are suspect in both looks: the same holder in the same incarnation, holding since the same moment.
-    Only blocks that it had both times count, so what moves on in between is not among them."""
+    """Return holds that are suspect in both snapshots: the same holder in the same incarnation, holding since the same
+    moment. Only blocks held both times count, so blocks in transit are excluded."""
     if second is None:
         return []
     before = {_name(hold): frozenset(hold["blocks"]) for hold in first["holds"] if hold["verdict"] == "suspect"}

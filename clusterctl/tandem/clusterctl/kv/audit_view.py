@@ -1,4 +1,4 @@
-"""An audit for people: totals of every worker, then what is not explained, block by block. All of it is in `--json`."""
+"""An audit as text: totals of every worker, then the unexplained holds, block by block. All of it is in `--json`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def show(findings: Findings, console: Console) -> None:
 
 
 def release_lines(holds: Iterable[Record]) -> list[str]:
-    """What --repair asks for, one hold a line."""
+    """Return the holds that --repair asks to release, one a line."""
     return [f"- {_name(hold)}: release blocks {ranges(hold['blocks'])}" for hold in holds]
 
 

@@ -1,7 +1,7 @@
-"""`clusterctl kv audit`: every held KV block, who holds it, and whether anything explains that.
+"""`clusterctl kv audit`: every held KV block, its holder, and whether the hold is explained.
 
 Exit codes: 0 everything is explained; 7 blocks are held that nothing explains (with --repair: and were not released);
-1 somebody could not be asked, so that nobody knows; 3 nobody reported: the router knows no worker yet.
+1 a worker could not be asked, so the result is unknown; 3 no worker reported: the router knows none yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tandem.clusterctl.admin_client import AdminClient
 
 WAIT_S = 3.0
-"""A lease and a margin: whatever was on its way at the first look has arrived, or has been fenced, at the second."""
+"""A lease and a margin: messages in transit at the first snapshot have arrived, or were fenced, by the second."""
 
 app = command_app(help="Look after KV blocks.")
 
@@ -44,11 +44,11 @@ def audit(
     ] = WAIT_S,
 ) -> None:
     """Lay the workers' ledgers against each other. Ends with 7 if blocks are held that nothing explains, with 1 if
-    somebody could not be asked, with 3 if there was nobody to ask, else with 0."""
+    a worker could not be asked, with 3 if there was none to ask, else with 0."""
     if not wait >= 0:
         raise typer.BadParameter(f"{wait:g} is less than 0", param_hint="--wait")
     if repair and not consent.dry_run:
-        consent.check()  # nobody knows beforehand whether there will be anything to ask
+        consent.check()  # before the audit: it is not known yet whether there will be anything to ask
     with where.client() as admin:
         findings = run(admin, wait)
         if repair and consent.dry_run:
@@ -61,7 +61,7 @@ def audit(
 
 
 def run(admin: AdminClient, wait_s: float, *, sleep: Callable[[float], None] = time.sleep) -> Findings:
-    """One look, and a second one `wait_s` later if the first leaves questions."""
+    """Take a snapshot, and a second one `wait_s` later if the first leaves questions."""
     first = admin.audit()
     second = None
     if any(hold.get("verdict") == "suspect" for hold in first["holds"]):
@@ -71,13 +71,13 @@ def run(admin: AdminClient, wait_s: float, *, sleep: Callable[[float], None] = t
 
 
 def repaired(admin: AdminClient, findings: Findings) -> Findings:
-    """The findings after what is fenced was released, as far as workers agree."""
+    """Release the fenced holds, as far as workers agree, and return the findings after that."""
     answer = admin.repair(findings.fenced)
     return dataclasses.replace(findings, released=answer["released"], refused=answer["refused"])
 
 
 def exit_code(findings: Findings) -> int:
-    """See the module's words; what is certainly wrong comes before what is not known."""
+    """Return the exit code (see the module's docstring); a certain error comes before an unknown result."""
     if findings.left:
         return Exit.UNHEALTHY
     if findings.look["unanswered"]:

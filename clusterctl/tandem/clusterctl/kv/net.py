@@ -1,4 +1,4 @@
-"""`clusterctl net`: how fast every transport is between every two hosts, and which links carry KV."""
+"""`clusterctl net`: the speed of every transport between every two hosts, and the links that carry KV."""
 
 from __future__ import annotations
 

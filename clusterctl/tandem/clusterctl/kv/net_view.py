@@ -1,4 +1,4 @@
-"""A cluster's links for people: hosts × transports, then the links between workers, then what is worth a warning."""
+"""A cluster's links as text: hosts × transports, then the links between workers, then warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USED = "*"
 
 
 def show(net: Record, console: Console) -> None:
-    """Print what the admin port says."""
+    """Print the admin port's response."""
     measured, links = net.get("measured") or [], net.get("links") or []
     if not measured and not links:
         say(console, "no link was measured yet: a link is measured when KV first travels over it")
@@ -37,7 +37,7 @@ def show(net: Record, console: Console) -> None:
 
 
 def short_names(hosts: Iterable[str]) -> dict[str, str]:
-    """Host ids by the name that people know, numbered where several machines or containers have the same one."""
+    """Return host ids → host names, numbered where several machines or containers have the same one."""
     names: dict[str, str] = {}
     seen: dict[str, int] = {}
     for host in sorted(set(hosts)):

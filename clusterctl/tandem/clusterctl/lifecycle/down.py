@@ -1,4 +1,4 @@
-"""`clusterctl down`: the end of a cluster."""
+"""`clusterctl down`: stops a cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def down(
 
 
 def _deeds(status: Record) -> list[Deed]:
-    """The cluster and each of its workers end."""
+    """Return the end of the cluster and of each of its workers."""
     router, admission = status.get("router", {}), status.get("admission", {})
     busy = f"{router.get('in_flight', 0)} requests in flight, {admission.get('waiting', 0)} waiting"
     workers = [Deed(deed="stop", subject=row["worker"], detail=row.get("role", "")) for row in status["workers"]]

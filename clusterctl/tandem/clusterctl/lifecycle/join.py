@@ -45,7 +45,7 @@ def join(
     """Give this machine to a cluster on Ray, until Ctrl-C.
 
     Workers may be placed on its CPUs and GPUs. The cluster runs with `up --launcher ray`. With --dry-run, see whether
-    somebody answers there and show what would be given.
+    a cluster answers there and show what would be given.
     """
     from tandem.controlplane.environment import Environment
     from tandem.controlplane.gpu_memory import count
@@ -102,7 +102,7 @@ def _show_would(config: NodeConfig, given: str, output: Output) -> None:
 
 
 def _check(address: str, token_file: Path | None) -> None:
-    """What would else be a long wait and a riddle."""
+    """Fail early for mistakes that would otherwise cause a long wait and an unclear error."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"{address!r} is no address", todo="Use HOST:PORT, such as 10.0.0.1:6380")

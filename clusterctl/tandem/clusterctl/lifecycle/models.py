@@ -91,7 +91,7 @@ def _fetchable(name: str) -> Fetchable:
 
 
 def _document(name: str = "") -> dict[str, Any]:
-    """Of the kind Models; with `name` of that one alone."""
+    """Return a document of the kind Models; with `name` of that model alone."""
     from tandem.controlplane import bundled
     from tandem.controlplane.named_models import DEFAULT, FETCHABLE
 

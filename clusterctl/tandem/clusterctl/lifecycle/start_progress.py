@@ -1,4 +1,4 @@
-"""What `up --dry-run` prints: the cluster that would be started."""
+"""Output of `up --dry-run`: the cluster that would be started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIB = 2**20
 
 
 def document(found: Preview) -> dict[str, Any]:
-    """Of the kind Start; URLs are without passwords."""
+    """Return a document of the kind Start; URLs are without passwords."""
     config, router = found.config, found.router
     settings = values(config)
     return {
@@ -87,7 +87,7 @@ def _pools(found: Preview) -> list[dict[str, Any]]:
 
 
 def _kv_of(plan: KVPlan | None) -> dict[str, Any]:
-    """What can be told of it here; of a model that is not here nothing is added."""
+    """Return the KV figures known here; nothing for a model that is not here."""
     if plan is None:
         return {"kv_tokens": None, "kv_contexts": None}
     contexts = None if plan.contexts is None else round(plan.contexts, 3)
@@ -95,7 +95,7 @@ def _kv_of(plan: KVPlan | None) -> dict[str, Any]:
 
 
 def _kv(pool: Record) -> tuple[str, str, str]:
-    """MiB, tokens and full contexts of a worker; an automatic size is settled when the worker starts."""
+    """Return MiB, tokens and full contexts of a worker; an automatic size is settled when the worker starts."""
     size, tokens, contexts = pool["kv_memory_bytes"], pool["kv_tokens"], pool["kv_contexts"]
     about = "~" if pool["is_kv_automatic"] else ""
     return (

@@ -60,8 +60,8 @@ def up(flags: UpFlags, look: DryRun, output: Output) -> None:
 
 
 def _take_patience(patience: float) -> None:
-    """Begin again where this process has loaded with another patience than it is to have; 0 = none is said."""
-    if patience in (0, PATIENCE) or not 1 <= patience <= MOST:  # what is wrong is told of with the rest
+    """Execute the program again if it was loaded with another patience than the one to use; 0 = none is given."""
+    if patience in (0, PATIENCE) or not 1 <= patience <= MOST:  # a wrong value is reported with the other mistakes
         return
     os.environ[PATIENCE_VARIABLE] = f"{patience:g}"
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - the command that was given
@@ -77,7 +77,7 @@ def _preview(config: ClusterConfig, output: Output, *, fetches: bool) -> None:
 
 
 class _TerminalProgress:
-    """A line for every step, with the seconds since the start; lines without a part are there to be copied."""
+    """Prints a line for every step, with the seconds since the start; lines without a part are there to be copied."""
 
     def __init__(self) -> None:
         self._console = _Terminal(highlight=False, soft_wrap=True)
@@ -94,7 +94,7 @@ class _TerminalProgress:
 
 
 class _Terminal(Console):
-    """Falls silent when nobody reads any more, instead of ending the program as rich does."""
+    """A console that falls silent when its reader is gone, where rich would end the program."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True

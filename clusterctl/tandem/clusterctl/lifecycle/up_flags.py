@@ -22,7 +22,7 @@ _FILES = ("--tls-cert", "--tls-key", "--ray-token-file")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpFlags:
-    """What was given on the command line; None = not given. Each flag's place in the configuration: flag_map.py."""
+    """The flags of the command line; None = not given. Each flag's place in the configuration: flag_map.py."""
 
     model: Annotated[
         str | None,
@@ -140,7 +140,7 @@ class UpFlags:
     timeout: Annotated[float, typer.Option(help="Seconds after which a start that hangs is given up.")] = 300.0
 
     def to_config(self) -> ClusterConfig:
-        """The file's configuration, or the defaults, with these flags over it; raises ConfigError."""
+        """Return the file's configuration, or the defaults, with these flags over it; raises ConfigError."""
         given = {_flag(field.name): getattr(self, field.name) for field in dataclasses.fields(self)}
         _check_text(given)
         config = config_loader.load(self.config, ClusterConfig) if self.config else ClusterConfig()
@@ -155,7 +155,7 @@ def _flag(name: str) -> str:
 
 
 def _with(config: ClusterConfig, setting: str, value: Any) -> ClusterConfig:
-    """A copy of `config` with another value for `setting`, such as "router.port"."""
+    """Return a copy of `config` with another value for `setting`, such as "router.port"."""
     section, _, field = setting.rpartition(".")
     if section:
         field, value = section, dataclasses.replace(getattr(config, section), **{field: value})
@@ -163,7 +163,7 @@ def _with(config: ClusterConfig, setting: str, value: Any) -> ClusterConfig:
 
 
 def _value(flag: str, given: Any) -> Any:
-    """What was given, as the configuration has it."""
+    """Return the given value as the configuration has it."""
     if flag in _FILES and given:  # they are named from here; the router may run elsewhere
         return str(written_out(given).absolute())
     if flag == "--wire-codec-below" and given == "always":

@@ -1,1 +1,1 @@
-"""Loads for any OpenAI endpoint, open-loop: what is sent when, how it is timed, and what that comes to."""
+"""Open-loop load on any OpenAI endpoint: request plans, timing, results."""

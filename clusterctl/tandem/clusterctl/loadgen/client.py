@@ -1,7 +1,7 @@
 """Streaming completions over plain sockets, timed token by token.
 
 An HTTP library costs more per chunk than a tiny model takes to make it, on the same cores; so the response is read line
-by line as it comes, and looked into when it is over. Chunked framing lines are hexadecimal and cannot be taken for
+by line as it arrives, and parsed at its end. Chunked framing lines are hexadecimal and cannot be taken for
 `data:` lines.
 """
 
@@ -31,14 +31,14 @@ _LEAD_S = 0.1
 
 @dataclass(slots=True)
 class Answer:
-    """When each token came (monotonic seconds). `due_s` is when it should have been sent, so that late sending counts
-    as waiting. One event is one token, but for the rare ones that wait for the rest of a character."""
+    """The arrival time of each token (monotonic seconds). `due_s` is when it should have been sent, so that late
+    sending counts as waiting. One event is one token, but for the rare ones that wait for the rest of a character."""
 
     due_s: float
     token_s: list[float] = field(default_factory=list)
     timing: dict[str, Any] | None = None
     usage: dict[str, Any] | None = None
-    """As the server counted, if it said so."""
+    """The server's token counts, if it reports them."""
     error: str = ""
     sent_s: float = 0.0
 
@@ -58,8 +58,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where requests go. `is_strict`: events without any text or token are no tokens, which takes a look into each.
-    `tls`: built once, since that takes milliseconds, and they would be of somebody's time to the first token."""
+    """Destination of requests. `is_strict`: events without any text or token are no tokens, which requires parsing
+    each.
+    `tls`: built once, since that takes milliseconds, which would count into some request's time to first token."""
 
     host: str
     port: int
@@ -142,7 +143,7 @@ async def _talk(
 
 
 async def _rest(reader: asyncio.StreamReader) -> bytes:
-    """What comes until the connection ends, at most 64 KiB."""
+    """Read until the connection ends, at most 64 KiB."""
     parts = bytearray()
     while len(parts) < _MAX_ERROR_BYTES and (part := await reader.read(4096)):
         parts += part
@@ -150,7 +151,7 @@ async def _rest(reader: asyncio.StreamReader) -> bytes:
 
 
 def _reason(rest: bytes) -> str:
-    """What an error says, without the headers before it, which differ from one to the next."""
+    """Return the message of an error, without the headers before it, which differ from one to the next."""
     body = (b"\r\n" + rest).partition(b"\r\n\r\n")[2]
     try:
         found = json.loads(body)["error"]
@@ -160,7 +161,7 @@ def _reason(rest: bytes) -> str:
 
 
 def _look_into(answer: Answer, lines: Sequence[bytes]) -> None:
-    """Keep the times of events that bring something to read, and the usage."""
+    """Keep the times of events that carry readable text, and the usage."""
     times = answer.token_s
     answer.token_s = []
     for at_s, line in zip(times, lines, strict=True):
@@ -174,7 +175,7 @@ def _look_into(answer: Answer, lines: Sequence[bytes]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A request that is sent `at_s` seconds after the start, whatever became of those before."""
+    """A request that is sent `at_s` seconds after the start, independent of the outcome of earlier ones."""
 
     at_s: float
     body: dict[str, Any]
@@ -184,7 +185,8 @@ class Due:
 async def send_all(
     target: Target, plan: Sequence[Due], timeout_s: float, on_end: Callable[[Answer], object] = lambda answer: None
 ) -> list[Answer]:
-    """Send every request when it is due; their answers, in the order of the plan. `on_end` gets each as it ends."""
+    """Send every request when it is due; return their answers in the order of the plan. `on_end` gets each as it
+    ends."""
     start_s = time.monotonic() + _LEAD_S
 
     async def one(due: Due) -> Answer:

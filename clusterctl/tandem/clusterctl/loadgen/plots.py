@@ -1,4 +1,4 @@
-"""Pictures of a load: time to first token by prompt length, latencies as distributions, what came when."""
+"""Plots of a load: time to first token by prompt length, latency distributions, arrivals over time."""
 
 from __future__ import annotations
 

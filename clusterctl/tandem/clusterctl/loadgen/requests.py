@@ -1,4 +1,4 @@
-"""What is asked: made-up arrivals and lengths, or those of a trace, as bodies for an OpenAI endpoint."""
+"""Request bodies for an OpenAI endpoint: made-up arrivals and lengths, or those of a trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WORDS = ("river", "stone", "cloud", "paper", "green", "seven", "music", "table"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How requests are written. `is_chat`: messages of words, where others have token ids; about a token a word."""
+    """Format of requests. `is_chat`: messages of words, where others have token ids; about a token a word."""
 
     model: str
     is_chat: bool = False
@@ -26,7 +26,7 @@ class Form:
 
 
 def poisson(*, requests: int, rate: float, prompts: Sequence[int], outputs: Sequence[int], seed: int) -> Trace:
-    """So many requests a second on average, each with one of these lengths; nothing is shared."""
+    """Make requests with Poisson arrivals at `rate` a second, each with one of these lengths; nothing is shared."""
     dice = random.Random(seed)  # noqa: S311 - no secrets
     made, at_s = [], 0.0
     for _ in range(requests):
@@ -38,7 +38,7 @@ def poisson(*, requests: int, rate: float, prompts: Sequence[int], outputs: Sequ
 
 
 def plan_of(trace: Trace, form: Form, seed: int) -> list[Due]:
-    """Its requests as bodies. Blocks that are equal in the trace are equal here."""
+    """Return the requests as bodies. Blocks that are equal in the trace are equal here."""
     return [
         Due(request.arrival_s, _body(request, trace, form, f"{seed}/{number}"), form.headers)
         for number, request in enumerate(trace.requests)
@@ -63,7 +63,7 @@ def _body(request: TraceRequest, trace: Trace, form: Form, own: str) -> dict[str
 
 
 def _tokens(request: TraceRequest, block_tokens: int, own: str) -> list[int]:
-    """A prompt of its length: a block's tokens follow from its id, what is in no block from `own`."""
+    """Make a prompt of its length: a block's tokens follow from its id, those outside any block from `own`."""
     found: list[int] = []
     for block in request.blocks:
         found += _drawn(str(block), block_tokens)

@@ -1,4 +1,4 @@
-"""What a load came to: percentiles, goodput under an SLO, time to first token by length of prompt."""
+"""Results of a load: percentiles, goodput under an SLO, time to first token by prompt length."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 1310
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """What each request was to keep, in seconds; 0 = nothing. `itl_s` is for the mean of an answer's gaps.
+    """The promise for each request, in seconds; 0 = none. `itl_s` is for the mean of an answer's gaps.
 
     `least_share` of all requests had to keep it."""
 
@@ -42,7 +42,7 @@ def tpot_s(answer: Answer) -> float | None:
 
 
 def report(trace: Trace, answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
-    """The figures of a load as plain values. Latencies in seconds, from when a request was due."""
+    """Return the figures of a load as plain values. Latencies in seconds, from when a request was due."""
     good = [answer for answer in answers if not answer.error and answer.token_s]
     kept = sum(slo.is_kept(answer) for answer in answers)
     began_s = min(answer.due_s for answer in answers)
@@ -87,7 +87,7 @@ def percentiles(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _by_prompt(trace: Trace, answers: Sequence[Answer]) -> list[dict[str, Any]]:
-    """Of prompts of up to so many tokens, more than the row before."""
+    """Return one row for each range of prompt lengths: up to so many tokens, more than the row before."""
     rows: dict[int, list[float]] = {}
     for request, answer in zip(trace.requests, answers, strict=True):
         if not answer.error and answer.token_s:

@@ -1,4 +1,4 @@
-"""What `bench` and `replay` share: their flags, the way to the endpoint, the run, what is said and written."""
+"""Parts shared by `bench` and `replay`: their flags, the way to the endpoint, the run, the output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROWS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "itl_s": "ITL", "e2e_s": "END TO EN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendFlags(EndpointFlags):
-    """Where requests go, how they are written, what they have to keep, where the result goes."""
+    """Flags for the endpoint, the form of requests, the promises, and the output files."""
 
     chat: Annotated[bool, typer.Option("--chat", help="Chat messages of words, not completions of token ids.")] = False
     ignore_eos: Annotated[
@@ -49,7 +49,7 @@ class SendFlags(EndpointFlags):
     plot: Annotated[Path | None, typer.Option(help="Save pictures: a file ending in .png, .svg or .pdf.")] = None
 
     def slo(self) -> Slo:
-        """ConfigError for a share or seconds that are none."""
+        """Return the promises; ConfigError for a share or seconds that are none."""
         if not 0 <= self.attain <= 1:
             raise ConfigError(f"--attain is {self.attain:g}", todo="Use a share from 0 to 1")
         if self.attain and not (self.ttft or self.itl):
@@ -61,7 +61,8 @@ class SendFlags(EndpointFlags):
 
 
 def drive(flags: SendFlags, output: Output, kind: str, trace: Trace) -> None:
-    """Send the trace, show and write what it came to. Ends with 8 if the SLO was not kept, 1 if nobody answered."""
+    """Send the trace, show and write the results. Ends with 8 if the SLO was not kept, 1 if there was no response at
+    all."""
     slo = flags.slo()
     if flags.out is not None:
         out_files.check("--out", flags.out)
@@ -80,8 +81,8 @@ def drive(flags: SendFlags, output: Output, kind: str, trace: Trace) -> None:
     answers = _run(target, plan_of(trace, form, flags.seed), flags.timeout)
     found = {"url": url, "model": form.model, "load": trace.name, "seed": flags.seed, **report(trace, answers, slo)}
     try:
-        output.show(kind, found, show)  # first: what was measured is not lost if a file cannot be written,
-    finally:  # nor a file if nobody reads it
+        output.show(kind, found, show)  # first: the results are not lost if a file cannot be written,
+    finally:  # nor a file if the output has no reader
         if flags.out is not None:
             flags.out.write_text(json.dumps(document(kind, found), indent=1) + "\n")
             note(f"written: {flags.out}")
@@ -98,7 +99,7 @@ def drive(flags: SendFlags, output: Output, kind: str, trace: Trace) -> None:
 
 
 def show(found: Record, console: Console) -> None:
-    """The figures as lines and tables."""
+    """Print the figures as lines and tables."""
     say(console, f"requests    {found['requests']}, {found['failed']} failed, in {found['took_s']:.1f} s")
     say(console, f"throughput  {found['requests_per_s']:.2f} requests/s, {found['output_tokens_per_s']:.1f} tokens/s")
     slo = found["slo"]

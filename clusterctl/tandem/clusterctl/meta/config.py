@@ -1,4 +1,4 @@
-"""`clusterctl config view | validate | explain`: what a cluster is set to, whether a file is right, what keys mean."""
+"""`clusterctl config view | validate | explain`: a cluster's settings, the check of a file, the meaning of keys."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def view(
 @flagged
 def validate(output: Output, file: _File) -> None:
     """Check a file as `up` does before it starts anything: keys, types, bounds, what does not go together. Models are
-    not looked for. Ends with 2 and a line that says what is wrong."""
+    not looked for. Ends with 2 and a line that states what is wrong."""
     from tandem.controlplane.resolve import check
 
     config = config_loader.load(file, ClusterConfig)
@@ -78,7 +78,7 @@ def explain(
 
 
 def _is_meant(setting: str, key: str) -> bool:
-    """By its whole key, its section, or its name alone."""
+    """True if `key` names this setting by its whole key, its section, or its name alone."""
     return key in (setting, setting.rpartition(".")[0], setting.rpartition(".")[2])
 
 

@@ -41,7 +41,7 @@ class Setting:
 
 @cache
 def every_setting() -> Mapping[str, Setting]:
-    """All settings by key, in the order of the configuration."""
+    """Return all settings by key, in the order of the configuration."""
     flags = {place: flag for flag, place in FLAGS.items()}
     texts = _texts()
     found: dict[str, Setting] = {}
@@ -60,13 +60,13 @@ def every_setting() -> Mapping[str, Setting]:
 
 
 def values(config: ClusterConfig) -> dict[str, Any]:
-    """Every setting's value in `config` as plain values, by key; classes, tenants and further models by their own name.
-    URLs are without user, password and options."""
+    """Return every setting's value in `config` as plain values, by key; classes, tenants and further models by their
+    own name. URLs are without user, password and options."""
     return dict(_values(config, ""))
 
 
 def changed(found: Mapping[str, Any]) -> list[str]:
-    """Which of `values` differ from the defaults; those of classes, tenants and further models differ from none."""
+    """Return the keys of `values` that differ from the defaults, in classes, tenants and further models from None."""
     known = every_setting()
     return [key for key, value in found.items() if value != (known[key].default if key in known else None)]
 
@@ -129,11 +129,11 @@ def _type_text(kind: Any) -> str:
     return {"int": "integer", "float": "number", "str": "text", "bool": "true or false"}[kind.__name__]
 
 
-# ---- what they mean ------------------------------------------------------------------------------------------------
+# ---- their meaning -------------------------------------------------------------------------------------------------
 
 
 def _texts() -> dict[tuple[str, str], str]:
-    """(section, name) → what the page says of it."""
+    """Return (section, name) → the page's text on it."""
     found: dict[tuple[str, str], str] = {}
     sections: list[str] = []
     for line in _page().splitlines():

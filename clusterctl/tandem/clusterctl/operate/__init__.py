@@ -1,1 +1,1 @@
-"""Commands that change what is wanted of a cluster, and how they wait for it."""
+"""Commands that change the desired state of a cluster, and how they wait for it."""

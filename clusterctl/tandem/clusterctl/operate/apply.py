@@ -1,4 +1,4 @@
-"""What every command that changes the desired state does: propose, show the difference, ask, write, wait."""
+"""Steps of every command that changes the desired state: propose, show the difference, ask, write, wait."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _LOOK_AT_EVENTS_S = 1.0
 _QUIET_S = 10.0
-"""So long the admin port may be away while we wait."""
+"""The admin port may be away for so long while we wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner(Consent):
-    """How the desired state is changed: the flags of every command that does."""
+    """Flags of every command that changes the desired state."""
 
     wait: Annotated[bool, typer.Option(help="Wait until the cluster is as wished.")] = True
     timeout: Annotated[float, typer.Option(help="Seconds to wait for that; then it ends with 6 and goes on.")] = 600.0
@@ -42,8 +42,8 @@ def carry_out(
     output: Output,
     current: Mapping[str, int] | None = None,
 ) -> None:
-    """Make `wish` true; what `current` says has to hold beforehand. Prints what changed. Raises ConflictError when
-    somebody else was faster, DeadlineError when it takes longer than `--timeout`."""
+    """Apply `wish`; `current` gives the preconditions. Prints the changes.
+    Raises ConflictError when another writer was faster, DeadlineError when it takes longer than `--timeout`."""
     check(manner)
     found = admin.propose({"wish": dict(wish), "current": dict(current or {})})
     if not manner.dry_run:
@@ -57,8 +57,8 @@ def carry_out(
 
 
 def propose_until_written(admin: AdminClient, wish: Mapping[str, Any], manner: Manner) -> Record:
-    """The proposal, asked about and written. The steps of a rollout change the record all the while: what was agreed to
-    is proposed again as long as it still says the same."""
+    """Propose, ask and write until it succeeds. The steps of a rollout change the record in between: the change agreed
+    to is proposed again as long as it has the same effect."""
     agreed: list[str] | None = None
     while True:
         found = admin.propose({"wish": dict(wish)})
@@ -76,18 +76,18 @@ def propose_until_written(admin: AdminClient, wish: Mapping[str, Any], manner: M
 
 
 def check(manner: Manner) -> None:
-    """ConfigError for what cannot be meant."""
+    """Raise ConfigError for a timeout that is not positive."""
     if not manner.timeout > 0:
         raise ConfigError(f"--timeout is {manner.timeout:g}", todo="Use more than 0 seconds")
 
 
 def show_change(found: Record, manner: Manner, output: Output) -> None:
-    """What changed, or would."""
+    """Show the changes made, or those that would be made."""
     output.show("Change", {"is_dry_run": manner.dry_run, **found}, _view)
 
 
 def lines_of(found: Record) -> list[str]:
-    """The difference, one worker a line."""
+    """Return the difference, one worker a line."""
     signs = {"start": "+", "stop": "-"}
     rows = [
         f"{signs.get(row['deed'], '~')} {row['worker_id']}: {row['deed']}"
@@ -136,7 +136,7 @@ def _wait(admin: AdminClient, found: Record, lives: Mapping[str, str], timeout_s
 
 
 class _Places:
-    """Tells of workers that are absent why they have no place, where that is it; asked of the events now and then."""
+    """Reports why absent workers have no place, if that is the cause; reads the events now and then."""
 
     def __init__(self, admin: AdminClient, timeout_s: float) -> None:
         self._admin, self._timeout_s, self._unplaced = admin, timeout_s, Unplaced()

@@ -1,4 +1,4 @@
-"""`clusterctl drain`: a worker without work, or with work again."""
+"""`clusterctl drain`: takes a worker out of service without stopping it."""
 
 from __future__ import annotations
 

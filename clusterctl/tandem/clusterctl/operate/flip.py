@@ -1,4 +1,4 @@
-"""`clusterctl flip`: a worker in another role, with its weights, prefix cache and links."""
+"""`clusterctl flip`: changes a worker's role; it keeps its weights, prefix cache and links."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`clusterctl restart`: a worker once more from the beginning."""
+"""`clusterctl restart`: stops a worker and starts it anew."""
 
 from __future__ import annotations
 

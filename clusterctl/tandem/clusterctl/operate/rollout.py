@@ -1,4 +1,4 @@
-"""`clusterctl rollout start | status | pause | resume | undo`: other workers in place of those that there are."""
+"""`clusterctl rollout start | status | pause | resume | undo`: replaces workers by those of another revision."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ def status(
 @app.command(epilog=examples("rollout pause", "rollout pause --yes"))
 @flagged
 def pause(where: Where, manner: Manner, output: Output, model: Model = "", current_revision: Current = "") -> None:
-    """Leave a rollout where it is: workers of both revisions go on. Who is starting or leaving comes to an end."""
+    """Leave a rollout where it is: workers of both revisions go on. Workers that are starting or leaving finish
+    that."""
     _carry_out(where, manner, output, "pause", model, {"current_revision": current_revision})
 
 

@@ -1,4 +1,4 @@
-"""How far rollouts are, from the desired state and the status; waiting for their end."""
+"""Progress of rollouts, from the desired state and the status; waiting for their end."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.1
 _QUIET_S = 10.0
-"""So long the admin port may be away while we wait."""
+"""The admin port may be away for so long while we wait."""
 
 
 def look(admin: AdminClient, model: str = "") -> dict[str, Any]:
-    """A row for each model, or for this one alone. NotFoundError if there is no such model."""
+    """Return a row for each model, or for this one alone. NotFoundError if there is no such model."""
     wanted, status = admin.desired()["desired"], admin.status()
     models = list(dict.fromkeys(pool["model"] for pool in wanted["pools"]))
     if model and model not in models:
@@ -31,7 +31,7 @@ def look(admin: AdminClient, model: str = "") -> dict[str, Any]:
 
 
 def row_of(model: str, wanted: Record, status: Record) -> dict[str, Any]:
-    """Of a model: its last rollout, and how many workers there are of which revision."""
+    """Return a model's row: its last rollout, and the number of workers of each revision."""
     pools = [pool for pool in wanted["pools"] if pool["model"] == model]
     now = pools[0]["revision"]
     rollout = next((one for one in wanted["rollouts"] if one["model"] == model), None) or {
@@ -57,9 +57,9 @@ def row_of(model: str, wanted: Record, status: Record) -> dict[str, Any]:
 
 
 def wait(admin: AdminClient, model: str, timeout_s: float, written: Sequence[Record] | None = None) -> None:
-    """Until no rollout of `model` ("" = any) is on its way. DeadlineError after `timeout_s`.
+    """Wait until no rollout of `model` ("" = any) is in progress. DeadlineError after `timeout_s`.
 
-    `written`: those that are to get to their end. Another one in place of one of them, or a pause, raises
+    `written`: the rollouts to finish. Another one in place of one of them, or a pause, raises
     ConflictError; one that stops by itself raises StartupError.
     """
     if not timeout_s > 0:
@@ -106,7 +106,7 @@ def _check_going(rows: Sequence[Record], meant: Mapping[str, str]) -> None:
 
 
 def paused(row: Record) -> ConflictError:
-    """What there is to say where its end was waited for."""
+    """Return the error of a wait for a rollout that is paused."""
     todo = "let it go on with `clusterctl rollout resume`"
     return ConflictError(f"the rollout of {row['model']} to {row['revision']} is paused", todo=todo)
 
@@ -118,7 +118,7 @@ def in_a_line(row: Record) -> str:
 
 
 def lines_of(before: Record, after: Record) -> list[str]:
-    """What becomes of rollouts, one a line: part of the difference that is shown before it is agreed to."""
+    """Return the changes of rollouts, one a line: part of the difference shown before consent."""
     were = {one["model"]: one for one in before.get("rollouts", ())}
     lines = []
     for one in after.get("rollouts", ()):
@@ -140,7 +140,7 @@ def _spec_lines(rollout: Record, after: Record) -> list[str]:
 
 
 def _revision(row: Record, seen: Mapping[str, Record], known: Mapping[str, Record], now: str) -> str:
-    """What the worker says it is, or what it is wanted to be."""
+    """Return the revision that the worker reports, or its desired one."""
     said = seen.get(row["worker"], {}).get("revision")
     return str(said or known.get(row["worker"], {}).get("revision") or now)
 
@@ -162,7 +162,7 @@ def show(found: Record, console: Console) -> None:
 
 
 def show_wide(found: Record, console: Console) -> None:
-    """The same, and what the revisions are."""
+    """Print the same, and the content of the revisions."""
     from tandem.clusterctl import rich_output
 
     show(found, console)

@@ -1,4 +1,4 @@
-"""`clusterctl scale`: how many workers of each role there are."""
+"""`clusterctl scale`: sets the number of workers of each role."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def scale(
     current_decode: Annotated[int | None, typer.Option(help="Only if there are so many decode workers.")] = None,
     current_mixed: Annotated[int | None, typer.Option(help="Only if there are so many mixed workers.")] = None,
 ) -> None:
-    """Have so many workers of each role. Who leaves is drained first; requests in flight are answered.
-    Ends with 5 if somebody else changed the cluster or a precondition does not hold, with 6 if it takes longer than
+    """Set the number of workers of each role. Removed workers are drained first; requests in flight are answered.
+    Ends with 5 if the cluster was changed in between or a precondition does not hold, with 6 if it takes longer than
     --timeout."""
     counts = _given(prefill=prefill, decode=decode, mixed=mixed)
     if bool(counts) == bool(ratio):
@@ -54,7 +54,7 @@ def scale(
 
 
 def ratio_of(text: str) -> list[int]:
-    """The two numbers of "3:1"; ConfigError if it is none."""
+    """Parse "3:1" to its two numbers; ConfigError if it is none."""
     parts = text.split(":")
     if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
         raise ConfigError(f"--ratio is {text[:40]!r}", why="it is prefill to decode workers", todo="write it like 3:1")

@@ -1,4 +1,4 @@
-"""`clusterctl uncordon`: a drained worker with work again."""
+"""`clusterctl uncordon`: returns a drained worker to service."""
 
 from __future__ import annotations
 

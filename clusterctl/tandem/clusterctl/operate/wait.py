@@ -1,4 +1,4 @@
-"""Whether what runs is what is wanted, from what the admin port says of both."""
+"""Comparison of desired and observed state, from the admin port's reports of both."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Row = Mapping[str, Any]
 
 
 def restarting(changes: Sequence[Row], lives: Mapping[str, str]) -> dict[str, str]:
-    """Workers that are to start anew, with the incarnation that has to end."""
+    """Return workers that are to start anew, with the incarnation that has to end."""
     return {row["worker_id"]: lives.get(row["worker_id"], "") for row in changes if row["deed"] == "restart"}
 
 
 def unsettled(desired: Row, workers: Sequence[Row], anew: Mapping[str, str]) -> list[str]:
-    """What is not yet as `desired` says, one line each; `workers`: of the status; `anew`: see `restarting`."""
+    """Return the differences from `desired`, one line each; `workers`: of the status; `anew`: see `restarting`."""
     rows = {str(row["worker"]): row for row in workers}
     members = {str(member["worker_id"]): member for member in desired["members"]}
     missing = [line for name, member in members.items() if (line := _lacking(member, rows.get(name), anew.get(name)))]
@@ -23,8 +23,8 @@ def unsettled(desired: Row, workers: Sequence[Row], anew: Mapping[str, str]) -> 
 
 
 def is_same_wish(wanted: Row, now: Row) -> bool:
-    """Whether a later record wants the same, with other workers in the places of some: on Kubernetes a pod takes the
-    place of the worker that was wished for, or of one whose pod is gone."""
+    """True if a later record wants the same, with other workers in the places of some: on Kubernetes a pod takes the
+    place of the desired worker, or of one that lost its pod."""
     frames = [
         {key: value for key, value in state.items() if key not in ("version", "members")} for state in (wanted, now)
     ]
@@ -39,7 +39,7 @@ def is_same_wish(wanted: Row, now: Row) -> bool:
 
 
 def state_of(row: Row | None) -> str:
-    """In one word, where a worker of the status stands."""
+    """Return the state of a worker of the status, in one word."""
     if row is None:
         return "absent"
     if not row.get("is_connected"):
@@ -48,7 +48,7 @@ def state_of(row: Row | None) -> str:
 
 
 def _lacking(member: Row, row: Row | None, ended: str | None) -> str:
-    """Why this worker is not as wanted; "" if it is."""
+    """Return how this worker differs from the desired state; "" if it does not."""
     name, state = member["worker_id"], state_of(row)
     if row is None or state in ("absent", "unreachable", "gone"):
         return f"{name} is {state}"

@@ -1,1 +1,1 @@
-"""Commands that answer before there is a cluster."""
+"""Commands for planning, before there is a cluster."""

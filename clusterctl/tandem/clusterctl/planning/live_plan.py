@@ -1,4 +1,4 @@
-"""`clusterctl plan --live`: what the planner of a running cluster sees, wants and waits for."""
+"""`clusterctl plan --live`: the observations, wishes and pending decisions of a running cluster's planner."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _UNMEASURED = "not measured: moving KV is taken to need no time"
 
 
 def show(where: Where, output: Output) -> None:
-    """Print its last word; UnavailableError or ConfigError when the cluster cannot be found."""
+    """Print its last report; UnavailableError or ConfigError when the cluster cannot be found."""
     with where.client() as admin:
         output.show("LivePlan", admin.planned(), _show)
 
 
 def next_action(plan: Record) -> str:
-    """When it would change something next, in words."""
+    """Return when it would change something next, in words."""
     if plan["unsettled"]:
         return f"not while {plan['unsettled']}"
     if plan["wanted"] == plan["split"]:

@@ -1,4 +1,4 @@
-"""Flags that say which requests are meant and what they are promised: of `plan` and `simulate`."""
+"""Flags of `plan` and `simulate` that give the requests and their promises."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LoadFlags:
         return SloSection(ttft_s=_least(self.slo_ttft, "--slo-ttft"), itl_s=_least(self.slo_itl, "--slo-itl"))
 
     def requests(self, count: int) -> Trace:
-        """The trace, or `count` made-up requests. ConfigError if neither is said, or both are."""
+        """Return the trace, or `count` made-up requests. ConfigError if neither is given, or both are."""
         from tandem.controlplane.simulator import traces
         from tandem.controlplane.simulator.workloads import varied
 
@@ -67,7 +67,7 @@ class LoadFlags:
 
 
 def calibration(path: Path | None) -> Calibration:
-    """Of a file that `make bench` or people wrote, or the default: an H100 by arithmetic."""
+    """Read a file that `make bench` or a user wrote, or return the default: an H100 by arithmetic."""
     from tandem.controlplane.simulator import calibration as calibrations
 
     return calibrations.read(path) if path is not None else calibrations.Calibration()

@@ -1,5 +1,5 @@
-"""`clusterctl plan`: which workers a load needs and what they cost, before there is a cluster; then it talks to nobody.
-With `--live`, what the planner of a running cluster says (live_plan.py)."""
+"""`clusterctl plan`: the workers that a load needs and their cost, before there is a cluster; it connects to none.
+With `--live`, the report of a running cluster's planner (live_plan.py)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from tandem.controlplane.simulator.traces import Trace
 
 _MADE_UP, _MOST = 1000, 1500
-"""Requests: as many are made up, and so many of a trace are looked at."""
+"""Number of made-up requests, and of those of a trace that are examined."""
 _OTHERS = 5
-"""Fleets of other kinds that people see; more where there are more links."""
+"""Number of fleets of other kinds that are shown; more where there are more links."""
 
 app = command_app()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """What may be bought."""
+    """Flags for the hardware that may be bought."""
 
     hardware: Annotated[
         list[str] | None,
@@ -140,7 +140,8 @@ def plan(
 
 
 def heaviest(requests: Sequence[Seen], window_s: float, most: int) -> list[Seen]:
-    """Those of the window in which most tokens come, a generated one counting for ten of a prompt; the first `most`."""
+    """Return the requests of the window with most tokens, a generated one counting for ten of a prompt; the first
+    `most`."""
     best, best_work, work, start = (0, 0), -1.0, 0.0, 0
     for end, one in enumerate(requests):
         work += _work(one)
@@ -169,7 +170,7 @@ def _seen(trace: Trace, hit_rate: float) -> list[Seen]:
 
 
 def _kinds(machines: Machines) -> list[Kind]:
-    """Every kind of worker that may be bought; ConfigError if there is none."""
+    """Return every kind of worker that may be bought; ConfigError if there is none."""
     import dataclasses
 
     from tandem.controlplane.planner.hardware import HARDWARE, MODELS, rates
@@ -211,7 +212,7 @@ def _kinds(machines: Machines) -> list[Kind]:
 
 
 def _links(said: Sequence[str]) -> dict[float, float]:
-    """Bytes a second, and what that adds to an accelerator's hour; ConfigError if it is anything else."""
+    """Parse links: bytes a second → their price added to an accelerator's hour; ConfigError if it is anything else."""
     found: dict[float, float] = {}
     for text in said:
         speed, _, price = text.partition("=")
@@ -308,7 +309,7 @@ def _show(found: Record, console: Console) -> None:
 
 
 def _others(best: Record, others: Sequence[Record]) -> list[Record]:
-    """Those of `others` that are shown: the best of every other link, and the first few, in their order."""
+    """Return those of `others` that are shown: the best of every other link, and the first few, in their order."""
     first = {one["link_bytes_per_s"]: place for place, one in reversed(list(enumerate(others)))}
     first.pop(best["link_bytes_per_s"], None)
     places = sorted(first.values())

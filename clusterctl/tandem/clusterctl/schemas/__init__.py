@@ -1,1 +1,1 @@
-"""The shapes of what `-o json` prints, and their schemas."""
+"""Types of the documents that `-o json` prints, and their schemas."""

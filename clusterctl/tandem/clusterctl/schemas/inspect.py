@@ -1,4 +1,4 @@
-"""The shapes of documents about what a cluster is and does; see schemas.py."""
+"""The shapes of documents about the state and activity of a cluster; see schemas.py."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BlockCounts(TypedDict):
 
 
 class WorkerStatus(TypedDict):
-    """What a worker that has not connected yet has not said is not there."""
+    """Keys that a worker reports only once it is connected are absent until then."""
 
     worker: str
     address: str

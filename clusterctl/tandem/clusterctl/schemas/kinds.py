@@ -1,7 +1,7 @@
 """The shape of every document that `clusterctl -o json` prints, by kind. `schema` gives it as JSON Schema.
 
-Keys stay; new ones may come. A test holds every kind against what the command really prints. Seconds end in `_s`,
-numbers of 64 bits are texts, and `None` is what nobody knows.
+Keys stay; new ones may come. A test compares every kind with a command's real output. Seconds end in `_s`,
+numbers of 64 bits are texts, and `None` is an unknown value.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ KINDS: Final[dict[str, Any]] = {
     kind.__name__: kind
     for kind in (*LOOKING, *TRANSFER, *API, *REPORTS, *CHANGING, *RUNNING, *PLANNED)
 }  # fmt: skip
-"""Kind → what stands in its documents beside `apiVersion` and `kind`."""
+"""Kind → the content of its documents beside `apiVersion` and `kind`."""
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """JSON Schema of a document of `kind`; KeyError if there is none. Of all that it knows, nothing else may stand
-    there."""
+    """Return the JSON Schema of a document of `kind`; KeyError if there is none. It forbids unknown keys everywhere."""
     import msgspec
 
     from tandem.clusterctl.output import API_VERSION

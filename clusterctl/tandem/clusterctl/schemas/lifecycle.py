@@ -1,4 +1,4 @@
-"""The shapes of documents about what would be started; see schemas.py."""
+"""The shapes of documents about a cluster to be started; see schemas.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class StartModel(TypedDict):
 
 
 class StartPool(TypedDict):
-    """`threads`: of each of the `tp` ranks of each of the `count` workers. `kv_…`: of each worker; None = it is found
-    out where the worker starts. With `is_kv_automatic` they are what comes of what is free now."""
+    """`threads`: of each of the `tp` ranks of each of the `count` workers. `kv_…`: of each worker; None = it is
+    computed where the worker starts. With `is_kv_automatic` they are computed from the memory that is free now."""
 
     model: str
     role: Role

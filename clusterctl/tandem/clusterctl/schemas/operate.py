@@ -1,4 +1,4 @@
-"""The shapes of documents about what is wanted of a cluster, what changes and what happened; see schemas.py."""
+"""The shapes of documents about the desired state, its changes and events; see schemas.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class WantedPool(TypedDict):
 
 
 class WantedMember(TypedDict):
-    """`drain_deadline_s` null: as the record says."""
+    """`drain_deadline_s` null: the record's."""
 
     worker_id: str
     pool: str
@@ -92,7 +92,7 @@ class Effect(TypedDict):
 
 
 class Event(TypedDict):
-    """`place`: where to go on after it."""
+    """`place`: the cursor to continue after it."""
 
     place: str
     time_s: float

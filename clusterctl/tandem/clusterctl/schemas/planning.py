@@ -129,7 +129,7 @@ class PlannerWord(TypedDict):
 
 
 class LivePlan(TypedDict):
-    """`plan` is None where the planner has said nothing for a while, or is off."""
+    """`plan` is None where the planner has reported nothing for a while, or is off."""
 
     mode: str
     plan: PlannerWord | None

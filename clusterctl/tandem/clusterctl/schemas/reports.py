@@ -1,4 +1,4 @@
-"""Shapes of documents that tell of one request, of logs, settings, checks and loads; documents.py lists them."""
+"""Shapes of documents about one request, logs, settings, checks and loads; documents.py lists them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ class ChatUsage(TypedDict):
 
 
 class ChatTimings(TypedDict):
-    """As this program saw them, from the moment of asking; tokens a second by the server's clock where it tells."""
+    """As measured by this program, from the moment of asking; tokens a second by the server's clock if it reports
+    them."""
 
     ttft_s: float | None
     total_s: float
@@ -56,7 +57,7 @@ class ChatTimings(TypedDict):
 
 
 class ChatWorkers(TypedDict):
-    """Which worker computed the prompt and which wrote the answer; it may be the same."""
+    """The workers that computed the prompt and generated the answer; may be the same."""
 
     prefill: str
     decode: str
